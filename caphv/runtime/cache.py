@@ -1,0 +1,310 @@
+"""A local copy of a collection, kept true by list and watch.
+
+Why: every decision of a provider needs several objects. Read from the server they cost a request each and a poll for
+each change; read from here they cost nothing and changes announce themselves. The rules that keep the copy true:
+
+* after a list, objects that are not in it were deleted while nobody looked: handlers hear of them;
+* a watch goes on from the last resource version it saw (bookmarks move it when nothing happens), and starts over
+  with a list only when the server says 410 Gone;
+* an own write is put into the copy at once (`observe`), so that the next reconcile does not act on what was before;
+  when the watch brings the same version again, nobody is woken a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from caphv.runtime import metrics
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Gone, TooManyRequests, Unreachable
+from caphv.runtime.resource import Key, Obj, Resource, key_of, resource_version
+
+log = logging.getLogger(__name__)
+
+IndexFunction = Callable[[Obj], Iterable[str]]
+_PAGE = 500
+_TOMBSTONES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the copy: `old` is missing for an addition, `new` for a deletion."""
+
+    resource: Resource
+    old: Obj | None
+    new: Obj | None
+
+    @property
+    def obj(self) -> Obj:
+        """The newest state known, for a deletion the last one."""
+        obj = self.new if self.new is not None else self.old
+        assert obj is not None  # noqa: S101 - one of them is always there
+        return obj
+
+    @property
+    def key(self) -> Key:
+        """Key of the object that changed."""
+        return key_of(self.obj)
+
+
+Handler = Callable[[Change], None]
+
+
+class Store:
+    """Objects by key, with indexes that are kept up to date with each change."""
+
+    def __init__(self, indexes: Mapping[str, IndexFunction] | None = None) -> None:
+        self._objects: dict[Key, Obj] = {}
+        self._index_functions = dict(indexes or {})
+        self._indexes: dict[str, dict[str, set[Key]]] = {name: {} for name in self._index_functions}
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __iter__(self) -> Iterator[Obj]:
+        return iter(list(self._objects.values()))
+
+    def keys(self) -> set[Key]:
+        """Keys of all objects."""
+        return set(self._objects)
+
+    def get(self, namespace: str, name: str) -> Obj | None:
+        """The object, or None. It is shared: nobody may change it."""
+        return self._objects.get(Key(namespace, name))
+
+    def by_index(self, index: str, value: str) -> list[Obj]:
+        """Objects for which the index function gave this value, ordered by key."""
+        return [self._objects[key] for key in sorted(self._indexes[index].get(value, ()))]
+
+    def put(self, key: Key, obj: Obj) -> Obj | None:
+        """Store an object; answers the one before."""
+        old = self._objects.get(key)
+        self._reindex(key, old, obj)
+        self._objects[key] = obj
+        return old
+
+    def remove(self, key: Key) -> Obj | None:
+        """Forget an object; answers it."""
+        old = self._objects.pop(key, None)
+        if old is not None:
+            self._reindex(key, old, None)
+        return old
+
+    def _reindex(self, key: Key, old: Obj | None, new: Obj | None) -> None:
+        for name, function in self._index_functions.items():
+            before = set(function(old)) if old is not None else set()
+            after = set(function(new)) if new is not None else set()
+            index = self._indexes[name]
+            for value in before - after:
+                index[value].discard(key)
+                if not index[value]:
+                    del index[value]
+            for value in after - before:
+                index.setdefault(value, set()).add(key)
+
+
+class Informer:
+    """Keeps a `Store` of one collection true and tells handlers of each change.
+
+    `transform` makes the stored form of an object (drop what nobody reads) or None to leave it out.
+    `on_error` hears of each failed attempt, `on_contact` of each success after a failure, so that an owner can say
+    on a condition why nothing happens. Run it as a task; cancel the task to stop.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        resource: Resource,
+        *,
+        namespace: str = "",
+        label_selector: str = "",
+        field_selector: str = "",
+        metadata_only: bool = False,
+        indexes: Mapping[str, IndexFunction] | None = None,
+        transform: Callable[[Obj], Obj | None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
+        on_contact: Callable[[], None] | None = None,
+        max_backoff: float = 30.0,
+    ) -> None:
+        self.resource = resource
+        self.store = Store(indexes)
+        self.last_error: Exception | None = None
+        self._client = client
+        self._namespace = namespace
+        self._selectors = {"label_selector": label_selector, "field_selector": field_selector}
+        self._metadata_only = metadata_only
+        self._transform = transform or _without_managed_fields
+        self._on_error = on_error
+        self._on_contact = on_contact
+        self._max_backoff = max_backoff
+        self._handlers: list[Handler] = []
+        self._synced = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._version = ""
+        # Versions of objects that we saw go: a late answer to an own write must not bring one back.
+        self._gone: dict[Key, int] = {}
+
+    @property
+    def synced(self) -> bool:
+        """Whether a list has been read since the start; before, an absent object means nothing."""
+        return self._synced.is_set()
+
+    async def wait_synced(self) -> None:
+        """Wait for the first list."""
+        await self._synced.wait()
+
+    def add_handler(self, handler: Handler) -> None:
+        """Call the handler for each later change, and now for what is there already."""
+        self._handlers.append(handler)
+        for obj in self.store:
+            handler(Change(self.resource, None, obj))
+
+    def remove_handler(self, handler: Handler) -> None:
+        """Do not call the handler any more."""
+        self._handlers.remove(handler)
+
+    def get(self, namespace: str, name: str) -> Obj | None:
+        """The object in the local copy, or None. It is shared: nobody may change it."""
+        return self.store.get(namespace, name)
+
+    def observe(self, obj: Obj) -> None:
+        """Take over the server's answer to an own write."""
+        key = key_of(obj)
+        if self._gone.get(key, 0) < resource_version(obj):
+            self._put(key, obj)
+
+    def retry_now(self) -> None:
+        """End a wait between attempts: somebody knows that the server is back."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """List and watch until cancelled."""
+        failures = 0
+        while True:
+            try:
+                if self._version:
+                    reason = "resume"
+                else:
+                    self._version, reason = await self._list(), "list"
+                metrics.WATCH_STARTS.labels(self._client.name, str(self.resource), reason).inc()
+                started = time.monotonic()
+                await self._watch()
+                # A server (or proxy) that ends watches at once must not be asked in a circle.
+                failures = 0 if time.monotonic() - started > 1 else failures + 1
+                if failures:
+                    await self._pause(failures)
+            except Gone:
+                self._version, failures = "", failures + 1
+                if failures > 1:
+                    await self._pause(failures)
+            except (ApiError, Unreachable) as error:
+                failures += 1
+                self._failed(error, failures)
+                await self._pause(failures, error.retry_after if isinstance(error, TooManyRequests) else 0)
+
+    # Inside
+
+    async def _list(self) -> str:
+        seen: set[Key] = set()
+        continue_token = ""
+        while True:
+            page = await self._client.list(
+                self.resource,
+                self._namespace,
+                limit=_PAGE,
+                continue_token=continue_token,
+                metadata_only=self._metadata_only,
+                **self._selectors,
+            )
+            for obj in page.get("items") or ():
+                key = key_of(obj)
+                seen.add(key)
+                self._put(key, obj)
+            continue_token = page["metadata"].get("continue", "")
+            if not continue_token:
+                break
+        for key in self.store.keys() - seen:
+            self._remove(key, None)
+        self._synced.set()
+        return str(page["metadata"]["resourceVersion"])
+
+    async def _watch(self) -> None:
+        async for kind, obj in self._client.watch(
+            self.resource,
+            self._namespace,
+            resource_version=self._version,
+            metadata_only=self._metadata_only,
+            on_open=self._contact,
+            **self._selectors,
+        ):
+            self._version = str(obj["metadata"]["resourceVersion"])
+            if kind == "DELETED":
+                self._remove(key_of(obj), obj)
+            elif kind != "BOOKMARK":
+                self._put(key_of(obj), obj)
+            if kind != "BOOKMARK":
+                metrics.WATCH_EVENTS.labels(self._client.name, str(self.resource)).inc()
+
+    def _put(self, key: Key, obj: Obj) -> None:
+        known = self.store.get(*key)
+        if known is not None and resource_version(known) >= resource_version(obj):
+            return
+        slim = self._transform(obj)
+        if slim is None:
+            if known is not None:
+                self._remove(key, obj)
+            return
+        self._gone.pop(key, None)
+        old = self.store.put(key, slim)
+        self._tell(Change(self.resource, old, slim))
+
+    def _remove(self, key: Key, obj: Obj | None) -> None:
+        known = self.store.get(*key)
+        if known is None:
+            return
+        if obj is not None and resource_version(obj) < resource_version(known):
+            return  # an object of that name was made again, and we know the new one from our own write
+        self._gone[key] = resource_version(obj or known)
+        while len(self._gone) > _TOMBSTONES:
+            self._gone.pop(next(iter(self._gone)))
+        self._tell(Change(self.resource, self.store.remove(key), None))
+
+    def _tell(self, change: Change) -> None:
+        for handler in self._handlers:
+            try:
+                handler(change)
+            except Exception:
+                # One faulty handler must not stop the copy for all others.
+                log.exception("handler of %s failed for %s", self.resource, change.key)
+
+    def _contact(self) -> None:
+        if self.last_error is not None:
+            self.last_error = None
+            log.info("watch of %s on %s goes on", self.resource, self._client.name)
+        if self._on_contact:
+            self._on_contact()
+
+    def _failed(self, error: Exception, failures: int) -> None:
+        self.last_error = error
+        level = logging.WARNING if failures > 1 else logging.DEBUG
+        log.log(level, "watch of %s on %s failed (attempt %d): %s", self.resource, self._client.name, failures, error)
+        if self._on_error:
+            self._on_error(error)
+
+    async def _pause(self, failures: int, at_least: float = 0) -> None:
+        # Full jitter: after an outage the watches of all processes come back spread over the interval.
+        limit = min(0.2 * 2.0 ** min(failures, 20), self._max_backoff)
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), max(at_least, random.uniform(limit / 4, limit)))
+
+
+def _without_managed_fields(obj: Obj) -> Obj:
+    obj["metadata"].pop("managedFields", None)
+    return obj

@@ -1,0 +1,327 @@
+"""One API server: raw JSON requests over the connection handling of the `kubernetes` package.
+
+TLS, proxies and token refresh come from `kubernetes.aio`; its typed layers do not: measured against a local
+kube-apiserver they cost two to four times the CPU of a raw request, and a provider makes little else but requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Literal
+
+import aiohttp
+import orjson
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+from yarl import URL
+
+from caphv.runtime import metrics
+from caphv.runtime.errors import Unreachable, error_from
+from caphv.runtime.resource import Obj, Resource
+
+log = logging.getLogger(__name__)
+
+PatchType = Literal["merge", "json", "strategic"]
+_PATCH_TYPES = {
+    "merge": "application/merge-patch+json",
+    "json": "application/json-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+}
+# The API server closes a watch after this many seconds; spread, so that a restart does not make them all end at once.
+_WATCH_SECONDS = (240, 360)
+_METADATA_ONLY = "application/json;as={0};g=meta.k8s.io;v=v1"
+
+
+class ApiClient:
+    """Requests to one API server with one identity.
+
+    `name` stands for the server in metrics and errors (`management`, `harvester`, `workload`): it must not be a secret
+    and its set of values must stay small. At most `max_in_flight` requests run at once; watches do not count.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        name: str,
+        user_agent: str = "caphv",
+        max_in_flight: int = 64,
+        timeout: float = 15.0,
+    ) -> None:
+        configuration.client_session_kwargs = {
+            # Looking for proxies and netrc in the environment on every request doubles the price of a request; the
+            # proxy of a kubeconfig is passed explicitly.
+            "trust_env": False,
+            "headers": {"User-Agent": user_agent, "Accept": "application/json"},
+            "cookie_jar": aiohttp.DummyCookieJar(),
+            "connector": None,
+        }
+        self.name = name
+        self._configuration = configuration
+        self._rest = RESTClientObject(configuration)
+        self._base = configuration.host.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10))
+        self._in_flight = asyncio.Semaphore(max_in_flight)
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"ApiClient({self.name}, {self._base})"
+
+    @property
+    def server(self) -> str:
+        """URL of the server."""
+        return self._base
+
+    async def close(self) -> None:
+        """Close all connections; running requests fail."""
+        if self._session:
+            await self._session.close()
+            self._session = None
+
+    # Objects
+
+    async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
+        """Read one object from the server. Raises `NotFound`."""
+        return await self.request("GET", resource.path(namespace, name), resource=resource)
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        limit: int = 0,
+        continue_token: str = "",
+        metadata_only: bool = False,
+    ) -> Obj:
+        """Read a collection: `{"metadata": {"resourceVersion", "continue"?}, "items": […]}`."""
+        query = {
+            "labelSelector": label_selector,
+            "fieldSelector": field_selector,
+            "limit": str(limit) if limit else "",
+            "continue": continue_token,
+        }
+        accept = _METADATA_ONLY.format("PartialObjectMetadataList") if metadata_only else None
+        return await self.request(
+            "GET", resource.path(namespace), resource=resource, verb="list", query=query, accept=accept
+        )
+
+    async def create(self, resource: Resource, obj: Obj, *, dry_run: bool = False) -> Obj:
+        """Create an object in the namespace that its metadata names. Raises `AlreadyExists`."""
+        path = resource.path(obj["metadata"].get("namespace", ""))
+        return await self.request("POST", path, resource=resource, body=obj, query={"dryRun": "All" if dry_run else ""})
+
+    async def replace(self, resource: Resource, obj: Obj, *, subresource: str = "") -> Obj:
+        """Replace an object; with its resourceVersion in the metadata only that version (`Conflict` otherwise)."""
+        metadata = obj["metadata"]
+        path = resource.path(metadata.get("namespace", ""), metadata["name"], subresource)
+        return await self.request("PUT", path, resource=resource, body=obj)
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str,
+        patch: Any,
+        *,
+        patch_type: PatchType = "merge",
+        subresource: str = "",
+    ) -> Obj:
+        """Patch an object; `metadata.resourceVersion` inside a merge patch is a precondition (`Conflict`)."""
+        return await self.request(
+            "PATCH",
+            resource.path(namespace, name, subresource),
+            resource=resource,
+            body=patch,
+            content_type=_PATCH_TYPES[patch_type],
+        )
+
+    async def apply(self, resource: Resource, obj: Obj, *, manager: str, force: bool = True) -> Obj:
+        """Server side apply: create the object, or make the fields that it names ours."""
+        metadata = obj["metadata"]
+        return await self.request(
+            "PATCH",
+            resource.path(metadata.get("namespace", ""), metadata["name"]),
+            resource=resource,
+            verb="apply",
+            body=obj,
+            content_type="application/apply-patch+yaml",
+            query={"fieldManager": manager, "force": "true" if force else ""},
+        )
+
+    async def delete(
+        self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", propagation: str = "Background"
+    ) -> None:
+        """Ask for the deletion of an object, only the one with that uid when given. Raises `NotFound`, `Conflict`."""
+        body: Obj = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        await self.request("DELETE", resource.path(namespace, name), resource=resource, body=body)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        resource: Resource | None = None,
+        verb: str = "",
+        body: Any = None,
+        content_type: str = "application/json",
+        query: Mapping[str, str] | None = None,
+        accept: str | None = None,
+    ) -> Any:
+        """Any request; answers the parsed JSON. Raises `ApiError` for a refusal, `Unreachable` for no answer."""
+        headers = await self._headers(accept)
+        data = None
+        if body is not None:
+            data = orjson.dumps(body)
+            headers["Content-Type"] = content_type
+        verb = verb or method.lower()
+        started = time.perf_counter()
+        code = "none"
+        try:
+            async with (
+                self._in_flight,
+                self._http().request(
+                    method,
+                    self._url(path, query),
+                    data=data,
+                    headers=headers,
+                    timeout=self._timeout,
+                    proxy=self._configuration.proxy,
+                    server_hostname=self._configuration.tls_server_name,
+                    allow_redirects=False,
+                ) as response,
+            ):
+                code = str(response.status)
+                raw = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError) as error:
+            raise self._unreachable(error) from None
+        finally:
+            kind = str(resource) if resource else "other"
+            metrics.API_REQUESTS.labels(self.name, verb, kind, code).inc()
+            metrics.API_REQUEST_SECONDS.labels(self.name, verb).observe(time.perf_counter() - started)
+        return _parse(response.status, raw, response.headers.get("Retry-After"))
+
+    # Watches
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        resource_version: str,
+        label_selector: str = "",
+        field_selector: str = "",
+        metadata_only: bool = False,
+        on_open: Callable[[], None] | None = None,
+    ) -> AsyncIterator[tuple[str, Obj]]:
+        """Yield `(type, object)` from a resource version on, until the server ends the stream (it does, in minutes).
+
+        `on_open` is called when the server has accepted the watch. Types are ADDED, MODIFIED, DELETED and BOOKMARK.
+        Raises `Gone` when the version is too old, `ApiError` for a refusal, `Unreachable` when the connection cannot
+        be made or breaks.
+        """
+        seconds = random.randint(*_WATCH_SECONDS)
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+            "labelSelector": label_selector,
+            "fieldSelector": field_selector,
+        }
+        accept = _METADATA_ONLY.format("PartialObjectMetadata") if metadata_only else None
+        code = "none"
+        try:
+            async with self._http().get(
+                self._url(resource.path(namespace), query),
+                headers=await self._headers(accept),
+                # A half-dead connection is found by TCP keep-alive; this limit is the net below it.
+                timeout=aiohttp.ClientTimeout(total=seconds + 30, sock_connect=10),
+                proxy=self._configuration.proxy,
+                server_hostname=self._configuration.tls_server_name,
+                allow_redirects=False,
+            ) as response:
+                code = str(response.status)
+                if response.status != 200:
+                    _parse(response.status, await response.read(), response.headers.get("Retry-After"))
+                if on_open:
+                    on_open()
+                async for line in _lines(response.content):
+                    event = orjson.loads(line)
+                    if event["type"] == "ERROR":
+                        raise error_from(int(event["object"].get("code") or 500), event["object"])
+                    yield event["type"], event["object"]
+        except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError, orjson.JSONDecodeError) as error:
+            raise self._unreachable(error) from None
+        finally:
+            metrics.API_REQUESTS.labels(self.name, "watch", str(resource), code).inc()
+
+    # Inside
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            kwargs = self._configuration.client_session_kwargs or {}
+            kwargs["connector"] = aiohttp.TCPConnector(
+                limit=0, ssl=self._rest.ssl_context, keepalive_timeout=60, socket_factory=_keepalive_socket
+            )
+            self._session = aiohttp.ClientSession(**kwargs)
+        return self._session
+
+    async def _headers(self, accept: str | None) -> dict[str, str]:
+        headers = {"Accept": accept} if accept else {}
+        token = await self._configuration.get_api_key_with_prefix("BearerToken")
+        if token:
+            # kubernetes.aio stores in-cluster tokens with the scheme, kubeconfig tokens too
+            headers["Authorization"] = token if " " in token else f"Bearer {token}"
+        return headers
+
+    def _url(self, path: str, query: Mapping[str, str] | None) -> URL:
+        # Names come from users: yarl quotes what does not belong into a path.
+        url = URL(self._base + URL.build(path=path).raw_path, encoded=True)
+        pairs = {name: value for name, value in (query or {}).items() if value}
+        return url.with_query(pairs) if pairs else url
+
+    def _unreachable(self, error: BaseException) -> Unreachable:
+        text = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        return Unreachable(f"{self._base}: {text}")
+
+
+def _keepalive_socket(addr_info: Any) -> socket.socket:
+    family, kind, proto = addr_info[:3]
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return sock
+
+
+def _parse(status: int, raw: bytes, retry_after: str | None) -> Any:
+    try:
+        body = orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError:
+        body = {"message": f"HTTP {status} with a body that is not JSON (a proxy in between?)"}
+        if 200 <= status < 300:
+            raise error_from(502, body) from None
+    if 200 <= status < 300:
+        return body
+    raise error_from(status, body, retry_after)
+
+
+async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Split a chunked stream at new lines, however large a line is."""
+    rest = b""
+    async for chunk in stream.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line

@@ -1,0 +1,89 @@
+"""What an API server can answer instead of an object, as exceptions that callers tell apart by type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """The API server refused a request: `status` is the HTTP code, `reason` the API's word for it."""
+
+    def __init__(self, status: int, reason: str, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message or reason or f"HTTP {status}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.details = details or {}
+
+
+class NotFound(ApiError):
+    """404: the object, its namespace or its kind is not there."""
+
+
+class Conflict(ApiError):
+    """409: a precondition (resourceVersion, uid) does not hold any more."""
+
+
+class AlreadyExists(Conflict):
+    """409 on a create: an object of that name is there."""
+
+
+class Unauthorized(ApiError):
+    """401: the credentials are not (or no longer) valid."""
+
+
+class Forbidden(ApiError):
+    """403: the credentials are valid and not allowed to do this; admission refusals come as 403, too."""
+
+
+class Invalid(ApiError):
+    """400 or 422: the object itself is refused; trying again without a change cannot help."""
+
+
+class Gone(ApiError):
+    """410: the resource version is older than what the server remembers; list again."""
+
+
+class TooManyRequests(ApiError):
+    """429 (or 503 with Retry-After): come back after `retry_after` seconds."""
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds the server asks to wait; 1 when it does not say."""
+        return float(self.details.get("retryAfterSeconds") or 1)
+
+
+class ServerFault(ApiError):
+    """5xx: the server failed; nobody knows whether the request had an effect."""
+
+
+class Unreachable(Exception):
+    """No answer: name resolution, connection, TLS or time-out. The text names the server, never credentials."""
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    422: Invalid,
+    429: TooManyRequests,
+}
+
+
+def error_from(status: int, body: Any, retry_after: str | None = None) -> ApiError:
+    """Exception for an HTTP status and the parsed `Status` object (or whatever a proxy in between sent)."""
+    body = body if isinstance(body, dict) else {}
+    reason = str(body.get("reason") or "")
+    message = str(body.get("message") or "")
+    details = dict(body.get("details") or {})
+    if retry_after and retry_after.isdigit():
+        details["retryAfterSeconds"] = int(retry_after)
+    if status == 503 and "retryAfterSeconds" in details:
+        return TooManyRequests(status, reason, message, details)
+    if reason == "AlreadyExists":
+        return AlreadyExists(status, reason, message, details)
+    fallback = ServerFault if status >= 500 else ApiError
+    return _BY_STATUS.get(status, fallback)(status, reason, message, details)

@@ -1,0 +1,102 @@
+"""The address of a kind of objects on an API server, and the small helpers on plain objects that everybody needs.
+
+Objects stay plain dicts, as the API server sends them: typed models cost CPU and memory on every watch event
+and lose the fields that they do not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Obj = dict[str, Any]
+
+
+class Key(NamedTuple):
+    """Namespace and name of an object; the namespace is empty for cluster-scoped kinds."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """Group, version, plural and kind, for example `Resource("apps", "v1", "deployments", "Deployment")`."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+
+    @property
+    def api_version(self) -> str:
+        """`v1` for the core group, `<group>/<version>` otherwise."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
+        """URL path below the server's root; without a name that of the collection, without a namespace that of all."""
+        parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
+        if self.namespaced and namespace:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part]
+        return "/".join(parts)
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+SECRETS = Resource("", "v1", "secrets", "Secret")
+SERVICES = Resource("", "v1", "services", "Service")
+EVENTS = Resource("", "v1", "events", "Event")
+NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
+PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+CUSTOM_RESOURCE_DEFINITIONS = Resource(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+)
+
+
+def key_of(obj: Obj) -> Key:
+    """Key of an object."""
+    metadata = obj["metadata"]
+    return Key(metadata.get("namespace", ""), metadata["name"])
+
+
+def labels_of(obj: Obj) -> dict[str, str]:
+    """Labels, empty when there are none."""
+    return obj["metadata"].get("labels") or {}
+
+
+def annotations_of(obj: Obj) -> dict[str, str]:
+    """Annotations, empty when there are none."""
+    return obj["metadata"].get("annotations") or {}
+
+
+def uid_of(obj: Obj) -> str:
+    """The uid that the API server gave the object; empty before it did."""
+    return str(obj["metadata"].get("uid", ""))
+
+
+def being_deleted(obj: Obj) -> bool:
+    """Whether somebody asked for the deletion of the object."""
+    return "deletionTimestamp" in obj["metadata"]
+
+
+def owner_reference(obj: Obj, kind: str, group: str) -> dict[str, Any] | None:
+    """The first owner of that kind and group, whatever its version."""
+    for reference in obj["metadata"].get("ownerReferences") or ():
+        if reference.get("kind") == kind and str(reference.get("apiVersion", "")).partition("/")[0] == group:
+            return dict(reference)
+    return None
+
+
+def resource_version(obj: Obj) -> int:
+    """Resource version as a number: the API server orders them so (official since Kubernetes 1.35)."""
+    return int(obj["metadata"].get("resourceVersion") or 0)
