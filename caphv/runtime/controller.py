@@ -1,0 +1,131 @@
+"""A controller: a queue of keys and workers that reconcile them.
+
+A reconcile takes a key and answers when to come back (None: only when something changes). It may raise: the key then
+comes again after a back-off, and the error is logged once in full. It must never be needed for correctness that it
+runs exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from caphv.runtime import logs, metrics
+from caphv.runtime.errors import Conflict, TooManyRequests, Unreachable
+from caphv.runtime.queue import WorkQueue
+from caphv.runtime.resource import Key
+
+log = logging.getLogger(__name__)
+
+Reconcile = Callable[[Key], Awaitable[float | None]]
+
+
+class Controller:
+    """`concurrency` workers over one queue; `group_of` and `group_limit` as in `WorkQueue`."""
+
+    def __init__(
+        self,
+        name: str,
+        reconcile: Reconcile,
+        *,
+        concurrency: int = 16,
+        group_of: Callable[[Key], str] | None = None,
+        group_limit: int = 0,
+    ) -> None:
+        self.name = name
+        self.queue: WorkQueue[Key] = WorkQueue(name, group_of=group_of, group_limit=group_limit)
+        self._reconcile = reconcile
+        self._concurrency = concurrency
+        self._active: dict[Key, float] = {}
+        self._tasks: set[asyncio.Future[None]] = set()
+        self.grace = 20.0
+
+    @property
+    def longest_running(self) -> float:
+        """Age in seconds of the oldest reconcile that has not ended, 0 when none runs."""
+        return time.monotonic() - min(self._active.values()) if self._active else 0.0
+
+    def enqueue(self, key: Key) -> None:
+        """Have an object reconciled."""
+        self.queue.add(key)
+
+    async def run(self) -> None:
+        """Work until cancelled; then let running reconciles end for at most `grace` seconds."""
+        workers = [asyncio.create_task(self._work(), name=f"{self.name}-{n}") for n in range(self._concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            self.queue.close()
+            _, late = await asyncio.wait(workers, timeout=self.grace)
+            for running in list(self._tasks) if late else ():
+                running.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _work(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                key = await self.queue.get()
+                # A worker that is cancelled ends its reconcile first: between two writes is a bad place to stop.
+                task = asyncio.ensure_future(self._once(key))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                await _shielded(task)
+
+    async def _once(self, key: Key) -> None:
+        started = self._active[key] = time.monotonic()
+        result = "error"
+        metrics.RECONCILES_ACTIVE.labels(self.name).inc()
+        try:
+            with logs.context(controller=self.name, object=str(key)):
+                again = await self._guarded(key)
+            if again is not None:
+                result = "requeue"
+                self.queue.add_after(key, again)
+            else:
+                result = "success"
+            self.queue.forget(key)
+        except _Failed as failed:
+            self.queue.add_failed(key, at_least=failed.at_least)
+        finally:
+            del self._active[key]
+            self.queue.done(key)
+            metrics.RECONCILES_ACTIVE.labels(self.name).dec()
+            metrics.RECONCILES.labels(self.name, result).inc()
+            metrics.RECONCILE_SECONDS.labels(self.name).observe(time.monotonic() - started)
+
+    async def _guarded(self, key: Key) -> float | None:
+        try:
+            return await self._reconcile(key)
+        except Conflict as error:
+            # Somebody else was faster; the watch brings what they wrote.
+            log.debug("conflict, trying again: %s", error)
+            raise _Failed from None
+        except TooManyRequests as error:
+            log.debug("server asks to wait %.0f s: %s", error.retry_after, error)
+            raise _Failed(error.retry_after) from None
+        except Unreachable as error:
+            log.warning("no answer: %s", error)
+            raise _Failed from None
+        except Exception as error:
+            if self.queue.failures(key) == 0:
+                log.exception("reconcile failed")
+            else:
+                log.error("reconcile failed again: %s: %s", type(error).__name__, error)
+            raise _Failed from None
+
+
+class _Failed(Exception):
+    def __init__(self, at_least: float = 0.0) -> None:
+        super().__init__()
+        self.at_least = at_least
+
+
+async def _shielded(task: asyncio.Future[None]) -> None:
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise

@@ -1,0 +1,144 @@
+"""Leader election on a Lease, in the form that client-go uses, so that the Go provider and this one exclude each other.
+
+Why not the election of the `kubernetes` package: it does not release the lease on a stop (a restart then waits for it
+to expire), compares wall clocks of machines, and reads before every renewal.
+
+Whoever sees a lease measures its age by the own clock since it last changed; clocks of machines are never compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import random
+import time
+from dataclasses import dataclass
+
+from caphv.runtime import metrics
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
+from caphv.runtime.resource import LEASES, Obj
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds: a lease lasts `duration`; a holder gives up after `deadline` without renewal and renews each `retry`."""
+
+    duration: float = 15.0
+    deadline: float = 10.0
+    retry: float = 2.0
+
+
+class LeaderElection:
+    """Compete for one Lease as `identity` (unique for each process)."""
+
+    def __init__(
+        self, client: ApiClient, *, namespace: str, name: str, identity: str, timing: Timing | None = None
+    ) -> None:
+        self._client = client
+        self._namespace, self._name, self._identity = namespace, name, identity
+        self._timing = timing or Timing()
+        self._lease: Obj | None = None
+        self._seen = ("", 0.0)
+
+    async def acquire(self) -> None:
+        """Wait until this process holds the lease."""
+        waiting_for = ""
+        while not await self._attempt():
+            holder = (self._lease or {}).get("spec", {}).get("holderIdentity") or ""
+            if holder and holder != waiting_for:
+                waiting_for = holder
+                log.info("waiting for lease %s/%s, held by %s", self._namespace, self._name, holder)
+            await asyncio.sleep(self._timing.retry * random.uniform(1.0, 1.2))
+        metrics.LEADER.set(1)
+        log.info("holding lease %s/%s as %s", self._namespace, self._name, self._identity)
+
+    async def hold(self) -> None:
+        """Renew until the lease is lost; then return. The caller must stop all writes at once."""
+        renewed = time.monotonic()
+        while time.monotonic() - renewed < self._timing.deadline:
+            await asyncio.sleep(self._timing.retry)
+            remaining = self._timing.deadline - (time.monotonic() - renewed)
+            try:
+                if await asyncio.wait_for(self._attempt(), max(0.1, remaining)):
+                    renewed = time.monotonic()
+                elif self._lease and self._lease["spec"].get("holderIdentity") != self._identity:
+                    break
+            except TimeoutError:
+                break
+        metrics.LEADER.set(0)
+        log.error("lost lease %s/%s", self._namespace, self._name)
+
+    async def release(self) -> None:
+        """Give the lease back, so that the next process need not wait for it to expire."""
+        metrics.LEADER.set(0)
+        if self._lease is None or self._lease["spec"].get("holderIdentity") != self._identity:
+            return
+        spec = {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+        try:
+            await self._client.replace(LEASES, {**self._lease, "spec": spec})
+        except (ApiError, Unreachable) as error:
+            log.warning("lease %s/%s not released: %s", self._namespace, self._name, error)
+
+    async def _attempt(self) -> bool:
+        try:
+            if self._lease is None or not self._holding():
+                self._lease = await self._client.get(LEASES, self._name, self._namespace)
+            if not self._holding() and not self._expired():
+                return False
+            self._lease = await self._client.replace(LEASES, self._claim(self._lease))
+        except NotFound:
+            return await self._create()
+        except (Conflict, ApiError, Unreachable) as error:
+            log.debug("lease %s/%s: %s", self._namespace, self._name, error)
+            if not isinstance(error, Unreachable):
+                await self._reread()
+            return False
+        return True
+
+    async def _create(self) -> bool:
+        lease = {
+            "apiVersion": LEASES.api_version,
+            "kind": LEASES.kind,
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "spec": {"leaseTransitions": 0},
+        }
+        try:
+            self._lease = await self._client.create(LEASES, self._claim(lease))
+        except (ApiError, Unreachable) as error:
+            log.warning("cannot create lease %s/%s: %s", self._namespace, self._name, error)
+            return False
+        return True
+
+    async def _reread(self) -> None:
+        try:
+            self._lease = await self._client.get(LEASES, self._name, self._namespace)
+        except (ApiError, Unreachable):
+            self._lease = None
+
+    def _holding(self) -> bool:
+        return self._lease is not None and self._lease["spec"].get("holderIdentity") == self._identity
+
+    def _expired(self) -> bool:
+        spec = (self._lease or {}).get("spec", {})
+        if not spec.get("holderIdentity"):
+            return True
+        version = (self._lease or {})["metadata"]["resourceVersion"]
+        if self._seen[0] != version:
+            self._seen = (version, time.monotonic())
+        return time.monotonic() - self._seen[1] > float(spec.get("leaseDurationSeconds") or self._timing.duration)
+
+    def _claim(self, lease: Obj) -> Obj:
+        spec = dict(lease["spec"])
+        if spec.get("holderIdentity") != self._identity:
+            spec["acquireTime"] = _now()
+            spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
+        spec.update(holderIdentity=self._identity, leaseDurationSeconds=int(self._timing.duration), renewTime=_now())
+        return {**lease, "spec": spec}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

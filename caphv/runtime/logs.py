@@ -1,0 +1,71 @@
+"""Structured logs: one JSON object a line in a cluster, short text on a terminal.
+
+Fields that belong to a piece of work (controller, object) are set once around it and appear on every line inside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import datetime
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, TextIO
+
+import orjson
+
+Format = Literal["auto", "json", "text"]
+LEVELS = ("debug", "info", "warning", "error")
+_fields: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("fields", default={})  # noqa: B039 - never changed in place
+
+
+@contextlib.contextmanager
+def context(**fields: str) -> Iterator[None]:
+    """Put these fields on every line that is logged inside the block."""
+    token = _fields.set({**_fields.get(), **fields})
+    try:
+        yield
+    finally:
+        _fields.reset(token)
+
+
+def configure(level: str = "info", log_format: Format = "auto", stream: TextIO | None = None) -> None:
+    """Send logs of this process to a stream (stderr), as JSON unless that is a terminal."""
+    stream = stream or sys.stderr
+    as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(_add_fields)
+    handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # Libraries log requests with headers and bodies at debug: credentials and bootstrap data are among them.
+    for noisy in ("aiohttp", "kubernetes", "urllib3", "asyncio"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def _add_fields(record: logging.LogRecord) -> bool:
+    record.caphv_fields = _fields.get()
+    return True
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "caphv_fields", {}),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        clock = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        fields = getattr(record, "caphv_fields", {})
+        where = f" [{fields['object']}]" if "object" in fields else ""
+        text = f"{clock} {record.levelname[:4]:4}{where} {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text

@@ -1,0 +1,192 @@
+"""One process: its informers, controllers, lease, health and metrics, started and stopped in the right order.
+
+Caches are filled before and while waiting for the lease, so that a standby takes over warm. Controllers run only while
+the lease is held; when it is lost the process stops, because only a new start is sure to have forgotten everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from caphv.runtime.cache import Informer
+from caphv.runtime.controller import Controller
+from caphv.runtime.election import LeaderElection
+
+log = logging.getLogger(__name__)
+
+_LOOP_STALLED = 15.0
+_RECONCILE_STUCK = 600.0
+_HEARTBEAT = 1.0
+
+
+class LeaseLost(RuntimeError):
+    """Somebody else may be reconciling now: this process has stopped all work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where to listen, as `[host]:port`; empty or `0` turns a server off."""
+
+    metrics: str = ":8080"
+    health: str = ":9440"
+
+
+class Manager:
+    """Add informers, controllers and other tasks, then `run`."""
+
+    def __init__(self, *, addresses: Addresses, election: LeaderElection | None = None, grace: float = 20.0) -> None:
+        self._addresses = addresses
+        self._election = election
+        self._grace = grace
+        self._informers: list[Informer] = []
+        self._controllers: list[Controller] = []
+        self._tasks: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        self._on_start: list[Callable[[], Awaitable[None]]] = []
+        self._on_stop: list[Callable[[], Awaitable[None]]] = []
+        self._beat = time.monotonic()
+        self._stopping = False
+
+    def add_informer(self, informer: Informer) -> Informer:
+        """Run an informer from the start; the process is ready once it has synced."""
+        self._informers.append(informer)
+        return informer
+
+    def add_controller(self, controller: Controller) -> Controller:
+        """Run a controller while the lease is held."""
+        controller.grace = self._grace
+        self._controllers.append(controller)
+        return controller
+
+    def add_task(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run something else while the lease is held."""
+        self._tasks.append(task)
+
+    def on_start(self, hook: Callable[[], Awaitable[None]]) -> None:
+        """Call once the lease is held and before any controller runs."""
+        self._on_start.append(hook)
+
+    def on_stop(self, hook: Callable[[], Awaitable[None]]) -> None:
+        """Call after all controllers have ended."""
+        self._on_stop.append(hook)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set. Raises `LeaseLost`, or the error of a task that must not end."""
+        async with contextlib.AsyncExitStack() as stack:
+            await self._serve(stack)
+            background = [asyncio.create_task(self._heartbeat())]
+            background += [asyncio.create_task(informer.run()) for informer in self._informers]
+            stack.push_async_callback(_cancel, background)
+            stopped = asyncio.create_task(stop.wait())
+            stack.push_async_callback(_cancel, [stopped])
+            work = asyncio.create_task(self._lead())
+            try:
+                await asyncio.wait([work, stopped, *background], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                self._stopping = True
+                log.info("stopping")
+                work_error = await _finish(work, self._grace + 5)
+                for hook in self._on_stop:
+                    await hook()
+                if self._election:
+                    await self._election.release()
+            for task in background:
+                if task.done() and not task.cancelled() and task.exception():
+                    raise task.exception() or RuntimeError
+            if work_error:
+                raise work_error
+
+    async def _lead(self) -> None:
+        await asyncio.gather(*(informer.wait_synced() for informer in self._informers))
+        log.info("caches are in sync")
+        hold: list[asyncio.Task[None]] = []
+        if self._election:
+            await self._election.acquire()
+            hold = [asyncio.create_task(self._election.hold())]
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for hook in self._on_start:
+                await hook()
+            tasks = [asyncio.create_task(c.run()) for c in self._controllers]
+            tasks += [asyncio.create_task(task()) for task in self._tasks]
+            done, _ = await asyncio.wait([*tasks, *hold], return_when=asyncio.FIRST_COMPLETED)
+            if hold and hold[0] in done:
+                for controller in self._controllers:
+                    controller.grace = 0  # the next holder starts soon: no write may follow
+                raise LeaseLost("lost the lease; stopping, so that two processes never reconcile at once")
+            for task in done:
+                task.result()
+        finally:
+            await _cancel(tasks)
+            await _cancel(hold)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(_HEARTBEAT)
+
+    # Health
+
+    def unhealthy(self) -> list[str]:
+        """Reasons to restart the process."""
+        reasons = []
+        if time.monotonic() - self._beat > _LOOP_STALLED:
+            reasons.append("event loop is stalled")
+        reasons += [
+            f"controller {controller.name}: a reconcile has run for {controller.longest_running:.0f} s"
+            for controller in self._controllers
+            if controller.longest_running > _RECONCILE_STUCK
+        ]
+        return reasons
+
+    def not_ready(self) -> list[str]:
+        """Reasons not to count on this process yet (or any more)."""
+        reasons = ["stopping"] if self._stopping else []
+        reasons += [f"cache of {i.resource} is not in sync" for i in self._informers if not i.synced]
+        return reasons
+
+    async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
+        health = web.Application()
+        health.router.add_get("/healthz", lambda _request: _report(self.unhealthy()))
+        health.router.add_get("/readyz", lambda _request: _report(self.not_ready() + self.unhealthy()))
+        metrics = web.Application()
+        metrics.router.add_get("/metrics", _metrics)
+        for application, address in ((health, self._addresses.health), (metrics, self._addresses.metrics)):
+            host, separator, port = address.rpartition(":")
+            if not separator or not int(port):
+                continue
+            runner = web.AppRunner(application, access_log=None)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+
+
+async def _report(reasons: list[str]) -> web.Response:
+    return web.Response(status=500 if reasons else 200, text="\n".join(reasons) or "ok")
+
+
+async def _metrics(_request: web.Request) -> web.Response:
+    return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _finish(task: asyncio.Task[None], timeout: float) -> BaseException | None:
+    task.cancel()
+    await asyncio.wait([task], timeout=timeout)
+    if not task.done():
+        log.error("work did not end within %.0f s", timeout)
+        return None
+    return None if task.cancelled() else task.exception()

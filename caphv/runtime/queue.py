@@ -1,0 +1,175 @@
+"""A work queue of keys: each key at most once in the queue and at most once in work.
+
+Why groups: one Harvester that is slow or dead must not fill all workers with reconciles that wait for it. Keys of one
+group (an identity) take at most `group_limit` workers at a time, and groups take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from caphv.runtime import metrics
+
+K = TypeVar("K", bound=Hashable)
+
+
+class WorkQueue(Generic[K]):
+    """Deduplicating queue with delays and exponential back-off.
+
+    `get` answers a key and holds it back from other workers until `done`; a key added meanwhile comes again then.
+    Delays are seconds. Back-off starts at `base` and doubles to `maximum`, with jitter of a quarter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        group_of: Callable[[K], str] | None = None,
+        group_limit: int = 0,
+        base: float = 0.05,
+        maximum: float = 60.0,
+    ) -> None:
+        self._name = name
+        self._group_of = group_of or (lambda _key: "")
+        self._group_limit = group_limit or (1 << 30)
+        self._base, self._maximum = base, maximum
+        self._ready: dict[str, deque[K]] = {}
+        self._turns: deque[str] = deque()
+        self._queued: dict[K, float] = {}
+        self._working: dict[K, str] = {}
+        self._dirty: set[K] = set()
+        self._in_work: dict[str, int] = {}
+        self._failures: dict[K, int] = {}
+        self._delayed: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Keys that wait for a worker (delayed ones do not)."""
+        return len(self._queued)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing is in work; keys may still be delayed."""
+        return not self._queued and not self._working
+
+    def add(self, key: K) -> None:
+        """Have the key worked on as soon as possible."""
+        self._delayed.pop(key, None)
+        if self._closed or key in self._queued:
+            return
+        if key in self._working:
+            self._dirty.add(key)
+            return
+        group = self._group_of(key)
+        if group not in self._ready:
+            self._ready[group] = deque()
+            self._turns.append(group)
+        self._ready[group].append(key)
+        self._queued[key] = time.monotonic()
+        metrics.QUEUE_ADDS.labels(self._name).inc()
+        metrics.QUEUE_DEPTH.labels(self._name).set(len(self._queued))
+        self._changed.set()
+
+    def add_after(self, key: K, delay: float) -> None:
+        """Have the key worked on after a delay, or sooner when somebody adds it; the shortest delay counts."""
+        if delay <= 0:
+            self.add(key)
+            return
+        due = time.monotonic() + delay
+        if key in self._queued or self._delayed.get(key, due + 1) <= due:
+            return
+        self._delayed[key] = due
+        heapq.heappush(self._heap, (due, next(self._order), key))
+        self._arm()
+
+    def add_failed(self, key: K, *, at_least: float = 0.0) -> float:
+        """Have the key worked on after its back-off; answers the delay chosen."""
+        failures = self._failures[key] = self._failures.get(key, 0) + 1
+        delay = min(self._base * 2.0 ** min(failures - 1, 30), self._maximum)
+        delay = max(at_least, delay * random.uniform(0.75, 1.25))
+        self.add_after(key, delay)
+        return delay
+
+    def failures(self, key: K) -> int:
+        """How often in a row the key has failed."""
+        return self._failures.get(key, 0)
+
+    def forget(self, key: K) -> None:
+        """The key succeeded: its next back-off starts small."""
+        self._failures.pop(key, None)
+
+    async def get(self) -> K:
+        """Wait for a key. Raises `asyncio.CancelledError` once the queue is closed."""
+        while True:
+            key = self._next()
+            if key is not None:
+                return key
+            if self._closed:
+                raise asyncio.CancelledError
+            self._changed.clear()
+            await self._changed.wait()
+
+    def done(self, key: K) -> None:
+        """Work on the key has ended."""
+        group = self._working.pop(key)
+        self._in_work[group] -= 1
+        if not self._in_work[group]:
+            del self._in_work[group]
+        if key in self._dirty:
+            self._dirty.discard(key)
+            self.add(key)
+        self._changed.set()
+
+    def close(self) -> None:
+        """Take no more keys and give none out."""
+        self._closed = True
+        if self._timer:
+            self._timer.cancel()
+        self._changed.set()
+
+    def _next(self) -> K | None:
+        if self._closed:
+            return None
+        for _ in range(len(self._turns)):
+            group = self._turns[0]
+            self._turns.rotate(-1)
+            if self._in_work.get(group, 0) >= self._group_limit:
+                continue
+            ready = self._ready[group]
+            key = ready.popleft()
+            if not ready:
+                del self._ready[group]
+                self._turns.remove(group)
+            self._working[key] = group
+            self._in_work[group] = self._in_work.get(group, 0) + 1
+            metrics.QUEUE_SECONDS.labels(self._name).observe(time.monotonic() - self._queued.pop(key))
+            metrics.QUEUE_DEPTH.labels(self._name).set(len(self._queued))
+            return key
+        return None
+
+    def _arm(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self._heap and not self._closed:
+            delay = max(0.0, self._heap[0][0] - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._release_due)
+
+    def _release_due(self) -> None:
+        now = time.monotonic()
+        while self._heap and self._heap[0][0] <= now:
+            due, _, key = heapq.heappop(self._heap)
+            if self._delayed.get(key) == due:  # else it was added sooner, or delayed anew
+                self.add(key)
+        self._arm()
