@@ -1,0 +1,156 @@
+"""Generates the CRDs from the JSON Schemas, so that every field is described in one place only.
+
+`python -m caphv.api.crds` writes `deploy/crds`; with `--check` it writes nothing and fails on stale files.
+
+A CRD allows less than JSON Schema ("structural schemas"): no `$ref`, no `examples`, and `metadata` without any content.
+The own keywords `x-caphv-versions` and `x-caphv-crd` are explained in `schemas/definitions.json`.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from caphv import data
+
+Obj = dict[str, Any]
+
+_SHARED = "definitions.json"
+_KINDS = ("harvestercluster", "harvesterclustertemplate", "harvestermachine", "harvestermachinetemplate")
+# Keywords that only readers of the schema files need.
+_DROPPED = frozenset(
+    {"$schema", "$id", "$defs", "$comment", "title", "examples", "deprecated", "x-caphv-crd", "x-caphv-versions"}
+)
+
+
+def custom_resource_definitions() -> list[Obj]:
+    """Return the `apiextensions.k8s.io/v1` CustomResourceDefinitions of all kinds, sorted by name.
+
+    Raises:
+        FileNotFoundError: the schemas are not installed.
+        ValueError: a `$ref` in them leads nowhere.
+    """
+    files = _load(data.folder("schemas"))
+    shared = files[_SHARED]["x-caphv-crd"]
+    definitions = [_definition(files, shared, f"{kind}.json") for kind in _KINDS]
+    # A copy through JSON shares no part, so that callers may change one version, and YAML gets no aliases.
+    return list(json.loads(json.dumps(definitions)))
+
+
+def rendered() -> dict[str, str]:
+    """Return the content of `deploy/crds`: file name to YAML text, the same for the same schemas."""
+    return {
+        f"{crd['spec']['group']}_{crd['spec']['names']['plural']}.yaml": yaml.safe_dump(
+            crd, sort_keys=True, width=120, allow_unicode=True
+        )
+        for crd in custom_resource_definitions()
+    }
+
+
+def stale(directory: Path) -> list[str]:
+    """Return the sorted names of files in `directory` that are missing, different or too many."""
+    wanted = rendered()
+    present = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.yaml")}
+    return sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name))
+
+
+def _load(directory: Path) -> dict[str, Obj]:
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("*.json"))}
+
+
+def _definition(files: dict[str, Obj], shared: Obj, file: str) -> Obj:
+    own = files[file]["x-caphv-crd"]
+    names = own["names"]
+    kind: str = names["kind"]
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{names['plural']}.{shared['group']}", "labels": shared["labels"]},
+        "spec": {
+            "group": shared["group"],
+            "scope": shared["scope"],
+            "names": {
+                **names,
+                "listKind": f"{kind}List",
+                "singular": kind.lower(),
+                "categories": shared["categories"],
+            },
+            "conversion": {"strategy": "None"},
+            "versions": [
+                {
+                    "name": version,
+                    "served": True,
+                    "storage": version == shared["stored"],
+                    "additionalPrinterColumns": own["columns"],
+                    "schema": {"openAPIV3Schema": _object_schema(files, file, version)},
+                    **({"subresources": {"status": {}}} if own.get("status") else {}),
+                }
+                for version in shared["served"]
+            ],
+        },
+    }
+
+
+def _object_schema(files: dict[str, Obj], file: str, version: str) -> Obj:
+    schema = _structural(files, file, files[file], version)
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+def _structural(files: dict[str, Obj], file: str, node: Obj, version: str) -> Obj:
+    """Return the structural form of `node`, a schema in `file`, for one version of the API."""
+    if "$ref" in node:
+        target_file, target = _resolve(files, file, node["$ref"])
+        # What stands beside a reference says more of this place than what it leads to.
+        beside = {key: value for key, value in node.items() if key != "$ref"}
+        return _structural(files, target_file, target, version) | _structural(files, file, beside, version)
+    patch = node.get("x-caphv-versions", {}).get(version, {})
+    merged = {key: value for key, value in (node | patch).items() if value is not None and key not in _DROPPED}
+    return {key: _value(files, file, key, value, version) for key, value in merged.items()}
+
+
+def _value(files: dict[str, Obj], file: str, key: str, value: Any, version: str) -> Any:
+    if key == "properties":
+        return {name: _structural(files, file, schema, version) for name, schema in value.items()}
+    if key in {"items", "additionalProperties"}:
+        return _structural(files, file, value, version)
+    return value
+
+
+def _resolve(files: dict[str, Obj], file: str, ref: str) -> tuple[str, Obj]:
+    name, _, pointer = ref.partition("#")
+    target_file = name or file
+    node: Any = files.get(target_file)
+    for part in pointer.strip("/").split("/"):
+        node = node.get(part) if isinstance(node, dict) else None
+    if not isinstance(node, dict):
+        msg = f"schemas/{file}: $ref {ref!r} leads nowhere: correct the reference or add the definition"
+        raise ValueError(msg)
+    return target_file, node
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write `deploy/crds`, or with `--check` compare only; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m caphv.api.crds", description="Generate deploy/crds from schemas.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that are stale")
+    directory = data.folder("deploy/crds")
+    names = stale(directory)
+    if parser.parse_args(arguments).check:
+        for name in names:
+            sys.stderr.write(f"deploy/crds/{name} is stale: run python -m caphv.api.crds\n")
+        return 1 if names else 0
+    wanted = rendered()
+    for name in names:
+        if name in wanted:
+            (directory / name).write_text(wanted[name], encoding="utf-8")
+        else:
+            (directory / name).unlink()
+        sys.stdout.write(f"deploy/crds/{name}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

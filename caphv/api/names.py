@@ -1,0 +1,119 @@
+"""Names that existing clusters, users and other controllers rely on: none may change, more may be added.
+
+They are the Go provider's (CAPHV v0.10), Cluster API's (v1beta1 and v1beta2 contracts), Harvester's and Rancher's;
+those below `caphv.io` are our own.
+"""
+
+from enum import StrEnum
+
+GROUP = "infrastructure.cluster.x-k8s.io"
+VERSIONS = ("v1alpha1", "v1beta1")
+STORED_VERSION = "v1beta1"
+API_VERSION = f"{GROUP}/{STORED_VERSION}"
+
+# The lease of the Go provider: sharing it keeps old and new from running at once.
+LEASE = "1e1658d6.cluster.x-k8s.io"
+
+CLUSTER_FINALIZER = "harvester.infrastructure.cluster.x-k8s.io/finalizer"
+MACHINE_FINALIZER = "harvestermachine.infrastructure.cluster.x-k8s.io/finalizer"
+# Written by early releases of the Go provider; swapped for the ones above on sight.
+LEGACY_CLUSTER_FINALIZER = "harvester.infrastructure.cluster.x-k8s.io"
+LEGACY_MACHINE_FINALIZER = "harvestermachine.infrastructure.cluster.x-k8s.io"
+
+# Cluster API: labels
+CLUSTER_NAME_LABEL = "cluster.x-k8s.io/cluster-name"
+CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"
+WATCH_FILTER_LABEL = "cluster.x-k8s.io/watch-filter"
+# Cluster API: annotations
+PAUSED_ANNOTATION = "cluster.x-k8s.io/paused"
+MANAGED_BY_ANNOTATION = "cluster.x-k8s.io/managed-by"
+
+# Our own annotations on HarvesterCluster and HarvesterMachine
+ADOPT_ANNOTATION = "caphv.io/adopt"
+FORCE_DELETE_ANNOTATION = "caphv.io/force-delete"
+RECONCILE_AT_ANNOTATION = "caphv.io/reconcile-at"
+# Our own annotations on objects on Harvester: whom they belong to. Uids are those of the owner on the management
+# cluster and of that cluster's kube-system namespace.
+OWNER_CLUSTER_ANNOTATION = "caphv.io/management-cluster"
+OWNER_NAMESPACE_ANNOTATION = "caphv.io/owner-namespace"
+OWNER_NAME_ANNOTATION = "caphv.io/owner-name"
+OWNER_UID_ANNOTATION = "caphv.io/owner-uid"
+
+# Harvester
+CREATOR_LABEL = "harvesterhci.io/creator"
+VM_NAME_LABEL = "harvesterhci.io/vmName"
+VM_NAME_PREFIX_LABEL = "harvesterhci.io/vmNamePrefix"
+MACHINE_TYPE_LABEL = "harvestercluster/machinetype"
+SERVICE_LB_LABEL = "loadbalancer.harvesterhci.io/servicelb"
+VOLUME_CLAIM_TEMPLATES_ANNOTATION = "harvesterhci.io/volumeClaimTemplates"
+REMOVED_VOLUMES_ANNOTATION = "harvesterhci.io/removedPersistentVolumeClaims"
+NETWORK_IPS_ANNOTATION = "networks.harvesterhci.io/ips"
+DISK_NAMES_ANNOTATION = "harvesterhci.io/diskNames"
+SSH_NAMES_ANNOTATION = "harvesterhci.io/sshNames"
+IMAGE_ID_ANNOTATION = "harvesterhci.io/imageId"
+
+# Workload cluster
+UNINITIALIZED_TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
+PROVIDER_ID_PREFIX = "harvester://"
+
+# Rancher
+AUTO_IMPORT_LABEL = "cluster-api.cattle.io/rancher-auto-import"
+CAPI_OWNER_LABEL = "cluster-api.cattle.io/capi-cluster-owner"
+CAPI_OWNER_NAMESPACE_LABEL = "cluster-api.cattle.io/capi-cluster-owner-ns"
+
+
+class ConditionType(StrEnum):
+    """Types of the conditions of HarvesterCluster and HarvesterMachine."""
+
+    READY = "Ready"
+    PAUSED = "Paused"
+    INFRASTRUCTURE_READY = "InfrastructureReady"
+    # HarvesterCluster
+    HARVESTER_CONNECTION_READY = "HarvesterConnectionReady"
+    TARGET_NAMESPACE_READY = "TargetNamespaceReady"
+    VM_IP_POOL_READY = "VMIPPoolReady"
+    VM_IP_POOL_CREATED = "VMIPPoolCreatedByController"
+    CUSTOM_IP_POOL_CREATED = "CustomIPPoolCreated"
+    CLOUD_PROVIDER_CONFIG_READY = "CloudProviderConfigReady"
+    LOAD_BALANCER_READY = "LoadBalancerReady"
+    INIT_MACHINE_CREATED = "InitMachineCreated"
+    FLEET_INTEGRATION_READY = "FleetIntegrationReady"
+    # HarvesterMachine
+    VM_IP_ALLOCATED = "VMIPAllocated"
+    VM_PROVISIONING_READY = "VMProvisioningReady"
+    MACHINE_CREATED = "MachineCreated"
+
+
+class Reason(StrEnum):
+    """Reasons of conditions; of a true one it is the type's name with two exceptions, see `reason_when_true`."""
+
+    CLOUD_PROVIDER_CONFIG_GENERATED = "CloudProviderConfigGeneratedSuccessfully"
+    CUSTOM_IP_POOL_CREATED = "CustomIPPoolCreatedSuccessfully"
+    # When false or unknown
+    NOT_PAUSED = "NotPaused"
+    INFRASTRUCTURE_PROVISIONING_IN_PROGRESS = "InfrastructureProvisioningInProgress"
+    INFRASTRUCTURE_PROVISIONING_FAILED = "InfrastructureProvisioningFailed"
+    HARVESTER_CONNECTION_IN_PROGRESS = "HarvesterConnectionInProgress"
+    HARVESTER_CONNECTION_FAILED = "HarvesterConnectionFailed"
+    HARVESTER_AUTHENTICATION_FAILED = "HarvesterAuthenticationFailed"
+    TARGET_NAMESPACE_CHECKING = "TargetNamespaceChecking"
+    TARGET_NAMESPACE_NOT_READY = "TargetNamespaceNotReady"
+    VM_IP_POOL_CREATION_FAILED = "VMIPPoolCreationFailed"
+    CUSTOM_POOL_CREATION_FAILED = "CustomPoolCreationInHarvesterFailed"
+    FLEET_INTEGRATION_NOT_APPLICABLE = "FleetIntegrationNotApplicable"
+    FLEET_INTEGRATION_IN_PROGRESS = "FleetIntegrationInProgress"
+    FLEET_INTEGRATION_FAILED = "FleetIntegrationFailed"
+    VM_PROVISIONING_IN_PROGRESS = "VMProvisioningInProgress"
+    VM_PROVISIONING_FAILED = "VMProvisioningFailed"
+    VM_IP_ALLOCATION_FAILED = "VMIPAllocationFailed"
+    VM_IP_POOL_EXHAUSTED = "VMIPPoolExhausted"
+    MACHINE_NOT_FOUND = "MachineNotFound"
+
+
+def reason_when_true(condition_type: ConditionType) -> str:
+    """Return the reason that the contract gives to a true condition of this type."""
+    exceptions: dict[ConditionType, Reason] = {
+        ConditionType.CLOUD_PROVIDER_CONFIG_READY: Reason.CLOUD_PROVIDER_CONFIG_GENERATED,
+        ConditionType.CUSTOM_IP_POOL_CREATED: Reason.CUSTOM_IP_POOL_CREATED,
+    }
+    return str(exceptions.get(condition_type, condition_type))

@@ -1,0 +1,154 @@
+"""The generated CRDs: up to date, structural, and accepting whatever the Go provider's accept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from caphv import data
+from caphv.api import crds, names
+from tests.support import example_object, fields, object_schema
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+CRDS = {crd["spec"]["names"]["plural"]: crd for crd in crds.custom_resource_definitions()}
+VERSIONED = [(plural, version) for plural in CRDS for version in names.VERSIONS]
+# What ours have beyond the Go provider's, below the spec or status of a kind.
+ADDED = {
+    "harvesterclusters": set(),
+    "harvesterclustertemplates": set(),
+    "harvestermachines": {".spec.networkConfig.subnetMask"},
+    "harvestermachinetemplates": {
+        ".spec.template.spec.networkConfig.subnetMask",
+        ".status",
+        ".status.capacity",
+        ".status.capacity{}",
+        ".status.nodeInfo",
+        ".status.nodeInfo.architecture",
+        ".status.nodeInfo.operatingSystem",
+    },
+}
+# In Go only v1alpha1 has them; without conversion they are kept only if the stored version has them too.
+DEPRECATED = {".status.failureMessage", ".status.failureReason"}
+# Keywords which structural schemas forbid or which are ours.
+FORBIDDEN = {"$ref", "$defs", "$schema", "$id", "$comment", "definitions", "dependencies", "deprecated", "examples"}
+FORBIDDEN |= {"id", "patternProperties", "readOnly", "writeOnly", "uniqueItems", "const", "title"}
+
+
+def constraints(node: Obj) -> Obj:
+    """What a schema demands by itself, without its children and its text."""
+    own = {k: v for k, v in node.items() if k not in {"description", "properties", "items"}}
+    if isinstance(own.get("additionalProperties"), dict):
+        del own["additionalProperties"]
+    return own | ({"required": sorted(own["required"])} if "required" in own else {})
+
+
+def test_files_are_not_stale() -> None:
+    assert crds.stale(data.folder("deploy/crds")) == []
+
+
+def test_check_names_stale_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(
+        data, "folder", lambda name, real=data.folder: tmp_path if name == "deploy/crds" else real(name)
+    )
+    (tmp_path / "left-over.yaml").write_text("{}")
+    assert crds.main(["--check"]) == 1
+    message = capsys.readouterr().err
+    assert "left-over.yaml" in message
+    assert "harvestermachines.yaml" in message
+    assert crds.main([]) == 0
+    assert crds.main(["--check"]) == 0
+    assert not (tmp_path / "left-over.yaml").exists()
+
+
+def test_generation_is_deterministic_and_shares_nothing() -> None:
+    first, second = crds.custom_resource_definitions(), crds.custom_resource_definitions()
+    assert first == second
+    first[0]["spec"]["versions"][0]["additionalPrinterColumns"].clear()
+    assert first[0]["spec"]["versions"][1]["additionalPrinterColumns"]
+    assert all("&id" not in text and yaml.safe_load(text) for text in crds.rendered().values())
+
+
+def test_a_reference_to_nowhere_is_named() -> None:
+    with pytest.raises(ValueError, match=r"schemas/a\.json: \$ref '#/\$defs/b' leads nowhere"):
+        crds._resolve({"a.json": {}}, "a.json", "#/$defs/b")
+
+
+@pytest.mark.parametrize("plural", CRDS)
+def test_crd_frame(plural: str) -> None:
+    crd = CRDS[plural]
+    assert crd["metadata"]["name"] == f"{plural}.{names.GROUP}"
+    assert crd["metadata"]["labels"] == {
+        "cluster.x-k8s.io/provider": "infrastructure-harvester",
+        "cluster.x-k8s.io/v1beta1": "_".join(names.VERSIONS),
+        "cluster.x-k8s.io/v1beta2": "_".join(names.VERSIONS),
+    }
+    spec = crd["spec"]
+    assert spec["conversion"] == {"strategy": "None"}
+    assert spec["names"]["categories"] == ["cluster-api"]
+    assert [(v["name"], v["served"], v["storage"]) for v in spec["versions"]] == [
+        (version, True, version == names.STORED_VERSION) for version in names.VERSIONS
+    ]
+    assert all(
+        ("subresources" in v) == ("status" in object_schema(crd, v["name"])["properties"]) for v in spec["versions"]
+    )
+
+
+def test_short_names_are_distinct() -> None:
+    short = [name for crd in CRDS.values() for name in crd["spec"]["names"]["shortNames"]]
+    assert sorted(short) == ["hvc", "hvct", "hvm", "hvmt"]
+
+
+@pytest.mark.parametrize(("plural", "version"), VERSIONED)
+def test_schema_is_structural(plural: str, version: str) -> None:
+    schema = object_schema(CRDS[plural], version)
+    assert schema["properties"]["metadata"] == {"type": "object"}
+    for path, node in fields(schema):
+        assert not FORBIDDEN & node.keys(), path
+        assert not [key for key in node if key.startswith("x-caphv")], path
+        assert ("type" in node) != node.get("x-kubernetes-int-or-string", False), path
+        assert not {"properties", "additionalProperties"} <= node.keys(), path
+        assert set(node.get("required", [])) <= node.get("properties", {}).keys(), path
+        assert path == ".metadata" or path.endswith(("[]", "{}")) or node["description"], path
+
+
+@pytest.mark.parametrize(("plural", "version"), VERSIONED)
+def test_columns_show_existing_fields(plural: str, version: str) -> None:
+    paths = {path for path, _ in fields(object_schema(CRDS[plural], version))}
+    for column in next(v for v in CRDS[plural]["spec"]["versions"] if v["name"] == version)["additionalPrinterColumns"]:
+        path = column["jsonPath"].split("[?")[0].replace("[0]", "[]")
+        assert path.startswith(".metadata.") or path in paths, column
+        assert column["description"]
+
+
+@pytest.mark.parametrize(("plural", "version"), VERSIONED)
+def test_every_field_can_be_set(plural: str, version: str) -> None:
+    populated = example_object(CRDS[plural], version, "example", "default")
+    Draft202012Validator(object_schema(CRDS[plural], version)).validate(populated)
+    assert populated.keys() == object_schema(CRDS[plural], version)["properties"].keys()
+
+
+@pytest.mark.parametrize("plural", ["harvestermachines", "harvestermachinetemplates"])
+def test_volume_type_is_free_in_v1alpha1_only(plural: str) -> None:
+    found = {}
+    for version in names.VERSIONS:
+        for path, node in fields(object_schema(CRDS[plural], version)):
+            if path.endswith(".volumeType"):
+                found[version] = node.get("enum")
+    assert found == {"v1alpha1": None, "v1beta1": ["storageClass", "image"]}
+
+
+@pytest.mark.parametrize(("plural", "version"), VERSIONED)
+def test_equals_the_go_provider(shared_crds: Path, plural: str, version: str) -> None:
+    """Every field of the Go provider's CRD exists in ours with the very same demands; additions are the known ones."""
+    file = shared_crds / "go-provider" / f"{names.GROUP}_{plural}.yaml"
+    theirs = dict(fields(object_schema(yaml.safe_load(file.read_text()), version)))
+    ours = dict(fields(object_schema(CRDS[plural], version)))
+    assert {path: constraints(node) for path, node in theirs.items()} == {
+        path: constraints(ours[path]) for path in theirs if path in ours
+    }
+    has_failures = version != "v1alpha1" and not plural.endswith("templates")
+    assert ours.keys() - theirs.keys() == ADDED[plural] | (DEPRECATED if has_failures else set())
