@@ -1,0 +1,316 @@
+"""The cloud-init data of a VM: what the provider needs in the guest, joined with what the bootstrap provider wants.
+
+The bootstrap data is never parsed and written anew. Its text is kept byte for byte and ours is inserted, because it may
+be a Jinja template: `{{ … }}` is no YAML, a quote or a block scalar around it matters once the guest has filled it in,
+and `{% if %}` lines have no place in a parsed document. A copy in which Jinja is blanked out tells where to insert, and
+proves afterwards that nothing else has changed.
+
+Bootstrap data holds join tokens and keys: no error of this module quotes it.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
+
+from caphv.runtime.resource import Obj
+from reconciler.harvester.ownership import Owner, record
+from reconciler.machine import dhclient
+from reconciler.machine.network import StaticAddress
+
+MAX_SECRET_BYTES = 1024 * 1024
+"""Kubernetes refuses Secrets whose values together are larger."""
+
+MAX_NODES = 100_000
+"""Upper bound of YAML nodes after all aliases are followed: a few lines of nested aliases can mean billions."""
+
+_TEMPLATE = re.compile(r"##\s*template:\s*jinja\s*", re.IGNORECASE)
+_JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
+_STATEMENT_LINES = re.compile(
+    r"^[ \t]*(?:(?:\{%(?:(?!%\}).)*%\}|\{#(?:(?!#\}).)*#\})[ \t]*)+$", re.DOTALL | re.MULTILINE
+)
+_BLOCK_START = re.compile(r"\{%[-+]?\s*(?:if|for|macro|call|filter)\b")
+_BLOCK_END = re.compile(r"\{%[-+]?\s*end(?:if|for|macro|call|filter)\b")
+_DOCUMENT_START = re.compile(r"(?:(?:%[^\n]*|[ \t]*(?:#[^\n]*)?)\n)*---(?:[ \t][^\n]*)?\n")
+# YAML 1.1 knows more line breaks than one; line numbers of its parsers count them all.
+_LINE = re.compile("[^\n\r\x85\u2028\u2029]*(?:\r\n|[\n\r\x85\u2028\u2029]|\\Z)")
+
+_REMEDY = "set the bootstrap provider's format to cloud-config"
+_FOREIGN_STARTS = {
+    "#!": "a shell script",
+    "#include": "a list of URLs",
+    "#cloud-boothook": "a boothook",
+    "#cloud-config-archive": "a cloud-config archive",
+    "#cloud-config-jsonp": "a JSON patch",
+    "#part-handler": "a part handler",
+    "content-type:": "a MIME message",
+    "mime-version:": "a MIME message",
+    "variant:": "a Butane configuration",
+    "\x1f": "compressed data",
+}
+
+# The C parser is an optional part of PyYAML; large bootstrap data takes twenty times as long without it.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class CloudInitError(ValueError):
+    """Bootstrap data that cannot be given to a VM; the message says what to do and quotes nothing of the data."""
+
+
+def userdata(bootstrap: str, *, ssh_public_key: str = "", dhcp_interfaces: Sequence[str] = ()) -> str:
+    """Return the user data of a VM, in cloud-init's `#cloud-config` format.
+
+    `bootstrap` is the value of the bootstrap Secret; a `## template: jinja` first line of it is kept.
+    `dhcp_interfaces` are the guest's interfaces (`eth0`, …) that need an address by DHCP.
+    Raises CloudInitError for other formats than cloud-config, invalid YAML and data beyond a Secret's size.
+    """
+    is_template, body = _split_header(bootstrap)
+    base = _base(ssh_public_key.strip(), dhcp_interfaces)
+    mask = _mask if is_template else str
+    root = _compose(mask(body))
+    merged = _insert(body, mask(body), root, base)
+    _verify(root, mask(merged), base)
+    header = "## template: jinja\n#cloud-config\n" if is_template else "#cloud-config\n"
+    result = header + merged
+    _check_size(len(result.encode()))
+    return result
+
+
+def networkdata(address: StaticAddress, nic_count: int) -> str:
+    """Return network data (version 1): `address` on eth0, DHCP on the other NICs, name servers and search domains."""
+    static = {"type": "static", "address": address.address, "netmask": address.mask, "gateway": address.gateway}
+    config: list[Obj] = [
+        {"type": "physical", "name": f"eth{index}", "subnets": [{"type": "dhcp"} if index else static]}
+        for index in range(nic_count)
+    ]
+    if address.dns_servers or address.dns_search:
+        nameserver: Obj = {"type": "nameserver", "address": list(address.dns_servers)}
+        if address.dns_search:
+            nameserver["search"] = list(address.dns_search)
+        config.append(nameserver)
+    return yaml.safe_dump({"version": 1, "config": config}, sort_keys=False)
+
+
+def secret_name(vm_name: str) -> str:
+    """Return the name of the Secret with the cloud-init data of a VM."""
+    return f"{vm_name}-cloud-init"
+
+
+def cloud_init_secret(*, vm_name: str, namespace: str, owner: Owner, user_data: str, network_data: str = "") -> Obj:
+    """Return the Secret the VM reads its cloud-init data from; raises CloudInitError when it is too large."""
+    values = {"userdata": user_data} | ({"networkdata": network_data} if network_data else {})
+    encoded = {key: value.encode() for key, value in values.items()}
+    _check_size(sum(map(len, encoded.values())))
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": secret_name(vm_name), "namespace": namespace, "annotations": record(owner)},
+        "type": "Opaque",
+        "data": {key: base64.b64encode(value).decode() for key, value in encoded.items()},
+    }
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_SECRET_BYTES:
+        raise CloudInitError(
+            f"cloud-init data of {size} bytes is larger than a Secret can be ({MAX_SECRET_BYTES} bytes): "
+            "move large files out of the bootstrap configuration into the image"
+        )
+
+
+def _split_header(bootstrap: str) -> tuple[bool, str]:
+    """Tell whether the data is a template, and return it without its header lines."""
+    text = bootstrap.removeprefix("\ufeff").replace("\r\n", "\n")
+    first, _, rest = text.partition("\n")
+    is_template = _TEMPLATE.fullmatch(first) is not None
+    body = rest if is_template else text
+    start = body.lstrip().lower()
+    for mark, meaning in _FOREIGN_STARTS.items():
+        if start.startswith(mark):
+            raise CloudInitError(f"bootstrap data is {meaning}, not cloud-config: {_REMEDY}")
+    if start.startswith("{") and re.search(r'"ignition"\s*:', start):
+        raise CloudInitError(f"bootstrap data is an Ignition configuration, not cloud-config: {_REMEDY}")
+    return is_template, re.sub(r"\A\s*#cloud-config[ \t]*(?:\n|\Z)", "", body)
+
+
+def _base(ssh_public_key: str, dhcp_interfaces: Sequence[str]) -> dict[str, Any]:
+    if not ssh_public_key.isprintable():
+        raise CloudInitError("the SSH public key of the KeyPair is not one line of text: correct its spec.publicKey")
+    base: dict[str, Any] = {
+        "package_update": True,
+        "packages": ["qemu-guest-agent", "iptables"],
+        "runcmd": [["systemctl", "enable", "--now", "qemu-guest-agent.service"]],
+    }
+    if ssh_public_key:
+        base["ssh_authorized_keys"] = [ssh_public_key]
+    if dhcp_interfaces:
+        base["bootcmd"] = dhclient.boot_commands(dhcp_interfaces)
+    return base
+
+
+def _mask(text: str) -> str:
+    """Blank out Jinja so that what is left is YAML, every line and column at its place.
+
+    A line of statements only becomes empty; any other expression becomes a word of the same length.
+    """
+    text = _STATEMENT_LINES.sub(lambda match: "\n" * match[0].count("\n"), text)
+    return _JINJA.sub(lambda match: re.sub(r"[^\n]", "J", match[0]), text)
+
+
+def _compose(text: str) -> yaml.MappingNode | None:
+    """Parse to nodes, which know their place in the text; None for an empty document."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        _refuse_yaml(error)
+    if node is None or (isinstance(node, yaml.ScalarNode) and node.value in ("", "null", "~")):
+        return None
+    if not isinstance(node, yaml.MappingNode):
+        raise CloudInitError(f"bootstrap data is not a mapping of cloud-config keys: {_REMEDY}")
+    _expanded_size(node, {})
+    return node
+
+
+def _refuse_yaml(error: Exception) -> NoReturn:
+    # Only the position: the text of a YAML error quotes the line.
+    mark = getattr(error, "problem_mark", None)
+    where = f" at line {mark.line + 1}, column {mark.column + 1} after its header" if mark else ""
+    raise CloudInitError(
+        f"bootstrap data is not valid YAML{where}: correct the files and commands of the bootstrap configuration"
+    ) from None
+
+
+def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Count the nodes with aliases followed; raises CloudInitError beyond MAX_NODES and for nodes within themselves."""
+    if id(node) not in known:
+        known[id(node)] = MAX_NODES
+        children: Sequence[yaml.Node] = ()
+        if isinstance(node, yaml.SequenceNode):
+            children = node.value
+        elif isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_expanded_size(child, known) for child in children)
+    if known[id(node)] >= MAX_NODES:
+        raise CloudInitError("bootstrap data is too large once its YAML aliases are followed: write them out")
+    return known[id(node)]
+
+
+class _Edit(NamedTuple):
+    """Replace columns `start` to `end` of a line by `text`; edits of one text do not overlap."""
+
+    line: int
+    start: int
+    end: int
+    text: str
+
+
+def _insert(body: str, masked: str, root: yaml.MappingNode | None, base: dict[str, Any]) -> str:
+    """Insert `base` into the text: items at the head of lists that exist, other keys before all others."""
+    if root is None:
+        return _block(base, 0)
+    found = {key.value: (key, value) for key, value in root.value if isinstance(key, yaml.ScalarNode)}
+    if "<<" in found:
+        raise CloudInitError("bootstrap data uses the YAML merge key << at its top: write the keys out")
+    lines = _LINE.findall(masked)
+    missing = {key: value for key, value in base.items() if key not in found}
+    edits = []
+    if root.flow_style:
+        brace = root.start_mark.line, lines[root.start_mark.line].index("{", root.start_mark.column) + 1
+        pairs = "".join(f"{json.dumps(key)}: {_flow(value)}, " for key, value in missing.items())
+        edits.append(_Edit(*brace, brace[1], pairs))
+    else:
+        start = _DOCUMENT_START.match(masked)
+        line = start[0].count("\n") if start else 0
+        edits.append(_Edit(line, 0, 0, _block(missing, root.value[0][0].start_mark.column)))
+    for key, items in base.items():
+        if key in found and isinstance(items, list):
+            if _in_block(body, root if root.flow_style else found[key][0]):
+                raise CloudInitError(
+                    f"{key} of the bootstrap data stands in a Jinja block: move the block into the list"
+                )
+            edits.append(_list_edit(key, items, *found[key], lines=lines, flow=bool(root.flow_style)))
+    return _apply(edits, _LINE.findall(body))
+
+
+def _in_block(body: str, node: yaml.Node) -> bool:
+    """Tell whether `node` stands between a Jinja statement and its end."""
+    before = "".join(_LINE.findall(body)[: node.start_mark.line])
+    return len(_BLOCK_START.findall(before)) > len(_BLOCK_END.findall(before))
+
+
+def _list_edit(
+    key: str, items: list[Any], key_node: yaml.Node, node: yaml.Node, *, lines: Sequence[str], flow: bool
+) -> _Edit:
+    """Say where and how `items` go to the head of the list `node`."""
+    line, column = node.start_mark.line, node.start_mark.column
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+        end = node.end_mark.column
+        if flow:
+            return _Edit(line, column, end, f" {_flow(items)}")
+        return _Edit(line, column, end, "\n" + _items(items, key_node.start_mark.column).removesuffix("\n"))
+    if not isinstance(node, yaml.SequenceNode):
+        raise CloudInitError(f"{key} of the bootstrap data is not a list: write it as one")
+    if node.flow_style:
+        after = lines[line].index("[", column) + 1
+        return _Edit(line, after, after, "".join(f"{_flow(item)}, " for item in items))
+    first = lines[node.value[0].start_mark.line]
+    return _Edit(key_node.start_mark.line + 1, 0, 0, _items(items, len(first) - len(first.lstrip(" "))))
+
+
+def _apply(edits: Sequence[_Edit], lines: list[str]) -> str:
+    for edit in sorted(edits, reverse=True):
+        text = lines[edit.line]
+        lines[edit.line] = text[: edit.start] + edit.text + text[edit.end :]
+    return "".join(lines)
+
+
+def _block(values: dict[str, Any], indent: int) -> str:
+    return "".join(
+        f"{' ' * indent}{key}:\n{_items(value, indent)}"
+        if isinstance(value, list)
+        else f"{' ' * indent}{key}: {_flow(value)}\n"
+        for key, value in values.items()
+    )
+
+
+def _items(items: Sequence[Any], indent: int) -> str:
+    space = " " * indent
+    return "".join(
+        f"{space}- |\n" + "".join(f"{space}  {line}\n" if line else "\n" for line in item.splitlines())
+        if isinstance(item, str) and "\n" in item
+        else f"{space}- {_flow(item)}\n"
+        for item in items
+    )
+
+
+def _flow(value: Any) -> str:
+    # In a template, a brace of ours must not look like the start of an expression.
+    return json.dumps(value, ensure_ascii=False).replace("{", "\\u007b")
+
+
+def _verify(root: yaml.MappingNode | None, merged: str, base: dict[str, Any]) -> None:
+    """Prove that the merged text means the bootstrap data plus `base`, and nothing else."""
+    before, after = _construct(root), _construct(_compose(merged))
+    expected = {**base, **before}
+    for key, items in base.items():
+        if isinstance(items, list):
+            expected[key] = items + (before.get(key) or [])
+    # The second comparison is for values that are not equal to themselves (.nan).
+    if after != expected and repr(sorted(after.items(), key=str)) != repr(sorted(expected.items(), key=str)):
+        raise CloudInitError(
+            "bootstrap data is YAML of a form that cannot be extended safely (anchors or tags on its lists): "
+            "write the lists plainly"
+        )
+
+
+def _construct(root: yaml.MappingNode | None) -> dict[Any, Any]:
+    if root is None:
+        return {}
+    try:
+        values: dict[Any, Any] = yaml.constructor.SafeConstructor().construct_document(root)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        _refuse_yaml(error)
+    return values
