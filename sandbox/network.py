@@ -1,0 +1,34 @@
+"""A loopback network for each sandbox, so that its virtual machines have addresses that really answer.
+
+All of 127.0.0.0/8 is loopback on Linux: `127.<n>.0.0/16` belongs to the sandbox whose etcd holds a socket bound in it. The
+kernel lets one process do so and forgets it with the process, so a killed sandbox never keeps a network.
+"""
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Iterator
+
+SECOND_OCTETS = range(10, 251)
+CLAIM_PORT = 32100
+
+
+class NoNetworkError(Exception):
+    """No loopback network is free."""
+
+
+@contextlib.contextmanager
+def claim() -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
+    """Lend a free network and the socket that holds it: it stays claimed while any process has that socket open."""
+    for octet in SECOND_OCTETS:
+        with socket.socket() as holder:
+            try:
+                holder.bind((f"127.{octet}.255.254", CLAIM_PORT))
+            except OSError:
+                continue
+            yield ipaddress.IPv4Network(f"127.{octet}.0.0/16"), holder
+            return
+    raise NoNetworkError(
+        f"no loopback network 127.{SECOND_OCTETS.start}.0.0/16 to 127.{SECOND_OCTETS.stop - 1}.0.0/16 is free: stop "
+        f"other sandboxes, or what listens on port {CLAIM_PORT} of all addresses"
+    )

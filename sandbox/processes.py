@@ -1,0 +1,161 @@
+"""Child processes of a sandbox: started apart from the caller, found again by a mark in their environment.
+
+A process of a sandbox outlives the command that started it, and its parent may have been killed, so neither a pid file
+nor the process tree tells what belongs to a sandbox. The environment does: each process carries `CAPHV_SANDBOX=<folder>`,
+its children inherit it, and nothing without that mark is ever signalled.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MARK = "CAPHV_SANDBOX"
+# Below the range from which Linux and macOS take ports of outgoing connections, which would otherwise race with ours.
+PORTS = range(20000, 32000)
+LOG_TAIL_LINES = 15
+
+
+class ProcessError(Exception):
+    """A process ended or did not become ready in time; the message holds the end of its log."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A started process and where it logs."""
+
+    name: str
+    pid: int
+    log: Path
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs (a zombie does not)."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def log_tail(self) -> str:
+        """Return the last lines of its log."""
+        with contextlib.suppress(FileNotFoundError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        return "(no log)"
+
+
+def start(
+    folder: Path,
+    name: str,
+    command: Sequence[str | Path],
+    *,
+    env: Mapping[str, str] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Process:
+    """Start `command` in `folder` and in a session of its own; it logs to `<folder>/logs/<name>.log`.
+
+    `pass_fds` stay open in the process for as long as it lives.
+    """
+    log = folder / "logs" / f"{name}.log"
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=folder,
+            env={**os.environ, **(env or {}), MARK: str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+    return Process(name, child.pid, log)
+
+
+async def wait_ready(process: Process, probe: Callable[[], Awaitable[bool]], timeout: float) -> None:
+    """Wait until `probe` is true; raise ProcessError when the process ends first or `timeout` seconds have passed."""
+    deadline = time.monotonic() + timeout
+    while not await probe():
+        if not process.alive:
+            raise ProcessError(f"{process.name} ended during start-up; end of {process.log}:\n{process.log_tail()}")
+        if time.monotonic() > deadline:
+            raise ProcessError(
+                f"{process.name} was not ready after {timeout:.0f} s; end of {process.log}:\n{process.log_tail()}"
+            )
+        await asyncio.sleep(0.05)
+
+
+def port_was_taken(process: Process) -> bool:
+    """Whether a process gave up because somebody else took its port after it was chosen."""
+    return not process.alive and "address already in use" in process.log_tail()
+
+
+def find(folder: Path) -> list[psutil.Process]:
+    """Find all processes of a sandbox, the oldest first, children of killed parents too."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(MARK) == str(folder):
+                found.append((process.create_time(), process.pid, process))
+    return [process for _, _, process in sorted(found)]
+
+
+async def stop_all(folder: Path, grace: float = 10) -> None:
+    """End every process of a sandbox: SIGTERM, and SIGKILL after `grace` seconds.
+
+    The oldest is ended after all others: it is etcd, without which API servers cannot end in good order.
+    """
+    while found := find(folder):
+        await stop(found[1:] or found, grace)
+
+
+async def end(process: Process, grace: float = 10) -> None:
+    """End one process; fine when it has ended already."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        await stop([psutil.Process(process.pid)], grace)
+
+
+async def stop(processes: Sequence[psutil.Process], grace: float = 10) -> None:
+    """End processes: SIGTERM, and SIGKILL after `grace` seconds."""
+    alive = _signal(processes, signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while alive := _running(alive):
+        if time.monotonic() > deadline:
+            _signal(alive, signal.SIGKILL)
+        await asyncio.sleep(0.05)
+
+
+def free_ports(count: int) -> list[int]:
+    """Choose different ports nobody listens on. Somebody may take one before it is used: see `port_was_taken`."""
+    chosen: list[int] = []
+    with contextlib.ExitStack() as held:
+        for port in random.sample(PORTS, len(PORTS)):
+            if len(chosen) == count:
+                break
+            candidate = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                candidate.bind(("127.0.0.1", port))
+                chosen.append(port)
+    if len(chosen) < count:
+        raise ProcessError(f"no {count} free ports on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")
+    return chosen
+
+
+def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> list[psutil.Process]:
+    for process in processes:
+        # psutil compares the start time first, so a pid that was given to another process meanwhile is safe.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    return list(processes)
+
+
+def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Return those that still run; also reaps the ended ones that are our own children."""
+    return psutil.wait_procs(list(processes), timeout=0)[1]
