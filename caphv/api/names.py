@@ -35,8 +35,7 @@ RECONCILE_AT_ANNOTATION = "caphv.io/reconcile-at"
 # Our own annotations on objects on Harvester: whom they belong to. Uids are those of the owner on the management
 # cluster and of that cluster's kube-system namespace.
 OWNER_CLUSTER_ANNOTATION = "caphv.io/management-cluster"
-OWNER_NAMESPACE_ANNOTATION = "caphv.io/owner-namespace"
-OWNER_NAME_ANNOTATION = "caphv.io/owner-name"
+OWNER_ANNOTATION = "caphv.io/owner"
 OWNER_UID_ANNOTATION = "caphv.io/owner-uid"
 
 # Harvester

@@ -179,6 +179,10 @@ class Informer:
         if self._gone.get(key, 0) < resource_version(obj):
             self._put(key, obj)
 
+    def forget(self, namespace: str, name: str) -> None:
+        """Take over that the server answered 404 to a read or an own write."""
+        self._remove(Key(namespace, name), None)
+
     def retry_now(self) -> None:
         """End a wait between attempts: somebody knows that the server is back."""
         self._wake.set()

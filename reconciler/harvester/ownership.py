@@ -7,13 +7,8 @@ object of ours says in its annotations which object, of which management cluster
 from dataclasses import dataclass
 from enum import Enum
 
+from caphv.api import names
 from caphv.runtime.resource import Obj
-
-MANAGEMENT_CLUSTER = "caphv.io/management-cluster"
-OWNER = "caphv.io/owner"
-OWNER_UID = "caphv.io/owner-uid"
-
-PROVIDER_ID_PREFIX = "harvester://"
 
 
 @dataclass(frozen=True)
@@ -39,9 +34,9 @@ class Ownership(Enum):
 def record(owner: Owner) -> dict[str, str]:
     """Return the annotations that say an object belongs to `owner`."""
     return {
-        MANAGEMENT_CLUSTER: owner.management_cluster,
-        OWNER: f"{owner.kind}/{owner.namespace}/{owner.name}",
-        OWNER_UID: owner.uid,
+        names.OWNER_CLUSTER_ANNOTATION: owner.management_cluster,
+        names.OWNER_ANNOTATION: f"{owner.kind}/{owner.namespace}/{owner.name}",
+        names.OWNER_UID_ANNOTATION: owner.uid,
     }
 
 
@@ -53,7 +48,7 @@ def owned_by(obj: Obj, owner: Owner, *, provider_id: str = "") -> Ownership:
     """
     metadata = obj.get("metadata") or {}
     uid = metadata.get("uid")
-    if uid and provider_id == f"{PROVIDER_ID_PREFIX}{uid}":
+    if uid and provider_id == f"{names.PROVIDER_ID_PREFIX}{uid}":
         return Ownership.OURS
     annotations = metadata.get("annotations") or {}
     expected = record(owner)

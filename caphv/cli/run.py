@@ -1,0 +1,158 @@
+"""`caphv run`: the provider as a process. Options of the Go provider are taken as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import sys
+from typing import Any
+
+import click
+
+_BOOLEANS = ("leader-elect", "enable-webhooks")
+_ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
+_ZAP_UNUSED = ("zap-stacktrace-level", "zap-time-encoding")
+
+
+class _GoFlags(click.Command):
+    """Accepts what Go's flag package accepts: one dash for long options, and `=true` or `=false` after a switch."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [_as_click(arg) for arg in args])
+
+
+def _as_click(arg: str) -> str:
+    long = re.fullmatch(r"--?([a-z][a-z0-9-]+)(?:=(.*))?", arg, re.DOTALL)
+    if not long:
+        return arg
+    name, value = long[1], long[2]
+    if name in _BOOLEANS and value is not None:
+        return f"--{name}" if value.lower() in ("true", "t", "1") else f"--no-{name}"
+    return f"--{name}" if value is None else f"--{name}={value}"
+
+
+def _zap(_ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    if value not in (None, False):
+        click.echo(f"caphv: --{str(option.name).replace('_', '-')} has no effect here", err=True)
+    return None
+
+
+@click.command(
+    cls=_GoFlags,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="""\b
+Examples:
+  caphv run --kubeconfig ~/.kube/management.yaml
+  caphv run --leader-elect --log-format json
+  caphv run --namespace team-a            only objects of one namespace
+  caphv run --watch-filter blue           only objects with label cluster.x-k8s.io/watch-filter=blue
+""",
+)
+@click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster; default: the Pod's own account.")
+@click.option("--namespace", default="", help="Care only for objects in this namespace; default: all.")
+@click.option(
+    "--watch-filter",
+    default="",
+    help="Care only for objects whose label cluster.x-k8s.io/watch-filter has this value, "
+    "so that several deployments can share the load.",
+)
+@click.option("--metrics-bind-address", default=":8080", help="Where to serve /metrics; 0 turns it off.")
+@click.option(
+    "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
+)
+@click.option("--leader-elect/--no-leader-elect", help="Run only while holding the lease; for several replicas.")
+@click.option(
+    "--enable-webhooks/--no-enable-webhooks",
+    help="Accepted for compatibility; the admission server is not part of this release.",
+)
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), default=32, help="Objects of a kind that are worked on at a time."
+)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="Least level to log."
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "json", "text"]),
+    default="auto",
+    help="auto: text on a terminal, JSON elsewhere.",
+)
+@click.option("--zap-log-level", default=None, hidden=True)
+@click.option("--zap-encoder", type=click.Choice(["json", "console"]), default=None, hidden=True)
+@click.option("--zap-devel", is_flag=False, flag_value="true", default=None, hidden=True)
+@click.option("--zap-stacktrace-level", default=None, hidden=True, callback=_zap, expose_value=False)
+@click.option("--zap-time-encoding", default=None, hidden=True, callback=_zap, expose_value=False)
+def run(**flags: Any) -> None:
+    """Run the Cluster API provider for Harvester.
+
+    It watches HarvesterClusters and HarvesterMachines on the management cluster and keeps virtual machines, disks,
+    addresses and load balancers on Harvester as they say. It stops on SIGTERM after the work in hand.
+
+    Exit status: 0 stopped as asked, 1 it could not start or go on, 3 it lost its lease.
+    """
+    from caphv.runtime import logs
+
+    level, log_format = _log_settings(flags)
+    logs.configure(level, log_format)
+    log = logging.getLogger("caphv")
+    if flags["enable_webhooks"]:
+        log.warning("--enable-webhooks: this release has no admission server; the CRDs validate structure only")
+    sys.exit(_run(flags, log))
+
+
+def _log_settings(flags: dict[str, Any]) -> tuple[str, Any]:
+    level, log_format = flags["log_level"], flags["log_format"]
+    zap = flags["zap_log_level"]
+    if zap:
+        # Numbers are verbosities: everything above 0 is debug.
+        level = _ZAP_LEVELS.get(zap) or ("debug" if zap.isdigit() and int(zap) > 0 else "info")
+    elif flags["zap_devel"] == "true":
+        level = "debug"
+    if flags["zap_encoder"]:
+        log_format = "json" if flags["zap_encoder"] == "json" else "text"
+    return level, log_format
+
+
+def _run(flags: dict[str, Any], log: logging.Logger) -> int:
+    from caphv.runtime.access import KubeconfigError
+    from caphv.runtime.errors import ApiError
+    from caphv.runtime.manager import Addresses, LeaseLost
+    from reconciler.provider import Options
+    from reconciler.provider import run as run_provider
+
+    options = Options(
+        kubeconfig=flags["kubeconfig"],
+        namespace=flags["namespace"],
+        watch_filter=flags["watch_filter"],
+        leader_elect=flags["leader_elect"],
+        concurrency=flags["concurrency"],
+        addresses=Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
+    )
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sign, stop.set)
+        await run_provider(options, stop)
+
+    try:
+        _event_loop_run(main())
+    except LeaseLost as error:
+        log.error("%s", error)
+        return 3
+    except (KubeconfigError, ApiError, OSError) as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+def _event_loop_run(main: Any) -> None:
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)

@@ -1,0 +1,116 @@
+"""Reservation of addresses in Harvester's IPPools.
+
+Pools are written by many: our workers, other management clusters, Harvester's load balancer controller. Why one
+allocator a session: requests that come at the same time go into one conditional write a pool, instead of fighting each
+other for its resourceVersion. When somebody else was faster, the pool is read again and the rest is planned anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Conflict, NotFound
+from caphv.runtime.resource import Obj
+from reconciler import resources
+from reconciler.harvester import ipam
+
+_ATTEMPTS = 20
+
+
+@dataclass(slots=True)
+class _Pending:
+    request: ipam.AddressRequest
+    future: asyncio.Future[ipam.Grant | ipam.Refusal]
+
+
+class AddressAllocator:
+    """Reserve and release addresses; `in_use` names addresses that no plan may give away."""
+
+    def __init__(self, client: ApiClient, pools: Informer, in_use: Callable[[], Collection[str]]) -> None:
+        self._client = client
+        self._pools = pools
+        self._in_use = in_use
+        self._pending: list[_Pending] = []
+        self._lock = asyncio.Lock()
+
+    async def allocate(self, request: ipam.AddressRequest) -> ipam.Grant | ipam.Refusal:
+        """Reserve an address for an id in the first of its pools that has one; the one it holds already, if any.
+
+        Raises `ApiError` or `Unreachable` when Harvester refuses the write.
+        """
+        pending = _Pending(request, asyncio.get_running_loop().create_future())
+        self._pending.append(pending)
+        # Whoever gets the lock first serves all that wait behind it.
+        async with self._lock:
+            if not pending.future.done():
+                batch, self._pending = self._pending, []
+                await self._serve(batch)
+        return await pending.future
+
+    async def release(self, pool: str, address: str, holder: str) -> bool:
+        """Give an address back if that holder has it; answers whether it had. A pool that is gone holds nothing."""
+        async with self._lock:
+            for _ in range(_ATTEMPTS):
+                obj = self._pools.get("", pool)
+                if obj is None:
+                    return False
+                release = ipam.plan_releases(obj, [(address, holder)])
+                if release.patch is None:
+                    return False
+                try:
+                    await self._write(pool, release.patch)
+                except Conflict:
+                    await self._read_again(pool)
+                except NotFound:
+                    return False
+                else:
+                    return True
+        raise Conflict(409, "Conflict", f"IPPool {pool}: somebody else writes all the time")
+
+    async def _serve(self, batch: list[_Pending]) -> None:
+        try:
+            for _ in range(_ATTEMPTS):
+                batch = await self._attempt(batch)
+                if not batch:
+                    return
+            raise Conflict(409, "Conflict", "IPPools: somebody else writes all the time")
+        except BaseException as error:
+            for pending in batch:
+                if not pending.future.done():
+                    pending.future.set_exception(error)
+                    pending.future.exception()  # the owner may be gone; that is no news for the log
+            if not isinstance(error, Exception):
+                raise
+
+    async def _attempt(self, batch: list[_Pending]) -> list[_Pending]:
+        """Plan and write once; answers the requests that have to be planned again."""
+        pools = {obj["metadata"]["name"]: obj for obj in self._pools.store}
+        plan = ipam.plan_allocations(pools, [pending.request for pending in batch], self._in_use())
+        lost: set[str] = set()
+        for pool, patch in plan.patches.items():
+            try:
+                await self._write(pool, patch)
+            except (Conflict, NotFound):
+                lost.add(pool)
+                await self._read_again(pool)
+        again = []
+        for pending in batch:
+            grant = plan.grants.get(pending.request.id)
+            if grant and grant.pool in lost:
+                again.append(pending)
+            elif not pending.future.done():
+                pending.future.set_result(grant or plan.refusals[pending.request.id])
+        return again
+
+    async def _write(self, pool: str, patch: Obj) -> None:
+        self._pools.observe(await self._client.patch(resources.IP_POOLS, pool, "", patch))
+
+    async def _read_again(self, pool: str) -> None:
+        try:
+            self._pools.observe(await self._client.get(resources.IP_POOLS, pool))
+        except NotFound:
+            self._pools.forget("", pool)

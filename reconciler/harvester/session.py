@@ -1,0 +1,287 @@
+"""One session for each Harvester identity: a client, shared watches, and the allocator of its address pools.
+
+All clusters with the same identity share a session; it starts with the first and ends with the last of them. Watches
+of cluster-wide collections (hosts, images, key pairs, pools) run once, those of a target namespace once for each.
+
+One watch, that of Harvester's own Deployment, doubles as probe: while Harvester is away it alone tries often, the
+others wait for it, so that an outage of hours costs a request every few seconds, whatever the number of machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from caphv.api import names
+from caphv.runtime.access import Access
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.errors import Unauthorized
+from caphv.runtime.resource import (
+    DEPLOYMENTS,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    SERVICES,
+    Key,
+    Obj,
+    Resource,
+    annotations_of,
+    labels_of,
+)
+from reconciler import resources
+from reconciler.harvester.allocator import AddressAllocator
+
+log = logging.getLogger(__name__)
+
+HARVESTER_NAMESPACE = "harvester-system"
+HARVESTER_DEPLOYMENT = "harvester"
+_PROBE_BACKOFF = 4.0
+_BACKOFF = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvents:
+    """What a session reports: a change of an object, and that Harvester went away or came back."""
+
+    changed: Callable[[Session, Change], None]
+    health: Callable[[Session], None]
+
+
+class TargetNamespace:
+    """Watches of one namespace on Harvester. VMs are indexed by `harvestercluster/machinetype`."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.name = name
+        self.vms = session.informer(resources.VIRTUAL_MACHINES, namespace=name, indexes={"machinetype": _machine_type})
+        self.instances = session.informer(resources.VIRTUAL_MACHINE_INSTANCES, namespace=name, transform=_slim_instance)
+        self.claims = session.informer(PERSISTENT_VOLUME_CLAIMS, namespace=name, transform=_slim_claim)
+        self.services = session.informer(SERVICES, namespace=name, label_selector=f"{names.SERVICE_LB_LABEL}=true")
+        self.load_balancers = session.informer(resources.LOAD_BALANCERS, namespace=name)
+
+    @property
+    def informers(self) -> list[Informer]:
+        """All watches of the namespace."""
+        return [self.vms, self.instances, self.claims, self.services, self.load_balancers]
+
+    def of(self, resource: Resource) -> Informer:
+        """The watch of that resource."""
+        return next(informer for informer in self.informers if informer.resource == resource)
+
+    @property
+    def synced(self) -> bool:
+        """Whether absence from these caches means absence on Harvester."""
+        return all(informer.synced for informer in self.informers)
+
+
+class Session:
+    """Connection, caches and allocator for one identity; made by `Sessions`."""
+
+    def __init__(self, access: Access, events: SessionEvents) -> None:
+        self.fingerprint = access.fingerprint
+        self.server = access.server
+        self.client = access.client(name="harvester")
+        self._events = events
+        self._tasks: dict[Informer, asyncio.Task[None]] = {}
+        self._others_waiting = False
+        self.namespaces: dict[str, TargetNamespace] = {}
+        self.deployment = self.informer(
+            DEPLOYMENTS,
+            namespace=HARVESTER_NAMESPACE,
+            field_selector=f"metadata.name={HARVESTER_DEPLOYMENT}",
+            transform=_slim_deployment,
+            on_error=lambda _error: self._events.health(self),
+            on_contact=self._probe_answered,
+            max_backoff=_PROBE_BACKOFF,
+        )
+        self.hosts = self.informer(NODES, transform=_slim_host)
+        self.images = self.informer(resources.IMAGES)
+        self.key_pairs = self.informer(resources.KEY_PAIRS)
+        self.pools = self.informer(resources.IP_POOLS)
+        self.allocator = AddressAllocator(self.client, self.pools, self._addresses_in_use)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why Harvester cannot be talked to right now, if so."""
+        return self.deployment.last_error
+
+    @property
+    def unauthorized(self) -> bool:
+        """Whether Harvester refuses the credentials (for example an expired token)."""
+        return isinstance(self.error, Unauthorized)
+
+    @property
+    def available(self) -> bool:
+        """Contract: Deployment `harvester-system/harvester` has Available=True."""
+        deployment = self.deployment.get(HARVESTER_NAMESPACE, HARVESTER_DEPLOYMENT)
+        conditions = (deployment or {}).get("status", {}).get("conditions") or ()
+        return any(c.get("type") == "Available" and c.get("status") == "True" for c in conditions)
+
+    @property
+    def synced(self) -> bool:
+        """Whether the cluster-wide caches have been filled."""
+        return all(i.synced for i in (self.deployment, self.hosts, self.images, self.key_pairs, self.pools))
+
+    def informer(self, resource: Resource, **options: Any) -> Informer:
+        """A watch whose changes are reported; `start` runs it."""
+        options = {"max_backoff": _BACKOFF, "on_error": self._other_failed, **options}
+        informer = Informer(self.client, resource, **options)
+        informer.add_handler(lambda change: self._events.changed(self, change))
+        return informer
+
+    def start(self) -> None:
+        """Begin to watch what is not bound to a namespace."""
+        self._run([self.deployment, self.hosts, self.images, self.key_pairs, self.pools])
+
+    def watch_namespace(self, name: str) -> TargetNamespace:
+        """The watches of a target namespace; started on the first call."""
+        if name not in self.namespaces:
+            self.namespaces[name] = TargetNamespace(self, name)
+            self._run(self.namespaces[name].informers)
+        return self.namespaces[name]
+
+    async def unwatch_namespace(self, name: str) -> None:
+        """End the watches of a target namespace that no cluster uses any more."""
+        namespace = self.namespaces.pop(name, None)
+        await self._stop(namespace.informers if namespace else [])
+
+    async def close(self) -> None:
+        """End all watches and close the connection."""
+        await self._stop(list(self._tasks))
+        await self.client.close()
+
+    # Inside
+
+    def _run(self, informers: list[Informer]) -> None:
+        for informer in informers:
+            self._tasks[informer] = asyncio.create_task(informer.run())
+
+    async def _stop(self, informers: list[Informer]) -> None:
+        tasks = [self._tasks.pop(informer) for informer in informers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _other_failed(self, _error: Exception) -> None:
+        self._others_waiting = True
+
+    def _probe_answered(self) -> None:
+        if self._others_waiting:
+            self._others_waiting = False
+            for informer in self._tasks:
+                informer.retry_now()
+        self._events.health(self)
+
+    def _addresses_in_use(self) -> set[str]:
+        """Addresses that a load balancer of ours holds or is about to hold, whatever the pools say.
+
+        While Harvester's load balancer controller takes over a placeholder, it frees the address for a moment.
+        """
+        used: set[str] = set()
+        for namespace in self.namespaces.values():
+            for service in namespace.services.store:
+                used.add(service["spec"].get("loadBalancerIP") or "")
+                ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or ()
+                used.update(entry.get("ip") or "" for entry in ingress)
+            used.update(lb.get("status", {}).get("address") or "" for lb in namespace.load_balancers.store)
+        return used - {"", "0.0.0.0"}
+
+
+class Sessions:
+    """Which HarvesterCluster uses which session and target namespace."""
+
+    def __init__(self, events: SessionEvents) -> None:
+        self._events = events
+        self._sessions: dict[str, Session] = {}
+        self._users: dict[Key, tuple[str, str]] = {}
+
+    def of(self, cluster: Key) -> Session | None:
+        """The session of a HarvesterCluster, once its identity has been read."""
+        fingerprint, _ = self._users.get(cluster, ("", ""))
+        return self._sessions.get(fingerprint)
+
+    def users(self, session: Session, namespace: str = "") -> list[Key]:
+        """HarvesterClusters that use a session (and that target namespace)."""
+        return [
+            key
+            for key, (fingerprint, target) in self._users.items()
+            if fingerprint == session.fingerprint and (not namespace or target == namespace)
+        ]
+
+    async def assign(self, cluster: Key, access: Access, namespace: str) -> Session:
+        """Give a cluster the session of an identity; one that nobody uses any more is closed.
+
+        Raises `KubeconfigError` when the credentials cannot be loaded.
+        """
+        session = self._sessions.get(access.fingerprint)
+        if session is None:
+            session = Session(access, self._events)
+            self._sessions[access.fingerprint] = session
+            session.start()
+            log.info("session opened for %s", access.server)
+        before = self._users.get(cluster)
+        self._users[cluster] = (access.fingerprint, namespace)
+        if before and before != self._users[cluster]:
+            await self._collect(*before)
+        return session
+
+    async def release(self, cluster: Key) -> None:
+        """The cluster is gone."""
+        before = self._users.pop(cluster, None)
+        if before:
+            await self._collect(*before)
+
+    async def close(self) -> None:
+        """End all sessions."""
+        self._users.clear()
+        for session in list(self._sessions.values()):
+            await session.close()
+        self._sessions.clear()
+
+    async def _collect(self, fingerprint: str, namespace: str) -> None:
+        session = self._sessions.get(fingerprint)
+        if session is None:
+            return
+        if not self.users(session):
+            del self._sessions[fingerprint]
+            await session.close()
+            log.info("session closed for %s", session.server)
+        elif not self.users(session, namespace):
+            await session.unwatch_namespace(namespace)
+
+
+def _machine_type(vm: Obj) -> list[str]:
+    value = labels_of(vm).get(names.MACHINE_TYPE_LABEL)
+    return [value] if value else []
+
+
+def _metadata(obj: Obj, *names: str) -> dict[str, Any]:
+    kept = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", *names)
+    return {name: obj["metadata"][name] for name in kept if name in obj["metadata"]}
+
+
+def _slim_instance(vmi: Obj) -> Obj:
+    status = vmi.get("status") or {}
+    kept = ("phase", "nodeName", "interfaces", "conditions", "reason")
+    return {
+        "metadata": _metadata(vmi, "labels", "ownerReferences"),
+        "status": {name: status[name] for name in kept if name in status},
+    }
+
+
+def _slim_claim(claim: Obj) -> Obj:
+    notes = {name: value for name, value in annotations_of(claim).items() if name.startswith("caphv.io/")}
+    return {"metadata": {**_metadata(claim), "annotations": notes}}
+
+
+def _slim_deployment(deployment: Obj) -> Obj:
+    conditions = (deployment.get("status") or {}).get("conditions") or []
+    return {"metadata": _metadata(deployment), "status": {"conditions": conditions}}
+
+
+def _slim_host(node: Obj) -> Obj:
+    return {
+        "metadata": _metadata(node, "labels"),
+        "spec": {"unschedulable": (node.get("spec") or {}).get("unschedulable", False)},
+    }

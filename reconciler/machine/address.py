@@ -1,0 +1,59 @@
+"""The machine's static address: reserved before its VM is made, given back after the VM is gone."""
+
+from __future__ import annotations
+
+from caphv.api.names import ConditionType, Reason
+from reconciler import metrics
+from reconciler.flow import Blocked
+from reconciler.harvester import ipam
+from reconciler.machine.network import (
+    Network,
+    PoolNetwork,
+    StaticAddress,
+    effective_network,
+    serving_pools,
+    with_address,
+)
+from reconciler.machine.scope import MachineScope
+
+
+async def ensure_address(scope: MachineScope) -> Network:
+    """Network of the VM, with an address reserved for it where it comes from a pool. Raises `Blocked` without one."""
+    network = effective_network(scope.spec, scope.cluster_spec)
+    if isinstance(network, StaticAddress):
+        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+        return network
+    if not isinstance(network, PoolNetwork):
+        return network
+    session = scope.session()
+    pools = serving_pools(network, list(session.pools.store), scope.spec.get("networks") or [])
+    metrics.IPPOOL_ALLOCATIONS.inc()
+    answer = await session.allocator.allocate(ipam.AddressRequest(scope.reservation, pools))
+    if isinstance(answer, ipam.Refusal):
+        metrics.IPPOOL_ALLOCATION_ERRORS.inc()
+        for pool in pools:
+            scope.context.waiters.wait(("pool", session.fingerprint, pool), scope.key)
+        exhausted = answer.reason is ipam.Reason.EXHAUSTED
+        raise Blocked(
+            ConditionType.VM_IP_ALLOCATED,
+            Reason.VM_IP_POOL_EXHAUSTED if exhausted else Reason.VM_IP_ALLOCATION_FAILED,
+            answer.message,
+            warn=True,
+        )
+    scope.draft.fields["allocatedIPAddress"] = answer.address
+    scope.draft.fields["allocatedPoolRef"] = answer.pool
+    scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    return with_address(network, answer.address)
+
+
+async def release_address(scope: MachineScope) -> None:
+    """Give back every address that a pool holds under the machine's id.
+
+    The pools are asked, not the status: a crash after the reservation leaves it in the pool alone.
+    """
+    session = scope.session()
+    for pool in list(session.pools.store):
+        allocated = (pool.get("status") or {}).get("allocated") or {}
+        for address in [ip for ip, holder in allocated.items() if holder == scope.reservation]:
+            if await session.allocator.release(pool["metadata"]["name"], address, scope.reservation):
+                metrics.IPPOOL_RELEASES.inc()

@@ -1,0 +1,185 @@
+"""Reconcile one HarvesterMachine: from the Machine's bootstrap data to an initialized Node, and back to nothing."""
+
+from __future__ import annotations
+
+import time
+
+from caphv.api import clusterapi, names
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.resource import Key, Obj, being_deleted, key_of, owner_reference, uid_of
+from reconciler import metrics, resources
+from reconciler.cluster.failuredomains import domain_of_host
+from reconciler.context import Context
+from reconciler.flow import Blocked, StatusDraft
+from reconciler.machine.addresses import VmPhase, addresses, vm_state
+from reconciler.machine.create import ensure_vm
+from reconciler.machine.delete import delete_machine
+from reconciler.machine.node import initialize_node
+from reconciler.machine.scope import MachineScope
+
+# States that do not pass without somebody doing something about them.
+_FAILED = (VmPhase.GONE, VmPhase.STOPPED, VmPhase.UNSCHEDULABLE, VmPhase.FAILED, VmPhase.UNKNOWN)
+
+
+class MachineReconciler:
+    """`reconcile` takes the key of a HarvesterMachine and answers when to come back, if time alone decides."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._series: dict[Key, tuple[str, str]] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Bring one HarvesterMachine closer to its spec. Raises `ApiError`, `Unreachable` for a retry."""
+        obj = self._context.harvester_machines.get(*key)
+        if obj is None:
+            self._forget_metrics(key)
+            return None
+        operation = "delete" if being_deleted(obj) else "normal"
+        started = time.monotonic()
+        try:
+            return await self._reconcile(obj)
+        finally:
+            metrics.MACHINE_RECONCILE_SECONDS.labels(operation).observe(time.monotonic() - started)
+
+    async def _reconcile(self, obj: Obj) -> float | None:
+        scope = self._scope(obj)
+        if clusterapi.paused(scope.cluster, obj):
+            scope.draft.set_true(ConditionType.PAUSED)
+            await self._write(scope)
+            return None
+        if not being_deleted(obj) and (scope.machine is None or scope.cluster is None):
+            return None  # Cluster API sets owner and label first, and that change wakes us
+        scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
+        try:
+            if being_deleted(obj):
+                await self._delete(scope)
+                return None
+            await self._normal(scope)
+        except Blocked as blocked:
+            self._report(scope, blocked)
+            await self._write(scope)
+            return blocked.after
+        except (ApiError, Unreachable):
+            await self._write(scope)
+            raise
+        await self._write(scope)
+        return None
+
+    async def _normal(self, scope: MachineScope) -> None:
+        self._require_infrastructure(scope)
+        await self._context.ensure_finalizer(
+            self._context.harvester_machines, scope.obj, names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER
+        )
+        scope.obj = self._context.harvester_machines.get(*scope.key) or scope.obj
+        vm = await ensure_vm(scope)
+        vmi = scope.namespace().instances.get(scope.target_namespace, scope.name)
+        scope.draft.set_true(ConditionType.MACHINE_CREATED)
+        self._require_running(scope, vm, vmi)
+        was_ready = bool(scope.draft.fields.get("ready"))
+        provider_id = await self._ensure_provider_id(scope, vm)
+        for condition in (
+            ConditionType.VM_PROVISIONING_READY,
+            ConditionType.INFRASTRUCTURE_READY,
+            ConditionType.READY,
+        ):
+            scope.draft.set_true(condition)
+        scope.draft.provisioned(ready=True)
+        if not was_ready:
+            metrics.MACHINE_CREATION_SECONDS.observe(metrics.age(vm["metadata"]["creationTimestamp"]))
+            found = ", ".join(a["address"] for a in scope.draft.fields.get("addresses") or ())
+            scope.tell("MachineReady", f"VM is running with address {found}")
+            await self._write(scope)
+        await initialize_node(scope, provider_id)
+
+    def _require_infrastructure(self, scope: MachineScope) -> None:
+        assert scope.cluster is not None  # noqa: S101 - checked by the caller
+        if scope.harvester_cluster is None or not clusterapi.infrastructure_provisioned(scope.cluster):
+            raise Blocked(
+                ConditionType.INFRASTRUCTURE_READY,
+                Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+                f"waiting for the infrastructure of Cluster {key_of(scope.cluster)}; see its HarvesterCluster",
+            )
+
+    def _require_running(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
+        """Addresses and failure domain into the status; raises `Blocked` unless the VM runs and has an address."""
+        state = vm_state(vm, vmi)
+        found = addresses(vmi) if vmi else []
+        if vmi:
+            scope.draft.fields["addresses"] = found
+            self._place(scope, vmi)
+        if state.phase in _FAILED:
+            raise scope.failed(state.message)
+        if state.phase is not VmPhase.RUNNING:
+            raise scope.in_progress(state.message)
+        if not found:
+            raise scope.in_progress(
+                "VM is running, waiting for its address: the qemu-guest-agent in the guest has not reported one"
+            )
+        if scope.control_plane and scope.cluster_key:
+            self._context.workloads.hint(scope.cluster_key)
+
+    def _place(self, scope: MachineScope, vmi: Obj) -> None:
+        host_name = (vmi.get("status") or {}).get("nodeName")
+        host = scope.session().hosts.get("", host_name) if host_name else None
+        domains = ((scope.harvester_cluster or {}).get("status") or {}).get("failureDomains") or []
+        domain = domain_of_host(domains, host) if host else ""
+        if domain:
+            scope.draft.fields["failureDomain"] = domain
+
+    async def _ensure_provider_id(self, scope: MachineScope, vm: Obj) -> str:
+        """Contract: the Node's own where it has one (another cloud provider may set it), else that of the VM."""
+        assert scope.cluster_key is not None  # noqa: S101 - checked by the caller
+        node = self._context.workloads.node(scope.cluster_key, scope.name)
+        own = node["spec"].get("providerID") if node else None
+        wanted = str(own or scope.spec.get("providerID") or f"{names.PROVIDER_ID_PREFIX}{uid_of(vm)}")
+        if scope.spec.get("providerID") != wanted:
+            await scope.patch_spec({"providerID": wanted})
+        return wanted
+
+    async def _delete(self, scope: MachineScope) -> None:
+        await delete_machine(scope)
+        try:
+            await self._context.remove_finalizer(
+                self._context.harvester_machines,
+                scope.obj,
+                names.MACHINE_FINALIZER,
+                names.LEGACY_MACHINE_FINALIZER,
+            )
+        except NotFound:
+            self._context.harvester_machines.forget(*scope.key)
+
+    def _scope(self, obj: Obj) -> MachineScope:
+        reference = owner_reference(obj, "Machine", resources.CLUSTER_API_GROUP)
+        namespace = obj["metadata"]["namespace"]
+        machine = self._context.machines.get(namespace, reference["name"]) if reference else None
+        cluster = self._context.cluster_of(obj)
+        harvester_cluster = self._context.harvester_cluster_of(cluster) if cluster else None
+        return MachineScope(self._context, obj, machine, cluster, harvester_cluster, StatusDraft(obj))
+
+    def _report(self, scope: MachineScope, blocked: Blocked) -> None:
+        for condition in (blocked.condition, ConditionType.INFRASTRUCTURE_READY, ConditionType.READY):
+            scope.draft.set_false(condition, blocked.reason, blocked.message)
+        scope.draft.provisioned(ready=False)
+        if blocked.warn and not self._said(scope, blocked):
+            scope.warn(blocked.reason, blocked.message)
+
+    @staticmethod
+    def _said(scope: MachineScope, blocked: Blocked) -> bool:
+        """Whether the condition on the server says so already: an Event is for the change."""
+        before = (scope.obj.get("status") or {}).get("conditions") or []
+        return any(c["type"] == blocked.condition and c.get("message") == blocked.message for c in before)
+
+    async def _write(self, scope: MachineScope) -> None:
+        cluster = f"{scope.key.namespace}/{clusterapi.cluster_name(scope.obj)}"
+        self._series[scope.key] = (cluster, str(scope.key))
+        metrics.MACHINE_STATUS.labels(cluster, str(scope.key)).set(int(bool(scope.draft.fields.get("ready"))))
+        try:
+            await self._context.write_status(self._context.harvester_machines, scope.obj, scope.draft)
+        except NotFound:
+            self._context.harvester_machines.forget(*scope.key)
+
+    def _forget_metrics(self, key: Key) -> None:
+        series = self._series.pop(key, None)
+        if series:
+            metrics.MACHINE_STATUS.remove(*series)

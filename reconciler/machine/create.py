@@ -1,0 +1,185 @@
+"""The machine's VM: found and recognised, or made with its cloud-init Secret.
+
+A VM that existed and is gone is never made again: its disks, its etcd member and its Node are lost, and a new VM under
+the old providerID would look like the old one. The machine says so, and its owner replaces it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from caphv.api import clusterapi, names
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
+from caphv.runtime.resource import SECRETS, Key, Obj, annotations_of, key_of
+from reconciler import metrics, resources
+from reconciler.flow import Blocked
+from reconciler.harvester.ownership import Ownership, owned_by, record
+from reconciler.machine import cloudinit
+from reconciler.machine.address import ensure_address
+from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
+from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
+from reconciler.machine.scope import MachineScope
+from reconciler.machine.vm import InvalidSpecError, VirtualMachineInputs, spec_errors, virtual_machine
+
+
+async def ensure_vm(scope: MachineScope) -> Obj:
+    """The machine's VM, made if it never existed. Raises `Blocked` when it cannot be or belongs to somebody else."""
+    namespace = scope.namespace()
+    vm = namespace.vms.get(scope.target_namespace, scope.name)
+    if vm is not None:
+        return await _recognise(scope, vm)
+    if scope.spec.get("providerID") or scope.draft.is_true(ConditionType.MACHINE_CREATED):
+        raise Blocked(
+            ConditionType.VM_PROVISIONING_READY,
+            Reason.MACHINE_NOT_FOUND,
+            f"VirtualMachine {scope.target_namespace}/{scope.name} is gone from Harvester and is not made again under "
+            "its old identity; delete the Machine, or let a MachineHealthCheck replace it",
+            warn=True,
+        )
+    inputs = _inputs(scope)
+    network = await ensure_address(scope)
+    bootstrap = await _bootstrap_data(scope)
+    await _ensure_secret(scope, network, bootstrap)
+    return await _create(scope, inputs)
+
+
+async def _recognise(scope: MachineScope, vm: Obj) -> Obj:
+    judged = owned_by(vm, scope.owner, provider_id=str(scope.spec.get("providerID") or ""))
+    if judged is Ownership.FOREIGN:
+        owner = annotations_of(vm).get(names.OWNER_ANNOTATION, "somebody else")
+        raise scope.failed(
+            f"VirtualMachine {key_of(vm)} exists on Harvester and belongs to {owner}; "
+            "give this machine another name or its cluster another targetNamespace"
+        )
+    wanted = record(scope.owner)
+    if {name: annotations_of(vm).get(name) for name in wanted} != wanted:
+        # Made by the Go provider, or before a move: from now on the VM says whose it is. Nothing restarts by that.
+        patch = {"metadata": {"resourceVersion": vm["metadata"]["resourceVersion"], "annotations": wanted}}
+        client = scope.session().client
+        vm = await client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
+        scope.namespace().vms.observe(vm)
+        scope.tell("VMAdopted", f"took over VirtualMachine {key_of(vm)}")
+    return vm
+
+
+def _inputs(scope: MachineScope) -> VirtualMachineInputs:
+    assert scope.cluster_key is not None  # noqa: S101 - the caller checked
+    session = scope.session()
+    images = _resolved_images(scope)
+    errors = spec_errors(scope.obj, images)
+    if errors:
+        scope.context.waiters.wait((resources.IMAGES.kind, session.fingerprint), scope.key)
+        raise scope.failed("; ".join(map(str, errors)))
+    status = (scope.harvester_cluster or {}).get("status") or {}
+    return VirtualMachineInputs(
+        machine=scope.obj,
+        cluster=scope.cluster_key,
+        target_namespace=scope.target_namespace,
+        owner=scope.owner,
+        images=images,
+        control_plane=scope.control_plane,
+        failure_domain=scope.failure_domain,
+        failure_domains=status.get("failureDomains") or (),
+    )
+
+
+def _resolved_images(scope: MachineScope) -> dict[str, ResolvedImage]:
+    wanted = {volume.get("imageName") for volume in scope.spec.get("volumes") or ()} - {None, ""}
+    images = list(scope.session().images.store)
+    found = {str(name): resolve_image(str(name), images, scope.target_namespace) for name in wanted}
+    return {name: image for name, image in found.items() if image}
+
+
+def _public_key(scope: MachineScope) -> str:
+    reference = str(scope.spec.get("sshKeyPair") or "")
+    if not reference:
+        return ""
+    session = scope.session()
+    namespace, name = qualified(reference, scope.target_namespace)
+    pair = session.key_pairs.get(namespace, name)
+    if pair is None:
+        scope.context.waiters.wait((resources.KEY_PAIRS.kind, session.fingerprint), scope.key)
+        raise scope.failed(
+            f"spec.sshKeyPair is {reference!r}: Harvester has no such KeyPair; create it or correct the name"
+        )
+    return str((pair.get("spec") or {}).get("publicKey") or "")
+
+
+async def _bootstrap_data(scope: MachineScope) -> str:
+    name = clusterapi.bootstrap_secret_name(scope.machine) if scope.machine else ""
+    if not name:
+        raise Blocked(
+            ConditionType.INFRASTRUCTURE_READY,
+            Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+            "waiting for the bootstrap provider to name its data (spec.bootstrap.dataSecretName of the Machine)",
+        )
+    try:
+        secret = await scope.context.client.get(SECRETS, name, scope.key.namespace)
+        value = (secret.get("data") or {})["value"]
+        return base64.b64decode(value).decode()
+    except NotFound:
+        raise Blocked(
+            ConditionType.INFRASTRUCTURE_READY,
+            Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+            f"waiting for bootstrap Secret {name}",
+        ) from None
+    except (KeyError, binascii.Error, UnicodeDecodeError):
+        raise scope.failed(f"bootstrap Secret {name}: key value must hold cloud-config text in UTF-8") from None
+
+
+async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) -> None:
+    nics = len(scope.spec["networks"])
+    try:
+        secret = cloudinit.cloud_init_secret(
+            vm_name=scope.name,
+            namespace=scope.target_namespace,
+            owner=scope.owner,
+            user_data=cloudinit.userdata(
+                bootstrap,
+                ssh_public_key=_public_key(scope),
+                dhcp_interfaces=dhcp_interfaces(network, nics),
+            ),
+            network_data=cloudinit.networkdata(network, nics) if isinstance(network, StaticAddress) else "",
+        )
+    except cloudinit.CloudInitError as error:
+        raise scope.failed(f"bootstrap data cannot be used: {error}") from None
+    client = scope.session().client
+    try:
+        await client.create(SECRETS, secret)
+    except AlreadyExists:
+        # From an attempt that did not get to the VM; what it holds may be of older bootstrap data.
+        existing = await client.get(SECRETS, secret["metadata"]["name"], scope.target_namespace)
+        if owned_by(existing, scope.owner) is Ownership.FOREIGN:
+            owner = annotations_of(existing).get(names.OWNER_ANNOTATION, "somebody else")
+            raise scope.failed(f"Secret {key_of(existing)} on Harvester belongs to {owner}") from None
+        secret["metadata"]["resourceVersion"] = existing["metadata"]["resourceVersion"]
+        await client.replace(SECRETS, secret)
+
+
+async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
+    metrics.MACHINE_CREATE.inc()
+    namespace, client = scope.namespace(), scope.session().client
+    key = Key(scope.target_namespace, scope.name)
+    try:
+        vm = await client.create(resources.VIRTUAL_MACHINES, virtual_machine(inputs))
+    except AlreadyExists:
+        vm = await client.get(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace)
+        namespace.vms.observe(vm)
+        return await _recognise(scope, vm)
+    except InvalidSpecError as error:
+        metrics.MACHINE_CREATE_ERRORS.inc()
+        raise scope.failed(str(error)) from None
+    except (Forbidden, Invalid) as error:
+        # Harvester's admission says what it wants, and may want something that comes later (a network, quota).
+        metrics.MACHINE_CREATE_ERRORS.inc()
+        raise scope.failed(f"Harvester refuses VirtualMachine {key}: {error.message}", after=15) from None
+    except (ApiError, Unreachable) as error:
+        metrics.MACHINE_CREATE_ERRORS.inc()
+        if not isinstance(error, Conflict):
+            scope.warn("VMCreationFailed", f"cannot create VirtualMachine {key}: {error}")
+        raise
+    namespace.vms.observe(vm)
+    scope.tell("VMCreated", f"created VirtualMachine {key} on Harvester")
+    return vm

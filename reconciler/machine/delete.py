@@ -1,0 +1,117 @@
+"""Taking a machine down: VM, disks, cloud-init Secret, address, finalizer, each certain before the next."""
+
+from __future__ import annotations
+
+import json
+
+from caphv.api import names
+from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
+from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted
+from reconciler import metrics, resources
+from reconciler.harvester.ownership import Ownership, owned_by
+from reconciler.harvester.session import TargetNamespace
+from reconciler.machine.address import release_address
+from reconciler.machine.cloudinit import secret_name
+from reconciler.machine.scope import MachineScope
+from reconciler.machine.vm import is_machine_pvc
+
+
+async def delete_machine(scope: MachineScope) -> None:
+    """Go as far as possible; raises `Blocked` while something of the machine is still there."""
+    if _nothing_was_made(scope):
+        return
+    namespace = scope.namespace()
+    vm = namespace.vms.get(scope.target_namespace, scope.name)
+    ours = _ours(scope, vm)
+    if vm is not None and ours:
+        await _delete_vm(scope, namespace, vm)
+    if namespace.instances.get(scope.target_namespace, scope.name) and ours:
+        raise scope.in_progress(f"waiting for VirtualMachineInstance {scope.name} on Harvester to stop")
+    await _delete_disks(scope, namespace)
+    if ours:
+        await _delete_secret(scope)
+    await release_address(scope)
+
+
+def _nothing_was_made(scope: MachineScope) -> bool:
+    """Whether the machine never got as far as Harvester."""
+    touched = (names.ConditionType.MACHINE_CREATED, names.ConditionType.VM_IP_ALLOCATED)
+    return (
+        not scope.spec.get("providerID")
+        and not scope.draft.fields.get("allocatedIPAddress")
+        and not any(scope.draft.is_true(condition) for condition in touched)
+        and scope.harvester_cluster is None
+    )
+
+
+def _ours(scope: MachineScope, vm: Obj | None) -> bool:
+    if vm is None:
+        return True
+    judged = owned_by(vm, scope.owner, provider_id=str(scope.spec.get("providerID") or ""))
+    return judged is not Ownership.FOREIGN
+
+
+async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
+    if not being_deleted(vm):
+        client = scope.session().client
+        metrics.MACHINE_DELETE.inc()
+        try:
+            await _give_up_disks(scope, vm)
+            await client.delete(
+                resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
+            )
+        except (NotFound, Conflict):
+            namespace.vms.forget(scope.target_namespace, scope.name)
+            return
+        except (ApiError, Unreachable) as error:
+            metrics.MACHINE_DELETE_ERRORS.inc()
+            scope.warn("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
+            raise
+        scope.tell("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}")
+    raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to go")
+
+
+async def _give_up_disks(scope: MachineScope, vm: Obj) -> None:
+    """Harvester deletes the disks that this annotation lists at the time of deletion, and keeps all others."""
+    annotations = annotations_of(vm)
+    try:
+        templates = json.loads(annotations.get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or "[]")
+        claims = ",".join(template["metadata"]["name"] for template in templates)
+    except (ValueError, KeyError, TypeError):
+        return  # somebody edited it; the disks are found by name and record afterwards
+    if claims and annotations.get(names.REMOVED_VOLUMES_ANNOTATION) != claims:
+        patch = {"metadata": {"annotations": {names.REMOVED_VOLUMES_ANNOTATION: claims}}}
+        await scope.session().client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
+
+
+async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None:
+    """Disks that Harvester left, for example because somebody else had deleted the VM."""
+    left = [
+        claim
+        for claim in namespace.claims.store
+        if is_machine_pvc(scope.name, claim["metadata"]["name"])
+        and owned_by(claim, scope.owner) is not Ownership.FOREIGN
+    ]
+    for claim in left:
+        name = claim["metadata"]["name"]
+        if being_deleted(claim):
+            continue
+        try:
+            await scope.session().client.delete(
+                PERSISTENT_VOLUME_CLAIMS, name, scope.target_namespace, uid=claim["metadata"]["uid"]
+            )
+        except (NotFound, Conflict):
+            namespace.claims.forget(scope.target_namespace, name)
+    left = [claim for claim in left if namespace.claims.get(scope.target_namespace, claim["metadata"]["name"])]
+    if left:
+        raise scope.in_progress(f"waiting for {len(left)} disk(s) on Harvester to go: {left[0]['metadata']['name']} …")
+
+
+async def _delete_secret(scope: MachineScope) -> None:
+    client, name = scope.session().client, secret_name(scope.name)
+    try:
+        secret = await client.get(SECRETS, name, scope.target_namespace)
+        if owned_by(secret, scope.owner) is not Ownership.FOREIGN:
+            await client.delete(SECRETS, name, scope.target_namespace, uid=secret["metadata"]["uid"])
+    except (NotFound, Conflict):
+        return

@@ -1,0 +1,49 @@
+"""The machine's Node in the workload cluster: its providerID, and the taint that waits for a cloud provider.
+
+Why the provider does this from outside: the cloud controller manager cannot run before the taint is gone on some node
+(a deadlock on the first one), and the providerID must be that of the VM even when no cloud provider is installed.
+"""
+
+from __future__ import annotations
+
+from caphv.api import names
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.resource import NODES, Obj
+from reconciler import metrics
+from reconciler.machine.scope import MachineScope
+
+
+def initialization(node: Obj, provider_id: str) -> dict[str, object] | None:
+    """Strategic merge patch that initializes a Node, None when nothing is left to do.
+
+    A Node's own providerID cannot be changed and is left alone; of the taints only the one is removed.
+    """
+    spec: dict[str, object] = {}
+    if not node["spec"].get("providerID"):
+        spec["providerID"] = provider_id
+    if any(taint.get("key") == names.UNINITIALIZED_TAINT for taint in node["spec"].get("taints") or ()):
+        spec["taints"] = [{"key": names.UNINITIALIZED_TAINT, "$patch": "delete"}]
+    return {"spec": spec} if spec else None
+
+
+async def initialize_node(scope: MachineScope, provider_id: str) -> None:
+    """Initialize the Node if it is there; a workload API that cannot be reached brings the machine back later."""
+    if scope.cluster_key is None:
+        return
+    workloads = scope.context.workloads
+    await workloads.ensure(scope.cluster_key)
+    node, client = workloads.node(scope.cluster_key, scope.name), workloads.client(scope.cluster_key)
+    patch = initialization(node, provider_id) if node else None
+    if node is None or client is None or patch is None:
+        return
+    metrics.NODE_INIT.inc()
+    try:
+        answer = await client.patch(NODES, scope.name, "", patch, patch_type="strategic")
+    except NotFound:
+        return
+    except (ApiError, Unreachable) as error:
+        metrics.NODE_INIT_ERRORS.inc()
+        scope.warn("NodeInitializationFailed", f"cannot initialize Node {scope.name}: {error}")
+        raise
+    workloads.observe(scope.cluster_key, answer)
+    metrics.NODE_INIT_SECONDS.observe(metrics.age(node["metadata"]["creationTimestamp"]))

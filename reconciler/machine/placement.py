@@ -1,0 +1,86 @@
+"""On which hosts a VM may run and should run: its failure domain, the user's affinities, and away from its like."""
+
+import copy
+import hashlib
+import re
+from collections.abc import Iterable
+
+from caphv.api import names
+from caphv.runtime.resource import Key, Obj
+
+HOSTNAME = "kubernetes.io/hostname"
+CLUSTER_LABEL = "caphv.io/cluster"
+DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
+
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?")
+
+
+def label_value(text: str) -> str:
+    """Return `text` if it can be a label value, else its start and a hash: at most 63 characters, one for each text."""
+    if _LABEL_VALUE.fullmatch(text):
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+    start = re.sub(r"[^-_.A-Za-z0-9]", "-", text)[:52].strip("-_.")
+    return f"{start}-{digest}" if start else digest
+
+
+def control_plane_selector(cluster_name: str) -> str:
+    """Return the value of label `harvestercluster/machinetype` on the control plane VMs of a cluster."""
+    return label_value(f"controlplane-{cluster_name}")
+
+
+def group_labels(cluster: Key, machine_labels: dict[str, str], *, control_plane: bool) -> dict[str, str]:
+    """Return the labels that the VMs have in common which should be spread over hosts.
+
+    They are the control planes of a cluster, or the workers of one MachineDeployment. The label of control planes is
+    the Go provider's, so that VMs made by it count too; it names the cluster without its namespace, which at worst
+    spreads two clusters of one name together.
+    """
+    if control_plane:
+        return {names.MACHINE_TYPE_LABEL: control_plane_selector(cluster.name)}
+    labels = {CLUSTER_LABEL: label_value(f"{cluster.namespace}.{cluster.name}")}
+    if deployment := machine_labels.get(DEPLOYMENT_LABEL):
+        labels[DEPLOYMENT_LABEL] = label_value(deployment)
+    return labels
+
+
+def domain_requirement(failure_domain: str, published: Iterable[Obj]) -> Obj | None:
+    """Return the node selector requirement of a failure domain, None for no domain.
+
+    `published` is the HarvesterCluster's `status.failureDomains`; a name that is not there is taken for a host's.
+    """
+    if not failure_domain:
+        return None
+    keys = (
+        (domain.get("attributes") or {}).get("topologyKey")
+        for domain in published
+        if domain.get("name") == failure_domain
+    )
+    return {"key": next(keys, None) or HOSTNAME, "operator": "In", "values": [failure_domain]}
+
+
+def affinity(spec: Obj, group: dict[str, str], requirement: Obj | None) -> Obj:
+    """Return the affinity of a VM from the HarvesterMachine's spec; `group` are labels of VMs to keep away from."""
+    result: Obj = {
+        "podAntiAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [
+                {
+                    "weight": 100,
+                    "podAffinityTerm": {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": dict(group)}},
+                }
+            ]
+        }
+    }
+    node_affinity: Obj = copy.deepcopy(spec.get("nodeAffinity") or {})
+    if requirement:
+        required = node_affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+        # Terms are alternatives: only a requirement in each of them holds in every case.
+        required["nodeSelectorTerms"] = [
+            {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), requirement]}
+            for term in required.get("nodeSelectorTerms") or [{}]
+        ]
+    if node_affinity:
+        result["nodeAffinity"] = node_affinity
+    if spec.get("workloadAffinity"):
+        result["podAffinity"] = copy.deepcopy(spec["workloadAffinity"])
+    return result

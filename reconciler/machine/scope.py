@@ -1,0 +1,126 @@
+"""One reconcile of one HarvesterMachine: the objects it is about and what its phases found out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caphv.api import clusterapi
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.resource import Key, Obj, key_of
+from reconciler import resources
+from reconciler.context import Context, with_kind
+from reconciler.flow import Blocked, StatusDraft
+from reconciler.harvester.ownership import Owner
+from reconciler.harvester.session import Session, TargetNamespace
+
+
+@dataclass(slots=True)
+class MachineScope:
+    """`obj` is the HarvesterMachine; the other three may be missing while a machine is deleted."""
+
+    context: Context
+    obj: Obj
+    machine: Obj | None
+    cluster: Obj | None
+    harvester_cluster: Obj | None
+    draft: StatusDraft
+
+    @property
+    def key(self) -> Key:
+        """Key of the HarvesterMachine."""
+        return key_of(self.obj)
+
+    @property
+    def name(self) -> str:
+        """Name of machine, VM, host and Node (contract)."""
+        return self.key.name
+
+    @property
+    def spec(self) -> Obj:
+        """The HarvesterMachine's spec."""
+        return dict(self.obj.get("spec") or {})
+
+    @property
+    def cluster_spec(self) -> Obj:
+        """The HarvesterCluster's spec, empty when it is gone."""
+        return dict((self.harvester_cluster or {}).get("spec") or {})
+
+    @property
+    def cluster_key(self) -> Key | None:
+        """Key of the Cluster."""
+        return key_of(self.cluster) if self.cluster else None
+
+    @property
+    def target_namespace(self) -> str:
+        """Namespace of the VM on Harvester."""
+        return str(self.cluster_spec.get("targetNamespace") or "")
+
+    @property
+    def owner(self) -> Owner:
+        """Record on what is made for this machine on Harvester."""
+        return self.context.owner(resources.HARVESTER_MACHINES.kind, self.obj)
+
+    @property
+    def reservation(self) -> str:
+        """Id under which pools hold the machine's address (contract: `<HarvesterMachine namespace>/<name>`)."""
+        return f"{self.key.namespace}/{self.name}"
+
+    @property
+    def control_plane(self) -> bool:
+        """Whether the machine belongs to the control plane."""
+        return clusterapi.is_control_plane(self.obj) or bool(self.machine and clusterapi.is_control_plane(self.machine))
+
+    @property
+    def failure_domain(self) -> str:
+        """Domain that the machine has to run in: its own choice first, else the Machine's; empty for any."""
+        own = str(self.spec.get("failureDomain") or "")
+        return own or (clusterapi.failure_domain(self.machine) if self.machine else "")
+
+    def session(self) -> Session:
+        """Session of the cluster. Raises `Blocked` while Harvester cannot be talked to."""
+        session = self.context.sessions.of(key_of(self.harvester_cluster)) if self.harvester_cluster else None
+        if session is None:
+            raise self.in_progress("waiting for the HarvesterCluster to connect to Harvester")
+        if session.error:
+            raise Blocked(
+                ConditionType.VM_PROVISIONING_READY,
+                Reason.HARVESTER_AUTHENTICATION_FAILED if session.unauthorized else Reason.HARVESTER_CONNECTION_FAILED,
+                f"Harvester at {session.server} does not answer; see the HarvesterCluster's conditions",
+            )
+        return session
+
+    def namespace(self) -> TargetNamespace:
+        """Caches of the target namespace. Raises `Blocked` until absence in them means absence."""
+        session = self.session()
+        namespace = session.watch_namespace(self.target_namespace)
+        if not namespace.synced or not session.synced:
+            raise Blocked(
+                ConditionType.VM_PROVISIONING_READY,
+                Reason.VM_PROVISIONING_IN_PROGRESS,
+                f"reading what exists in namespace {self.target_namespace} on Harvester",
+                after=0.2,
+            )
+        return namespace
+
+    def in_progress(self, message: str) -> Blocked:
+        """The VM has to wait for something normal."""
+        return Blocked(ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_IN_PROGRESS, message)
+
+    def failed(self, message: str, *, after: float | None = None) -> Blocked:
+        """The VM cannot be made until somebody changes something."""
+        return Blocked(
+            ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_FAILED, message, warn=True, after=after
+        )
+
+    def warn(self, reason: str, message: str) -> None:
+        """Event for an operator: something is wrong."""
+        self.context.events.event(with_kind(resources.HARVESTER_MACHINES, self.obj), "Warning", reason, message)
+
+    def tell(self, reason: str, message: str) -> None:
+        """Event for an operator: something went well."""
+        self.context.events.event(with_kind(resources.HARVESTER_MACHINES, self.obj), "Normal", reason, message)
+
+    async def patch_spec(self, spec: dict[str, object]) -> None:
+        """Merge fields into the spec of the HarvesterMachine."""
+        self.obj = await self.context.patch_spec(self.context.harvester_machines, self.obj, spec)
+        self.draft.generation = int(self.obj["metadata"]["generation"])

@@ -1,0 +1,183 @@
+"""The VirtualMachine of a HarvesterMachine, exactly as the contract describes it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from caphv.api import names
+from caphv.runtime.resource import Key, Obj
+from reconciler.harvester.ownership import Owner, record
+from reconciler.machine.cloudinit import secret_name
+from reconciler.machine.disks import (
+    ResolvedImage,
+    claim,
+    is_machine_pvc,
+    pvc_name,
+    qualified,
+    resolve_image,
+)
+from reconciler.machine.placement import (
+    affinity,
+    control_plane_selector,
+    domain_requirement,
+    group_labels,
+    label_value,
+)
+from reconciler.machine.specification import InvalidSpecError, SpecError, spec_errors
+
+__all__ = [
+    "InvalidSpecError",
+    "ResolvedImage",
+    "SpecError",
+    "VirtualMachineInputs",
+    "control_plane_selector",
+    "is_machine_pvc",
+    "resolve_image",
+    "spec_errors",
+    "virtual_machine",
+]
+
+
+@dataclass(frozen=True)
+class VirtualMachineInputs:
+    """All a VirtualMachine depends on.
+
+    `machine` is the HarvesterMachine, `cluster` the key of its Cluster, `images` has the image for each `imageName` of
+    its volumes that was found, `failure_domains` is the HarvesterCluster's `status.failureDomains`.
+    """
+
+    machine: Obj
+    cluster: Key
+    target_namespace: str
+    owner: Owner
+    images: Mapping[str, ResolvedImage]
+    control_plane: bool = False
+    failure_domain: str = ""
+    failure_domains: Sequence[Obj] = ()
+
+
+def virtual_machine(inputs: VirtualMachineInputs) -> Obj:
+    """Return the VirtualMachine to create. Raises InvalidSpecError with every field that is wrong."""
+    if errors := spec_errors(inputs.machine, inputs.images):
+        raise InvalidSpecError(errors)
+    name = inputs.machine["metadata"]["name"]
+    owned = record(inputs.owner)
+    claims = _claims(inputs, owned)
+    labels = _labels(inputs)
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {
+            "name": name,
+            "namespace": inputs.target_namespace,
+            "labels": labels,
+            "annotations": {
+                names.VOLUME_CLAIM_TEMPLATES_ANNOTATION: json.dumps(claims, separators=(",", ":")),
+                names.NETWORK_IPS_ANNOTATION: "[]",
+                **owned,
+            },
+        },
+        "spec": {
+            "runStrategy": "Always",
+            "template": {
+                "metadata": {"labels": dict(labels), "annotations": _template_annotations(inputs, claims)},
+                "spec": _instance_spec(inputs, claims),
+            },
+        },
+    }
+
+
+def _claims(inputs: VirtualMachineInputs, annotations: dict[str, str]) -> list[Obj]:
+    metadata = inputs.machine["metadata"]
+    return [
+        claim(
+            pvc_name(metadata["name"], metadata["uid"], index),
+            volume,
+            inputs.images.get(volume.get("imageName", "")),
+            annotations,
+        )
+        for index, volume in enumerate(inputs.machine["spec"]["volumes"])
+    ]
+
+
+def _group(inputs: VirtualMachineInputs) -> dict[str, str]:
+    machine_labels = inputs.machine["metadata"].get("labels") or {}
+    return group_labels(inputs.cluster, machine_labels, control_plane=inputs.control_plane)
+
+
+def _labels(inputs: VirtualMachineInputs) -> dict[str, str]:
+    name = label_value(inputs.machine["metadata"]["name"])
+    return {
+        names.CREATOR_LABEL: "harvester",
+        names.VM_NAME_LABEL: name,
+        names.VM_NAME_PREFIX_LABEL: name,
+        **_group(inputs),
+    }
+
+
+def _template_annotations(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> dict[str, str]:
+    key_pair = inputs.machine["spec"].get("sshKeyPair")
+    key_pairs = ["/".join(qualified(key_pair, inputs.target_namespace))] if key_pair else []
+    return {
+        names.DISK_NAMES_ANNOTATION: json.dumps([claim["metadata"]["name"] for claim in claims]),
+        names.SSH_NAMES_ANNOTATION: json.dumps(key_pairs),
+        # On workers too, as the Go provider has it; only the label says what is a control plane.
+        names.MACHINE_TYPE_LABEL: control_plane_selector(inputs.cluster.name),
+    }
+
+
+def _instance_spec(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> Obj:
+    spec = inputs.machine["spec"]
+    secret = {"name": secret_name(inputs.machine["metadata"]["name"])}
+    volumes: list[Obj] = [
+        {"name": f"disk-{index}", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+        for index, claim in enumerate(claims)
+    ]
+    volumes.append(
+        {"name": "cloudinitdisk", "cloudInitNoCloud": {"secretRef": secret, "networkDataSecretRef": dict(secret)}}
+    )
+    return {
+        "hostname": inputs.machine["metadata"]["name"],
+        "networks": [
+            {"name": f"nic-{number}", "multus": {"networkName": network}}
+            for number, network in enumerate(spec["networks"], start=1)
+        ],
+        "volumes": volumes,
+        "domain": _domain(spec),
+        "affinity": affinity(spec, _group(inputs), domain_requirement(inputs.failure_domain, inputs.failure_domains)),
+    }
+
+
+def _domain(spec: Obj) -> Obj:
+    cores, memory = int(spec["cpu"]), str(spec["memory"])
+    domain: Obj = {
+        "cpu": {"cores": cores, "sockets": 1, "threads": 1},
+        "memory": {"guest": memory},
+        "resources": {"requests": {"memory": memory}, "limits": {"cpu": str(cores), "memory": memory}},
+        "devices": {
+            "inputs": [{"name": "tablet", "bus": "usb", "type": "tablet"}],
+            "interfaces": [
+                {"name": f"nic-{number}", "model": "virtio", "bridge": {}}
+                for number in range(1, len(spec["networks"]) + 1)
+            ],
+            "disks": [
+                *(_disk(f"disk-{index}", volume.get("bootOrder")) for index, volume in enumerate(spec["volumes"])),
+                _disk("cloudinitdisk"),
+            ],
+        },
+    }
+    firmware, tpm = spec.get("firmware") or {}, spec.get("tpm") or {}
+    if firmware.get("efi"):
+        secure = bool(firmware.get("secureBoot"))
+        # Explicit, because KubeVirt takes an absent secureBoot for true.
+        domain["firmware"] = {"bootloader": {"efi": {"secureBoot": secure}}}
+        if secure:
+            domain["features"] = {"smm": {"enabled": True}}
+    if tpm.get("enabled"):
+        domain["devices"]["tpm"] = {"persistent": bool(tpm.get("persistent"))}
+    return domain
+
+
+def _disk(name: str, boot_order: int | None = None) -> Obj:
+    disk: Obj = {"name": name, "disk": {"bus": "virtio"}}
+    return {**disk, "bootOrder": int(boot_order)} if boot_order else disk

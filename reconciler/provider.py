@@ -1,0 +1,235 @@
+"""The provider put together: caches, sessions, workload clusters and both controllers, on one manager."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from caphv.api import clusterapi, names
+from caphv.runtime.access import own_configuration
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.controller import Controller
+from caphv.runtime.election import LeaderElection
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.events import EventRecorder
+from caphv.runtime.manager import Addresses, Manager
+from caphv.runtime.resource import NAMESPACES, SECRETS, Key, Obj, key_of, uid_of
+from reconciler import resources
+from reconciler.cluster.controller import ClusterReconciler
+from reconciler.context import Context
+from reconciler.flow import Waiters
+from reconciler.harvester.session import Session, SessionEvents, Sessions
+from reconciler.machine.controller import MachineReconciler
+from reconciler.watches import Watches
+from reconciler.workload import Workloads
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "caphv-controller-manager"
+_DEFAULT_NAMESPACE = "caphv-system"
+_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `caphv run` can be told; `namespace` and `watch_filter` limit which objects this process cares for."""
+
+    kubeconfig: str = ""
+    namespace: str = ""
+    watch_filter: str = ""
+    leader_elect: bool = False
+    concurrency: int = 32
+    addresses: Addresses = field(default_factory=Addresses)
+
+
+async def run(options: Options, stop: asyncio.Event) -> None:
+    """Run the provider until `stop` is set. Raises `KubeconfigError`, `LeaseLost`."""
+    client = ApiClient(await own_configuration(options.kubeconfig), name="management")
+    try:
+        provider = await Provider.connect(client, options)
+        await provider.manager.run(stop)
+    finally:
+        await client.close()
+
+
+class Provider:
+    """All parts, wired; `manager.run` makes them live."""
+
+    def __init__(
+        self, client: ApiClient, options: Options, *, cluster_api_version: str, management_cluster: str
+    ) -> None:
+        self.manager = Manager(addresses=options.addresses, election=_election(client, options))
+        selector = f"{names.WATCH_FILTER_LABEL}={options.watch_filter}" if options.watch_filter else ""
+        namespace = options.namespace
+        events = EventRecorder(client, COMPONENT)
+        clusters = Informer(client, resources.clusters(cluster_api_version), namespace=namespace)
+        machines = Informer(
+            client,
+            resources.machines(cluster_api_version),
+            namespace=namespace,
+            indexes={"bootstrap": _bootstrap_secret},
+        )
+        # Identity Secrets may live in any namespace; of Secrets only the metadata is ever held.
+        secrets = Informer(client, SECRETS, metadata_only=True, transform=_slim_secret)
+        harvester_clusters = Informer(
+            client,
+            resources.HARVESTER_CLUSTERS,
+            namespace=namespace,
+            label_selector=selector,
+            indexes={"identity": _identity_secret},
+        )
+        harvester_machines = Informer(
+            client,
+            resources.HARVESTER_MACHINES,
+            namespace=namespace,
+            label_selector=selector,
+            indexes={"cluster": _cluster, "name": _name},
+        )
+        context = Context(
+            client=client,
+            management_cluster=management_cluster,
+            events=events,
+            clusters=clusters,
+            machines=machines,
+            secrets=secrets,
+            harvester_clusters=harvester_clusters,
+            harvester_machines=harvester_machines,
+            sessions=Sessions(SessionEvents(self._harvester_changed, self._harvester_health)),
+            workloads=Workloads(client, secrets, self._node_changed),
+            waiters=Waiters(self._enqueue_any),
+            enqueue_cluster=self._enqueue_cluster,
+            enqueue_machine=self._enqueue_machine,
+        )
+        self.context = context
+        self.clusters = Controller(
+            "harvestercluster", ClusterReconciler(context).reconcile, concurrency=options.concurrency
+        )
+        self.machines = Controller(
+            "harvestermachine",
+            MachineReconciler(context).reconcile,
+            concurrency=options.concurrency,
+            group_of=self._harvester_of,
+            group_limit=max(1, options.concurrency * 3 // 4),
+        )
+        self.watches = Watches(context)
+        for informer in (clusters, machines, secrets, harvester_clusters, harvester_machines):
+            self.manager.add_informer(informer)
+        self.manager.add_controller(self.clusters)
+        self.manager.add_controller(self.machines)
+        self.manager.add_task(events.run)
+        self.manager.on_start(self._start)
+        self.manager.on_stop(self._stop)
+
+    @classmethod
+    async def connect(cls, client: ApiClient, options: Options) -> Provider:
+        """Find out what the management cluster is and speaks, waiting for it as long as it takes."""
+        delay = 0.5
+        while True:
+            try:
+                version = await _cluster_api_version(client)
+                management_cluster = uid_of(await client.get(NAMESPACES, "kube-system"))
+                return cls(client, options, cluster_api_version=version, management_cluster=management_cluster)
+            except (NotFound, Unreachable) as error:
+                log.warning("management cluster is not ready, trying again in %.1f s: %s", delay, error)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 15)
+
+    # Handlers close over the provider, because queues exist only after the context that they work on.
+
+    def _enqueue_cluster(self, key: Key) -> None:
+        self.clusters.enqueue(key)
+
+    def _enqueue_machine(self, key: Key) -> None:
+        self.machines.enqueue(key)
+
+    def _enqueue_any(self, key: Key) -> None:
+        # Names of the two kinds may be equal; a key too many costs a look into a cache.
+        self.clusters.enqueue(key)
+        self.machines.enqueue(key)
+
+    def _harvester_changed(self, session: Session, change: Change) -> None:
+        self.watches.harvester(session, change)
+
+    def _harvester_health(self, session: Session) -> None:
+        self.watches.health(session)
+
+    def _node_changed(self, cluster: Key, change: Change) -> None:
+        self.watches.node(cluster, change)
+
+    def _harvester_of(self, key: Key) -> str:
+        """Queue group of a machine: its Harvester, so that a slow one never takes all workers."""
+        machine = self.context.harvester_machines.get(*key)
+        cluster = self.context.cluster_of(machine) if machine else None
+        harvester_cluster = self.context.harvester_cluster_of(cluster) if cluster else None
+        session = self.context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
+        return session.fingerprint if session else ""
+
+    async def _start(self) -> None:
+        self.watches.connect()
+
+    async def _stop(self) -> None:
+        await self.context.events.flush()
+        await self.context.workloads.close()
+        await self.context.sessions.close()
+
+
+async def _cluster_api_version(client: ApiClient) -> str:
+    """Newest version of Cluster API that both sides know. Raises `NotFound` while it is not installed."""
+    group = await client.request("GET", f"/apis/{resources.CLUSTER_API_GROUP}")
+    served = {version["version"] for version in group["versions"]}
+    for version in resources.CLUSTER_API_VERSIONS:
+        if version in served:
+            return version
+    raise ApiError(0, "Unsupported", f"Cluster API serves {sorted(served)}, needed is one of v1beta2, v1beta1")
+
+
+def _election(client: ApiClient, options: Options) -> LeaderElection | None:
+    if not options.leader_elect:
+        return None
+    # Deployments that share the load by filter or namespace each need a leader of their own.
+    share = re.sub(r"[^a-z0-9]+", "-", f"{options.watch_filter} {options.namespace}".lower()).strip("-")
+    name = f"{share}.{names.LEASE}" if share else names.LEASE
+    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+    return LeaderElection(client, namespace=_own_namespace(), name=name, identity=identity)
+
+
+def _own_namespace() -> str:
+    if os.environ.get("POD_NAMESPACE"):
+        return os.environ["POD_NAMESPACE"]
+    try:
+        with open(_NAMESPACE_FILE) as file:
+            return file.read().strip() or _DEFAULT_NAMESPACE
+    except OSError:
+        return _DEFAULT_NAMESPACE
+
+
+def _slim_secret(secret: Obj) -> Obj:
+    metadata = secret["metadata"]
+    kept = ("name", "namespace", "uid", "resourceVersion")
+    return {"metadata": {name: metadata[name] for name in kept if name in metadata}}
+
+
+def _bootstrap_secret(machine: Obj) -> Iterable[str]:
+    name = clusterapi.bootstrap_secret_name(machine)
+    return [f"{machine['metadata']['namespace']}/{name}"] if name else []
+
+
+def _identity_secret(cluster: Obj) -> Iterable[str]:
+    reference = (cluster.get("spec") or {}).get("identitySecret") or {}
+    return [f"{reference.get('namespace')}/{reference.get('name')}"]
+
+
+def _cluster(machine: Obj) -> Iterable[str]:
+    name = clusterapi.cluster_name(machine)
+    return [f"{machine['metadata']['namespace']}/{name}"] if name else []
+
+
+def _name(machine: Obj) -> Iterable[str]:
+    return [machine["metadata"]["name"]]
