@@ -1,0 +1,326 @@
+import copy
+import ipaddress
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.harvester.ipam import (
+    AddressRequest,
+    Grant,
+    InvalidPoolError,
+    Reason,
+    free_count,
+    holder,
+    plan_allocations,
+    plan_releases,
+    pool_capacity,
+)
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+
+
+def pool(name: str = "p", *ranges: Obj, allocated: dict[str, str] | None = None, history: Any = None) -> Obj:
+    spec = list(ranges) or [
+        {"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.10", "rangeEnd": "10.0.0.14", "gateway": "10.0.0.1"}
+    ]
+    obj: Obj = {"metadata": {"name": name, "resourceVersion": "7"}, "spec": {"ranges": spec}}
+    total = pool_capacity(obj)
+    used = dict(allocated or {})
+    obj["status"] = {"allocated": used, "total": total, "available": total - len(used), "lastAllocated": ""}
+    if history:
+        obj["status"]["allocatedHistory"] = dict(history)
+    return obj
+
+
+def merge(target: Obj, patch: Obj) -> Obj:
+    """Apply a JSON merge patch as an API server does."""
+    result = copy.deepcopy(target)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            result[key] = merge(result.get(key) or {}, value)
+        else:
+            result[key] = value
+    return result
+
+
+def request(name: str, *pools: str, address: str = "") -> AddressRequest:
+    return AddressRequest(f"ns/{name}", pools or ("p",), address)
+
+
+class TestCapacity:
+    @pytest.mark.parametrize(
+        ("spec", "capacity"),
+        [
+            ({"subnet": "10.0.0.0/24"}, 253),
+            ({"subnet": "10.0.0.0/24", "gateway": "10.0.0.254"}, 253),
+            ({"subnet": "10.0.0.7/24"}, 253),
+            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.10", "rangeEnd": "10.0.0.19"}, 10),
+            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.1", "rangeEnd": "10.0.0.2"}, 1),
+            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.19", "rangeEnd": "10.0.0.10"}, 10),
+            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.0", "rangeEnd": "10.0.0.255"}, 253),
+            ({"subnet": "10.0.0.0/16"}, 65533),
+            ({"subnet": "10.0.0.0/30"}, 1),
+            ({"subnet": "10.0.0.0/31"}, 2),
+            ({"subnet": "10.0.0.5/32"}, 1),
+            ({"subnet": "fd00::/64"}, 2**64 - 2),
+        ],
+    )
+    def test_of_a_range(self, spec: Obj, capacity: int) -> None:
+        assert pool_capacity({"metadata": {"name": "p"}, "spec": {"ranges": [spec]}}) == capacity
+
+    def test_ranges_add_up(self) -> None:
+        assert pool_capacity(pool("p", {"subnet": "10.0.0.0/30"}, {"subnet": "10.0.1.0/31"})) == 3
+
+    def test_free_count_ignores_holders_outside_of_the_ranges(self) -> None:
+        assert free_count(pool(allocated={"10.0.0.10": "a", "10.9.9.9": "b", "junk": "c"})) == 4
+
+    @pytest.mark.parametrize(
+        ("spec", "words"),
+        [
+            ({"subnet": "junk"}, "subnet 'junk'"),
+            ({}, "subnet ''"),
+            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.1.1"}, "rangeStart 10.0.1.1 is not in"),
+            ({"subnet": "10.0.0.0/24", "rangeEnd": "x"}, "rangeEnd 'x'"),
+            ({"subnet": "10.0.0.0/24", "gateway": "10.1.0.1"}, "gateway 10.1.0.1"),
+        ],
+    )
+    def test_invalid_range_names_field_and_value(self, spec: Obj, words: str) -> None:
+        with pytest.raises(InvalidPoolError, match=words):
+            pool_capacity({"metadata": {"name": "p"}, "spec": {"ranges": [spec]}})
+
+
+class TestAllocation:
+    def test_first_free_addresses_in_order(self) -> None:
+        plan = plan_allocations({"p": pool(allocated={"10.0.0.11": "ns/x"})}, [request("a"), request("b")])
+        assert plan.grants == {"ns/a": Grant("p", "10.0.0.10"), "ns/b": Grant("p", "10.0.0.12")}
+        assert plan.patches == {
+            "p": {
+                "metadata": {"resourceVersion": "7"},
+                "status": {
+                    "allocated": {"10.0.0.10": "ns/a", "10.0.0.12": "ns/b"},
+                    "available": 2,
+                    "total": 5,
+                    "lastAllocated": "10.0.0.12",
+                },
+            }
+        }
+
+    def test_what_is_held_is_adopted_without_a_write(self) -> None:
+        pools = {"p": pool(), "q": pool("q", {"subnet": "10.1.0.0/24"}, allocated={"10.1.0.9": "ns/a"})}
+        plan = plan_allocations(pools, [request("a", "p", "q")], excluded={"10.1.0.9"})
+        assert plan.grants == {"ns/a": Grant("q", "10.1.0.9", adopted=True)}
+        assert plan.patches == {}
+
+    def test_the_address_it_had_before(self) -> None:
+        history = {"10.0.0.13": "ns/a", "10.0.0.12": "ns/b"}
+        plan = plan_allocations({"p": pool(history=history)}, [request("a")])
+        assert plan.grants["ns/a"].address == "10.0.0.13"
+        assert plan.patches["p"]["status"]["allocatedHistory"] == {"10.0.0.13": None}
+
+    @pytest.mark.parametrize("taken", ["allocated", "excluded", "outside"])
+    def test_another_when_the_address_it_had_is_not_to_be_had(self, taken: str) -> None:
+        address = "10.0.0.200" if taken == "outside" else "10.0.0.13"
+        allocated = {address: "ns/x"} if taken == "allocated" else {}
+        excluded = [address] if taken == "excluded" else []
+        plan = plan_allocations({"p": pool(allocated=allocated, history={address: "ns/a"})}, [request("a")], excluded)
+        assert plan.grants["ns/a"].address == "10.0.0.10"
+
+    def test_excluded_addresses_are_skipped(self) -> None:
+        plan = plan_allocations({"p": pool()}, [request("a")], excluded=["10.0.0.10", "10.0.0.11"])
+        assert plan.grants["ns/a"].address == "10.0.0.12"
+
+    def test_never_gateway_network_or_broadcast(self) -> None:
+        spec = {"subnet": "10.0.0.0/29", "gateway": "10.0.0.3"}
+        plan = plan_allocations({"p": pool("p", spec)}, [request(str(n)) for n in range(9)])
+        assert [grant.address for grant in plan.grants.values()] == [f"10.0.0.{n}" for n in (1, 2, 4, 5, 6)]
+        assert {refusal.reason for refusal in plan.refusals.values()} == {Reason.EXHAUSTED}
+
+    def test_falls_back_from_pool_to_pool_and_range_to_range(self) -> None:
+        pools = {
+            "a": pool("a", {"subnet": "10.0.0.4/32"}, {"subnet": "10.0.0.5/32"}),
+            "b": pool("b", {"subnet": "10.1.0.0/31"}),
+        }
+        plan = plan_allocations(pools, [request(str(n), "a", "b") for n in range(4)])
+        assert [grant.address for grant in plan.grants.values()] == ["10.0.0.4", "10.0.0.5", "10.1.0.0", "10.1.0.1"]
+        assert set(plan.patches) == {"a", "b"}
+
+    def test_missing_pool_is_passed_over(self) -> None:
+        assert plan_allocations({"p": pool()}, [request("a", "gone", "p")]).grants["ns/a"].pool == "p"
+
+    @pytest.mark.parametrize(
+        ("pools", "wanted", "reason", "words"),
+        [
+            ({}, ["gone"], Reason.MISSING_POOL, "IPPool gone does not exist"),
+            ({"p": pool("p", {"subnet": "10.0.0.1/32"}, allocated={"10.0.0.1": "x"})}, ["p"], Reason.EXHAUSTED, "IPPool p"),
+            ({"p": {"metadata": {"name": "p"}, "spec": {"ranges": [{"subnet": "x"}]}}}, ["p"], Reason.INVALID_POOL, "'x'"),
+        ],
+    )
+    def test_refusals_name_the_pool(self, pools: Any, wanted: list[str], reason: Reason, words: str) -> None:
+        refusal = plan_allocations(pools, [request("a", *wanted)]).refusals["ns/a"]
+        assert refusal.reason is reason
+        assert words in refusal.message
+
+    def test_no_pool_at_all(self) -> None:
+        assert plan_allocations({}, [AddressRequest("ns/a", ())]).refusals["ns/a"].reason is Reason.NO_POOL
+
+    def test_broken_pool_does_not_stop_the_others(self) -> None:
+        broken = {"metadata": {"name": "b"}, "spec": {"ranges": [{"subnet": "x"}]}}
+        plan = plan_allocations({"b": broken, "p": pool()}, [request("a", "b", "p"), request("c", "b")])
+        assert set(plan.grants) == {"ns/a"}
+        assert set(plan.refusals) == {"ns/c"}
+
+    def test_pool_that_nobody_has_counted_yet(self) -> None:
+        fresh = pool()
+        del fresh["status"]
+        status = plan_allocations({"p": fresh}, [request("a")]).patches["p"]["status"]
+        assert (status["total"], status["available"], status["lastAllocated"]) == (5, 4, "10.0.0.10")
+
+    def test_available_is_counted_down_even_when_it_is_wrong(self) -> None:
+        wrong = pool()
+        wrong["status"]["available"] = 100
+        assert plan_allocations({"p": wrong}, [request("a")]).patches["p"]["status"]["available"] == 99
+
+    def test_one_id_twice_gets_one_address(self) -> None:
+        plan = plan_allocations({"p": pool()}, [request("a"), request("a")])
+        assert plan.patches["p"]["status"]["allocated"] == {"10.0.0.10": "ns/a"}
+
+    def test_overlapping_pools_do_not_give_one_address_twice(self) -> None:
+        pools = {"p": pool("p"), "q": pool("q")}
+        plan = plan_allocations(pools, [request("a", "p"), request("b", "q")])
+        assert plan.grants["ns/a"].address != plan.grants["ns/b"].address
+
+
+class TestAddressInUse:
+    def test_is_reserved_again_although_excluded_and_before_others(self) -> None:
+        plan = plan_allocations(
+            {"p": pool()}, [request("new"), request("a", address="10.0.0.10")], excluded={"10.0.0.10"}
+        )
+        assert plan.grants["ns/a"] == Grant("p", "10.0.0.10")
+        assert plan.grants["ns/new"].address == "10.0.0.11"
+
+    def test_is_adopted(self) -> None:
+        plan = plan_allocations({"p": pool(allocated={"10.0.0.12": "ns/a"})}, [request("a", address="10.0.0.12")])
+        assert plan.grants["ns/a"] == Grant("p", "10.0.0.12", adopted=True)
+
+    def test_is_never_replaced_by_another(self) -> None:
+        pools = {"p": pool(allocated={"10.0.0.12": "ns/x"})}
+        plan = plan_allocations(pools, [request("a", address="10.0.0.12"), request("b", address="10.9.9.9")])
+        assert plan.refusals["ns/a"].reason is Reason.TAKEN
+        assert "ns/x" in plan.refusals["ns/a"].message
+        assert "10.9.9.9 is in no range" in plan.refusals["ns/b"].message
+        assert not plan.grants
+
+    def test_two_of_one_plan_cannot_both_have_it(self) -> None:
+        plan = plan_allocations({"p": pool()}, [request("a", address="10.0.0.12"), request("b", address="10.0.0.12")])
+        assert set(plan.grants) == {"ns/a"}
+        assert plan.refusals["ns/b"].reason is Reason.TAKEN
+
+
+class TestRelease:
+    def test_moves_to_history(self) -> None:
+        release = plan_releases(pool(allocated={"10.0.0.10": "ns/a", "10.0.0.11": "ns/b"}), [("10.0.0.10", "ns/a")])
+        assert release.released == ("10.0.0.10",)
+        assert release.patch == {
+            "metadata": {"resourceVersion": "7"},
+            "status": {
+                "allocated": {"10.0.0.10": None},
+                "allocatedHistory": {"10.0.0.10": "ns/a"},
+                "available": 4,
+                "total": 5,
+                "lastAllocated": "",
+            },
+        }
+
+    def test_only_of_the_holder(self) -> None:
+        release = plan_releases(pool(allocated={"10.0.0.10": "ns/b"}), [("10.0.0.10", "ns/a"), ("10.0.0.11", "ns/a")])
+        assert release.patch is None
+        assert release.foreign == {"10.0.0.10": "ns/b"}
+        assert release.absent == ("10.0.0.11",)
+
+    def test_twice_in_one_call_counts_once(self) -> None:
+        entry = ("10.0.0.10", "ns/a")
+        release = plan_releases(pool(allocated={"10.0.0.10": "ns/a"}), [entry, entry])
+        assert release.patch is not None
+        assert release.patch["status"]["available"] == 5
+
+    def test_holder(self) -> None:
+        assert holder(pool(allocated={"10.0.0.10": "ns/a"}), "10.0.0.10") == "ns/a"
+        assert holder(pool(), "10.0.0.10") is None
+        assert holder({"metadata": {"name": "p"}}, "10.0.0.10") is None
+
+
+ADDRESSES = [f"10.0.0.{n}" for n in range(10, 15)]
+IDS = st.sampled_from([f"ns/m{n}" for n in range(8)])
+states = st.builds(
+    lambda allocated, history: pool(allocated=allocated, history=history),
+    st.dictionaries(st.sampled_from(ADDRESSES), IDS, max_size=5).map(
+        lambda entries: {address: identity for identity, address in {i: a for a, i in entries.items()}.items()}
+    ),
+    st.dictionaries(st.sampled_from(ADDRESSES), IDS, max_size=5),
+)
+requests = st.lists(st.builds(lambda identity: AddressRequest(identity, ("p",)), IDS), max_size=8)
+exclusions = st.sets(st.sampled_from(ADDRESSES))
+
+
+@given(states, requests, exclusions)
+def test_no_address_has_two_holders_and_the_sum_is_kept(state: Obj, wanted: Any, excluded: set[str]) -> None:
+    before = copy.deepcopy(state)
+    plan = plan_allocations({"p": state}, wanted, excluded)
+    assert state == before
+    assert {r.id for r in wanted} == set(plan.grants) | set(plan.refusals)
+    addresses = [grant.address for grant in plan.grants.values()]
+    assert len(set(addresses)) == len(addresses)
+    after = merge(state, plan.patches.get("p", {}))
+    assert before["status"]["allocated"].items() <= after["status"]["allocated"].items()
+    assert after["status"]["available"] + len(after["status"]["allocated"]) == 5
+    for identity, grant in plan.grants.items():
+        assert holder(after, grant.address) == identity
+        assert grant.adopted or grant.address not in excluded
+        assert ipaddress.ip_address(grant.address) in ipaddress.ip_network("10.0.0.0/24")
+    refused = any(refusal.reason is Reason.EXHAUSTED for refusal in plan.refusals.values())
+    assert not refused or set(ADDRESSES) <= after["status"]["allocated"].keys() | excluded
+
+
+@given(states, requests)
+def test_allocating_again_adopts_and_writes_nothing(state: Obj, wanted: Any) -> None:
+    first = plan_allocations({"p": state}, wanted)
+    second = plan_allocations({"p": merge(state, first.patches.get("p", {}))}, wanted)
+    assert second.patches == {}
+    assert {i: g.address for i, g in second.grants.items()} == {i: g.address for i, g in first.grants.items()}
+
+
+@given(states, requests)
+def test_release_undoes_allocation_and_the_same_address_comes_back(state: Obj, wanted: Any) -> None:
+    plan = plan_allocations({"p": state}, wanted)
+    new = {identity: grant.address for identity, grant in plan.grants.items() if not grant.adopted}
+    allocated = merge(state, plan.patches.get("p", {}))
+    release = plan_releases(allocated, [(address, identity) for identity, address in new.items()])
+    released = merge(allocated, release.patch or {})
+    assert released["status"]["allocated"] == state["status"]["allocated"]
+    assert released["status"]["available"] == state["status"]["available"]
+    assert not release.foreign
+    assert not release.absent
+    if len(new) == 1:
+        ((identity, address),) = new.items()
+        assert plan_allocations({"p": released}, [AddressRequest(identity, ("p",))]).grants[identity].address in {
+            address,
+            *(a for a, i in state["status"].get("allocatedHistory", {}).items() if i == identity),
+        }
+
+
+def test_large_pools_are_fast() -> None:
+    used = {f"10.0.{n // 250}.{n % 250 + 2}": f"ns/m{n}" for n in range(10_000)}
+    big = pool("p", {"subnet": "10.0.0.0/16"}, allocated=used)
+    started = time.perf_counter()
+    plan = plan_allocations({"p": big}, [request(f"new{n}") for n in range(2000)])
+    elapsed = time.perf_counter() - started
+    assert len(plan.grants) == 2000
+    # Quadratic work would take minutes.
+    assert elapsed < 5

@@ -1,0 +1,47 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from reconciler.harvester.ownership import Owner, Ownership, owned_by, record
+
+pytestmark = pytest.mark.unit
+
+OWNER = Owner("HarvesterMachine", "ns", "m", "uid-1", "cluster-1")
+
+
+def vm(annotations: dict[str, str]) -> dict[str, Any]:
+    return {"metadata": {"name": "m", "uid": "vm-uid", "annotations": {"unrelated": "x", **annotations}}}
+
+
+def test_record() -> None:
+    assert record(OWNER) == {
+        "caphv.io/management-cluster": "cluster-1",
+        "caphv.io/owner": "HarvesterMachine/ns/m",
+        "caphv.io/owner-uid": "uid-1",
+    }
+
+
+def test_what_is_recorded_is_ours() -> None:
+    assert owned_by(vm(record(OWNER)), OWNER) is Ownership.OURS
+
+
+@pytest.mark.parametrize("field", ["kind", "namespace", "name", "uid", "management_cluster"])
+def test_any_other_owner_is_foreign(field: str) -> None:
+    assert owned_by(vm(record(replace(OWNER, **{field: "other"}))), OWNER) is Ownership.FOREIGN
+
+
+def test_half_a_record_is_foreign() -> None:
+    assert owned_by(vm({"caphv.io/owner": "HarvesterMachine/ns/m"}), OWNER) is Ownership.FOREIGN
+
+
+def test_objects_of_the_go_provider_have_no_record() -> None:
+    assert owned_by(vm({}), OWNER) is Ownership.UNRECORDED
+    assert owned_by({"metadata": {"name": "m"}}, OWNER) is Ownership.UNRECORDED
+
+
+def test_provider_id_proves_ownership_after_a_move() -> None:
+    moved = vm(record(replace(OWNER, uid="before", management_cluster="before")))
+    assert owned_by(moved, OWNER, provider_id="harvester://vm-uid") is Ownership.OURS
+    assert owned_by(moved, OWNER, provider_id="harvester://another") is Ownership.FOREIGN
+    assert owned_by({"metadata": {}}, OWNER, provider_id="harvester://") is Ownership.UNRECORDED
