@@ -29,6 +29,11 @@ def control_plane_selector(cluster_name: str) -> str:
     return label_value(f"controlplane-{cluster_name}")
 
 
+def cluster_label(cluster: Key) -> str:
+    """Return the value of label `caphv.io/cluster`, which unlike the Go provider's labels tells namespaces apart."""
+    return label_value(f"{cluster.namespace}.{cluster.name}")
+
+
 def group_labels(cluster: Key, machine_labels: dict[str, str], *, control_plane: bool) -> dict[str, str]:
     """Return the labels that the VMs have in common which should be spread over hosts.
 
@@ -38,7 +43,7 @@ def group_labels(cluster: Key, machine_labels: dict[str, str], *, control_plane:
     """
     if control_plane:
         return {names.MACHINE_TYPE_LABEL: control_plane_selector(cluster.name)}
-    labels = {CLUSTER_LABEL: label_value(f"{cluster.namespace}.{cluster.name}")}
+    labels = {CLUSTER_LABEL: cluster_label(cluster)}
     if deployment := machine_labels.get(DEPLOYMENT_LABEL):
         labels[DEPLOYMENT_LABEL] = label_value(deployment)
     return labels

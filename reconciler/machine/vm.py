@@ -17,7 +17,9 @@ from reconciler.machine.disks import (
     resolve_image,
 )
 from reconciler.machine.placement import (
+    CLUSTER_LABEL,
     affinity,
+    cluster_label,
     control_plane_selector,
     domain_requirement,
     group_labels,
@@ -111,6 +113,7 @@ def _labels(inputs: VirtualMachineInputs) -> dict[str, str]:
         names.CREATOR_LABEL: "harvester",
         names.VM_NAME_LABEL: name,
         names.VM_NAME_PREFIX_LABEL: name,
+        CLUSTER_LABEL: cluster_label(inputs.cluster),
         **_group(inputs),
     }
 

@@ -158,8 +158,18 @@ class TestAllocation:
         ("pools", "wanted", "reason", "words"),
         [
             ({}, ["gone"], Reason.MISSING_POOL, "IPPool gone does not exist"),
-            ({"p": pool("p", {"subnet": "10.0.0.1/32"}, allocated={"10.0.0.1": "x"})}, ["p"], Reason.EXHAUSTED, "IPPool p"),
-            ({"p": {"metadata": {"name": "p"}, "spec": {"ranges": [{"subnet": "x"}]}}}, ["p"], Reason.INVALID_POOL, "'x'"),
+            (
+                {"p": pool("p", {"subnet": "10.0.0.1/32"}, allocated={"10.0.0.1": "x"})},
+                ["p"],
+                Reason.EXHAUSTED,
+                "IPPool p",
+            ),
+            (
+                {"p": {"metadata": {"name": "p"}, "spec": {"ranges": [{"subnet": "x"}]}}},
+                ["p"],
+                Reason.INVALID_POOL,
+                "'x'",
+            ),
         ],
     )
     def test_refusals_name_the_pool(self, pools: Any, wanted: list[str], reason: Reason, words: str) -> None:

@@ -86,7 +86,9 @@ def test_pool_names(fields: Any, pools: tuple[str, ...]) -> None:
 
 def test_address_of_a_pool_becomes_static() -> None:
     network = PoolNetwork(("p",), "255.0.0.0", "10.0.0.1", ("9.9.9.9",), ("a.b",))
-    assert with_address(network, "10.0.0.7") == StaticAddress("10.0.0.7", "255.0.0.0", "10.0.0.1", ("9.9.9.9",), ("a.b",))
+    assert with_address(network, "10.0.0.7") == StaticAddress(
+        "10.0.0.7", "255.0.0.0", "10.0.0.1", ("9.9.9.9",), ("a.b",)
+    )
 
 
 @pytest.mark.parametrize(

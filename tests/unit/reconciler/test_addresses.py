@@ -1,0 +1,115 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.machine.addresses import VmPhase, addresses, vm_state
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+
+
+def vmi(*interfaces: Obj, phase: str = "Running", **status: Any) -> Obj:
+    return {"metadata": {}, "status": {"phase": phase, "nodeName": "host-1", "interfaces": list(interfaces), **status}}
+
+
+def vm(printable: str = "", **metadata: Any) -> Obj:
+    return {"metadata": metadata, "status": {"printableStatus": printable} if printable else {}}
+
+
+def listed(obj: Obj) -> list[str]:
+    found = addresses(obj)
+    assert {entry["type"] for entry in found} <= {"ExternalIP"}
+    return [entry["address"] for entry in found]
+
+
+class TestAddresses:
+    def test_primary_of_the_first_nic_first(self) -> None:
+        second = {"name": "nic-2", "ipAddress": "10.1.0.5"}
+        first = {"name": "nic-1", "ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.4", "fd00::5", "10.0.0.5"]}
+        assert listed(vmi(second, first)) == ["10.0.0.5", "10.0.0.4", "fd00::5", "10.1.0.5"]
+
+    def test_tenth_nic_after_the_second(self) -> None:
+        nics = [{"name": f"nic-{n}", "ipAddress": f"10.0.0.{n}"} for n in (10, 2, 1)]
+        assert listed(vmi(*nics)) == ["10.0.0.1", "10.0.0.2", "10.0.0.10"]
+
+    def test_unreachable_addresses_are_dropped(self) -> None:
+        nic = {
+            "name": "nic-1",
+            "ipAddresses": ["fe80::1", "169.254.1.1", "127.0.0.1", "0.0.0.0", "junk", "", "10.0.0.5/24"],
+        }
+        assert listed(vmi(nic)) == ["10.0.0.5"]
+
+    def test_networks_inside_the_guest_are_dropped(self) -> None:
+        cni = {"interfaceName": "cni0", "ipAddress": "10.42.0.1"}
+        assert listed(vmi({"name": "nic-1", "ipAddress": "10.0.0.5"}, cni)) == ["10.0.0.5"]
+        assert listed(vmi(cni)) == ["10.42.0.1"]
+
+    @pytest.mark.parametrize("obj", [{}, {"status": {}}, vmi(), vmi({"name": "nic-1"})])
+    def test_nothing_reported_yet(self, obj: Obj) -> None:
+        assert addresses(obj) == []
+
+    @given(
+        st.lists(
+            st.fixed_dictionaries(
+                {"name": st.sampled_from(["nic-1", "nic-2", "nic-3"])},
+                optional={"ipAddresses": st.lists(st.sampled_from(["10.0.0.1", "10.0.0.2", "fd00::1", "fe80::1"]))},
+            ),
+            unique_by=lambda nic: nic["name"],
+        ).flatmap(lambda nics: st.tuples(st.just(nics), st.permutations(nics)))
+    )
+    def test_order_does_not_depend_on_the_report(self, nics: tuple[list[Obj], list[Obj]]) -> None:
+        one, other = nics
+        shuffled = [{**nic, "ipAddresses": list(reversed(nic.get("ipAddresses", [])))} for nic in other]
+        assert listed(vmi(*one)) == listed(vmi(*shuffled))
+        assert len(set(listed(vmi(*one)))) == len(listed(vmi(*one)))
+
+
+class TestState:
+    @pytest.mark.parametrize(
+        ("machine", "instance", "phase"),
+        [
+            (None, None, VmPhase.GONE),
+            (None, vmi(), VmPhase.GONE),
+            (vm("Running", deletionTimestamp="t"), vmi(), VmPhase.DELETING),
+            (vm("Terminating"), vmi(), VmPhase.DELETING),
+            (vm(), None, VmPhase.STARTING),
+            (vm("Starting"), vmi(phase="Scheduling"), VmPhase.STARTING),
+            (vm("Starting"), vmi(), VmPhase.RUNNING),
+            (vm("WaitingForVolumeBinding"), None, VmPhase.STARTING),
+            (vm("Running"), vmi(), VmPhase.RUNNING),
+            (vm("Migrating"), vmi(), VmPhase.RUNNING),
+            (vm("Running"), None, VmPhase.STARTING),
+            (vm("Running"), vmi(phase="Failed"), VmPhase.STARTING),
+            (vm("Running"), vmi(phase="Unknown"), VmPhase.UNKNOWN),
+            (vm("Stopping"), vmi(), VmPhase.STOPPING),
+            (vm("Stopped"), None, VmPhase.STOPPED),
+            (vm("ErrorUnschedulable"), vmi(phase="Scheduling"), VmPhase.UNSCHEDULABLE),
+            (vm("ErrorPvcNotFound"), None, VmPhase.FAILED),
+            (vm("CrashLoopBackOff"), None, VmPhase.FAILED),
+            (vm("SomethingNew"), None, VmPhase.UNKNOWN),
+        ],
+    )
+    def test_phase(self, machine: Obj | None, instance: Obj | None, phase: VmPhase) -> None:
+        state = vm_state(machine, instance)
+        assert state.phase is phase
+        assert state.message
+
+    def test_host(self) -> None:
+        assert vm_state(vm("Running"), vmi()).host == "host-1"
+        assert vm_state(vm("Stopped"), None).host == ""
+
+    def test_message_says_why_and_what_to_do(self) -> None:
+        conditions = [
+            {"type": "Ready", "status": "False", "message": "guest is not running"},
+            {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: insufficient memory"},
+        ]
+        message = vm_state(vm("ErrorUnschedulable"), vmi(phase="Scheduling", conditions=conditions)).message
+        assert "ErrorUnschedulable" in message
+        assert "free CPU or memory" in message
+        assert message.endswith("0/3 nodes: insufficient memory")
+
+    def test_unknown_word_of_kubevirt_is_shown(self) -> None:
+        assert "SomethingNew" in vm_state(vm("SomethingNew"), None).message
