@@ -1,0 +1,39 @@
+"""Who uses which address on the simulated networks, and the DHCP server of each network."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections.abc import Iterator
+
+
+class Addresses:
+    """Addresses in use, by holder. A holder gets the address it had before from DHCP again, if that is free."""
+
+    def __init__(self) -> None:
+        self._holders: dict[str, str] = {}
+        self._leases: dict[str, str] = {}
+
+    def claim(self, address: str, holder: str) -> str:
+        """Use an address; answers who uses it already, empty when nobody else does."""
+        current = self._holders.setdefault(address, holder)
+        return "" if current == holder else current
+
+    def lease(self, dhcp: str, holder: str) -> str:
+        """Use an address of a DHCP range `<first>-<last>`. Raises LookupError when all are in use."""
+        before = self._leases.get(holder)
+        for address in itertools.chain([before] if before else [], _addresses(dhcp)):
+            if not self.claim(address, holder):
+                self._leases[holder] = address
+                return address
+        raise LookupError(f"no address is left in the DHCP range {dhcp}")
+
+    def release(self, holder: str) -> None:
+        """Stop using all addresses of a holder; its lease is remembered."""
+        for address in [ip for ip, name in self._holders.items() if name == holder]:
+            del self._holders[address]
+
+
+def _addresses(dhcp: str) -> Iterator[str]:
+    first, last = (int(ipaddress.IPv4Address(part)) for part in dhcp.split("-"))
+    return (str(ipaddress.IPv4Address(number)) for number in range(first, last + 1))

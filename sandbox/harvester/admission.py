@@ -1,0 +1,176 @@
+"""Harvester's admission webhooks, served over TLS on loopback.
+
+One call does for a VirtualMachine what Harvester's mutating and validating webhooks do in two: it refuses, or answers
+the changes. A failing webhook refuses (`failurePolicy: Fail`), so nothing gets past a simulator that is not running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import orjson
+from aiohttp import web
+
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import AlreadyExists, ApiError
+from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, Obj, Resource
+from sandbox import pki
+from sandbox.harvester import kinds, refusals
+from sandbox.harvester.mutations import mutated
+from sandbox.harvester.stores import Stores
+from sandbox.harvester.world import World
+
+ADDRESS = "127.0.0.1"
+MUTATING = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "mutatingwebhookconfigurations",
+    "MutatingWebhookConfiguration",
+    namespaced=False,
+)
+VALIDATING = Resource(
+    "admissionregistration.k8s.io",
+    "v1",
+    "validatingwebhookconfigurations",
+    "ValidatingWebhookConfiguration",
+    namespaced=False,
+)
+# Status updates and finalizers are not Harvester's concern; without this each of them would cost a call.
+SPEC_CHANGES = {
+    "name": "spec-changes",
+    "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec",
+}
+
+
+class Admission:
+    """Decides on objects by what the stores hold."""
+
+    def __init__(self, stores: Stores, world: World) -> None:
+        self._stores = stores
+        self._world = world
+
+    @contextlib.asynccontextmanager
+    async def served(self, client: ApiClient) -> AsyncIterator[None]:
+        """Serve the webhooks, register them, and go on when the API server asks them."""
+        app = web.Application(client_max_size=4 * 1024**2)
+        app.router.add_post("/virtualmachines", self._virtual_machine)
+        app.router.add_post("/claims", self._decision(self._claim))
+        app.router.add_post("/pools", self._decision(self._pool))
+        runner = web.AppRunner(app, access_log=None, keepalive_timeout=3600)
+        await runner.setup()
+        ca = pki.CA.create("caphv-sandbox-webhooks")
+        try:
+            site = web.TCPSite(runner, ADDRESS, 0, ssl_context=_server_context(ca))
+            await site.start()
+            await _register(client, f"https://{ADDRESS}:{runner.addresses[0][1]}", ca)
+            await _wait_called(client)
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _virtual_machine(self, request: web.Request) -> web.Response:
+        review = orjson.loads(await request.read())["request"]
+        vm = review["object"]
+        reason = refusals.virtual_machine(vm, self._stores)
+        if reason:
+            return _answer(review, reason)
+        new = mutated(
+            vm,
+            review.get("oldObject"),
+            cpu_overcommit=self._world.cpu_overcommit,
+            memory_overcommit=self._world.memory_overcommit,
+        )
+        patch = [{"op": "replace", "path": "/spec", "value": new["spec"]}]
+        patch.append({"op": "add", "path": "/metadata/finalizers", "value": new["metadata"].get("finalizers") or []})
+        return _answer(review, "", patch)
+
+    def _claim(self, review: Obj) -> str:
+        return refusals.claim_deletion(review["oldObject"], self._stores)
+
+    def _pool(self, review: Obj) -> str:
+        deleted = review["operation"] == "DELETE"
+        return refusals.pool_deletion(review["oldObject"]) if deleted else refusals.pool(review["object"])
+
+    def _decision(self, decide: Callable[[Obj], str]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            review = orjson.loads(await request.read())["request"]
+            return _answer(review, decide(review))
+
+        return handle
+
+
+def _answer(review: Obj, reason: str, patch: list[Obj] | None = None) -> web.Response:
+    response: Obj = {"uid": review["uid"], "allowed": not reason}
+    if reason:
+        message = f"admission webhook of Harvester: {reason}"
+        response["status"] = {"code": 422, "reason": "Invalid", "message": message}
+    elif patch:
+        response |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
+    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+
+def _server_context(ca: pki.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    pair = ca.server([ADDRESS])
+    with tempfile.TemporaryDirectory(prefix="caphv-") as folder:  # OpenSSL reads keys from files only
+        files = Path(folder, "tls.crt"), Path(folder, "tls.key")
+        for file, content in zip(files, (pair.certificate, pair.key), strict=True):
+            file.write_bytes(content)
+        context.load_cert_chain(*files)
+    return context
+
+
+async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
+    def webhook(name: str, path: str, resource: Resource, operations: list[str], **more: object) -> Obj:
+        rule = {"apiGroups": [resource.group], "apiVersions": [resource.version], "resources": [resource.plural]}
+        bundle = base64.b64encode(ca.certificate).decode()
+        return {
+            "name": f"{name}.harvesterhci.io",
+            "clientConfig": {"url": f"{url}/{path}", "caBundle": bundle},
+            "rules": [{**rule, "operations": operations}],
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Fail",
+            **more,
+        }
+
+    changes = ["CREATE", "UPDATE"]
+    only_spec = {"matchConditions": [SPEC_CHANGES]}
+    mutator = webhook("virtualmachines", "virtualmachines", kinds.VIRTUAL_MACHINES, changes, **only_spec)
+    validators = [
+        webhook("claims", "claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
+        webhook("pools", "pools", kinds.IP_POOLS, [*changes, "DELETE"]),
+    ]
+    await _put(client, MUTATING, "harvester-mutator", [mutator])
+    await _put(client, VALIDATING, "harvester-validator", validators)
+
+
+async def _put(client: ApiClient, resource: Resource, name: str, webhooks: list[Obj]) -> None:
+    config = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}}
+    try:
+        await client.create(resource, config | {"webhooks": webhooks})
+    except AlreadyExists:
+        await client.patch(resource, name, "", {"webhooks": webhooks})
+
+
+async def _wait_called(client: ApiClient) -> None:
+    """Wait until a VM gets the finalizer: the API server learns of webhooks a moment after their creation."""
+    probe = {
+        "apiVersion": kinds.VIRTUAL_MACHINES.api_version,
+        "kind": "VirtualMachine",
+        "metadata": {"name": "admission-probe", "namespace": "default"},
+        "spec": {"runStrategy": "Halted", "template": {"spec": {"domain": {"devices": {}}}}},
+    }
+    while True:
+        with contextlib.suppress(ApiError):
+            answer = await client.create(kinds.VIRTUAL_MACHINES, probe, dry_run=True)
+            if answer["metadata"].get("finalizers"):
+                return
+        await asyncio.sleep(0.1)

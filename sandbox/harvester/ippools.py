@@ -1,0 +1,108 @@
+"""The arithmetic of Harvester's IPPools, and which changes of one its webhook refuses.
+
+Every writer keeps `available` by adding or subtracting one; only the pool's own controller counts it anew, and only
+at its start or when the ranges change.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections.abc import Iterator
+
+from caphv.runtime.resource import Obj
+
+Span = tuple[int, int]
+
+
+def spans(spec: Obj) -> list[Span]:
+    """First and last address of each range, as numbers; without bounds all host addresses of its subnet."""
+    found = []
+    for entry in spec["ranges"]:
+        subnet = ipaddress.IPv4Network(entry["subnet"], strict=False)
+        first = entry.get("rangeStart") or str(subnet.network_address + 1)
+        last = entry.get("rangeEnd") or str(subnet.broadcast_address - 1)
+        found.append((int(ipaddress.IPv4Address(first)), int(ipaddress.IPv4Address(last))))
+    return found
+
+
+def addresses(spec: Obj) -> Iterator[str]:
+    """All addresses that the pool gives out, in order; gateways are not among them."""
+    gateways = _gateways(spec)
+    for first, last in spans(spec):
+        for number in range(first, last + 1):
+            if number not in gateways:
+                yield str(ipaddress.IPv4Address(number))
+
+
+def total(spec: Obj) -> int:
+    """Number of addresses that the pool gives out."""
+    gateways = _gateways(spec)
+    return sum(last - first + 1 - sum(first <= gateway <= last for gateway in gateways) for first, last in spans(spec))
+
+
+def contains(spec: Obj, address: str) -> bool:
+    """Whether an address lies in one of the ranges."""
+    number = int(ipaddress.IPv4Address(address))
+    return any(first <= number <= last for first, last in spans(spec))
+
+
+def address_of(status: Obj, holder: str) -> str:
+    """The address that `holder` has, empty when it has none."""
+    return next((ip for ip, name in (status.get("allocated") or {}).items() if name == holder), "")
+
+
+def reserve(pool: Obj, holder: str) -> tuple[Obj, str] | None:
+    """Status with one more address for `holder`: the one it had before if that is free, else the first free one.
+
+    None when the pool is exhausted.
+    """
+    status = dict(pool["status"])
+    allocated = dict(status.get("allocated") or {})
+    history = dict(status.get("allocatedHistory") or {})
+    before = [ip for ip, name in history.items() if name == holder and ip not in allocated]
+    chosen = next(iter(before), "") or next((ip for ip in addresses(pool["spec"]) if ip not in allocated), "")
+    if not chosen:
+        return None
+    history.pop(chosen, None)
+    status |= {"allocated": allocated | {chosen: holder}, "allocatedHistory": history}
+    status |= {"available": status["available"] - 1, "lastAllocated": chosen}
+    return status, chosen
+
+
+def release(pool: Obj, address: str, holder: str) -> Obj | None:
+    """Status with the address back in the pool and its holder in the history; None when somebody else holds it."""
+    status = dict(pool["status"])
+    allocated = dict(status.get("allocated") or {})
+    if allocated.get(address) != holder:
+        return None
+    del allocated[address]
+    status |= {"allocated": allocated, "available": status["available"] + 1}
+    status["allocatedHistory"] = (status.get("allocatedHistory") or {}) | {address: holder}
+    return status
+
+
+def recount(pool: Obj) -> Obj:
+    """Status as the pool's controller counts it: total from the ranges, available from what is allocated."""
+    status = dict(pool.get("status") or {})
+    count = total(pool["spec"])
+    available = count - len(status.get("allocated") or {})
+    return status | {"total": count, "available": available, "lastAllocated": status.get("lastAllocated", "")}
+
+
+def refusal(pool: Obj) -> str:
+    """Why a new or changed pool is refused: broken or overlapping ranges, or an allocated address outside of them."""
+    try:
+        ordered = sorted(spans(pool["spec"]))
+    except ValueError as error:
+        return f"spec.ranges: {error}"
+    if any(first > last for first, last in ordered):
+        return "spec.ranges: rangeStart lies behind rangeEnd"
+    if any(left[1] >= right[0] for left, right in itertools.pairwise(ordered)):
+        return "spec.ranges: ranges overlap"
+    outside = [ip for ip in pool.get("status", {}).get("allocated") or () if not contains(pool["spec"], ip)]
+    return f"spec.ranges: {outside[0]} is allocated and lies outside" if outside else ""
+
+
+def _gateways(spec: Obj) -> set[int]:
+    return {int(ipaddress.IPv4Address(entry["gateway"])) for entry in spec["ranges"] if entry.get("gateway")}

@@ -1,0 +1,44 @@
+"""The kinds of Harvester and KubeVirt that the simulator serves, and the annotations that carry their settings."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from caphv.runtime.resource import Obj, Resource
+
+VIRTUAL_MACHINES = Resource("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
+INSTANCES = Resource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
+IMAGES = Resource("harvesterhci.io", "v1beta1", "virtualmachineimages", "VirtualMachineImage")
+KEY_PAIRS = Resource("harvesterhci.io", "v1beta1", "keypairs", "KeyPair")
+LOAD_BALANCERS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "loadbalancers", "LoadBalancer")
+IP_POOLS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "ippools", "IPPool", namespaced=False)
+NETWORKS = Resource("k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition")
+STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
+RESOURCE_QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
+
+CLAIM_TEMPLATES = "harvesterhci.io/volumeClaimTemplates"
+REMOVED_CLAIMS = "harvesterhci.io/removedPersistentVolumeClaims"
+RUN_STRATEGY = "harvesterhci.io/vmRunStrategy"
+IMAGE_ID = "harvesterhci.io/imageId"
+NETWORK_ROUTE = "network.harvesterhci.io/route"
+# The range of the simulated DHCP server of a network, "<first>-<last>"; Harvester has such servers outside of itself.
+NETWORK_DHCP = "sandbox.caphv.io/dhcp"
+CLUSTER_NETWORK = "network.harvesterhci.io/mgmt"
+VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
+
+
+def now() -> str:
+    """Time stamp in the API's form."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def condition(kind: str, status: bool, reason: str = "", message: str = "") -> Obj:
+    """A condition in KubeVirt's form, without fields that are empty."""
+    entry = {"type": kind, "status": str(status), "lastTransitionTime": now(), "reason": reason, "message": message}
+    return {name: value for name, value in entry.items() if value}
+
+
+def with_condition(obj: Obj, entry: Obj) -> list[Obj]:
+    """The conditions of an object's status with this one in the place of its type."""
+    others = [c for c in obj.get("status", {}).get("conditions") or () if c["type"] != entry["type"]]
+    return [*others, entry]

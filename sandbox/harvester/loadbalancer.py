@@ -1,0 +1,227 @@
+"""Harvester's LoadBalancer controller: address, Service, backends, health and data path of each LoadBalancer.
+
+The takeover of an address that the pool holds for the placeholder Service happens in Harvester's two steps: the
+controller finds its own name on the address ("duplicate allocation"), releases it, and reserves anew. In between the
+address is free, and whoever reserves it then has it; the controller goes on with the next free one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from caphv.runtime.cache import Change
+from caphv.runtime.controller import Controller
+from caphv.runtime.errors import AlreadyExists, NotFound
+from caphv.runtime.resource import SERVICES, Key, Obj, being_deleted, key_of, labels_of
+from sandbox.harvester import ippools, kinds, kubevip
+from sandbox.harvester.stores import Stores
+from sandbox.harvester.world import World
+
+log = logging.getLogger(__name__)
+
+FINALIZER = "wrangler.cattle.io/harvester-lb-controller"
+SERVICE_LABEL = "loadbalancer.harvesterhci.io/servicelb"
+
+
+class LoadBalancers:
+    """The controller of all LoadBalancers and pools; `answers(address, port)` says whether a guest listens there."""
+
+    def __init__(
+        self, stores: Stores, world: World, data_path: kubevip.DataPath, answers: Callable[[str, int], bool]
+    ) -> None:
+        self._stores = stores
+        self._world = world
+        self._data_path = data_path
+        self._answers = answers
+        self._controller = Controller("loadbalancers", self._reconcile, concurrency=8)
+        self._pool_controller = Controller("ippools", self._reconcile_pool, concurrency=2)
+
+    async def run(self) -> None:
+        """Work until cancelled; the stores must be synced."""
+        self._stores.load_balancers.add_handler(self._changed)
+        self._stores.services.add_handler(self._changed)
+        self._stores.vmis.add_handler(self._instance_changed)
+        self._stores.pools.add_handler(self._pool_changed)
+        await asyncio.gather(self._controller.run(), self._pool_controller.run())
+
+    def health_changed(self) -> None:
+        """A guest began or ended to answer."""
+        for load_balancer in self._stores.load_balancers.store:
+            self._controller.enqueue(key_of(load_balancer))
+
+    def _changed(self, change: Change) -> None:
+        # A Service of the same name is that of the LoadBalancer.
+        if change.resource is kinds.LOAD_BALANCERS or self._stores.load_balancers.get(*change.key):
+            self._controller.enqueue(change.key)
+
+    def _instance_changed(self, change: Change) -> None:
+        for load_balancer in self._stores.load_balancers.store.by_index("namespace", change.key.namespace):
+            if any(vmi is not None and _selects(load_balancer, vmi) for vmi in (change.old, change.new)):
+                self._controller.enqueue(key_of(load_balancer))
+
+    def _pool_changed(self, change: Change) -> None:
+        # A change of the ranges is what makes Harvester count; allocations of others are none.
+        if change.new is not None and (change.old is None or change.old["spec"] != change.new["spec"]):
+            self._pool_controller.enqueue(change.key)
+        for load_balancer in self._stores.load_balancers.store:
+            waits = not _allocated(load_balancer) and not being_deleted(load_balancer)
+            if waits and load_balancer["spec"].get("ipPool") == change.key.name:
+                self._controller.enqueue(key_of(load_balancer))
+
+    async def _reconcile_pool(self, key: Key) -> None:
+        pool = self._stores.pools.get(*key)
+        if pool is None or being_deleted(pool):
+            return
+        counted = ippools.recount(pool)
+        if counted != pool.get("status"):
+            await self._write_pool(pool, counted)
+
+    async def _reconcile(self, key: Key) -> None:
+        load_balancer = self._stores.load_balancers.get(*key)
+        if load_balancer is None:
+            await self._data_path.set(key, {})
+            return
+        if being_deleted(load_balancer):
+            await self._release(load_balancer)
+            return
+        if not _allocated(load_balancer):
+            taken = await self._allocate(load_balancer)
+            if taken is None:
+                return
+            load_balancer = taken
+        service = await self._adopt_service(load_balancer)
+        await self._report(load_balancer, kubevip.ingress_of(service))
+
+    # Address
+
+    async def _allocate(self, load_balancer: Obj) -> Obj | None:
+        """Write finalizer and allocated address; None when there is no address: a change of the pool brings us back."""
+        spec, key = load_balancer["spec"], key_of(load_balancer)
+        allocated: Obj = {"ip": kubevip.BY_DHCP}
+        if spec.get("ipam") != "dhcp":
+            name = spec.get("ipPool", "")
+            pool = self._stores.pools.get("", name)
+            address = await self._take(pool, str(key)) if pool is not None and "status" in pool else ""
+            if pool is None or not address:
+                log.warning("load balancer %s gets no address from pool %r", key, name)
+                return None
+            gateway = pool["spec"]["ranges"][0].get("gateway", "")
+            allocated = {"ip": address, "ipPool": name, "gateway": gateway, "mask": "255.255.255.255"}
+        finalizers = [*(load_balancer["metadata"].get("finalizers") or ()), FINALIZER]
+        patch = {"metadata": {"finalizers": finalizers}, "status": {"allocatedAddress": allocated}}
+        return await self._patch(load_balancer, patch)
+
+    async def _take(self, pool: Obj, holder: str) -> str:
+        """Reserve an address; one that is held under our own name already is released first, as Harvester does."""
+        duplicate = ippools.address_of(pool["status"], holder)
+        if duplicate:
+            released = ippools.release(pool, duplicate, holder)
+            if released is not None:
+                await self._write_pool(pool, released)
+            await asyncio.sleep(self._world.takeover_seconds)
+            pool = self._stores.pools.get("", pool["metadata"]["name"]) or pool
+        reserved = ippools.reserve(pool, holder)
+        if reserved is None:
+            return ""
+        await self._write_pool(pool, reserved[0])
+        return reserved[1]
+
+    async def _release(self, load_balancer: Obj) -> None:
+        """Give back only what the status records; the Service and what is held without a record stay."""
+        key, allocated = key_of(load_balancer), _allocated(load_balancer)
+        await self._data_path.set(key, {})
+        pool = self._stores.pools.get("", allocated.get("ipPool", ""))
+        status = ippools.release(pool, allocated["ip"], str(key)) if pool is not None else None
+        if pool is not None and status is not None:
+            await self._write_pool(pool, status)
+        finalizers = load_balancer["metadata"].get("finalizers") or []
+        left = [name for name in finalizers if name != FINALIZER]
+        version = load_balancer["metadata"]["resourceVersion"]
+        patch = {"metadata": {"finalizers": left, "resourceVersion": version}}
+        with contextlib.suppress(NotFound):
+            await self._stores.client.patch(kinds.LOAD_BALANCERS, key.name, key.namespace, patch)
+
+    async def _write_pool(self, pool: Obj, status: Obj) -> None:
+        """Raises Conflict when somebody else wrote the pool meanwhile; the whole step comes again then."""
+        self._stores.pools.observe(await self._stores.client.replace(kinds.IP_POOLS, {**pool, "status": status}))
+
+    # Service
+
+    async def _adopt_service(self, load_balancer: Obj) -> Obj:
+        """Create the Service, or overwrite ports and address of one that is there; it is not owned."""
+        key, spec = key_of(load_balancer), load_balancer["spec"]
+        ports = [_service_port(listener) for listener in spec.get("listeners") or ()]
+        wanted = {"type": "LoadBalancer", "loadBalancerIP": _allocated(load_balancer)["ip"], "ports": ports}
+        service = self._stores.services.get(*key)
+        if service is None:
+            metadata = {"name": key.name, "namespace": key.namespace, "labels": {SERVICE_LABEL: "true"}}
+            body = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": wanted}
+            with contextlib.suppress(AlreadyExists):
+                service = await self._stores.client.create(SERVICES, body)
+        elif _differs(service["spec"], wanted):
+            service = await self._stores.client.patch(SERVICES, key.name, key.namespace, {"spec": wanted})
+        if service is None:
+            return {}
+        self._stores.services.observe(service)
+        return service
+
+    # Backends
+
+    async def _report(self, load_balancer: Obj, address: str) -> None:
+        backends = self._backends(load_balancer)
+        port = (load_balancer["spec"].get("healthCheck") or {}).get("port")
+        healthy = [ip for ip in backends if not port or self._answers(ip, port)]
+        await self._data_path.set(
+            key_of(load_balancer),
+            {
+                (address, listener["port"]): [(ip, listener["backendPort"]) for ip in healthy]
+                for listener in load_balancer["spec"].get("listeners") or ()
+                if address and healthy
+            },
+        )
+        reason = "" if healthy else "no VMI that matches the selector answers the health check"
+        ready = {"type": "Ready", "status": str(bool(healthy)), "message": reason, "lastUpdateTime": kinds.now()}
+        status = load_balancer.get("status") or {}
+        before = {entry["type"]: entry["status"] for entry in status.get("conditions") or ()}
+        now = {"address": address, "backendServers": backends}
+        if before.get("Ready") != ready["status"] or any(status.get(name, type(v)()) != v for name, v in now.items()):
+            await self._patch(load_balancer, {"status": {**now, "conditions": [ready]}})
+
+    def _backends(self, load_balancer: Obj) -> list[str]:
+        namespace = load_balancer["metadata"]["namespace"]
+        found = [
+            vmi for vmi in self._stores.vmis.store.by_index("namespace", namespace) if _selects(load_balancer, vmi)
+        ]
+        interfaces = [(vmi.get("status", {}).get("interfaces") or [{}])[0] for vmi in found]
+        return [nic["ipAddress"] for nic in interfaces if nic.get("ipAddress")]
+
+    async def _patch(self, load_balancer: Obj, patch: Obj) -> Obj:
+        key = key_of(load_balancer)
+        answer = await self._stores.client.patch(kinds.LOAD_BALANCERS, key.name, key.namespace, patch)
+        self._stores.load_balancers.observe(answer)
+        return answer
+
+
+def _allocated(load_balancer: Obj) -> Obj:
+    return (load_balancer.get("status") or {}).get("allocatedAddress") or {}
+
+
+def _selects(load_balancer: Obj, vmi: Obj) -> bool:
+    selector = load_balancer["spec"].get("backendServerSelector") or {}
+    return bool(selector) and all(labels_of(vmi).get(name) in values for name, values in selector.items())
+
+
+def _service_port(listener: Obj) -> Obj:
+    port = {"port": listener["port"], "protocol": listener["protocol"], "targetPort": listener["backendPort"]}
+    return port | ({"name": listener["name"]} if listener.get("name") else {})
+
+
+def _differs(spec: Obj, wanted: Obj) -> bool:
+    ports = [
+        {name: port.get(name) for name in want} for port, want in zip(spec["ports"], wanted["ports"], strict=False)
+    ]
+    same = len(spec["ports"]) == len(wanted["ports"]) and ports == wanted["ports"]
+    return not same or any(spec.get(name) != wanted[name] for name in ("type", "loadBalancerIP"))

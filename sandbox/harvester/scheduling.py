@@ -1,0 +1,135 @@
+"""On which host a VM starts, as the Kubernetes scheduler would decide for its Pod.
+
+Taken into account: node selector, required and preferred node affinity, required and preferred pod anti-affinity of
+the new VM, CPU and memory, unschedulable hosts and those that are not ready. Left out: pod affinity, taints, topology
+spread, and the anti-affinity of VMs that run already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from caphv.runtime.resource import Obj, labels_of
+from sandbox.harvester import quantities
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A VM on a host, with what it takes there: CPUs and bytes of memory."""
+
+    host: str
+    namespace: str
+    labels: Mapping[str, str]
+    cpu: float
+    memory: float
+
+
+def place(vm: Obj, hosts: Iterable[Obj], placed: Iterable[Placed]) -> str:
+    """Name of the host for a VirtualMachine, empty when it fits none."""
+    spec = vm["spec"]["template"]["spec"]
+    placed = list(placed)
+    candidates = [host for host in hosts if _usable(host) and _selected(spec, labels_of(host))]
+    if not candidates:
+        return ""
+    domains = {host["metadata"]["name"]: labels_of(host) for host in candidates}
+    free = [host for host in candidates if _has_room(spec, host, placed)]
+    anti = (spec.get("affinity") or {}).get("podAntiAffinity") or {}
+    for term in anti.get("requiredDuringSchedulingIgnoredDuringExecution") or ():
+        taken = _domains_with_match(term, vm, placed, domains)
+        free = [host for host in free if labels_of(host).get(term["topologyKey"]) not in taken]
+    if not free:
+        return ""
+    preferred = anti.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    penalties = [
+        (entry["weight"], entry["podAffinityTerm"], _domains_with_match(entry["podAffinityTerm"], vm, placed, domains))
+        for entry in preferred
+    ]
+
+    def cost(host: Obj) -> tuple[float, float, str]:
+        labels = labels_of(host)
+        crowd = sum(weight * taken.get(labels.get(term["topologyKey"], ""), 0) for weight, term, taken in penalties)
+        return crowd - _liking(spec, labels), _load(host, placed), host["metadata"]["name"]
+
+    return str(min(free, key=cost)["metadata"]["name"])
+
+
+def matches(expressions: Sequence[Obj], labels: Mapping[str, str]) -> bool:
+    """Whether labels fulfil all expressions `{key, operator, values}` of a node or label selector."""
+    return all(_holds(entry, labels) for entry in expressions)
+
+
+def selects(selector: Obj | None, labels: Mapping[str, str]) -> bool:
+    """Whether a label selector (`matchLabels`, `matchExpressions`) selects labels; without a selector nothing is."""
+    if selector is None:
+        return False
+    wanted = selector.get("matchLabels") or {}
+    same = all(labels.get(name) == value for name, value in wanted.items())
+    return same and matches(selector.get("matchExpressions") or (), labels)
+
+
+def _holds(entry: Obj, labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(entry["key"]), list(entry.get("values") or ())
+    checks: dict[str, Callable[[], bool]] = {
+        "In": lambda: value in values,
+        "NotIn": lambda: value not in values,
+        "Exists": lambda: value is not None,
+        "DoesNotExist": lambda: value is None,
+        "Gt": lambda: value is not None and int(value) > int(values[0]),
+        "Lt": lambda: value is not None and int(value) < int(values[0]),
+    }
+    return checks[entry["operator"]]()
+
+
+def _usable(host: Obj) -> bool:
+    conditions = host.get("status", {}).get("conditions") or ()
+    ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+    return ready and not host.get("spec", {}).get("unschedulable")
+
+
+def _selected(spec: Obj, labels: Mapping[str, str]) -> bool:
+    if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    required = _node_affinity(spec).get("requiredDuringSchedulingIgnoredDuringExecution")
+    # Terms are alternatives; a term without expressions selects nothing.
+    return required is None or any(
+        term.get("matchExpressions") and matches(term["matchExpressions"], labels)
+        for term in required.get("nodeSelectorTerms") or ()
+    )
+
+
+def _liking(spec: Obj, labels: Mapping[str, str]) -> float:
+    preferred = _node_affinity(spec).get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+    return sum(
+        entry["weight"] for entry in preferred if matches(entry["preference"].get("matchExpressions") or (), labels)
+    )
+
+
+def _node_affinity(spec: Obj) -> Obj:
+    return (spec.get("affinity") or {}).get("nodeAffinity") or {}
+
+
+def _has_room(spec: Obj, host: Obj, placed: Iterable[Placed]) -> bool:
+    cpu, memory = quantities.demand(spec)
+    here = [other for other in placed if other.host == host["metadata"]["name"]]
+    allocatable = host["status"].get("allocatable") or {}
+    fits_cpu = sum(other.cpu for other in here) + cpu <= quantities.number(allocatable.get("cpu"))
+    return fits_cpu and sum(other.memory for other in here) + memory <= quantities.number(allocatable.get("memory"))
+
+
+def _load(host: Obj, placed: Iterable[Placed]) -> float:
+    used = sum(other.memory for other in placed if other.host == host["metadata"]["name"])
+    return used / (quantities.number(host["status"]["allocatable"].get("memory")) or 1)
+
+
+def _domains_with_match(
+    term: Obj, vm: Obj, placed: Iterable[Placed], hosts: Mapping[str, Mapping[str, str]]
+) -> dict[str, int]:
+    """How many VMs that a term selects run in each of its topology domains."""
+    namespaces = term.get("namespaces") or [vm["metadata"]["namespace"]]
+    counts: dict[str, int] = {}
+    for other in placed:
+        domain = hosts.get(other.host, {}).get(term["topologyKey"])
+        if domain is not None and other.namespace in namespaces and selects(term.get("labelSelector"), other.labels):
+            counts[domain] = counts.get(domain, 0) + 1
+    return counts

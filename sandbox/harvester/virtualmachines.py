@@ -1,0 +1,251 @@
+"""KubeVirt: the instance of a VM, from its start to its end, and the VM's status.
+
+Each step is one write at most, and times pass in timers of this process: a thousand VMs share a core with API servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import Any
+
+from caphv.runtime.cache import Change
+from caphv.runtime.controller import Controller
+from caphv.runtime.errors import NotFound
+from caphv.runtime.resource import Key, Obj, being_deleted, key_of, labels_of, uid_of
+from sandbox.harvester import kinds, quantities, scheduling
+from sandbox.harvester.stores import Stores
+from sandbox.harvester.volumes import Volumes
+from sandbox.harvester.world import World
+
+log = logging.getLogger(__name__)
+
+# What the VM's status says (`printableStatus`), and why it is not ready.
+STARTING, RUNNING, STOPPING, STOPPED = "Starting", "Running", "Stopping", "Stopped"
+UNSCHEDULABLE, NO_CLAIM = "ErrorUnschedulable", "ErrorPvcNotFound"
+
+
+class VirtualMachines:
+    """The controller of all VMs on one Harvester."""
+
+    def __init__(self, stores: Stores, world: World) -> None:
+        self._stores = stores
+        self._world = world
+        self._volumes = Volumes(stores)
+        self._controller = Controller("virtualmachines", self._reconcile, concurrency=32)
+        self._placed: dict[Key, scheduling.Placed] = {}
+        self._deadlines: dict[tuple[str, str], float] = {}
+        # VMs that wait for room on a host or for a claim, and are tried again when either changes.
+        self._waiting: set[Key] = set()
+
+    async def run(self) -> None:
+        """Work until cancelled; the stores must be synced."""
+        for vmi in self._stores.vmis.store:
+            self._remember(key_of(vmi), vmi, vmi.get("status", {}).get("nodeName", ""))
+        self._stores.vms.add_handler(self._changed)
+        self._stores.vmis.add_handler(self._changed)
+        for informer in (self._stores.hosts, self._stores.images, self._stores.claims):
+            informer.add_handler(self._retry_waiting)
+        await self._controller.run()
+
+    def _changed(self, change: Change) -> None:
+        self._controller.enqueue(change.key)
+        if change.resource is kinds.INSTANCES and change.new is None:
+            self._placed.pop(change.key, None)
+            self._retry_waiting(change)
+
+    def _retry_waiting(self, _change: Change) -> None:
+        for key in self._waiting:
+            self._controller.enqueue(key)
+
+    async def _reconcile(self, key: Key) -> float | None:
+        vm, vmi = self._stores.vms.get(*key), self._stores.vmis.get(*key)
+        self._waiting.discard(key)
+        if vm is None:
+            await self._remove_instance(vmi)
+            return None
+        if being_deleted(vm):
+            return await self._finish(vm, vmi)
+        if not _wants_to_run(vm, vmi):
+            return await self._halt(vm, vmi)
+        return await self._keep_running(vm, vmi)
+
+    # Life
+
+    async def _keep_running(self, vm: Obj, vmi: Obj | None) -> float | None:
+        if vmi is not None and _phase(vmi) in ("Failed", "Succeeded"):
+            await self._remove_instance(vmi)  # its end brings this key again, and a new instance starts
+            return None
+        if vmi is None:
+            missing = await self._volumes.ensure(vm)
+            if missing:
+                self._waiting.add(key_of(vm))
+                await self._report(vm, NO_CLAIM, f"PersistentVolumeClaim {missing[0]} is not there")
+                return None
+            vmi = await self._create_instance(vm)
+        elif not vmi["status"].get("nodeName"):
+            host = self._place(vm)
+            vmi = await self._patch_instance(vmi, _scheduled(vmi, host)) if host else vmi
+        if not vmi["status"].get("nodeName"):
+            self._waiting.add(key_of(vm))
+            await self._report(vm, UNSCHEDULABLE, "no host fulfils the node affinity and has the CPU and memory")
+            return None
+        wait = self._remaining("start", vmi, self._world.start_seconds) if _phase(vmi) != "Running" else 0
+        await self._bring_up(vm, vmi, runs=wait <= 0)
+        await self._report(vm, STARTING if wait > 0 else RUNNING)
+        return wait if wait > 0 else None
+
+    async def _bring_up(self, vm: Obj, vmi: Obj, *, runs: bool) -> None:
+        patch: Obj = {}
+        template = (vm["spec"]["template"].get("metadata") or {}).get("labels") or {}
+        if labels_of(vmi) != template:
+            gone = dict.fromkeys(labels_of(vmi).keys() - template.keys())
+            patch["metadata"] = {"labels": {**template, **gone}}
+        if runs and _phase(vmi) != "Running":
+            patch |= _running(vmi)
+        if patch:
+            await self._patch_instance(vmi, patch)
+
+    async def _halt(self, vm: Obj, vmi: Obj | None) -> float | None:
+        if vmi is None or _phase(vmi) == "Succeeded":
+            await self._report(vm, STOPPED)
+            return None
+        wait = self._remaining("stop", vmi, self._world.stop_seconds)
+        if wait > 0:
+            await self._report(vm, STOPPING)
+            return wait
+        await self._remove_instance(vmi)
+        return None
+
+    async def _finish(self, vm: Obj, vmi: Obj | None) -> float | None:
+        """A deleted VM: its instance stops, then the claims that were asked for go, then the VM."""
+        if vmi is not None:
+            wait = self._remaining("stop", vmi, self._world.stop_seconds)
+            if wait > 0:
+                return wait
+            await self._remove_instance(vmi)
+        finalizers = vm["metadata"].get("finalizers") or []
+        if kinds.VM_FINALIZER not in finalizers:
+            return None
+        await self._volumes.remove(vm)
+        left = [name for name in finalizers if name != kinds.VM_FINALIZER]
+        patch = {"metadata": {"finalizers": left, "resourceVersion": vm["metadata"]["resourceVersion"]}}
+        with contextlib.suppress(NotFound):
+            await self._stores.client.patch(kinds.VIRTUAL_MACHINES, vm["metadata"]["name"], key_of(vm).namespace, patch)
+        return None
+
+    def _remaining(self, what: str, vmi: Obj, seconds: float) -> float:
+        """Seconds until a step that begins with the first call for this instance is over."""
+        now = time.monotonic()
+        return self._deadlines.setdefault((what, uid_of(vmi)), now + seconds) - now
+
+    # Instances
+
+    def _place(self, vm: Obj) -> str:
+        host = scheduling.place(vm, self._stores.hosts.store, self._placed.values())
+        # Remembered before the write, so that two VMs at once do not get the same room.
+        self._remember(key_of(vm), _instance(vm, host), host)
+        return host
+
+    def _remember(self, key: Key, vmi: Obj, host: str) -> None:
+        if host:
+            cpu, memory = quantities.demand(vmi["spec"])
+            self._placed[key] = scheduling.Placed(host, key.namespace, labels_of(vmi), cpu, memory)
+
+    async def _create_instance(self, vm: Obj) -> Obj:
+        key = key_of(vm)
+        vmi = _instance(vm, self._place(vm))
+        try:
+            answer = await self._stores.client.create(kinds.INSTANCES, vmi)
+        except BaseException:
+            self._placed.pop(key, None)
+            raise
+        self._stores.vmis.observe(answer)
+        return answer
+
+    async def _patch_instance(self, vmi: Obj, patch: Obj) -> Obj:
+        key = key_of(vmi)
+        answer = await self._stores.client.patch(kinds.INSTANCES, key.name, key.namespace, patch)
+        self._stores.vmis.observe(answer)
+        return answer
+
+    async def _remove_instance(self, vmi: Obj | None) -> None:
+        if vmi is None:
+            return
+        for what in ("start", "stop"):
+            self._deadlines.pop((what, uid_of(vmi)), None)
+        key = key_of(vmi)
+        with contextlib.suppress(NotFound):
+            await self._stores.client.delete(kinds.INSTANCES, key.name, key.namespace, uid=uid_of(vmi))
+
+    async def _report(self, vm: Obj, printable: str, message: str = "") -> None:
+        runs = printable == RUNNING
+        status: dict[str, Any] = {
+            "printableStatus": printable,
+            "created": printable not in (STOPPED, NO_CLAIM),
+            "ready": runs,
+        }
+        if {name: vm.get("status", {}).get(name) for name in status} == status:
+            return
+        reason = "" if runs else {UNSCHEDULABLE: "Unschedulable"}.get(printable, "GuestNotRunning")
+        status["conditions"] = [kinds.condition("Ready", runs, reason, message)]
+        key = key_of(vm)
+        with contextlib.suppress(NotFound):
+            answer = await self._stores.client.patch(
+                kinds.VIRTUAL_MACHINES, key.name, key.namespace, {"status": status}, subresource="status"
+            )
+            self._stores.vms.observe(answer)
+
+
+def _wants_to_run(vm: Obj, vmi: Obj | None) -> bool:
+    strategy = vm["spec"].get("runStrategy") or ("Always" if vm["spec"].get("running") else "Halted")
+    if strategy == "RerunOnFailure":
+        return vmi is None or _phase(vmi) != "Succeeded"
+    return strategy == "Always" or (strategy == "Manual" and vmi is not None)
+
+
+def _phase(vmi: Obj) -> str:
+    return str(vmi.get("status", {}).get("phase", ""))
+
+
+def _instance(vm: Obj, host: str) -> Obj:
+    template, metadata = vm["spec"]["template"], vm["metadata"]
+    meta = template.get("metadata") or {}
+    owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": metadata["name"], "uid": uid_of(vm)}
+    passed = ["Pending", "Scheduling", *(["Scheduled"] if host else [])]
+    vmi = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": metadata["name"],
+            "namespace": metadata["namespace"],
+            "labels": meta.get("labels") or {},
+            "annotations": meta.get("annotations") or {},
+            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+        },
+        "spec": template["spec"],
+        "status": {"phase": passed[-1], "phaseTransitionTimestamps": [_passed(phase) for phase in passed]},
+    }
+    if host:
+        vmi["status"]["nodeName"] = host
+    else:
+        vmi["status"]["conditions"] = [kinds.condition("PodScheduled", False, "Unschedulable")]
+    return vmi
+
+
+def _passed(phase: str) -> Obj:
+    return {"phase": phase, "phaseTransitionTimestamp": kinds.now()}
+
+
+def _scheduled(vmi: Obj, host: str) -> Obj:
+    times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Scheduled")]
+    conditions = [kinds.condition("PodScheduled", True)]
+    status = {"phase": "Scheduled", "nodeName": host, "conditions": conditions, "phaseTransitionTimestamps": times}
+    return {"status": status}
+
+
+def _running(vmi: Obj) -> Obj:
+    times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Running")]
+    conditions = kinds.with_condition(vmi, kinds.condition("Ready", True))
+    return {"status": {"phase": "Running", "conditions": conditions, "phaseTransitionTimestamps": times}}

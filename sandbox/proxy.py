@@ -1,0 +1,129 @@
+"""A TCP proxy: the data path of load balancers, and the port on which a guest answers for its API server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Iterable
+
+log = logging.getLogger(__name__)
+
+Endpoint = tuple[str, int]
+
+
+class TcpProxy:
+    """Listens on one address and spreads connections over backends in turn.
+
+    Without backends connections are accepted and closed at once. Connections to a backend that is taken away are cut,
+    as they would be when its machine dies.
+    """
+
+    def __init__(self, listen: Endpoint, backends: Iterable[Endpoint] = ()) -> None:
+        self.listen = listen
+        self._backends: tuple[Endpoint, ...] = tuple(backends)
+        self._turn = itertools.count()
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Inbound] = set()
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when somebody else does on that address and port."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Inbound(self), *self.listen)
+
+    def set_backends(self, backends: Iterable[Endpoint]) -> None:
+        """Use these backends from now on."""
+        self._backends = tuple(backends)
+        for connection in list(self._connections):
+            if connection.backend not in self._backends:
+                connection.abort()
+
+    async def close(self) -> None:
+        """Stop listening and cut all connections."""
+        if self._server:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+
+    def next_backend(self) -> Endpoint | None:
+        """The backend for the next connection."""
+        return self._backends[next(self._turn) % len(self._backends)] if self._backends else None
+
+    def opened(self, connection: _Inbound) -> None:
+        """A connection has come in."""
+        self._connections.add(connection)
+
+    def closed(self, connection: _Inbound) -> None:
+        """A connection has ended."""
+        self._connections.discard(connection)
+
+
+class _Half(asyncio.Protocol):
+    """One side of a connection: passes on to the other what comes in, no faster than that takes it."""
+
+    transport: asyncio.Transport | None = None
+    peer: _Half | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self.peer and self.peer.transport:
+            self.peer.transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self.peer and self.peer.transport and not self.peer.transport.is_closing():
+            self.peer.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.peer and self.peer.transport and not self.peer.transport.is_closing():
+            self.peer.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.peer and self.peer.transport:
+            self.peer.transport.close()
+
+
+class _Outbound(_Half):
+    def __init__(self, inbound: _Inbound) -> None:
+        self.peer = inbound
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what TCP connections have
+        self.transport = transport
+
+
+class _Inbound(_Half):
+    def __init__(self, proxy: TcpProxy) -> None:
+        self._proxy = proxy
+        self._connect: asyncio.Task[None] | None = None
+        self.backend: Endpoint | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what TCP connections have
+        self.transport = transport
+        transport.pause_reading()
+        self.backend = self._proxy.next_backend()
+        self._proxy.opened(self)
+        self._connect = asyncio.get_running_loop().create_task(self._open())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._proxy.closed(self)
+        if self._connect:
+            self._connect.cancel()
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        if self.transport:
+            self.transport.abort()
+
+    async def _open(self) -> None:
+        if self.transport is None:
+            return
+        try:
+            if self.backend is None:
+                raise ConnectionRefusedError
+            _, self.peer = await asyncio.get_running_loop().create_connection(lambda: _Outbound(self), *self.backend)
+        except OSError:
+            self.transport.close()
+            return
+        with contextlib.suppress(RuntimeError):  # closed meanwhile
+            self.transport.resume_reading()

@@ -1,0 +1,146 @@
+"""Runs all simulated parts of a sandbox in one process: `python -m sandbox.simulate --dir <folder>`.
+
+The folder holds `sandbox.json` and the kubeconfigs of the API servers, as `sandbox.environment` writes them. A file
+`simulator.ready` appears when Harvester is furnished and its webhooks are asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from caphv.runtime.access import Access, parse_kubeconfig
+from caphv.runtime.client import ApiClient
+from sandbox.garbage import Garbage
+from sandbox.guests import Guests
+from sandbox.harvester.addresses import Addresses
+from sandbox.harvester.admission import Admission
+from sandbox.harvester.kubevip import DataPath, KubeVip
+from sandbox.harvester.loadbalancer import LoadBalancers
+from sandbox.harvester.stores import Stores
+from sandbox.harvester.virtualmachines import VirtualMachines
+from sandbox.harvester.world import World, seed
+from sandbox.tokens import Tokens
+from sandbox.workload import Workloads
+
+log = logging.getLogger(__name__)
+
+READY_FILE = "simulator.ready"
+
+
+class Simulator:
+    """The simulated parts of one sandbox; `folder` is where its etcd runs, for the API servers of workload clusters.
+
+    `management` is the management cluster, where only the stand-ins for kube-controller-manager work.
+    """
+
+    def __init__(self, folder: Path, world: World, harvester: Access, management: Access | None = None) -> None:
+        self.world = world
+        self._folder = folder
+        self._harvester = harvester
+        self._management = management
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Simulator]:
+        """Simulate for as long as the context is open; API servers of workload clusters end with it.
+
+        Raises ApiError or Unreachable when Harvester cannot be furnished.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            client = await self._client(stack, "harvester", self._harvester)
+            await seed(client, self.world)
+            stores = Stores(client)
+            await stack.enter_async_context(_background(stores.run()))
+            await stores.wait_synced()
+            await stack.enter_async_context(Admission(stores, self.world).served(client))
+            works = self._parts(stack, stores)
+            for name, access in (("harvester", self._harvester), ("management", self._management)):
+                if access:
+                    other = await self._client(stack, name, access)
+                    works += [Tokens(other, access.ca).run(), Garbage(other).run()]
+            await stack.enter_async_context(_background(*works))
+            yield self
+
+    def _parts(self, stack: contextlib.AsyncExitStack, stores: Stores) -> list[Coroutine[Any, Any, None]]:
+        addresses, workloads, data_path = Addresses(), Workloads(self._folder), DataPath()
+        stack.push_async_callback(workloads.close)
+        stack.push_async_callback(data_path.close)
+        load_balancers = LoadBalancers(stores, self.world, data_path, workloads.answers)
+        workloads.on_change = load_balancers.health_changed
+        return [
+            VirtualMachines(stores, self.world).run(),
+            KubeVip(stores, addresses, self.world.networks[0].dhcp).run(),
+            load_balancers.run(),
+            Guests(stores, self.world, addresses, workloads).run(),
+        ]
+
+    async def _client(self, stack: contextlib.AsyncExitStack, name: str, access: Access) -> ApiClient:
+        client = access.client(name=name, user_agent="caphv-sandbox", timeout=60.0)
+        stack.push_async_callback(client.close)
+        return client
+
+
+@contextlib.asynccontextmanager
+async def _background(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(work) for work in works]
+    for task in tasks:
+        task.add_done_callback(_log_failure)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _log_failure(task: asyncio.Future[None]) -> None:
+    if not task.cancelled() and task.exception():
+        log.error("a part of the simulator failed", exc_info=task.exception())
+
+
+def from_folder(folder: Path) -> Simulator:
+    """The simulator for a sandbox folder; unknown settings in `sandbox.json` belong to other parts."""
+    state = json.loads((folder / "sandbox.json").read_text())
+    known = {field.name for field in dataclasses.fields(World)} - {"network"}
+    settings = {name: value for name, value in state.get("settings", {}).items() if name in known}
+    world = World.from_settings(state["network"], settings)
+    harvester, management = (_access(folder, name) for name in ("harvester", "management"))
+    return Simulator(folder, world, harvester, management)
+
+
+def _access(folder: Path, name: str) -> Access:
+    return parse_kubeconfig((folder / f"{name}.kubeconfig").read_bytes())
+
+
+async def _run(folder: Path) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with from_folder(folder).running():
+        (folder / READY_FILE).touch()
+        log.info("the simulated Harvester is ready")
+        await stop.wait()
+    (folder / READY_FILE).unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Run until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m sandbox.simulate", description="Run the simulated parts.")
+    parser.add_argument("--dir", type=Path, required=True, help="folder of the sandbox")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    uvloop.run(_run(arguments.dir))
+
+
+if __name__ == "__main__":
+    main()
