@@ -1,0 +1,82 @@
+# Tasks of this project; `make help` lists them. Needed: Python 3.11 or newer, git, make and the package registries.
+
+VENV := .venv
+BIN := $(VENV)/bin
+REPORTS := out/reports
+# Looked up only when .venv has to be made; PYTHON=... chooses another.
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+UV := uv==0.13.8
+PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test test-unit test-integration test-e2e lint format generate bench wheel lock clean
+
+help: ## List all tasks
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/project.stamp ## Make .venv with the project and all it needs (.venv/bin/caphv)
+
+demo: setup ## Watch a cluster live on a simulated Harvester, from creation to the last trace
+	$(BIN)/caphv sandbox demo
+
+test: lint test-unit test-integration test-e2e ## Run all checks and all tests
+
+test-unit: setup ## Test decisions: no process, no network
+	$(PYTEST) tests/unit --junitxml=$(REPORTS)/unit.xml
+
+test-integration: setup ## Test against a real kube-apiserver
+	$(PYTEST) tests/integration --junitxml=$(REPORTS)/integration.xml
+
+test-e2e: setup ## Test whole stories with the real Cluster API core
+	$(PYTEST) tests/e2e --junitxml=$(REPORTS)/e2e.xml
+
+lint: setup ## Check format, lint, types, import rules, and that generated files are fresh
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m caphv.api.crds --check
+
+format: setup ## Format the code and correct what can be corrected without thought
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+generate: setup ## Write the files that are made from schemas/
+	$(BIN)/python -m caphv.api.crds
+
+bench: setup ## Measure the provider on a simulated Harvester
+	$(BIN)/python -m bench
+
+wheel: setup ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+lock: ## Resolve all dependencies anew into requirements.lock
+	$(require-python)
+	$(PYTHON) -m venv out/lock
+	out/lock/bin/python -m pip install --quiet --disable-pip-version-check $(UV)
+	out/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+		--extra dev --output-file requirements.lock pyproject.toml
+
+clean: ## Remove everything that these tasks have made in the checkout
+	rm -rf $(VENV) out dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Made anew, not updated, so that nothing stays in it that the lock does not name.
+$(VENV)/requirements.stamp: requirements.lock
+	$(require-python)
+	@echo 'Installing requirements.lock into $(VENV)'
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $@
+
+$(VENV)/project.stamp: $(VENV)/requirements.stamp pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+define require-python
+@$(if $(PYTHON),$(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo 'Python 3.11 or newer is needed: install it, or name it: make PYTHON=/path/to/python3' >&2; exit 1; }
+endef
