@@ -1,7 +1,8 @@
 """Real etcd and kube-apiservers, as a sandbox runs them: on loopback, without a cluster around them.
 
-One etcd serves all API servers of a sandbox, each below its own prefix. It listens on a Unix socket in the sandbox's folder,
-so it needs neither a port nor credentials of its own; that is why API servers run with that folder as working directory.
+One etcd serves all API servers of a sandbox, each below its own prefix. It listens on a Unix socket in the sandbox's
+folder, so it needs neither a port nor credentials of its own; that is why API servers run with that folder as working
+directory.
 """
 
 import contextlib
@@ -56,7 +57,7 @@ class Etcd:
 
     async def start(self, pass_fds: Sequence[int] = ()) -> None:
         """Start etcd; `pass_fds` stay open for as long as it runs. Raises ProcessError."""
-        command = [
+        command: list[str | Path] = [
             binary("etcd"),
             "--name=sandbox",
             f"--data-dir={self.folder / 'etcd'}",
@@ -84,10 +85,10 @@ class Etcd:
 class ApiServer:
     """One kube-apiserver with a CA of its own, in a sandbox folder whose etcd runs.
 
-    `name` is unique in the folder: prefix in etcd, name of the log and of the folder with certificates. `address` is any
-    loopback address; without `port` a free one is taken when it starts, and kept. A given `ca` signs its certificates
-    and is the one that it accepts clients of. With `audit` it writes `audit_log`, one JSON object a line and request.
-    `service_account_key` is the file with the key that signs service account tokens.
+    `name` is unique in the folder: prefix in etcd, name of the log and of the folder with certificates. `address` is
+    any loopback address; without `port` a free one is taken when it starts, and kept. A given `ca` signs its
+    certificates and is the one that it accepts clients of. With `audit` it writes `audit_log`, one JSON object a line
+    and request. `service_account_key` is the file with the key that signs service account tokens.
     """
 
     def __init__(

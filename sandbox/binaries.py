@@ -108,6 +108,13 @@ def cluster_api_manifests(report: Report | None = None) -> Path:
     return path
 
 
+def prepare(report: Report | None = None) -> None:
+    """Find or build everything that a sandbox runs. Raises `golang.BuildError`."""
+    for name in RECIPES:
+        binary(name, report)
+    cluster_api_manifests(report)
+
+
 def _on_machine(recipe: Recipe) -> Path | None:
     candidates = [shutil.which(recipe.name)]
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):

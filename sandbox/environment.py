@@ -1,7 +1,7 @@
 """A whole sandbox below one folder: etcd, API servers, Cluster API core, simulated Harvester and the provider.
 
-Everything goes on after the command that started it has ended; the folder's `sandbox.json` and the mark in the processes'
-environment are all that later commands need.
+Everything goes on after the command that started it has ended; the folder's `sandbox.json` and the mark in the
+processes' environment are all that later commands need.
 """
 
 import asyncio
@@ -108,9 +108,9 @@ class Sandbox:
     async def up(self, progress: Progress = lambda part, seconds: None) -> bool:
         """Start all parts and wait until they work; False when they run already.
 
-        What a killed sandbox left in the folder is removed first. Raises SandboxError, ProcessError, ApiError; logs then
-        stay in the folder, processes do not. Programs that have to be built block the event loop meanwhile: see
-        `binaries.binary`.
+        What a killed sandbox left in the folder is removed first. Raises SandboxError, ProcessError, ApiError; logs
+        then stay in the folder, processes do not. Programs that have to be built block the event loop: call
+        `binaries.prepare` before.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with self._locked():

@@ -42,8 +42,8 @@ class Recipe:
     """How to build one program.
 
     `staging` is set for k8s.io/kubernetes, whose go.mod replaces its libraries by folders of its repository; the value
-    is the version under which the proxy has them. `patch` is a text in the package's only file, and its replacement: the
-    file is then built as a package of our own, below the module's path because it imports its `internal` packages.
+    is the version under which the proxy has them. `patch` is a text in the package's only file, and its replacement:
+    the file is then built as a package of our own, below the module's path because it imports its `internal` packages.
     """
 
     name: str
@@ -81,7 +81,7 @@ def go_mod(recipe: Recipe, upstream: str = "") -> str:
 
 
 def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
-    """Build a recipe into the file `output`; Go is installed below `cache` when the machine has none. Raises BuildError."""
+    """Build a recipe into `output`; Go is installed below `cache` when the machine has none. Raises BuildError."""
     go = Go.find(cache, report)
     with tempfile.TemporaryDirectory(prefix="caphv-build-") as scratch:
         folder = Path(scratch)

@@ -1,7 +1,7 @@
 """A loopback network for each sandbox, so that its virtual machines have addresses that really answer.
 
-All of 127.0.0.0/8 is loopback on Linux: `127.<n>.0.0/16` belongs to the sandbox whose etcd holds a socket bound in it. The
-kernel lets one process do so and forgets it with the process, so a killed sandbox never keeps a network.
+All of 127.0.0.0/8 is loopback on Linux: `127.<n>.0.0/16` belongs to the sandbox whose etcd holds a socket bound in it.
+The kernel lets one process do so and forgets it with the process, so a killed sandbox never keeps a network.
 """
 
 import contextlib

@@ -9,7 +9,6 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -34,7 +33,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class CA:
-    """A certificate authority; `pair` may come from elsewhere, for example from a workload cluster's `<name>-ca` Secret."""
+    """A certificate authority; `pair` may come from elsewhere, for example from a workload cluster's CA Secret."""
 
     pair: KeyPair
 

@@ -1,8 +1,8 @@
 """Child processes of a sandbox: started apart from the caller, found again by a mark in their environment.
 
 A process of a sandbox outlives the command that started it, and its parent may have been killed, so neither a pid file
-nor the process tree tells what belongs to a sandbox. The environment does: each process carries `CAPHV_SANDBOX=<folder>`,
-its children inherit it, and nothing without that mark is ever signalled.
+nor the process tree tells what belongs to a sandbox. The environment does: each process carries
+`CAPHV_SANDBOX=<folder>`, its children inherit it, and nothing without that mark is ever signalled.
 """
 
 import asyncio

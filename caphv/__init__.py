@@ -1,0 +1,1 @@
+"""Cluster API provider for Harvester: what all parts share, and the command line."""

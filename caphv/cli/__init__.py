@@ -1,0 +1,71 @@
+"""The command line. A command's module is imported when it is called, so that help and completion answer at once."""
+
+import importlib
+import importlib.metadata
+from typing import Any
+
+import click
+
+# Command -> where it is, and the line in the list of commands.
+COMMANDS = {
+    "run": ("caphv.cli.run:run", "Run the Cluster API provider for Harvester."),
+    "sandbox": ("caphv.cli.sandbox:sandbox", "Real API servers and a simulated Harvester on this machine."),
+    "completion": ("caphv.cli.completion:completion", "Print the completion script of a shell."),
+}
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named in a table and imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name all commands, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None when the table has none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: Any) -> None:
+    if wanted and not ctx.resilient_parsing:
+        try:
+            version = importlib.metadata.version("caphv")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed)"
+        click.echo(f"caphv {version}")
+        ctx.exit()
+
+
+@click.group(
+    name="caphv",
+    cls=LazyGroup,
+    context_settings=CONTEXT_SETTINGS,
+    epilog="""\b
+Examples:
+  caphv sandbox up                         a place to try things, on this machine only
+  caphv run --kubeconfig management.yaml   the provider, outside of a cluster
+  eval "$(caphv completion bash)"          completion in this shell
+
+\b
+Exit status: 0 done, 1 failed or not running, 2 wrong usage.
+Each command explains itself: caphv COMMAND --help
+""",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
+def cli() -> None:
+    """Kubernetes clusters on Harvester with Cluster API."""
+
+
+def main() -> None:
+    """Entry point of the command `caphv`."""
+    cli(prog_name="caphv")

@@ -1,0 +1,245 @@
+"""`caphv sandbox`: start, look at and remove a sandbox on this machine."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from caphv.cli import CONTEXT_SETTINGS
+from caphv.cli.demo import demo
+
+if TYPE_CHECKING:
+    from sandbox.environment import Sandbox, Settings
+    from sandbox.golang import Report
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+NOT_RUNNING = 1
+_SERVERS = ("management", "harvester")
+
+
+@click.group(
+    context_settings=CONTEXT_SETTINGS,
+    epilog="""\b
+Examples:
+  caphv sandbox up
+  export KUBECONFIG=$(caphv sandbox kubeconfig --path)
+  kubectl get clusters -A
+  caphv sandbox down
+""",
+)
+def sandbox() -> None:
+    """Real API servers and a simulated Harvester on this machine.
+
+    A sandbox runs etcd, a management API server with the real Cluster API core, and an API server that stands for
+    Harvester, as plain processes on loopback addresses: no containers, no root, nothing outside of one folder. Several
+    can run side by side under different names.
+    """
+
+
+def _which(command: _Command) -> _Command:
+    """Add the options that tell which sandbox is meant."""
+    command = click.option(
+        "--dir", "folder", type=click.Path(path_type=Path), help="Folder of the sandbox, in place of a name."
+    )(command)
+    return click.option(
+        "--name",
+        metavar="NAME",
+        help="Which sandbox, when there are several.  [default: default]",
+        callback=_check_name,
+    )(command)
+
+
+def _check_name(_ctx: click.Context, _option: click.Parameter, name: str | None) -> str | None:
+    if name is not None and not (name.replace("-", "").isalnum() and name.isascii() and name[0].isalnum()):
+        raise click.BadParameter(f"{name!r} is not made of letters, digits and dashes; it becomes the name of a folder")
+    return name
+
+
+@sandbox.command(
+    epilog="""\b
+Examples:
+  caphv sandbox up
+  caphv sandbox up --name second --boot-seconds 20
+  caphv sandbox up --no-provider       then: caphv run --kubeconfig $(caphv sandbox kubeconfig --path)
+""",
+)
+@_which
+@click.option("--provider/--no-provider", default=True, show_default=True, help="Run the provider in it, too.")
+@click.option("--audit/--no-audit", default=False, help="Write audit logs: one line a request, with its user.")
+@click.option(
+    "--boot-seconds", type=click.FloatRange(0), default=2.0, show_default=True, help="How long a virtual machine boots."
+)
+@click.option(
+    "--boot-spread",
+    type=click.FloatRange(0, 1),
+    default=0.25,
+    show_default=True,
+    help="Boot times differ by up to this share, in both directions.",
+)
+@click.option(
+    "--register-seconds",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="From the end of the boot until the node is registered.",
+)
+def up(name: str | None, folder: Path | None, **settings: Any) -> None:
+    """Start a sandbox; it goes on in the background.
+
+    The first time, etcd, kube-apiserver and the Cluster API core are built from their Go modules, unless they are on
+    PATH or in the folder KUBEBUILDER_ASSETS: some ten minutes on two cores. Starting takes some ten seconds from then
+    on. What a killed sandbox left is removed first; a running one is left as it is.
+    """
+    from sandbox import binaries
+    from sandbox.environment import Settings
+
+    box = _sandbox(name, folder, Settings(**settings))
+    with failures():
+        with build_report() as report:
+            binaries.prepare(report)
+        started = asyncio.run(box.up(print_part))
+    click.echo(f"Sandbox {box.folder.name} {'is up' if started else 'is running already'}: {box.folder}")
+    options = f" --dir {folder}" if folder else f" --name {name}" if name else ""
+    click.echo(f"  export KUBECONFIG=$(caphv sandbox kubeconfig{options} --path)")
+    click.echo(f"  caphv sandbox down{options}")
+
+
+@sandbox.command(
+    epilog="""\b
+Examples:
+  caphv sandbox status
+  caphv sandbox status -o json | jq -r .network
+""",
+)
+@_which
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True, help="Format."
+)
+def status(name: str | None, folder: Path | None, output: str) -> None:
+    """Show the parts of a sandbox. Exit status 1 when it is not running, or not as a whole."""
+    found = _sandbox(name, folder).status()
+    if output == "json":
+        click.echo(json.dumps(found, indent=2))
+    elif output == "yaml":
+        import yaml
+
+        click.echo(yaml.safe_dump(found, sort_keys=False), nl=False)
+    else:
+        _print_table(found)
+    if found["status"] != "running":
+        sys.exit(NOT_RUNNING)
+
+
+@sandbox.command(
+    epilog="""\b
+Examples:
+  export KUBECONFIG=$(caphv sandbox kubeconfig --path)
+  kubectl --kubeconfig <(caphv sandbox kubeconfig harvester) get vm -A
+""",
+)
+@_which
+@click.option("--path", is_flag=True, help="Print the name of the file, not what is in it.")
+@click.argument("server", type=click.Choice(_SERVERS), default=_SERVERS[0])
+def kubeconfig(name: str | None, folder: Path | None, *, path: bool, server: str) -> None:
+    """Print the administrator's kubeconfig of an API server: management (default) or harvester."""
+    box = _sandbox(name, folder)
+    if box.status()["status"] == "absent":
+        raise click.ClickException(f"no sandbox in {box.folder}: start it with `caphv sandbox up`")
+    file = box.kubeconfig(server)
+    if not file.exists():
+        raise click.ClickException(f"{file} is not there: start the sandbox again with `caphv sandbox up`")
+    click.echo(str(file) if path else file.read_text(), nl=path)
+
+
+@sandbox.command(
+    epilog="""\b
+Examples:
+  caphv sandbox down
+  caphv sandbox down --name second
+""",
+)
+@_which
+def down(name: str | None, folder: Path | None) -> None:
+    """Stop all processes of a sandbox and remove its folder, whatever state it is in."""
+    box = _sandbox(name, folder)
+    with failures():
+        removed = asyncio.run(box.down())
+    click.echo(f"Sandbox {box.folder.name} {'is removed' if removed else 'was not there'}: {box.folder}")
+
+
+def _sandbox(name: str | None, folder: Path | None, settings: "Settings | None" = None) -> "Sandbox":
+    from sandbox.environment import Sandbox, default_folder
+
+    if name and folder:
+        raise click.UsageError("--name and --dir both say which sandbox: give one of them")
+    return Sandbox(folder or default_folder(name or "default"), settings)
+
+
+@contextlib.contextmanager
+def failures() -> Iterator[None]:
+    """Turn what can go wrong into a message and exit status 1."""
+    from caphv.runtime.errors import ApiError, Unreachable
+    from sandbox.environment import SandboxError
+    from sandbox.golang import BuildError
+    from sandbox.network import NoNetworkError
+    from sandbox.processes import ProcessError
+
+    try:
+        yield
+    except (ApiError, BuildError, NoNetworkError, OSError, ProcessError, SandboxError, Unreachable) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextlib.contextmanager
+def build_report() -> Iterator["Report"]:
+    """Show the progress of builds: bars on a terminal, a line now and then elsewhere."""
+    from sandbox import binaries
+
+    if not sys.stderr.isatty():
+        yield binaries.plain_report(_print_build)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(name: str, step: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name)
+            bars.update(tasks[name], description=f"{name}: {step}", completed=done, total=total or None)
+
+        yield report
+
+
+def _print_build(name: str, step: str, done: int, total: int) -> None:
+    counted = f", {done} of {total} packages" if total else f", {done} so far" if done else ""
+    click.echo(f"{name}: {step}{counted}", err=True)
+
+
+def print_part(part: str, seconds: float) -> None:
+    """Print a line for a part of a sandbox that is up."""
+    click.echo(f"  {part:<22} {seconds:5.1f} s")
+
+
+def _print_table(found: dict[str, Any]) -> None:
+    click.echo(f"{found['name']}: {found['status']}")
+    click.echo(f"  folder      {found['folder']}")
+    if found["status"] == "absent":
+        return
+    click.echo(f"  created     {found['created']}")
+    click.echo(f"  network     {found['network']}")
+    for server in found["servers"]:
+        click.echo(f"  {server['name']:<11} {server['url']}  {server['kubeconfig']}")
+    for part in found["processes"]:
+        click.echo(f"  {part['name']:<11} pid {part['pid']:<8} {'running' if part['running'] else 'not running'}")
+
+
+sandbox.add_command(demo)

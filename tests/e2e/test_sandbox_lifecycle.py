@@ -1,0 +1,116 @@
+"""A sandbox comes up with the real Cluster API core, survives kill -9 of its parts, and leaves nothing behind."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from caphv.runtime.access import own_configuration
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Invalid, NotFound
+from caphv.runtime.resource import NAMESPACES, Obj, Resource
+from sandbox import binaries, processes
+from sandbox.environment import Sandbox, Settings
+
+pytestmark = pytest.mark.e2e
+
+SETTINGS = Settings(provider=False)
+CLUSTERS = {version: Resource("cluster.x-k8s.io", version, "clusters", "Cluster") for version in ("v1beta1", "v1beta2")}
+CLUSTER: Obj = {
+    "apiVersion": "cluster.x-k8s.io/v1beta1",
+    "kind": "Cluster",
+    "metadata": {"name": "old-style", "namespace": "default"},
+    "spec": {
+        "infrastructureRef": {
+            "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1",
+            "kind": "HarvesterCluster",
+            "name": "old-style",
+            "namespace": "default",
+        }
+    },
+}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[list[Path]]:
+    binaries.prepare()
+    both = [tmp_path / "one", tmp_path / "two"]
+    yield both
+    for folder in both:
+        asyncio.run(processes.stop_all(folder))
+
+
+async def management(box: Sandbox) -> ApiClient:
+    return ApiClient(await own_configuration(str(box.kubeconfig("management"))), name="test")
+
+
+def pids(box: Sandbox) -> dict[str, int]:
+    return {part["name"]: part["pid"] for part in box.status()["processes"]}
+
+
+def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: list[Path]) -> None:
+    one, two = (Sandbox(folder, SETTINGS) for folder in folders)
+
+    async def story() -> None:
+        assert await asyncio.gather(one.up(), two.up()) == [True, True]
+        assert one.status()["network"] != two.status()["network"]
+        client_one, client_two = await management(one), await management(two)
+        await the_core_converts_and_validates(client_one)
+        with pytest.raises(NotFound):
+            await client_two.get(CLUSTERS["v1beta2"], "old-style", "default")
+        running = processes.find(one.folder)
+        assert await one.down()
+        assert not one.folder.exists()
+        assert not any(process.is_running() for process in running)
+        assert two.status()["status"] == "running"
+        await client_two.get(NAMESPACES, "default")
+        for client in (client_one, client_two):
+            await client.close()
+        assert await two.down()
+        assert not await two.down()
+
+    asyncio.run(story())
+
+
+async def the_core_converts_and_validates(client: ApiClient) -> None:
+    await client.create(CLUSTERS["v1beta1"], CLUSTER)
+    stored = await client.get(CLUSTERS["v1beta2"], "old-style", "default")
+    assert stored["spec"]["infrastructureRef"] == {
+        "apiGroup": "infrastructure.cluster.x-k8s.io",
+        "kind": "HarvesterCluster",
+        "name": "old-style",
+    }
+    crds = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
+    crd = await client.get(crds, "clusters.cluster.x-k8s.io")
+    assert [version["name"] for version in crd["spec"]["versions"] if version["storage"]] == ["v1beta2"]
+    # This is what the core's webhook says, not the CRD's schema.
+    empty = {**CLUSTER, "metadata": {"name": "empty", "namespace": "default"}, "spec": {"paused": True}}
+    with pytest.raises(Invalid, match="must be set"):
+        await client.create(CLUSTERS["v1beta1"], empty)
+
+
+def test_up_again_after_kill_9_cleans_up_and_a_live_one_is_left_alone(folders: list[Path]) -> None:
+    box = Sandbox(folders[0], SETTINGS)
+
+    async def story() -> None:
+        await box.up()
+        before = pids(box)
+        assert not await box.up()
+        assert pids(box) == before
+        for name in ("etcd", "management"):
+            os.kill(before[name], signal.SIGKILL)
+            psutil.Process(before[name]).wait(10)
+        assert box.status()["status"] == "broken"
+        assert await box.up()
+        assert box.status()["status"] == "running"
+        assert not any(psutil.pid_exists(pid) for pid in before.values())
+        assert {process.pid for process in processes.find(box.folder)} == set(pids(box).values())
+        assert await box.down()
+        assert not box.folder.exists()
+        assert processes.find(box.folder) == []
+
+    asyncio.run(story())

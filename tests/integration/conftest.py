@@ -1,0 +1,51 @@
+"""Real API servers for tests: one etcd and one API server for the whole session, more on demand."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import binaries, processes
+from sandbox.apiserver import ApiServer, Etcd
+
+
+@pytest.fixture(scope="session")
+def etcd_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A sandbox folder with a running etcd; all processes in it end with the session."""
+    binaries.prepare()
+    folder = tmp_path_factory.mktemp("sandbox")
+    try:
+        asyncio.run(Etcd(folder).start())
+        yield folder
+    finally:
+        asyncio.run(processes.stop_all(folder))
+
+
+@pytest.fixture(scope="session")
+def api_server(etcd_folder: Path) -> ApiServer:
+    """A running API server, shared by all tests: use names or namespaces of your own in it."""
+    server = ApiServer(etcd_folder, "shared")
+    asyncio.run(server.start())
+    return server
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def new_api_server(etcd_folder: Path) -> Iterator[Callable[..., ApiServer]]:
+    """Start further, empty API servers; takes the options of `ApiServer`. They end with the test."""
+    servers: list[ApiServer] = []
+
+    def start(**options: Any) -> ApiServer:
+        server = ApiServer(etcd_folder, f"extra-{next(_numbers)}", **options)
+        servers.append(server)
+        asyncio.run(server.start())
+        return server
+
+    yield start
+    for server in servers:
+        asyncio.run(server.stop())

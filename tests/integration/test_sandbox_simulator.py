@@ -1,0 +1,297 @@
+"""The simulated Harvester does to objects what the real one does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from caphv.runtime.access import Access
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Invalid, NotFound
+from caphv.runtime.resource import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj
+from sandbox import pki
+from sandbox.apiserver import ApiServer
+from sandbox.harvester import ippools, kinds
+from tests.integration.simulation import Simulation, joining, simulation, virtual_machine
+
+pytestmark = pytest.mark.integration
+
+CONTROL_PLANE = {"harvestercluster/machinetype": "controlplane-one"}
+POOL = "load-balancers"
+
+
+@pytest.fixture(scope="module")
+def server(etcd_folder: Path) -> Iterator[ApiServer]:
+    """An API server of this module: the webhooks of the simulation stay on it."""
+    started = ApiServer(etcd_folder, "simulated-harvester")
+    asyncio.run(started.start())
+    yield started
+    asyncio.run(started.stop())
+
+
+def test_vm_runs_and_its_disk_goes_only_when_asked_for(server: ApiServer) -> None:
+    async def story() -> None:
+        async with simulation(server, "life") as sim:
+            for name in ("kept", "removed"):
+                await sim.create_vm(name)
+            for name in ("kept", "removed"):
+                vmi = await sim.until(kinds.INSTANCES, name, lambda vmi: vmi["status"].get("interfaces"))
+                assert vmi["status"]["phase"] == "Running"
+                assert vmi["status"]["nodeName"] in {host.name for host in sim.world.hosts}
+                assert vmi["metadata"]["ownerReferences"][0]["kind"] == "VirtualMachine"
+                interface = vmi["status"]["interfaces"][0]
+                assert interface["name"] == "nic-1"
+                assert interface["mac"]
+                assert interface["ipAddress"].startswith(f"{sim.prefix}.32.")
+                vm = await sim.client.get(kinds.VIRTUAL_MACHINES, name, "life")
+                assert vm["status"]["printableStatus"] == "Running"
+                claim = await sim.client.get(PERSISTENT_VOLUME_CLAIMS, f"{name}-disk-0", "life")
+                assert claim["status"]["phase"] == "Bound"
+            patch = {"metadata": {"annotations": {kinds.REMOVED_CLAIMS: "removed-disk-0"}}}
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "removed", "life", patch)
+            for name in ("kept", "removed"):
+                await sim.client.delete(kinds.VIRTUAL_MACHINES, name, "life")
+                await sim.until_gone(kinds.VIRTUAL_MACHINES, name)
+                with pytest.raises(NotFound):
+                    await sim.client.get(kinds.INSTANCES, name, "life")
+            assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "kept-disk-0", "life")
+            with pytest.raises(NotFound):
+                await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "removed-disk-0", "life")
+
+    asyncio.run(story())
+
+
+def test_vm_stops_and_starts_with_a_new_instance(server: ApiServer) -> None:
+    async def story() -> None:
+        async with simulation(server, "restart") as sim:
+            await sim.create_vm("one")
+            first = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"].get("interfaces"))
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "Halted"}})
+            await sim.until(kinds.VIRTUAL_MACHINES, "one", lambda vm: vm["status"]["printableStatus"] == "Stopped")
+            vm = await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "Always"}})
+            assert vm["spec"]["runStrategy"] == "RerunOnFailure"
+            again = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"].get("interfaces"))
+            assert again["metadata"]["uid"] != first["metadata"]["uid"]
+            assert again["status"]["interfaces"] == first["status"]["interfaces"]
+
+    asyncio.run(story())
+
+
+def test_vm_without_room_starts_when_there_is_some(server: ApiServer) -> None:
+    async def story() -> None:
+        async with simulation(server, "room") as sim:
+            term = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}
+            required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+            await sim.create_vm("one", affinity={"nodeAffinity": required})
+            await sim.until(
+                kinds.VIRTUAL_MACHINES,
+                "one",
+                lambda vm: vm.get("status", {}).get("printableStatus") == "ErrorUnschedulable",
+            )
+            host = sim.world.hosts[1].name
+            await sim.client.patch(NODES, host, "", {"metadata": {"labels": {"disk": "fast"}}})
+            vmi = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
+            assert vmi["status"]["nodeName"] == host
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"network_name": "default/nowhere"}, "network default/nowhere not found"),
+        ({"storage_class": "nothing"}, "StorageClass nothing not found"),
+        ({"memory": "32Gi"}, "exceed ResourceQuota"),
+    ],
+)
+def test_vm_is_refused(server: ApiServer, changes: Obj, message: str) -> None:
+    async def story() -> None:
+        namespace = f"refused-{next(iter(changes)).replace('_', '-')}"
+        async with simulation(server, namespace) as sim:
+            quota = {"metadata": {"name": "small", "namespace": namespace}, "spec": {"hard": {"limits.memory": "16Gi"}}}
+            await sim.client.create(kinds.RESOURCE_QUOTAS, quota)
+            await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
+            with pytest.raises(ApiError, match=message):
+                await sim.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(namespace, "one", **changes))
+
+    asyncio.run(story())
+
+
+def test_claim_in_use_and_pool_with_allocations_are_not_deleted(server: ApiServer) -> None:
+    async def story() -> None:
+        async with simulation(server, "in-use") as sim:
+            await sim.create_vm("one")
+            await sim.addresses("one")
+            with pytest.raises(Invalid, match="is used by VirtualMachine in-use/one"):
+                await sim.client.delete(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", "in-use")
+            ranges = [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.4", "rangeEnd": "10.0.0.6"}]
+            await sim.client.create(kinds.IP_POOLS, {"metadata": {"name": "own"}, "spec": {"ranges": ranges}})
+            pool = await sim.until(kinds.IP_POOLS, "own", lambda pool: pool.get("status"))
+            assert (pool["status"]["total"], pool["status"]["available"]) == (3, 3)
+            reserved = ippools.reserve(pool, "ns/one")
+            assert reserved is not None
+            await sim.client.replace(kinds.IP_POOLS, {**pool, "status": reserved[0]})
+            with pytest.raises(Invalid, match="has allocated addresses"):
+                await sim.client.delete(kinds.IP_POOLS, "own")
+            with pytest.raises(Invalid, match="lies outside"):
+                narrower = [{**ranges[0], "rangeStart": "10.0.0.5"}]
+                await sim.client.patch(kinds.IP_POOLS, "own", "", {"spec": {"ranges": narrower}})
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("user_data", "address", "message"),
+    [
+        ("#cloud-config\npackages: [qemu-guest-agent\n", "", "userdata: is not YAML"),
+        ("#cloud-config\npackages: [iptables]\n", "", "guest agent is not installed"),
+        ({"packages": ["qemu-guest-agent"]}, "10.0.0.9", "does not belong to the network"),
+    ],
+)
+def test_guest_with_broken_data_reports_nothing(
+    server: ApiServer, user_data: Obj | str, address: str, message: str
+) -> None:
+    async def story() -> None:
+        async with simulation(server, f"broken-{abs(hash(message))}") as sim:
+            await sim.create_vm("one", user_data, address)
+            vmi = await sim.until(
+                kinds.INSTANCES,
+                "one",
+                lambda vmi: any(entry["type"] == "AgentConnected" for entry in vmi["status"].get("conditions") or ()),
+            )
+            said = next(entry for entry in vmi["status"]["conditions"] if entry["type"] == "AgentConnected")
+            assert said["status"] == "False"
+            assert message in said["message"]
+            assert "interfaces" not in vmi["status"]
+
+    asyncio.run(story())
+
+
+def test_address_of_another_guest_is_refused(server: ApiServer) -> None:
+    async def story() -> None:
+        async with simulation(server, "taken") as sim:
+            address = f"{sim.prefix}.9.7"
+            await sim.create_vm("first", address=address)
+            assert await sim.addresses("first") == [address]
+            await sim.create_vm("second", address=address)
+            await sim.until(kinds.INSTANCES, "second", lambda vmi: "is taken by VM taken/first" in str(vmi["status"]))
+
+    asyncio.run(story())
+
+
+def test_load_balancer_keeps_the_address_of_the_placeholder(server: ApiServer) -> None:
+    async def story() -> None:
+        async with simulation(server, "takeover") as sim:
+            address = await _reserve(sim, "takeover/one-lb")
+            await sim.client.create(SERVICES, _placeholder("takeover", "one-lb", address))
+            service = await sim.until(SERVICES, "one-lb", lambda obj: obj["status"]["loadBalancer"])
+            assert service["status"]["loadBalancer"]["ingress"][0]["ip"] == address
+            await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("takeover", "one-lb"))
+            taken = await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda obj: obj.get("status", {}).get("address"))
+            assert taken["status"]["address"] == address
+            assert taken["status"]["allocatedAddress"]["ip"] == address
+            pool = await sim.client.get(kinds.IP_POOLS, POOL)
+            assert pool["status"]["allocated"][address] == "takeover/one-lb"
+            assert pool["status"]["available"] == pool["status"]["total"] - len(pool["status"]["allocated"])
+            await sim.client.delete(kinds.LOAD_BALANCERS, "one-lb", "takeover")
+            await sim.until_gone(kinds.LOAD_BALANCERS, "one-lb")
+            pool = await sim.client.get(kinds.IP_POOLS, POOL)
+            assert address not in pool["status"].get("allocated", {})
+            assert pool["status"]["allocatedHistory"][address] == "takeover/one-lb"
+            assert await sim.client.get(SERVICES, "one-lb", "takeover")
+
+    asyncio.run(story())
+
+
+def test_service_without_address_gets_one_by_dhcp(server: ApiServer) -> None:
+    async def story() -> None:
+        async with simulation(server, "dhcp") as sim:
+            await sim.client.create(SERVICES, _placeholder("dhcp", "one-lb", "0.0.0.0"))
+            service = await sim.until(SERVICES, "one-lb", lambda obj: obj["status"]["loadBalancer"])
+            assert service["status"]["loadBalancer"]["ingress"][0]["ip"].startswith(f"{sim.prefix}.32.")
+
+    asyncio.run(story())
+
+
+def test_cluster_joins_through_the_load_balancer(server: ApiServer) -> None:
+    async def story() -> None:
+        async with simulation(server, "joined", node_lost_seconds=0.1) as sim:
+            ca, token = pki.CA.create("workload"), "sandbox-token"
+            address = await _reserve(sim, "joined/one-lb")
+            endpoint = f"https://{address}:6443"
+            await sim.client.create(SERVICES, _placeholder("joined", "one-lb", address))
+            await sim.create_vm("worker", joining("worker", endpoint, ca, token))
+            await sim.create_vm("first", joining("control-plane", endpoint, ca, token), labels=CONTROL_PLANE)
+            await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("joined", "one-lb"))
+            await sim.until(kinds.LOAD_BALANCERS, "one-lb", _is_ready, timeout=60)
+            access = Access(server=endpoint, ca=ca.certificate.decode(), token=token)
+            async with access.client(name="workload") as workload:
+                for name in ("first", "worker"):
+                    node = await sim.until(NODES, name, _is_ready, client=workload, timeout=30)
+                    assert [taint["key"] for taint in node["spec"]["taints"]] == [
+                        "node.cloudprovider.kubernetes.io/uninitialized"
+                    ]
+                    assert node["status"]["nodeInfo"]["kubeletVersion"] == "v1.36.3"
+                await sim.client.delete(kinds.VIRTUAL_MACHINES, "worker", "joined")
+                await sim.until(NODES, "worker", _is_unknown, client=workload)
+                await sim.client.patch(kinds.VIRTUAL_MACHINES, "first", "joined", {"spec": {"runStrategy": "Halted"}})
+                await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda lb: not _is_ready(lb))
+                assert not await _answers(workload)
+                await sim.client.patch(kinds.VIRTUAL_MACHINES, "first", "joined", {"spec": {"runStrategy": "Always"}})
+                await sim.until(kinds.LOAD_BALANCERS, "one-lb", _is_ready, timeout=60)
+                await sim.until(NODES, "first", _is_ready, client=workload)
+                assert _is_unknown(await workload.get(NODES, "worker"))
+
+    asyncio.run(story())
+
+
+async def _answers(client: ApiClient) -> bool:
+    try:
+        await client.get(NODES, "first")
+    except Exception:
+        return False
+    return True
+
+
+def _is_ready(obj: Obj) -> bool:
+    conditions = obj.get("status", {}).get("conditions") or ()
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+
+
+def _is_unknown(node: Obj) -> bool:
+    return [entry["status"] for entry in node["status"]["conditions"] if entry["type"] == "Ready"] == ["Unknown"]
+
+
+async def _reserve(sim: Simulation, holder: str) -> str:
+    pool = await sim.until(kinds.IP_POOLS, POOL, lambda pool: pool.get("status"))
+    reserved = ippools.reserve(pool, holder)
+    assert reserved is not None
+    await sim.client.replace(kinds.IP_POOLS, {**pool, "status": reserved[0]})
+    return reserved[1]
+
+
+def _placeholder(namespace: str, name: str, address: str) -> Obj:
+    spec = {"type": "LoadBalancer", "loadBalancerIP": address, "ports": [{"port": 6443, "targetPort": 6443}]}
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+
+
+def _load_balancer(namespace: str, name: str) -> Obj:
+    listener = {"name": "api-server", "port": 6443, "protocol": "TCP", "backendPort": 6443}
+    spec = {
+        "workloadType": "vm",
+        "ipam": "pool",
+        "ipPool": POOL,
+        "listeners": [listener],
+        "healthCheck": {"port": 6443, "successThreshold": 1, "failureThreshold": 3, "periodSeconds": 30},
+        "backendServerSelector": {name: [value] for name, value in CONTROL_PLANE.items()},
+    }
+    metadata = {"name": name, "namespace": namespace}
+    return {
+        "apiVersion": kinds.LOAD_BALANCERS.api_version,
+        "kind": "LoadBalancer",
+        "metadata": metadata,
+        "spec": spec,
+    }

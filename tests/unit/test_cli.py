@@ -1,0 +1,96 @@
+"""The command line: what it says, without doing anything."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from caphv.cli import COMMANDS, cli
+from sandbox.environment import Settings, State
+
+pytestmark = pytest.mark.unit
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), prog_name="caphv")
+
+
+def test_help_names_all_commands_without_importing_them() -> None:
+    result = call("-h")
+    assert result.exit_code == 0
+    assert all(name in result.output for name in COMMANDS)
+    script = "import sys, caphv.cli; print([name for name in ('aiohttp', 'sandbox', 'yaml') if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert loaded.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_can_be_called_and_gives_examples(name: str) -> None:
+    result = call(name, "--help")
+    assert result.exit_code == 0
+    assert "Examples:" in result.output
+
+
+@pytest.mark.parametrize("name", ["up", "status", "kubeconfig", "down"])
+def test_every_sandbox_command_gives_examples(name: str) -> None:
+    assert f"caphv sandbox {name}" in call("sandbox", name, "--help").output.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script(shell: str) -> None:
+    result = call("completion", shell)
+    assert result.exit_code == 0
+    assert "_CAPHV_COMPLETE" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["sandbox", "up", "--name", "../escape"],
+        ["sandbox", "status", "--name", "a", "--dir", "b"],
+        ["sandbox", "up", "--boot-spread", "2"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    assert call(*arguments).exit_code == 2
+
+
+def test_status_of_nothing_exits_with_1(tmp_path: Path) -> None:
+    result = call("sandbox", "status", "--dir", str(tmp_path), "-o", "json")
+    assert result.exit_code == 1
+    assert '"status": "absent"' in result.output
+
+
+@pytest.mark.parametrize("output", ["table", "yaml"])
+def test_status_of_a_broken_sandbox_names_the_missing_part(tmp_path: Path, output: str) -> None:
+    State(Settings(), network="127.10.0.0/16", ready=True, processes={"etcd": 1}).save(tmp_path)
+    result = call("sandbox", "status", "--dir", str(tmp_path), "-o", output)
+    assert result.exit_code == 1
+    assert "127.10.0.0/16" in result.output
+    if output == "yaml":
+        assert yaml.safe_load(result.output)["processes"][0]["running"] is False
+    else:
+        assert "not running" in result.output
+
+
+def test_kubeconfig_of_nothing_says_what_to_do(tmp_path: Path) -> None:
+    result = call("sandbox", "kubeconfig", "--dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert "caphv sandbox up" in result.output
+
+
+def test_down_of_nothing_is_fine(tmp_path: Path) -> None:
+    result = call("sandbox", "down", "--dir", str(tmp_path / "nothing"))
+    assert result.exit_code == 0
+    assert "was not there" in result.output
+
+
+def test_down_keeps_its_hands_off_folders_of_others(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    result = call("sandbox", "down", "--dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert "letter.txt" in {path.name for path in tmp_path.iterdir()}

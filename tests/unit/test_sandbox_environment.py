@@ -1,0 +1,91 @@
+"""State, claims and manifests of a sandbox, without its processes."""
+
+import base64
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sandbox import core, network, processes
+from sandbox.environment import Sandbox, Settings, State, default_folder
+
+pytestmark = pytest.mark.unit
+
+
+def test_state_survives_the_file(tmp_path: Path) -> None:
+    state = State(
+        Settings(boot_seconds=7.5), "127.10.0.0/16", "now", ready=True, servers={"a": "b"}, processes={"c": 1}
+    )
+    state.save(tmp_path)
+    assert State.load(tmp_path) == state
+    assert (tmp_path / "sandbox.json").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"settings": {"unknown": 1}}', '{"settings": 3}'])
+def test_half_a_state_is_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "sandbox.json").write_text(content)
+    assert State.load(tmp_path) is None
+
+
+def test_status_without_a_sandbox(tmp_path: Path) -> None:
+    assert Sandbox(tmp_path / "nothing").status()["status"] == "absent"
+
+
+def test_status_knows_when_the_recorded_processes_are_gone(tmp_path: Path) -> None:
+    # pid 1 runs for sure, but carries no mark of this sandbox.
+    State(Settings(), ready=True, processes={"etcd": 1}).save(tmp_path)
+    found = Sandbox(tmp_path).status()
+    assert found["status"] == "broken"
+    assert found["processes"] == [{"name": "etcd", "pid": 1, "running": False}]
+
+
+def test_default_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert default_folder("two") == Path("/state/caphv/sandbox/two")
+
+
+def test_claims_do_not_overlap_and_end_with_their_holder() -> None:
+    with network.claim() as (first, _):
+        with network.claim() as (second, _):
+            assert not first.overlaps(second)
+        with network.claim() as (third, _):
+            assert third == second
+
+
+def test_claim_outlives_the_block_while_the_socket_is_open_elsewhere() -> None:
+    with network.claim() as (first, holder):
+        inherited = holder.dup()
+    with inherited, network.claim() as (second, _):
+        assert first != second
+
+
+def test_free_ports_are_different_and_free() -> None:
+    ports = processes.free_ports(50)
+    assert len(set(ports)) == 50
+    with processes.socket.socket() as probe:
+        probe.bind(("127.0.0.1", ports[0]))
+
+
+def test_core_objects_are_labelled_and_point_to_urls(tmp_path: Path) -> None:
+    crd = {
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "clusters.cluster.x-k8s.io"},
+        "spec": {"group": "g"},
+    }
+    webhook = {"name": "w", "clientConfig": {"service": {"name": "s", "namespace": "n", "path": "/validate"}}}
+    webhooks = {"kind": "ValidatingWebhookConfiguration", "metadata": {"name": "c"}, "webhooks": [webhook]}
+    (tmp_path / "crd" / "bases").mkdir(parents=True)
+    (tmp_path / "webhook").mkdir()
+    (tmp_path / "crd" / "bases" / "clusters.yaml").write_text(yaml.safe_dump(crd))
+    (tmp_path / "webhook" / "manifests.yaml").write_text(yaml.safe_dump(webhooks))
+
+    made = {obj["kind"]: obj for obj in core.objects(tmp_path, "https://127.0.0.1:9", b"CA")}
+
+    bundle = base64.b64encode(b"CA").decode()
+    labels = made["CustomResourceDefinition"]["metadata"]["labels"]
+    assert labels["cluster.x-k8s.io/v1beta2"] == "v1beta2"
+    conversion = made["CustomResourceDefinition"]["spec"]["conversion"]["webhook"]["clientConfig"]
+    assert conversion == {"url": "https://127.0.0.1:9/convert", "caBundle": bundle}
+    client = made["ValidatingWebhookConfiguration"]["webhooks"][0]["clientConfig"]
+    assert client == {"url": "https://127.0.0.1:9/validate", "caBundle": bundle}
+    assert made["Namespace"]["metadata"]["name"] == "capi-system"
