@@ -69,7 +69,7 @@ def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
     process = processes.start(tmp_path, "failing", [sys.executable, "-c", "raise SystemExit('no such luck')"])
-    with pytest.raises(ProcessError, match="failing ended during start-up(.|\n)*no such luck"):
+    with pytest.raises(ProcessError, match=r"failing ended during start-up(.|\n)*no such luck"):
         asyncio.run(processes.wait_ready(process, never, 10))
 
 
@@ -167,7 +167,7 @@ def test_a_failed_build_shows_output_and_remedy_and_leaves_nothing(
     fake_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL", "yes")
-    with pytest.raises(binaries.golang.BuildError, match="disk is full(.|\n)*KUBEBUILDER_ASSETS"):
+    with pytest.raises(binaries.golang.BuildError, match=r"disk is full(.|\n)*KUBEBUILDER_ASSETS"):
         binaries.binary("etcd")
     assert [path.name for path in (tmp_path / "cache" / "bin").iterdir() if not path.name.endswith(".lock")] == []
     monkeypatch.delenv("FAIL")
