@@ -11,12 +11,17 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test test-unit test-integration test-e2e lint format generate bench wheel lock clean
+.PHONY: help setup programs demo test test-unit test-integration test-e2e lint format generate bench wheel lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/project.stamp ## Make .venv with the project and all it needs (.venv/bin/caphv)
+
+# Before the tests, because a build takes longer than any test may.
+programs: setup ## Build etcd, kube-apiserver and the Cluster API core, where they are not there yet
+	@$(BIN)/python -c 'import logging; from sandbox import binaries; \
+		logging.basicConfig(level=logging.INFO, format="%(message)s"); binaries.prepare()'
 
 demo: setup ## Watch a cluster live on a simulated Harvester, from creation to the last trace
 	$(BIN)/caphv sandbox demo
@@ -26,10 +31,10 @@ test: lint test-unit test-integration test-e2e ## Run all checks and all tests
 test-unit: setup ## Test decisions: no process, no network
 	$(PYTEST) tests/unit --junitxml=$(REPORTS)/unit.xml
 
-test-integration: setup ## Test against a real kube-apiserver
+test-integration: programs ## Test against a real kube-apiserver
 	$(PYTEST) tests/integration --junitxml=$(REPORTS)/integration.xml
 
-test-e2e: setup ## Test whole stories with the real Cluster API core
+test-e2e: programs ## Test whole stories with the real Cluster API core
 	$(PYTEST) tests/e2e --junitxml=$(REPORTS)/e2e.xml
 
 lint: setup ## Check format, lint, types, import rules, and that generated files are fresh
