@@ -95,6 +95,7 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
         command = ["build", *flags, f"-o={output}", recipe.target]
         for done, _ in enumerate(go.lines(command, folder, recipe), 1):
             report(recipe.name, "compiling", min(done, packages), packages)
+        report(recipe.name, "built", packages, packages)
 
 
 def module_folder(recipe: Recipe, cache: Path, report: Report) -> Path:

@@ -213,7 +213,7 @@ def build_report() -> Iterator["Report"]:
 
         def report(name: str, step: str, done: int, total: int) -> None:
             if name not in tasks:
-                tasks[name] = bars.add_task(name)
+                tasks[name] = bars.add_task(name, total=None)
             bars.update(tasks[name], description=f"{name}: {step}", completed=done, total=total or None)
 
         yield report
