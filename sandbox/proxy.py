@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Iterable
+from typing import cast
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +88,8 @@ class _Outbound(_Half):
         self.peer = inbound
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what TCP connections have
-        self.transport = transport
+        # What TCP connections have; uvloop's transports are no subclass of it, so this is no assertion.
+        self.transport = cast("asyncio.Transport", transport)
 
 
 class _Inbound(_Half):
@@ -98,9 +99,9 @@ class _Inbound(_Half):
         self.backend: Endpoint | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what TCP connections have
-        self.transport = transport
-        transport.pause_reading()
+        # What TCP connections have; uvloop's transports are no subclass of it, so this is no assertion.
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.pause_reading()
         self.backend = self._proxy.next_backend()
         self._proxy.opened(self)
         self._connect = asyncio.get_running_loop().create_task(self._open())

@@ -29,7 +29,7 @@ from sandbox.harvester.kubevip import DataPath, KubeVip
 from sandbox.harvester.loadbalancer import LoadBalancers
 from sandbox.harvester.stores import Stores
 from sandbox.harvester.virtualmachines import VirtualMachines
-from sandbox.harvester.world import World, seed
+from sandbox.harvester.world import World, define, seed
 from sandbox.tokens import Tokens
 from sandbox.workload import Workloads
 
@@ -58,11 +58,13 @@ class Simulator:
         """
         async with contextlib.AsyncExitStack() as stack:
             client = await self._client(stack, "harvester", self._harvester)
-            await seed(client, self.world)
+            await define(client)
             stores = Stores(client)
             await stack.enter_async_context(_background(stores.run()))
             await stores.wait_synced()
+            # Before anything is written: a simulator that was killed left webhooks behind that nobody answers.
             await stack.enter_async_context(Admission(stores, self.world).served(client))
+            await seed(client, self.world)
             works = self._parts(stack, stores)
             for name, access in (("harvester", self._harvester), ("management", self._management)):
                 if access:

@@ -18,7 +18,7 @@ import orjson
 from aiohttp import web
 
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists, ApiError
+from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
 from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, Obj, Resource
 from sandbox import pki
 from sandbox.harvester import kinds, refusals
@@ -75,7 +75,7 @@ class Admission:
             await runner.cleanup()
 
     async def _virtual_machine(self, request: web.Request) -> web.Response:
-        review = orjson.loads(await request.read())["request"]
+        review = await self._review(request)
         vm = review["object"]
         reason = refusals.virtual_machine(vm, self._stores)
         if reason:
@@ -90,6 +90,10 @@ class Admission:
         patch.append({"op": "add", "path": "/metadata/finalizers", "value": new["metadata"].get("finalizers") or []})
         return _answer(review, "", patch)
 
+    async def _review(self, request: web.Request) -> Obj:
+        await self._stores.wait_synced()  # before, a network would look as if it were missing
+        return orjson.loads(await request.read())["request"]
+
     def _claim(self, review: Obj) -> str:
         return refusals.claim_deletion(review["oldObject"], self._stores)
 
@@ -99,7 +103,7 @@ class Admission:
 
     def _decision(self, decide: Callable[[Obj], str]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            review = orjson.loads(await request.read())["request"]
+            review = await self._review(request)
             return _answer(review, decide(review))
 
         return handle
@@ -153,24 +157,28 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
 
 
 async def _put(client: ApiClient, resource: Resource, name: str, webhooks: list[Obj]) -> None:
-    config = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}}
+    config = kinds.typed(resource, {"metadata": {"name": name}, "webhooks": webhooks})
     try:
-        await client.create(resource, config | {"webhooks": webhooks})
+        await client.create(resource, config)
     except AlreadyExists:
         await client.patch(resource, name, "", {"webhooks": webhooks})
 
 
 async def _wait_called(client: ApiClient) -> None:
-    """Wait until a VM gets the finalizer: the API server learns of webhooks a moment after their creation."""
-    probe = {
-        "apiVersion": kinds.VIRTUAL_MACHINES.api_version,
-        "kind": "VirtualMachine",
-        "metadata": {"name": "admission-probe", "namespace": "default"},
-        "spec": {"runStrategy": "Halted", "template": {"spec": {"domain": {"devices": {}}}}},
-    }
-    while True:
-        with contextlib.suppress(ApiError):
-            answer = await client.create(kinds.VIRTUAL_MACHINES, probe, dry_run=True)
-            if answer["metadata"].get("finalizers"):
-                return
-        await asyncio.sleep(0.1)
+    """Wait until both configurations are in force: the API server learns of them a moment after they are written."""
+    metadata = {"name": "admission-probe", "namespace": "default"}
+    template = {"spec": {"domain": {"devices": {}}}}
+    vm = {"metadata": metadata, "spec": {"runStrategy": "Halted", "template": template}}
+    # Only the webhook refuses this pool: its range ends before it starts.
+    span = {"subnet": "192.0.2.0/24", "rangeStart": "192.0.2.2", "rangeEnd": "192.0.2.1"}
+    pool = {"metadata": {"name": "admission-probe"}, "spec": {"ranges": [span]}}
+    mutates = validates = False
+    while not (mutates and validates):
+        await asyncio.sleep(0.05)
+        with contextlib.suppress(ServerFault):
+            answer = await client.create(kinds.VIRTUAL_MACHINES, kinds.typed(kinds.VIRTUAL_MACHINES, vm), dry_run=True)
+            mutates = bool(answer["metadata"].get("finalizers"))
+            try:
+                await client.create(kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, pool), dry_run=True)
+            except Invalid:
+                validates = True

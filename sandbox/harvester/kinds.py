@@ -27,6 +27,11 @@ CLUSTER_NETWORK = "network.harvesterhci.io/mgmt"
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
 
 
+def typed(resource: Resource, obj: Obj) -> Obj:
+    """The object with the `apiVersion` and `kind` of its resource."""
+    return {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
+
+
 def now() -> str:
     """Time stamp in the API's form."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -142,9 +142,13 @@ def custom_resource_definitions() -> list[Obj]:
     return manifests.read(sorted(CRDS.glob("*.yaml")))
 
 
+async def define(client: ApiClient) -> None:
+    """Have the API server serve the kinds of Harvester."""
+    await manifests.apply(client, custom_resource_definitions())
+
+
 async def seed(client: ApiClient, world: World) -> None:
     """Create what is not there yet; what is there stays as users changed it."""
-    await manifests.apply(client, custom_resource_definitions())
     await asyncio.gather(*(_ensure(client, NAMESPACES, {"metadata": {"name": name}}) for name in world.namespaces))
     await asyncio.gather(*(_ensure(client, resource, obj) for resource, obj in _objects(world)))
     await client.patch(DEPLOYMENTS, "harvester", "harvester-system", _AVAILABLE, subresource="status")
@@ -174,7 +178,7 @@ def _objects(world: World) -> list[tuple[Resource, Obj]]:
 
 async def _ensure(client: ApiClient, resource: Resource, obj: Obj) -> None:
     try:
-        await client.create(resource, {"apiVersion": resource.api_version, "kind": resource.kind, **obj})
+        await client.create(resource, kinds.typed(resource, obj))
     except AlreadyExists:
         return
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from caphv.runtime.access import Access
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Invalid, NotFound
 from caphv.runtime.resource import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj
-from sandbox import pki
+from sandbox import network, pki
 from sandbox.apiserver import ApiServer
 from sandbox.harvester import ippools, kinds
-from tests.integration.simulation import Simulation, joining, simulation, virtual_machine
+from tests.integration.simulation import Place, Simulation, joining, simulation, virtual_machine
 
 pytestmark = pytest.mark.integration
 
@@ -24,17 +25,18 @@ POOL = "load-balancers"
 
 
 @pytest.fixture(scope="module")
-def server(etcd_folder: Path) -> Iterator[ApiServer]:
+def place(etcd_folder: Path) -> Iterator[Place]:
     """An API server of this module: the webhooks of the simulation stay on it."""
-    started = ApiServer(etcd_folder, "simulated-harvester")
-    asyncio.run(started.start())
-    yield started
-    asyncio.run(started.stop())
+    server = ApiServer(etcd_folder, "simulated-harvester")
+    asyncio.run(server.start())
+    with network.claim() as (claimed, _):
+        yield Place(server, str(claimed))
+    asyncio.run(server.stop())
 
 
-def test_vm_runs_and_its_disk_goes_only_when_asked_for(server: ApiServer) -> None:
+def test_vm_runs_and_its_disk_goes_only_when_asked_for(place: Place) -> None:
     async def story() -> None:
-        async with simulation(server, "life") as sim:
+        async with simulation(place, "life") as sim:
             for name in ("kept", "removed"):
                 await sim.create_vm(name)
             for name in ("kept", "removed"):
@@ -64,9 +66,9 @@ def test_vm_runs_and_its_disk_goes_only_when_asked_for(server: ApiServer) -> Non
     asyncio.run(story())
 
 
-def test_vm_stops_and_starts_with_a_new_instance(server: ApiServer) -> None:
+def test_vm_stops_and_starts_with_a_new_instance(place: Place) -> None:
     async def story() -> None:
-        async with simulation(server, "restart") as sim:
+        async with simulation(place, "restart") as sim:
             await sim.create_vm("one")
             first = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"].get("interfaces"))
             await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "Halted"}})
@@ -80,9 +82,9 @@ def test_vm_stops_and_starts_with_a_new_instance(server: ApiServer) -> None:
     asyncio.run(story())
 
 
-def test_vm_without_room_starts_when_there_is_some(server: ApiServer) -> None:
+def test_vm_without_room_starts_when_there_is_some(place: Place) -> None:
     async def story() -> None:
-        async with simulation(server, "room") as sim:
+        async with simulation(place, "room") as sim:
             term = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}
             required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
             await sim.create_vm("one", affinity={"nodeAffinity": required})
@@ -107,10 +109,10 @@ def test_vm_without_room_starts_when_there_is_some(server: ApiServer) -> None:
         ({"memory": "32Gi"}, "exceed ResourceQuota"),
     ],
 )
-def test_vm_is_refused(server: ApiServer, changes: Obj, message: str) -> None:
+def test_vm_is_refused(place: Place, changes: Obj, message: str) -> None:
     async def story() -> None:
         namespace = f"refused-{next(iter(changes)).replace('_', '-')}"
-        async with simulation(server, namespace) as sim:
+        async with simulation(place, namespace) as sim:
             quota = {"metadata": {"name": "small", "namespace": namespace}, "spec": {"hard": {"limits.memory": "16Gi"}}}
             await sim.client.create(kinds.RESOURCE_QUOTAS, quota)
             await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
@@ -120,15 +122,16 @@ def test_vm_is_refused(server: ApiServer, changes: Obj, message: str) -> None:
     asyncio.run(story())
 
 
-def test_claim_in_use_and_pool_with_allocations_are_not_deleted(server: ApiServer) -> None:
+def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Place) -> None:
     async def story() -> None:
-        async with simulation(server, "in-use") as sim:
+        async with simulation(place, "in-use") as sim:
             await sim.create_vm("one")
             await sim.addresses("one")
             with pytest.raises(Invalid, match="is used by VirtualMachine in-use/one"):
                 await sim.client.delete(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", "in-use")
             ranges = [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.4", "rangeEnd": "10.0.0.6"}]
-            await sim.client.create(kinds.IP_POOLS, {"metadata": {"name": "own"}, "spec": {"ranges": ranges}})
+            own = kinds.typed(kinds.IP_POOLS, {"metadata": {"name": "own"}, "spec": {"ranges": ranges}})
+            await sim.client.create(kinds.IP_POOLS, own)
             pool = await sim.until(kinds.IP_POOLS, "own", lambda pool: pool.get("status"))
             assert (pool["status"]["total"], pool["status"]["available"]) == (3, 3)
             reserved = ippools.reserve(pool, "ns/one")
@@ -136,8 +139,8 @@ def test_claim_in_use_and_pool_with_allocations_are_not_deleted(server: ApiServe
             await sim.client.replace(kinds.IP_POOLS, {**pool, "status": reserved[0]})
             with pytest.raises(Invalid, match="has allocated addresses"):
                 await sim.client.delete(kinds.IP_POOLS, "own")
+            narrower = [{**ranges[0], "rangeStart": "10.0.0.5"}]
             with pytest.raises(Invalid, match="lies outside"):
-                narrower = [{**ranges[0], "rangeStart": "10.0.0.5"}]
                 await sim.client.patch(kinds.IP_POOLS, "own", "", {"spec": {"ranges": narrower}})
 
     asyncio.run(story())
@@ -151,11 +154,9 @@ def test_claim_in_use_and_pool_with_allocations_are_not_deleted(server: ApiServe
         ({"packages": ["qemu-guest-agent"]}, "10.0.0.9", "does not belong to the network"),
     ],
 )
-def test_guest_with_broken_data_reports_nothing(
-    server: ApiServer, user_data: Obj | str, address: str, message: str
-) -> None:
+def test_guest_with_broken_data_reports_nothing(place: Place, user_data: Obj | str, address: str, message: str) -> None:
     async def story() -> None:
-        async with simulation(server, f"broken-{abs(hash(message))}") as sim:
+        async with simulation(place, f"broken-{message.split()[-1].lower()}") as sim:
             await sim.create_vm("one", user_data, address)
             vmi = await sim.until(
                 kinds.INSTANCES,
@@ -170,9 +171,9 @@ def test_guest_with_broken_data_reports_nothing(
     asyncio.run(story())
 
 
-def test_address_of_another_guest_is_refused(server: ApiServer) -> None:
+def test_address_of_another_guest_is_refused(place: Place) -> None:
     async def story() -> None:
-        async with simulation(server, "taken") as sim:
+        async with simulation(place, "taken") as sim:
             address = f"{sim.prefix}.9.7"
             await sim.create_vm("first", address=address)
             assert await sim.addresses("first") == [address]
@@ -182,9 +183,9 @@ def test_address_of_another_guest_is_refused(server: ApiServer) -> None:
     asyncio.run(story())
 
 
-def test_load_balancer_keeps_the_address_of_the_placeholder(server: ApiServer) -> None:
+def test_load_balancer_keeps_the_address_of_the_placeholder(place: Place) -> None:
     async def story() -> None:
-        async with simulation(server, "takeover") as sim:
+        async with simulation(place, "takeover") as sim:
             address = await _reserve(sim, "takeover/one-lb")
             await sim.client.create(SERVICES, _placeholder("takeover", "one-lb", address))
             service = await sim.until(SERVICES, "one-lb", lambda obj: obj["status"]["loadBalancer"])
@@ -206,9 +207,9 @@ def test_load_balancer_keeps_the_address_of_the_placeholder(server: ApiServer) -
     asyncio.run(story())
 
 
-def test_service_without_address_gets_one_by_dhcp(server: ApiServer) -> None:
+def test_service_without_address_gets_one_by_dhcp(place: Place) -> None:
     async def story() -> None:
-        async with simulation(server, "dhcp") as sim:
+        async with simulation(place, "dhcp") as sim:
             await sim.client.create(SERVICES, _placeholder("dhcp", "one-lb", "0.0.0.0"))
             service = await sim.until(SERVICES, "one-lb", lambda obj: obj["status"]["loadBalancer"])
             assert service["status"]["loadBalancer"]["ingress"][0]["ip"].startswith(f"{sim.prefix}.32.")
@@ -216,9 +217,9 @@ def test_service_without_address_gets_one_by_dhcp(server: ApiServer) -> None:
     asyncio.run(story())
 
 
-def test_cluster_joins_through_the_load_balancer(server: ApiServer) -> None:
+def test_cluster_joins_through_the_load_balancer(place: Place) -> None:
     async def story() -> None:
-        async with simulation(server, "joined", node_lost_seconds=0.1) as sim:
+        async with simulation(place, "joined", node_lost_seconds=0.1) as sim:
             ca, token = pki.CA.create("workload"), "sandbox-token"
             address = await _reserve(sim, "joined/one-lb")
             endpoint = f"https://{address}:6443"
@@ -228,7 +229,7 @@ def test_cluster_joins_through_the_load_balancer(server: ApiServer) -> None:
             await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("joined", "one-lb"))
             await sim.until(kinds.LOAD_BALANCERS, "one-lb", _is_ready, timeout=60)
             access = Access(server=endpoint, ca=ca.certificate.decode(), token=token)
-            async with access.client(name="workload") as workload:
+            async with _closing(access.client(name="workload")) as workload:
                 for name in ("first", "worker"):
                     node = await sim.until(NODES, name, _is_ready, client=workload, timeout=30)
                     assert [taint["key"] for taint in node["spec"]["taints"]] == [
@@ -246,6 +247,14 @@ def test_cluster_joins_through_the_load_balancer(server: ApiServer) -> None:
                 assert _is_unknown(await workload.get(NODES, "worker"))
 
     asyncio.run(story())
+
+
+@asynccontextmanager
+async def _closing(client: ApiClient) -> AsyncIterator[ApiClient]:
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 async def _answers(client: ApiClient) -> bool:
@@ -289,9 +298,4 @@ def _load_balancer(namespace: str, name: str) -> Obj:
         "backendServerSelector": {name: [value] for name, value in CONTROL_PLANE.items()},
     }
     metadata = {"name": name, "namespace": namespace}
-    return {
-        "apiVersion": kinds.LOAD_BALANCERS.api_version,
-        "kind": "LoadBalancer",
-        "metadata": metadata,
-        "spec": spec,
-    }
+    return kinds.typed(kinds.LOAD_BALANCERS, {"metadata": metadata, "spec": spec})
