@@ -8,14 +8,12 @@ takes inline credentials only and refuses the rest by name.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import hashlib
 import os
-import re
 import ssl
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ import yaml
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import kube_config
 from kubernetes.aio.config.incluster_config import load_incluster_config
+from yarl import URL
 
 from caphv.runtime.client import ApiClient
 
@@ -32,6 +31,10 @@ _MAX_BYTES = 1024 * 1024
 _FILES = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
 _PROGRAMS = {"exec", "auth-provider"}
 _PASSWORDS = {"username", "password"}
+_CONTEXT_TEXTS = ("namespace",)
+_CLUSTER_TEXTS = ("server", "certificate-authority-data", "tls-server-name", "proxy-url")
+_USER_TEXTS = ("token", "client-certificate-data", "client-key-data")
+_SHOWN = 64
 _IMPERSONATION = {"as", "as-uid", "as-groups", "as-user-extra"}
 
 
@@ -78,7 +81,7 @@ class Access:
         try:
             with self._certificate_files(self.configuration()) as configuration:
                 return ApiClient(configuration, **options)
-        except (ssl.SSLError, OSError) as error:
+        except (ssl.SSLError, OSError, ValueError) as error:
             raise KubeconfigError(f"certificate data of {self.server} cannot be used: {type(error).__name__}") from None
 
     @contextlib.contextmanager
@@ -101,34 +104,30 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Acces
     and `insecure-skip-tls-verify` (unless allowed) are refused.
     """
     config = _mapping(_load(raw), "kubeconfig")
-    context_name = config.get("current-context")
-    if not context_name:
+    if not config.get("current-context"):
         raise KubeconfigError(
             "current-context: required; name the context to use, for example with `kubectl config use-context`"
         )
-    context = _mapping(_entry(config, "contexts", context_name).get("context"), f"contexts[{context_name}].context")
-    cluster_name, user_name = context.get("cluster"), context.get("user")
-    cluster = _mapping(_entry(config, "clusters", cluster_name).get("cluster"), f"clusters[{cluster_name}].cluster")
-    user = _mapping(_entry(config, "users", user_name).get("user") or {}, f"users[{user_name}].user")
-    problems = [*_cluster_problems(cluster, f"clusters[{cluster_name}].cluster", allow_insecure)]
-    problems += _user_problems(user, f"users[{user_name}].user")
+    context, in_context = _entry(config, "context", config["current-context"])
+    cluster, in_cluster = _entry(config, "cluster", context.get("cluster"))
+    user, in_user = _entry(config, "user", context.get("user"))
+    problems = [*_not_text(context, in_context, _CONTEXT_TEXTS)]
+    problems += [*_not_text(cluster, in_cluster, _CLUSTER_TEXTS), *_not_text(user, in_user, _USER_TEXTS)]
+    if not problems:
+        problems += [*_cluster_problems(cluster, in_cluster, allow_insecure), *_user_problems(user, in_user)]
     if problems:
         raise KubeconfigError("; ".join(problems))
-    try:
-        return Access(
-            server=str(cluster["server"]).rstrip("/"),
-            namespace=str(context.get("namespace") or ""),
-            ca=_decode(cluster, "certificate-authority-data"),
-            token=str(user.get("token") or "").strip(),
-            client_certificate=_decode(user, "client-certificate-data"),
-            client_key=_decode(user, "client-key-data"),
-            tls_server_name=str(cluster.get("tls-server-name") or ""),
-            proxy_url=str(cluster.get("proxy-url") or ""),
-            insecure=bool(cluster.get("insecure-skip-tls-verify")),
-        )
-    except (binascii.Error, UnicodeDecodeError, ValueError) as error:
-        field_name = str(error) if isinstance(error, KubeconfigError) else "certificate data"
-        raise KubeconfigError(f"{field_name}: is not base64 of PEM text") from None
+    return Access(
+        server=cluster["server"].rstrip("/"),
+        namespace=context.get("namespace") or "",
+        ca=_decode(cluster, "certificate-authority-data"),
+        token=(user.get("token") or "").strip(),
+        client_certificate=_decode(user, "client-certificate-data"),
+        client_key=_decode(user, "client-key-data"),
+        tls_server_name=cluster.get("tls-server-name") or "",
+        proxy_url=cluster.get("proxy-url") or "",
+        insecure=bool(cluster.get("insecure-skip-tls-verify")),
+    )
 
 
 async def own_configuration(kubeconfig: str = "") -> Configuration:
@@ -152,13 +151,17 @@ def _load(raw: bytes | str) -> Any:
     if len(raw) > _MAX_BYTES:
         raise KubeconfigError("kubeconfig: larger than 1 MiB")
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
-    if re.search(r"(?m)^[^#'\"]*[:\-,\[{]\s+[&*][A-Za-z0-9_]", text):
-        raise KubeconfigError("kubeconfig: YAML anchors and aliases are not accepted")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe loaders
-    except (yaml.YAMLError, RecursionError):
-        # The parser's message quotes the text, which holds credentials.
+        anchors = any(getattr(event, "anchor", None) for event in yaml.parse(text, loader))
+        config = None if anchors else yaml.load(text, loader)  # noqa: S506 - both are safe loaders
+    except Exception:
+        # Values of a wrong form make the constructors raise all kinds of errors; their messages quote the text, which
+        # holds credentials.
         raise KubeconfigError("kubeconfig: is not valid YAML") from None
+    if anchors:
+        raise KubeconfigError("kubeconfig: YAML anchors and aliases are not accepted")
+    return config
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
@@ -167,23 +170,41 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _entry(config: Mapping[str, Any], section: str, name: Any) -> Mapping[str, Any]:
-    entries = config.get(section)
+def _entry(config: Mapping[str, Any], kind: str, name: Any) -> tuple[Mapping[str, Any], str]:
+    """Find a named entry; answers it and its place for messages."""
+    if not isinstance(name, str):
+        raise KubeconfigError(f"{kind}s: the current context must name one of them as text")
+    entries = config.get(f"{kind}s")
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, Mapping) and entry.get("name") == name:
-            return entry
-    raise KubeconfigError(f"{section}: has no entry named {str(name)[:64]!r}, which the current context uses")
+            where = f"{kind}s[{ascii(name[:_SHOWN])[1:-1]}].{kind}"
+            return _mapping(entry.get(kind), where), where
+    raise KubeconfigError(f"{kind}s: has no entry named {name[:_SHOWN]!a}, which the current context uses")
+
+
+def _not_text(section: Mapping[str, Any], where: str, fields: Iterable[str]) -> Iterator[str]:
+    for name in fields:
+        value = section.get(name) or ""
+        lines_allowed = name.endswith("-data")  # wrapped base64
+        if not isinstance(value, str) or not (lines_allowed or (value.isascii() and value.strip().isprintable())):
+            yield f"{where}.{name}: must be plain text on one line, in quotes"
+
+
+def _is_url(value: str | None, schemes: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(value or "")
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and bool(URL(value or "").host)
+    except ValueError:  # brackets or a port that are none
+        return False
 
 
 def _cluster_problems(cluster: Mapping[str, Any], where: str, allow_insecure: bool) -> Iterator[str]:
     server = cluster.get("server")
-    parts = urlsplit(server) if isinstance(server, str) else None
-    if parts is None or parts.scheme != "https" or not parts.hostname or parts.username or parts.query:
-        yield f"{where}.server: must be an https:// URL without user, password and query"
+    if not _is_url(server, ("https",)) or set(str(server)) & set("@?#"):
+        yield f"{where}.server: must be an https:// URL without user, password, query and fragment"
     if cluster.get("insecure-skip-tls-verify") and not allow_insecure:
         yield f"{where}.insecure-skip-tls-verify: refused; give certificate-authority-data instead"
-    proxy = cluster.get("proxy-url")
-    if proxy and (not isinstance(proxy, str) or urlsplit(proxy).scheme not in ("http", "https")):
+    if cluster.get("proxy-url") and not _is_url(cluster["proxy-url"], ("http", "https")):
         yield f"{where}.proxy-url: must be an http:// or https:// URL"
     yield from _inline_only(cluster, where)
 
@@ -196,7 +217,11 @@ def _user_problems(user: Mapping[str, Any], where: str) -> Iterator[str]:
         yield f"{where}.{name}: impersonation is not supported; give the identity its own credentials"
     if bool(user.get("client-certificate-data")) != bool(user.get("client-key-data")):
         yield f"{where}: client-certificate-data and client-key-data belong together"
-    if not user.get("token") and not user.get("client-certificate-data") and not _PROGRAMS & user.keys():
+    if (
+        not (user.get("token") or "").strip()
+        and not user.get("client-certificate-data")
+        and not _PROGRAMS & user.keys()
+    ):
         yield f"{where}: has no credentials; give token, or client-certificate-data and client-key-data"
 
 
@@ -209,13 +234,14 @@ def _inline_only(section: Mapping[str, Any], where: str) -> Iterator[str]:
 
 
 def _decode(section: Mapping[str, Any], name: str) -> str:
-    value = section.get(name)
-    if not value:
-        return ""
     try:
-        text = base64.b64decode(str(value), validate=True).decode("ascii")
-    except (binascii.Error, UnicodeDecodeError):
-        raise KubeconfigError(name) from None
-    if "-----BEGIN" not in text:
-        raise KubeconfigError(name)
+        # kubectl takes wrapped base64, too
+        text = base64.b64decode("".join((section.get(name) or "").split()), validate=True).decode("ascii")
+    except ValueError:
+        text = "?"
+    if text and "-----BEGIN" not in text:
+        raise KubeconfigError(f"{name}: is not base64 of PEM text")
+    if "ENCRYPTED" in text:
+        # OpenSSL would ask for the pass phrase on the terminal, and everything would wait.
+        raise KubeconfigError(f"{name}: is encrypted; give the key without a pass phrase")
     return text

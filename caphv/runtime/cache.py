@@ -7,14 +7,17 @@ each change; read from here they cost nothing and changes announce themselves. T
 * a watch goes on from the last resource version it saw (bookmarks move it when nothing happens), and starts over
   with a list only when the server says 410 Gone;
 * an own write is put into the copy at once (`observe`), so that the next reconcile does not act on what was before;
-  when the watch brings the same version again, nobody is woken a second time.
+  when the watch brings the same version again, nobody is woken a second time;
+* of an absent object, only a write later than all the watch has told is believed: an earlier one was deleted since.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +32,7 @@ log = logging.getLogger(__name__)
 
 IndexFunction = Callable[[Obj], Iterable[str]]
 _PAGE = 500
-_TOMBSTONES = 4096
+_LASTING = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +94,19 @@ class Store:
 
     def remove(self, key: Key) -> Obj | None:
         """Forget an object; answers it."""
-        old = self._objects.pop(key, None)
+        old = self._objects.get(key)
         if old is not None:
             self._reindex(key, old, None)
+            del self._objects[key]
         return old
 
     def _reindex(self, key: Key, old: Obj | None, new: Obj | None) -> None:
-        for name, function in self._index_functions.items():
-            before = set(function(old)) if old is not None else set()
-            after = set(function(new)) if new is not None else set()
+        # All functions first: one that raises must not leave the indexes half changed.
+        values = {
+            name: (set(function(old) if old is not None else ()), set(function(new) if new is not None else ()))
+            for name, function in self._index_functions.items()
+        }
+        for name, (before, after) in values.items():
             index = self._indexes[name]
             for value in before - after:
                 index[value].discard(key)
@@ -113,8 +120,8 @@ class Informer:
     """Keeps a `Store` of one collection true and tells handlers of each change.
 
     `transform` makes the stored form of an object (drop what nobody reads) or None to leave it out.
-    `on_error` hears of each failed attempt, `on_contact` of each success after a failure, so that an owner can say
-    on a condition why nothing happens. Run it as a task; cancel the task to stop.
+    `on_error` hears of each failed attempt, `on_contact` of each watch that the server accepts, so that an owner can
+    say on a condition why nothing happens. Run it as a task; cancel the task to stop.
     """
 
     def __init__(
@@ -146,9 +153,8 @@ class Informer:
         self._handlers: list[Handler] = []
         self._synced = asyncio.Event()
         self._wake = asyncio.Event()
+        self._opened = math.inf
         self._version = ""
-        # Versions of objects that we saw go: a late answer to an own write must not bring one back.
-        self._gone: dict[Key, int] = {}
 
     @property
     def synced(self) -> bool:
@@ -176,7 +182,8 @@ class Informer:
     def observe(self, obj: Obj) -> None:
         """Take over the server's answer to an own write."""
         key = key_of(obj)
-        if self._gone.get(key, 0) < resource_version(obj):
+        # The copy holds all there was at `_version`: what is absent was deleted before this answer arrived.
+        if self.store.get(*key) is not None or resource_version(obj) > int(self._version or 0):
             self._put(key, obj)
 
     def forget(self, namespace: str, name: str) -> None:
@@ -187,32 +194,48 @@ class Informer:
         """End a wait between attempts: somebody knows that the server is back."""
         self._wake.set()
 
+    def start(self) -> asyncio.Task[None]:
+        """Run it as a task of its own; it logs without the fields of whoever starts it."""
+        return asyncio.create_task(self.run(), context=contextvars.Context())
+
     async def run(self) -> None:
         """List and watch until cancelled."""
         failures = 0
         while True:
-            try:
-                if self._version:
-                    reason = "resume"
-                else:
-                    self._version, reason = await self._list(), "list"
-                metrics.WATCH_STARTS.labels(self._client.name, str(self.resource), reason).inc()
-                started = time.monotonic()
-                await self._watch()
-                # A server (or proxy) that ends watches at once must not be asked in a circle.
-                failures = 0 if time.monotonic() - started > 1 else failures + 1
-                if failures:
-                    await self._pause(failures)
-            except Gone:
-                self._version, failures = "", failures + 1
-                if failures > 1:
-                    await self._pause(failures)
-            except (ApiError, Unreachable) as error:
-                failures += 1
+            self._opened = math.inf
+            error = await self._attempt()
+            # A server (or proxy) that ends watches at once must not be asked in a circle.
+            lasted = time.monotonic() - self._opened > _LASTING
+            if lasted and error is None:
+                failures = 0
+                continue
+            failures = 1 if lasted else failures + 1
+            if isinstance(error, Gone):
+                self._version = ""
+                if failures == 1:
+                    continue
+            elif error is not None:
                 self._failed(error, failures)
-                await self._pause(failures, error.retry_after if isinstance(error, TooManyRequests) else 0)
+            await self._pause(failures, error.retry_after if isinstance(error, TooManyRequests) else 0)
 
     # Inside
+
+    async def _attempt(self) -> Exception | None:
+        try:
+            reason = "resume" if self._version else "list"
+            if not self._version:
+                self._version = await self._list()
+            metrics.WATCH_STARTS.labels(self._client.name, str(self.resource), reason).inc()
+            await self._watch()
+        except (ApiError, Unreachable) as error:
+            return error
+        except Exception as error:
+            # An object that a transform or an index cannot take, or an answer of some other server: the copy may have
+            # missed something, so it starts over, and does not end in silence.
+            log.exception("%s on %s cannot be taken over", self.resource, self._client.name)
+            self._version = ""
+            return error
+        return None
 
     async def _list(self) -> str:
         seen: set[Key] = set()
@@ -233,27 +256,32 @@ class Informer:
             continue_token = page["metadata"].get("continue", "")
             if not continue_token:
                 break
-        for key in self.store.keys() - seen:
-            self._remove(key, None)
+        listed = str(page["metadata"]["resourceVersion"])
+        for obj in self.store:
+            # A later one is an own write, made after the server took the list.
+            if key_of(obj) not in seen and resource_version(obj) <= int(listed):
+                self._remove(key_of(obj), None)
         self._synced.set()
-        return str(page["metadata"]["resourceVersion"])
+        return listed
 
     async def _watch(self) -> None:
-        async for kind, obj in self._client.watch(
+        watch = self._client.watch(
             self.resource,
             self._namespace,
             resource_version=self._version,
             metadata_only=self._metadata_only,
             on_open=self._contact,
             **self._selectors,
-        ):
-            self._version = str(obj["metadata"]["resourceVersion"])
-            if kind == "DELETED":
-                self._remove(key_of(obj), obj)
-            elif kind != "BOOKMARK":
-                self._put(key_of(obj), obj)
-            if kind != "BOOKMARK":
-                metrics.WATCH_EVENTS.labels(self._client.name, str(self.resource)).inc()
+        )
+        async with contextlib.aclosing(watch) as events:
+            async for kind, obj in events:
+                if kind == "DELETED":
+                    self._remove(key_of(obj), obj)
+                elif kind != "BOOKMARK":
+                    self._put(key_of(obj), obj)
+                self._version = str(obj["metadata"]["resourceVersion"])
+                if kind != "BOOKMARK":
+                    metrics.WATCH_EVENTS.labels(self._client.name, str(self.resource)).inc()
 
     def _put(self, key: Key, obj: Obj) -> None:
         known = self.store.get(*key)
@@ -264,7 +292,6 @@ class Informer:
             if known is not None:
                 self._remove(key, obj)
             return
-        self._gone.pop(key, None)
         old = self.store.put(key, slim)
         self._tell(Change(self.resource, old, slim))
 
@@ -274,13 +301,10 @@ class Informer:
             return
         if obj is not None and resource_version(obj) < resource_version(known):
             return  # an object of that name was made again, and we know the new one from our own write
-        self._gone[key] = resource_version(obj or known)
-        while len(self._gone) > _TOMBSTONES:
-            self._gone.pop(next(iter(self._gone)))
         self._tell(Change(self.resource, self.store.remove(key), None))
 
     def _tell(self, change: Change) -> None:
-        for handler in self._handlers:
+        for handler in list(self._handlers):
             try:
                 handler(change)
             except Exception:
@@ -288,6 +312,7 @@ class Informer:
                 log.exception("handler of %s failed for %s", self.resource, change.key)
 
     def _contact(self) -> None:
+        self._opened = time.monotonic()
         if self.last_error is not None:
             self.last_error = None
             log.info("watch of %s on %s goes on", self.resource, self._client.name)
@@ -310,5 +335,5 @@ class Informer:
 
 
 def _without_managed_fields(obj: Obj) -> Obj:
-    obj["metadata"].pop("managedFields", None)
-    return obj
+    # A copy: whoever made an own write may still use the answer.
+    return {**obj, "metadata": {name: value for name, value in obj["metadata"].items() if name != "managedFields"}}

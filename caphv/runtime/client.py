@@ -10,9 +10,8 @@ import asyncio
 import logging
 import random
 import socket
-import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any, Literal
 
 import aiohttp
@@ -69,6 +68,7 @@ class ApiClient:
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10))
         self._in_flight = asyncio.Semaphore(max_in_flight)
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"ApiClient({self.name}, {self._base})"
@@ -79,7 +79,8 @@ class ApiClient:
         return self._base
 
     async def close(self) -> None:
-        """Close all connections; running requests fail."""
+        """Close all connections for good; running and later requests raise `Unreachable`."""
+        self._closed = True
         if self._session:
             await self._session.close()
             self._session = None
@@ -88,7 +89,7 @@ class ApiClient:
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
         """Read one object from the server. Raises `NotFound`."""
-        return await self.request("GET", resource.path(namespace, name), resource=resource)
+        return await self.request("GET", _object_path(resource, namespace, name), resource=resource)
 
     async def list(
         self,
@@ -121,7 +122,7 @@ class ApiClient:
     async def replace(self, resource: Resource, obj: Obj, *, subresource: str = "") -> Obj:
         """Replace an object; with its resourceVersion in the metadata only that version (`Conflict` otherwise)."""
         metadata = obj["metadata"]
-        path = resource.path(metadata.get("namespace", ""), metadata["name"], subresource)
+        path = _object_path(resource, metadata.get("namespace", ""), metadata["name"], subresource)
         return await self.request("PUT", path, resource=resource, body=obj)
 
     async def patch(
@@ -137,7 +138,7 @@ class ApiClient:
         """Patch an object; `metadata.resourceVersion` inside a merge patch is a precondition (`Conflict`)."""
         return await self.request(
             "PATCH",
-            resource.path(namespace, name, subresource),
+            _object_path(resource, namespace, name, subresource),
             resource=resource,
             body=patch,
             content_type=_PATCH_TYPES[patch_type],
@@ -148,7 +149,7 @@ class ApiClient:
         metadata = obj["metadata"]
         return await self.request(
             "PATCH",
-            resource.path(metadata.get("namespace", ""), metadata["name"]),
+            _object_path(resource, metadata.get("namespace", ""), metadata["name"]),
             resource=resource,
             verb="apply",
             body=obj,
@@ -163,7 +164,7 @@ class ApiClient:
         body: Obj = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
         if uid:
             body["preconditions"] = {"uid": uid}
-        await self.request("DELETE", resource.path(namespace, name), resource=resource, body=body)
+        await self.request("DELETE", _object_path(resource, namespace, name), resource=resource, body=body)
 
     async def request(
         self,
@@ -177,7 +178,7 @@ class ApiClient:
         query: Mapping[str, str] | None = None,
         accept: str | None = None,
     ) -> Any:
-        """Any request; answers the parsed JSON. Raises `ApiError` for a refusal, `Unreachable` for no answer."""
+        """Request a quoted path; answers the JSON object. Raises `ApiError` (refused), `Unreachable` (no answer)."""
         headers = await self._headers(accept)
         data = None
         if body is not None:
@@ -202,7 +203,8 @@ class ApiClient:
             ):
                 code = str(response.status)
                 raw = await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # ValueError: a host name or header that cannot be sent
             raise self._unreachable(error) from None
         finally:
             kind = str(resource) if resource else "other"
@@ -222,7 +224,7 @@ class ApiClient:
         field_selector: str = "",
         metadata_only: bool = False,
         on_open: Callable[[], None] | None = None,
-    ) -> AsyncIterator[tuple[str, Obj]]:
+    ) -> AsyncGenerator[tuple[str, Obj], None]:
         """Yield `(type, object)` from a resource version on, until the server ends the stream (it does, in minutes).
 
         `on_open` is called when the server has accepted the watch. Types are ADDED, MODIFIED, DELETED and BOOKMARK.
@@ -260,7 +262,7 @@ class ApiClient:
                     if event["type"] == "ERROR":
                         raise error_from(int(event["object"].get("code") or 500), event["object"])
                     yield event["type"], event["object"]
-        except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError, orjson.JSONDecodeError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._unreachable(error) from None
         finally:
             metrics.API_REQUESTS.labels(self.name, "watch", str(resource), code).inc()
@@ -268,6 +270,9 @@ class ApiClient:
     # Inside
 
     def _http(self) -> aiohttp.ClientSession:
+        if self._closed:
+            # A session made now would never be closed.
+            raise aiohttp.ClientConnectionError("the client has been closed")
         if self._session is None:
             kwargs = self._configuration.client_session_kwargs or {}
             kwargs["connector"] = aiohttp.TCPConnector(
@@ -278,21 +283,33 @@ class ApiClient:
 
     async def _headers(self, accept: str | None) -> dict[str, str]:
         headers = {"Accept": accept} if accept else {}
-        token = await self._configuration.get_api_key_with_prefix("BearerToken")
+        try:
+            token = await self._configuration.get_api_key_with_prefix("BearerToken")
+        except Exception as error:
+            # Refreshing it reads a file or runs the program that the process's own kubeconfig names.
+            raise Unreachable(f"{self._base}: token cannot be refreshed: {type(error).__name__}") from None
         if token:
             # kubernetes.aio stores in-cluster tokens with the scheme, kubeconfig tokens too
             headers["Authorization"] = token if " " in token else f"Bearer {token}"
         return headers
 
     def _url(self, path: str, query: Mapping[str, str] | None) -> URL:
-        # Names come from users: yarl quotes what does not belong into a path.
-        url = URL(self._base + URL.build(path=path).raw_path, encoded=True)
+        url = URL(self._base + path, encoded=True)
         pairs = {name: value for name, value in (query or {}).items() if value}
         return url.with_query(pairs) if pairs else url
 
     def _unreachable(self, error: BaseException) -> Unreachable:
-        text = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        if isinstance(error, aiohttp.ClientResponseError):
+            text = f"HTTP {error.status} {error.message}"  # its own text has the URL of the proxy, password included
+        else:
+            text = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         return Unreachable(f"{self._base}: {text}")
+
+
+def _object_path(resource: Resource, namespace: str, name: str, subresource: str = "") -> str:
+    if not name:
+        raise ValueError(f"{resource}: the name of an object is empty; its path would be that of all objects")
+    return resource.path(namespace, name, subresource)
 
 
 def _keepalive_socket(addr_info: Any) -> socket.socket:
@@ -313,7 +330,9 @@ def _parse(status: int, raw: bytes, retry_after: str | None) -> Any:
         if 200 <= status < 300:
             raise error_from(502, body) from None
     if 200 <= status < 300:
-        return body
+        if isinstance(body, dict):
+            return body
+        status, body = 502, {"message": "a body that is no JSON object (a proxy in between?)"}
     raise error_from(status, body, retry_after)
 
 

@@ -109,6 +109,13 @@ class Controller:
         except Unreachable as error:
             log.warning("no answer: %s", error)
             raise _Failed from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():
+                raise
+            # Something it waited for was cancelled (a session that was closed); the worker itself must go on.
+            log.warning("what the reconcile waited for was cancelled; trying again")
+            raise _Failed from None
         except Exception as error:
             if self.queue.failures(key) == 0:
                 log.exception("reconcile failed")

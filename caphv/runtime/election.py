@@ -43,12 +43,13 @@ class LeaderElection:
         self._timing = timing or Timing()
         self._lease: Obj | None = None
         self._seen = ("", 0.0)
+        self._renewed = 0.0
 
     async def acquire(self) -> None:
         """Wait until this process holds the lease."""
         waiting_for = ""
         while not await self._attempt():
-            holder = (self._lease or {}).get("spec", {}).get("holderIdentity") or ""
+            holder = _spec(self._lease or {}).get("holderIdentity") or ""
             if holder and holder != waiting_for:
                 waiting_for = holder
                 log.info("waiting for lease %s/%s, held by %s", self._namespace, self._name, holder)
@@ -58,15 +59,12 @@ class LeaderElection:
 
     async def hold(self) -> None:
         """Renew until the lease is lost; then return. The caller must stop all writes at once."""
-        renewed = time.monotonic()
-        while time.monotonic() - renewed < self._timing.deadline:
-            await asyncio.sleep(self._timing.retry)
-            remaining = self._timing.deadline - (time.monotonic() - renewed)
+        while (remaining := self._remaining()) > 0:
+            await asyncio.sleep(min(self._timing.retry, remaining))
             try:
-                if await asyncio.wait_for(self._attempt(), max(0.1, remaining)):
-                    renewed = time.monotonic()
-                elif self._lease and self._lease["spec"].get("holderIdentity") != self._identity:
-                    break
+                async with asyncio.timeout(self._remaining()):
+                    if not await self._attempt() and self._lease and not self._holding():
+                        break
             except TimeoutError:
                 break
         metrics.LEADER.set(0)
@@ -75,9 +73,11 @@ class LeaderElection:
     async def release(self) -> None:
         """Give the lease back, so that the next process need not wait for it to expire."""
         metrics.LEADER.set(0)
-        if self._lease is None or self._lease["spec"].get("holderIdentity") != self._identity:
+        # Read it again: the answer to a renewal may have been lost when `hold` was cancelled.
+        await self._reread()
+        if self._lease is None or not self._holding():
             return
-        spec = {**self._lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+        spec = {**_spec(self._lease), "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
         try:
             await self._client.replace(LEASES, {**self._lease, "spec": spec})
         except (ApiError, Unreachable) as error:
@@ -89,14 +89,17 @@ class LeaderElection:
                 self._lease = await self._client.get(LEASES, self._name, self._namespace)
             if not self._holding() and not self._expired():
                 return False
+            started = time.monotonic()
             self._lease = await self._client.replace(LEASES, self._claim(self._lease))
         except NotFound:
             return await self._create()
-        except (Conflict, ApiError, Unreachable) as error:
-            log.debug("lease %s/%s: %s", self._namespace, self._name, error)
+        except (ApiError, Unreachable) as error:
+            level = logging.DEBUG if isinstance(error, Conflict) else logging.WARNING
+            log.log(level, "lease %s/%s: %s", self._namespace, self._name, error)
             if not isinstance(error, Unreachable):
                 await self._reread()
             return False
+        self._renewed = started
         return True
 
     async def _create(self) -> bool:
@@ -106,11 +109,13 @@ class LeaderElection:
             "metadata": {"name": self._name, "namespace": self._namespace},
             "spec": {"leaseTransitions": 0},
         }
+        started = time.monotonic()
         try:
             self._lease = await self._client.create(LEASES, self._claim(lease))
         except (ApiError, Unreachable) as error:
             log.warning("cannot create lease %s/%s: %s", self._namespace, self._name, error)
             return False
+        self._renewed = started
         return True
 
     async def _reread(self) -> None:
@@ -120,10 +125,14 @@ class LeaderElection:
             self._lease = None
 
     def _holding(self) -> bool:
-        return self._lease is not None and self._lease["spec"].get("holderIdentity") == self._identity
+        return self._lease is not None and _spec(self._lease).get("holderIdentity") == self._identity
+
+    def _remaining(self) -> float:
+        # Counted from before the request of the last renewal: others may count from when the server got it.
+        return self._timing.deadline - (time.monotonic() - self._renewed)
 
     def _expired(self) -> bool:
-        spec = (self._lease or {}).get("spec", {})
+        spec = _spec(self._lease or {})
         if not spec.get("holderIdentity"):
             return True
         version = (self._lease or {})["metadata"]["resourceVersion"]
@@ -132,12 +141,16 @@ class LeaderElection:
         return time.monotonic() - self._seen[1] > float(spec.get("leaseDurationSeconds") or self._timing.duration)
 
     def _claim(self, lease: Obj) -> Obj:
-        spec = dict(lease["spec"])
+        spec = dict(_spec(lease))
         if spec.get("holderIdentity") != self._identity:
             spec["acquireTime"] = _now()
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
         spec.update(holderIdentity=self._identity, leaseDurationSeconds=int(self._timing.duration), renewTime=_now())
         return {**lease, "spec": spec}
+
+
+def _spec(lease: Obj) -> Obj:
+    return lease.get("spec") or {}
 
 
 def _now() -> str:

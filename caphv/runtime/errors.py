@@ -49,8 +49,9 @@ class TooManyRequests(ApiError):
 
     @property
     def retry_after(self) -> float:
-        """Seconds the server asks to wait; 1 when it does not say."""
-        return float(self.details.get("retryAfterSeconds") or 1)
+        """Seconds the server asks to wait, at most 60; 1 when it does not say."""
+        seconds = self.details.get("retryAfterSeconds")
+        return min(float(seconds), 60.0) if isinstance(seconds, int) and seconds > 0 else 1.0
 
 
 class ServerFault(ApiError):
@@ -78,9 +79,9 @@ def error_from(status: int, body: Any, retry_after: str | None = None) -> ApiErr
     body = body if isinstance(body, dict) else {}
     reason = str(body.get("reason") or "")
     message = str(body.get("message") or "")
-    details = dict(body.get("details") or {})
-    if retry_after and retry_after.isdigit():
-        details["retryAfterSeconds"] = int(retry_after)
+    details = dict(body["details"]) if isinstance(body.get("details"), dict) else {}
+    if retry_after and retry_after.isdecimal():
+        details["retryAfterSeconds"] = int(retry_after[:9])
     if status == 503 and "retryAfterSeconds" in details:
         return TooManyRequests(status, reason, message, details)
     if reason == "AlreadyExists":

@@ -62,7 +62,11 @@ class EventRecorder:
         """Write Events until cancelled."""
         while True:
             item = await self._buffer.get()
-            await self._write(*item)
+            try:
+                await self._write(*item)
+            except Exception:
+                # An Event must not stop the process, whatever object it is about.
+                log.exception("event %s cannot be written", item[2])
 
     async def flush(self, timeout: float = 2.0) -> None:
         """Write what is buffered, for at most `timeout` seconds; for the end of the process."""
@@ -97,7 +101,7 @@ class EventRecorder:
         namespace = metadata.get("namespace") or "default"
         key = _series_key(obj, reason, message)
         digest = hashlib.sha256("\0".join((*key, str(time.time_ns()))).encode()).hexdigest()[:16]
-        name = f"{metadata['name'][:200]}.{digest}"
+        name = f"{metadata['name'][:200].rstrip('.-')}.{digest}"
         now = _now()
         await self._client.create(
             EVENTS,

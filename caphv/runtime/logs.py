@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -59,7 +60,10 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        try:
+            return orjson.dumps(line, default=str).decode()
+        except TypeError:  # half a surrogate pair: JSON can say it, UTF-8 cannot
+            return json.dumps(line, default=str)
 
 
 class _TextFormatter(logging.Formatter):

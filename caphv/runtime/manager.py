@@ -83,7 +83,7 @@ class Manager:
         async with contextlib.AsyncExitStack() as stack:
             await self._serve(stack)
             background = [asyncio.create_task(self._heartbeat())]
-            background += [asyncio.create_task(informer.run()) for informer in self._informers]
+            background += [informer.start() for informer in self._informers]
             stack.push_async_callback(_cancel, background)
             stopped = asyncio.create_task(stop.wait())
             stack.push_async_callback(_cancel, [stopped])
@@ -94,10 +94,13 @@ class Manager:
                 self._stopping = True
                 log.info("stopping")
                 work_error = await _finish(work, self._grace + 5)
-                for hook in self._on_stop:
-                    await hook()
-                if self._election:
-                    await self._election.release()
+                try:
+                    for hook in self._on_stop:
+                        await hook()
+                finally:
+                    # Work that did not end may still write: the lease then expires by itself, after the process.
+                    if self._election and work.done():
+                        await self._election.release()
             for task in background:
                 if task.done() and not task.cancelled() and task.exception():
                     raise task.exception() or RuntimeError

@@ -91,6 +91,10 @@ class WorkQueue(Generic[K]):
             return
         self._delayed[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
+        if len(self._heap) > 2 * len(self._delayed) + 64:
+            # Keys that were added sooner leave their entry behind, for hours when the delay was hours.
+            self._heap = [entry for entry in self._heap if self._delayed.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
         self._arm()
 
     def add_failed(self, key: K, *, at_least: float = 0.0) -> float:

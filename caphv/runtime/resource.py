@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 Obj = dict[str, Any]
 
@@ -38,12 +39,12 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """URL path below the server's root; without a name that of the collection, without a namespace that of all."""
+        """Quoted URL path below the server's root: of the collection without a name, of all without a namespace."""
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if self.namespaced and namespace:
-            parts += ["namespaces", namespace]
+            parts += ["namespaces", _segment(namespace)]
         parts.append(self.plural)
-        parts += [part for part in (name, subresource) if part]
+        parts += [_segment(part) for part in (name, subresource) if part]
         return "/".join(parts)
 
     def __str__(self) -> str:
@@ -61,6 +62,11 @@ LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 CUSTOM_RESOURCE_DEFINITIONS = Resource(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
 )
+
+
+def _segment(text: str) -> str:
+    # Names come from users: each stays one part of the path, whatever it contains.
+    return quote(text, safe="") if text.strip(".") else "%2E" * len(text)
 
 
 def key_of(obj: Obj) -> Key:
