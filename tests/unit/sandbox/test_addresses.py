@@ -1,0 +1,87 @@
+"""Addresses in use on the simulated networks, and the TCP proxy in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from sandbox.harvester.addresses import Addresses
+from sandbox.harvester.world import Host, World
+from sandbox.proxy import TcpProxy
+
+pytestmark = pytest.mark.unit
+
+DHCP = "127.10.32.1-127.10.32.3"
+
+
+def test_an_address_has_one_holder() -> None:
+    addresses = Addresses()
+    assert addresses.claim("127.10.9.1", "a") == ""
+    assert addresses.claim("127.10.9.1", "a") == ""
+    assert addresses.claim("127.10.9.1", "b") == "a"
+    addresses.release("a")
+    assert addresses.claim("127.10.9.1", "b") == ""
+
+
+def test_dhcp_leaves_out_addresses_in_use_and_remembers_its_leases() -> None:
+    addresses = Addresses()
+    addresses.claim("127.10.32.1", "static")
+    assert addresses.lease(DHCP, "a") == "127.10.32.2"
+    assert addresses.lease(DHCP, "b") == "127.10.32.3"
+    with pytest.raises(LookupError, match="no address is left"):
+        addresses.lease(DHCP, "c")
+    addresses.release("b")
+    addresses.release("static")
+    assert addresses.lease(DHCP, "b") == "127.10.32.3"
+
+
+def test_settings_replace_parts_of_the_world() -> None:
+    world = World.from_settings("127.10.0.0/16", {"boot_seconds": 9, "hosts": [{"name": "one", "cpu": 4}]})
+    assert world.boot_seconds == 9
+    assert world.hosts == (Host("one", cpu=4),)
+    assert world.networks[0].gateway == "127.10.0.1"
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "message"),
+    [
+        ("10.0.0.0/16", {}, "is not of the form"),
+        ("127.10.0.0/24", {}, "is not of the form"),
+        ("127.10.0.0/16", {"bot_seconds": 1}, "bot_seconds: not a setting"),
+    ],
+)
+def test_wrong_settings_are_named(network: str, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        World.from_settings(network, settings)
+
+
+def test_proxy_forwards_and_cuts_connections_of_a_lost_backend() -> None:
+    async def story() -> None:
+        async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        backend = server.sockets[0].getsockname()
+        holder = await asyncio.start_server(echo, "127.0.0.1", 0)
+        listen = holder.sockets[0].getsockname()
+        holder.close()
+        await holder.wait_closed()
+        proxy = TcpProxy(listen, [backend])
+        await proxy.start()
+        reader, writer = await asyncio.open_connection(*listen)
+        sent = bytes(range(256)) * 20_000  # more than the buffers hold
+        writer.write(sent)
+        assert await reader.readexactly(len(sent)) == sent
+        proxy.set_backends([])
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await reader.readexactly(1)
+        await proxy.close()
+        with pytest.raises(OSError, match=r"refused|Connect"):
+            await asyncio.open_connection(*listen)
+        server.close()
+
+    asyncio.run(story())

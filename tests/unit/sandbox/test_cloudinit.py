@@ -1,0 +1,188 @@
+"""What a guest reads from cloud-init data, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+
+import pytest
+import yaml
+
+from caphv.runtime.resource import Obj
+from sandbox import pki
+from sandbox.cloudinit import Broken, Nic, parse_network_data, parse_user_data
+from sandbox.join import CA_FILES, JOIN_FILE, check_nic, join_of
+
+pytestmark = pytest.mark.unit
+
+PRODUCTION = ("127.10.0.0/17", "127.10.0.1")
+JOIN = {"role": "worker", "server": "https://127.10.10.1:6443", "token": "secret", "ca": "PEM", "version": "v1.36.3"}
+
+
+def user_data(config: Obj, header: str = "#cloud-config\n") -> str:
+    return header + yaml.safe_dump(config)
+
+
+def network(**subnet: object) -> str:
+    return yaml.safe_dump({"version": 1, "config": [{"type": "physical", "name": "eth0", "subnets": [subnet]}]})
+
+
+def test_packages_and_files_are_read() -> None:
+    plain = {"path": "/etc/plain", "content": "a", "permissions": "0600", "owner": "root:root"}
+    encoded = {"path": "/etc/b64", "content": base64.b64encode(b"b").decode(), "encoding": "b64"}
+    packed = {"path": "/etc/gz", "content": base64.b64encode(gzip.compress(b"c")).decode(), "encoding": "gz+b64"}
+    data = parse_user_data(user_data({"packages": ["qemu-guest-agent"], "write_files": [plain, encoded, packed]}), "vm")
+    assert data.has_agent
+    assert {path: file.content for path, file in data.files.items()} == {
+        "/etc/plain": "a",
+        "/etc/b64": "b",
+        "/etc/gz": "c",
+    }
+
+
+def test_without_the_package_there_is_no_agent() -> None:
+    assert not parse_user_data(user_data({"packages": ["iptables"]}), "vm").has_agent
+
+
+def test_jinja_header_is_kept_and_rendered() -> None:
+    content = "x {{ ds.meta_data.local_hostname }}"
+    text = f"## template: jinja\n#cloud-config\nwrite_files:\n- {{path: /name, content: '{content}'}}\n"
+    assert parse_user_data(text, "vm-1").files["/name"].content == "x vm-1"
+    without = text.partition("\n")[2]
+    assert "{{" in parse_user_data(without, "vm-1").files["/name"].content
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("packages: []", "first line is not #cloud-config"),
+        ("#!/bin/sh\n", "first line is not #cloud-config"),
+        ("## template: jinja\n#cloud-config\nhostname: '{{ ds.other }}'", "variable ds.other is undefined"),
+        ("#cloud-config\n- packages", "is not a mapping"),
+        ("#cloud-config\npackages: [a", "is not YAML"),
+        ("#cloud-config\npackages: [a]\npackages: [b]", "a key stands twice in line 2"),
+        ("#cloud-config\npackges: [a]", "unknown keys packges"),
+        ("#cloud-config\nruncmd: reboot", "userdata.runcmd: is not a list"),
+        ("#cloud-config\nruncmd: [{a: b}]", r"userdata.runcmd\[0\]: is not a command"),
+        ("#cloud-config\nusers: [{groups: a}]", r"userdata.users\[0\]: has no name"),
+        ("#cloud-config\nssh_authorized_keys: ['']", r"ssh_authorized_keys\[0\]: is not a public key"),
+        ("#cloud-config\nwrite_files: [{path: etc}]", r"write_files\[0\].path"),
+        ("#cloud-config\nwrite_files: [{path: /a, mode: '1'}]", "unknown fields mode"),
+        ("#cloud-config\nwrite_files: [{path: /a, permissions: 600}]", "permissions: is not a text"),
+        ("#cloud-config\nwrite_files: [{path: /a, encoding: b64, content: '*'}]", "content: is not b64"),
+    ],
+)
+def test_broken_user_data_is_refused(text: str, message: str) -> None:
+    with pytest.raises(Broken, match=message):
+        parse_user_data(text, "vm")
+
+
+def test_errors_hold_no_content() -> None:
+    with pytest.raises(Broken) as caught:
+        parse_user_data("#cloud-config\ntoken: [canary", "vm")
+    assert "canary" not in str(caught.value)
+
+
+def test_static_and_dhcp_interfaces() -> None:
+    static = {"type": "static", "address": "127.10.9.1", "netmask": "255.255.128.0", "gateway": "127.10.0.1"}
+    text = yaml.safe_dump(
+        {
+            "version": 1,
+            "config": [
+                {"type": "physical", "name": "eth0", "subnets": [static]},
+                {"type": "physical", "name": "eth1", "subnets": [{"type": "dhcp"}]},
+                {"type": "nameserver", "address": ["9.9.9.9"], "search": ["example.com"]},
+            ],
+        }
+    )
+    assert parse_network_data(text) == [Nic("eth0", "127.10.9.1", "255.255.128.0", "127.10.0.1"), Nic("eth1")]
+
+
+def test_prefix_length_and_network_wrapper() -> None:
+    inner = yaml.safe_load(network(type="static", address="127.10.9.1/17"))
+    assert parse_network_data(yaml.safe_dump({"network": inner})) == [Nic("eth0", "127.10.9.1", "255.255.128.0")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("version: 2\nethernets: {}", "not a configuration of version 1"),
+        (network(type="static", address="127.10.9.1"), "subnets"),
+        (network(type="static", address="127.10.9.256", netmask="255.255.0.0"), "subnets"),
+        (network(type="manual"), "is not static or dhcp"),
+        ("version: 1\nconfig: [{type: bond}]", "'bond' is not physical or nameserver"),
+        ("version: 1\nconfig: [{type: nameserver, address: dns}]", "'dns' is not an address"),
+    ],
+)
+def test_broken_network_data_is_refused(text: str, message: str) -> None:
+    with pytest.raises(Broken, match=message):
+        parse_network_data(text)
+
+
+@pytest.mark.parametrize(
+    ("nic", "message"),
+    [
+        (Nic("eth0", "127.11.9.1", "255.255.128.0", "127.10.0.1"), "does not belong to the network"),
+        (Nic("eth0", "127.10.9.1", "255.255.0.0", "127.10.0.1"), "mask 255.255.0.0 is not that of the network"),
+        (Nic("eth0", "127.10.9.1", "255.255.128.0", "127.10.0.2"), "gateway 127.10.0.2 is not that"),
+        (Nic("eth0", "127.10.0.1", "255.255.128.0", "127.10.0.1"), "is that of the gateway"),
+    ],
+)
+def test_interface_that_does_not_fit_its_network(nic: Nic, message: str) -> None:
+    with pytest.raises(Broken, match=message):
+        check_nic(nic, *PRODUCTION)
+
+
+def test_interface_that_fits() -> None:
+    check_nic(Nic("eth0", "127.10.9.1", "255.255.128.0", "127.10.0.1"), *PRODUCTION)
+    check_nic(Nic("eth0", "127.10.9.1", "255.255.128.0"), *PRODUCTION)
+
+
+def joining(join: Obj, *more: Obj) -> str:
+    return user_data({"write_files": [{"path": JOIN_FILE, "content": yaml.safe_dump(join)}, *more]})
+
+
+def test_worker_joins() -> None:
+    join = join_of(parse_user_data(joining(JOIN), "vm"))
+    assert join is not None
+    assert (join.role, join.server, join.version, join.cni, join.authority) == (
+        "worker",
+        "https://127.10.10.1:6443",
+        "v1.36.3",
+        True,
+        None,
+    )
+    assert "secret" not in repr(join)
+
+
+def test_control_plane_joins_with_its_ca() -> None:
+    ca = pki.CA.create("workload")
+    files = [
+        {"path": path, "content": content.decode()}
+        for path, content in zip(CA_FILES, (ca.certificate, ca.pair.key), strict=True)
+    ]
+    text = joining({**JOIN, "role": "control-plane", "certSANs": ["api.example.com"]}, *files)
+    join = join_of(parse_user_data(text, "vm"))
+    assert join is not None
+    assert join.authority == ca
+    assert join.sans == ("api.example.com", "127.10.10.1")
+
+
+def test_no_join_file_no_join() -> None:
+    assert join_of(parse_user_data(user_data({}), "vm")) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"role": "etcd"}, "role is not"),
+        ({"server": "http://127.10.10.1:6443"}, "server is not an https:// URL"),
+        ({"token": ""}, "token is missing"),
+        ({"cni": "yes"}, "field cni is unknown or of a wrong type"),
+        ({"tokn": "x"}, "field tokn is unknown"),
+        ({"role": "control-plane"}, "needs /etc/kubernetes/pki/ca.crt"),
+    ],
+)
+def test_broken_join_file_is_refused(change: Obj, message: str) -> None:
+    with pytest.raises(Broken, match=message):
+        join_of(parse_user_data(joining({**JOIN, **change}), "vm"))

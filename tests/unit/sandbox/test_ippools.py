@@ -1,0 +1,105 @@
+"""The arithmetic of IPPools, and the takeover of an address by a load balancer."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caphv.runtime.resource import Obj
+from sandbox.harvester import ippools
+
+pytestmark = pytest.mark.unit
+
+HOLDER = "ns/lb"
+
+
+def pool(*, first: str = "10.0.0.4", last: str = "10.0.0.6", gateway: str = "10.0.0.1", **status: object) -> Obj:
+    spec = {"ranges": [{"subnet": "10.0.0.0/24", "rangeStart": first, "rangeEnd": last, "gateway": gateway}]}
+    made: Obj = {"metadata": {"name": "pool"}, "spec": spec}
+    return {**made, "status": {**ippools.recount(made), **status}}
+
+
+def test_gateway_is_not_given_out() -> None:
+    made = pool(first="10.0.0.1", last="10.0.0.3")
+    assert list(ippools.addresses(made["spec"])) == ["10.0.0.2", "10.0.0.3"]
+    assert made["status"] == {"total": 2, "available": 2, "lastAllocated": ""}
+
+
+def test_range_without_bounds_is_its_subnet() -> None:
+    assert list(ippools.addresses({"ranges": [{"subnet": "10.0.0.0/30"}]})) == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_takeover_gets_the_same_address_when_nobody_is_faster() -> None:
+    held = pool(allocated={"10.0.0.5": HOLDER}, available=2)
+    assert ippools.address_of(held["status"], HOLDER) == "10.0.0.5"
+    released = ippools.release(held, "10.0.0.5", HOLDER)
+    assert released is not None
+    assert released["allocated"] == {}
+    assert released["allocatedHistory"] == {"10.0.0.5": HOLDER}
+    assert released["available"] == 3
+    reserved = ippools.reserve({**held, "status": released}, HOLDER)
+    assert reserved is not None
+    status, address = reserved
+    assert address == "10.0.0.5"
+    assert status["allocated"] == {"10.0.0.5": HOLDER}
+    assert status["allocatedHistory"] == {}
+    assert (status["available"], status["lastAllocated"]) == (2, "10.0.0.5")
+
+
+def test_takeover_goes_on_with_the_next_address_when_somebody_is_faster() -> None:
+    between = pool(allocated={"10.0.0.5": "ns/thief"}, allocatedHistory={"10.0.0.5": HOLDER}, available=2)
+    reserved = ippools.reserve(between, HOLDER)
+    assert reserved is not None
+    assert reserved[1] == "10.0.0.4"
+    assert reserved[0]["allocated"]["10.0.0.5"] == "ns/thief"
+
+
+def test_address_of_somebody_else_is_not_released() -> None:
+    assert ippools.release(pool(allocated={"10.0.0.5": "ns/other"}), "10.0.0.5", HOLDER) is None
+
+
+def test_exhausted_pool_gives_nothing() -> None:
+    full = pool(last="10.0.0.4", allocated={"10.0.0.4": "ns/other"})
+    assert ippools.reserve(full, HOLDER) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (pool(first="10.0.0.6", last="10.0.0.4"), "rangeStart lies behind rangeEnd"),
+        (pool(allocated={"10.0.0.9": HOLDER}), "10.0.0.9 is allocated and lies outside"),
+        (pool(allocated={"10.0.0.5": HOLDER}), ""),
+    ],
+)
+def test_refusals(changed: Obj, reason: str) -> None:
+    assert reason in ippools.refusal(changed)
+    assert bool(ippools.refusal(changed)) == bool(reason)
+
+
+def test_overlapping_ranges_are_refused() -> None:
+    both = pool()
+    both["spec"]["ranges"] *= 2
+    assert ippools.refusal(both) == "spec.ranges: ranges overlap"
+
+
+def test_range_that_is_none_is_refused() -> None:
+    assert "10.0.0.999" in ippools.refusal({"spec": {"ranges": [{"subnet": "10.0.0.0/24", "rangeEnd": "10.0.0.999"}]}})
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.booleans()), max_size=30))
+def test_available_and_allocated_always_add_up(steps: list[tuple[str, bool]]) -> None:
+    made = pool()
+    for holder, take in steps:
+        address = ippools.address_of(made["status"], holder)
+        status: Obj | None = None
+        if take and not address:
+            reserved = ippools.reserve(made, holder)
+            status = reserved[0] if reserved else None
+        elif not take and address:
+            status = ippools.release(made, address, holder)
+        made = {**made, "status": status or made["status"]}
+        allocated = made["status"].get("allocated", {})
+        assert made["status"]["available"] + len(allocated) == made["status"]["total"]
+        assert len(set(allocated.values())) == len(allocated)
+        assert not allocated.keys() & made["status"].get("allocatedHistory", {}).keys()

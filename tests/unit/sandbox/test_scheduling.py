@@ -1,0 +1,130 @@
+"""On which host the simulated Harvester starts a VM."""
+
+from __future__ import annotations
+
+import pytest
+
+from caphv.runtime.resource import Obj
+from sandbox.harvester.quantities import demand, number
+from sandbox.harvester.scheduling import Placed, place, selects
+
+pytestmark = pytest.mark.unit
+
+ZONE, HOSTNAME = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+GIB = 1024**3
+
+
+def host(name: str, zone: str = "a", *, cpu: int = 8, memory: str = "32Gi", ready: str = "True", **spec: bool) -> Obj:
+    status = {"allocatable": {"cpu": str(cpu), "memory": memory}, "conditions": [{"type": "Ready", "status": ready}]}
+    return {"metadata": {"name": name, "labels": {ZONE: zone, HOSTNAME: name}}, "spec": spec, "status": status}
+
+
+def vm(*, memory: str = "4Gi", cpu: str = "2", labels: Obj | None = None, **spec: object) -> Obj:
+    domain = {"resources": {"requests": {"cpu": cpu, "memory": memory}}}
+    template = {"metadata": {"labels": labels or {}}, "spec": {"domain": domain, **spec}}
+    return {"metadata": {"name": "new", "namespace": "ns"}, "spec": {"template": template}}
+
+
+def node_affinity(*terms: Obj) -> Obj:
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
+
+
+def expression(key: str, operator: str, *values: str) -> Obj:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+def anti_affinity(key: str, *, required: bool) -> Obj:
+    term = {"topologyKey": key, "labelSelector": {"matchLabels": {"role": "cp"}}}
+    if required:
+        return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    weighted = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}
+
+
+def placed(name: str, *, memory: float = 1, namespace: str = "ns", **labels: str) -> Placed:
+    return Placed(name, namespace, labels, 1, memory * GIB)
+
+
+def test_the_emptiest_host_is_taken() -> None:
+    assert place(vm(), [host("one"), host("two")], [placed("one")]) == "two"
+
+
+@pytest.mark.parametrize("broken", [{"ready": "Unknown"}, {"unschedulable": True}])
+def test_host_that_is_not_ready_or_closed_is_left_out(broken: Obj) -> None:
+    assert place(vm(), [host("one", **broken)], []) == ""
+
+
+@pytest.mark.parametrize(("memory", "cpu", "fits"), [("31Gi", "7", True), ("32Gi", "1", False), ("1Gi", "8", False)])
+def test_what_runs_already_takes_room(memory: str, cpu: str, fits: bool) -> None:
+    assert bool(place(vm(memory=memory, cpu=cpu), [host("one")], [placed("one")])) == fits
+
+
+@pytest.mark.parametrize(
+    ("term", "chosen"),
+    [
+        (expression(ZONE, "In", "b", "c"), "two"),
+        (expression(ZONE, "NotIn", "a"), "two"),
+        (expression("disk", "NotIn", "slow"), "one"),
+        (expression("disk", "Exists"), ""),
+        (expression("disk", "DoesNotExist"), "one"),
+        ({}, ""),
+    ],
+)
+def test_required_node_affinity(term: Obj, chosen: str) -> None:
+    hosts = [host("one", "a"), host("two", "b")]
+    assert place(vm(affinity=node_affinity(term)), hosts, []) == chosen
+
+
+def test_terms_are_alternatives_and_their_expressions_all_count() -> None:
+    hosts = [host("one", "a"), host("two", "b")]
+    both = {
+        "matchExpressions": [{"key": ZONE, "operator": "In", "values": ["b"]}, {"key": "disk", "operator": "Exists"}]
+    }
+    assert place(vm(affinity=node_affinity(both)), hosts, []) == ""
+    assert place(vm(affinity=node_affinity(both, expression(ZONE, "In", "b"))), hosts, []) == "two"
+
+
+def test_node_selector() -> None:
+    assert place(vm(nodeSelector={HOSTNAME: "two"}), [host("one"), host("two")], []) == "two"
+    assert place(vm(nodeSelector={HOSTNAME: "three"}), [host("one"), host("two")], []) == ""
+
+
+def test_required_anti_affinity_leaves_the_zone_of_a_match() -> None:
+    hosts = [host("one", "a"), host("two", "a"), host("three", "b")]
+    others = [placed("one", role="cp"), placed("three", memory=9)]
+    assert place(vm(affinity=anti_affinity(ZONE, required=True)), hosts, others) == "three"
+    assert place(vm(affinity=anti_affinity(ZONE, required=True)), hosts[:2], others) == ""
+    elsewhere = [placed("one", namespace="other", role="cp")]
+    assert place(vm(affinity=anti_affinity(ZONE, required=True)), hosts[:1], elsewhere) == "one"
+
+
+def test_preferred_anti_affinity_spreads_and_never_refuses() -> None:
+    hosts = [host("one", "a"), host("two", "b")]
+    wish = anti_affinity(HOSTNAME, required=False)
+    assert place(vm(affinity=wish), hosts, [placed("one", role="cp"), placed("two", memory=20)]) == "two"
+    assert place(vm(affinity=wish), hosts[:1], [placed("one", role="cp")]) == "one"
+
+
+def test_selector() -> None:
+    assert selects({"matchLabels": {"a": "1"}}, {"a": "1", "b": "2"})
+    assert not selects({"matchLabels": {"a": "1"}}, {"a": "2"})
+    assert selects({}, {"a": "1"})
+    assert not selects(None, {"a": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("500m", 0.5), ("2", 2), (4, 4), ("4Gi", 4 * GIB), ("1k", 1000), (None, 0), ("1e3", 1000)]
+)
+def test_quantities(text: str | int | None, value: float) -> None:
+    assert number(text) == value
+
+
+def test_text_that_is_no_quantity() -> None:
+    with pytest.raises(ValueError, match="'4 GB' is not a quantity"):
+        number("4 GB")
+
+
+def test_demand_is_requests_then_limits_then_guest() -> None:
+    assert demand({"domain": {"resources": {"limits": {"cpu": "4"}, "requests": {"cpu": "250m"}}}})[0] == 0.25
+    assert demand({"domain": {"resources": {"limits": {"memory": "2Gi"}}}}) == (1, 2 * GIB)
+    assert demand({"domain": {"cpu": {"cores": 3}, "memory": {"guest": "1Gi"}}}) == (3, GIB)
