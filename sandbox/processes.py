@@ -107,7 +107,7 @@ def find(folder: Path) -> list[psutil.Process]:
     return [process for _, _, process in sorted(found)]
 
 
-async def stop_all(folder: Path, grace: float = 10) -> None:
+async def stop_all(folder: Path, grace: float = 5) -> None:
     """End every process of a sandbox: SIGTERM, and SIGKILL after `grace` seconds.
 
     The oldest is ended after all others: it is etcd, without which API servers cannot end in good order.
