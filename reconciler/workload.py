@@ -121,7 +121,7 @@ class Workloads:
             await known.close()
         nodes = Informer(client, NODES, transform=_slim, max_backoff=_BACKOFF)
         nodes.add_handler(lambda change: self._changed(cluster, change))
-        self._workloads[cluster] = _Workload(client, nodes, asyncio.create_task(nodes.run()), access.fingerprint)
+        self._workloads[cluster] = _Workload(client, nodes, nodes.start(), access.fingerprint)
 
 
 def _slim(node: Obj) -> Obj:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Iterable
@@ -96,15 +95,22 @@ class _Inbound(_Half):
     def __init__(self, proxy: TcpProxy) -> None:
         self._proxy = proxy
         self._connect: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []
         self.backend: Endpoint | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # What TCP connections have; uvloop's transports are no subclass of it, so this is no assertion.
         self.transport = cast("asyncio.Transport", transport)
-        self.transport.pause_reading()
         self.backend = self._proxy.next_backend()
         self._proxy.opened(self)
         self._connect = asyncio.get_running_loop().create_task(self._open())
+
+    def data_received(self, data: bytes) -> None:
+        # Clients speak first, often before the backend is connected; uvloop ignores a pause that early.
+        if self.peer is None:
+            self._early.append(data)
+        else:
+            super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._proxy.closed(self)
@@ -126,5 +132,6 @@ class _Inbound(_Half):
         except OSError:
             self.transport.close()
             return
-        with contextlib.suppress(RuntimeError):  # closed meanwhile
-            self.transport.resume_reading()
+        for data in self._early:
+            super().data_received(data)
+        self._early.clear()

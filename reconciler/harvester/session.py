@@ -155,7 +155,7 @@ class Session:
 
     def _run(self, informers: list[Informer]) -> None:
         for informer in informers:
-            self._tasks[informer] = asyncio.create_task(informer.run())
+            self._tasks[informer] = informer.start()
 
     async def _stop(self, informers: list[Informer]) -> None:
         tasks = [self._tasks.pop(informer) for informer in informers]

@@ -28,7 +28,8 @@ async def ensure_address(scope: MachineScope) -> Network:
     session = scope.session()
     pools = serving_pools(network, list(session.pools.store), scope.spec.get("networks") or [])
     metrics.IPPOOL_ALLOCATIONS.inc()
-    answer = await session.allocator.allocate(ipam.AddressRequest(scope.reservation, pools))
+    known = str(scope.draft.fields.get("allocatedIPAddress") or "")
+    answer = await session.allocator.allocate(ipam.AddressRequest(scope.reservation, pools, known))
     if isinstance(answer, ipam.Refusal):
         metrics.IPPOOL_ALLOCATION_ERRORS.inc()
         for pool in pools:

@@ -70,10 +70,13 @@ def addresses(vmi: Obj) -> list[dict[str, str]]:
     """Return `status.addresses` of the machine from its VirtualMachineInstance, in an order that does not change.
 
     First NIC first, its primary address before others; without duplicates, and without addresses that are not reachable
-    from elsewhere (link-local, loopback) or belong to networks inside the guest (bridges of a CNI have no NIC's name).
+    from elsewhere (link-local, the loopback interface) or belong to networks inside the guest (bridges of a CNI have no
+    NIC's name).
     """
     interfaces = (vmi.get("status") or {}).get("interfaces") or []
-    nics = [interface for interface in interfaces if interface.get("name")] or interfaces
+    nics = [interface for interface in interfaces if interface.get("name")] or [
+        interface for interface in interfaces if interface.get("interfaceName") != "lo"
+    ]
     found = dict.fromkeys(address for nic in sorted(nics, key=_nic_order) for address in _of_interface(nic))
     return [{"type": "ExternalIP", "address": address} for address in found]
 
@@ -97,7 +100,7 @@ def _usable(text: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
         address = ipaddress.ip_address((text or "").partition("/")[0])
     except ValueError:
         return None
-    unusable = address.is_link_local or address.is_loopback or address.is_unspecified or address.is_multicast
+    unusable = address.is_link_local or address.is_unspecified or address.is_multicast
     return None if unusable else address
 
 

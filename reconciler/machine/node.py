@@ -7,23 +7,27 @@ Why the provider does this from outside: the cloud controller manager cannot run
 from __future__ import annotations
 
 from caphv.api import names
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, Invalid, NotFound, Unreachable
 from caphv.runtime.resource import NODES, Obj
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
 
 
-def initialization(node: Obj, provider_id: str) -> dict[str, object] | None:
-    """Strategic merge patch that initializes a Node, None when nothing is left to do.
+def initialization(node: Obj, provider_id: str) -> list[dict[str, object]]:
+    """JSON patch that initializes a Node, empty when nothing is left to do.
 
-    A Node's own providerID cannot be changed and is left alone; of the taints only the one is removed.
+    A Node's own providerID cannot be changed and is left alone; of the taints only the one is removed. Taints are one
+    atomic list that others write too, so the patch tests that the entry is still the one it removes.
     """
-    spec: dict[str, object] = {}
+    patch: list[dict[str, object]] = []
     if not node["spec"].get("providerID"):
-        spec["providerID"] = provider_id
-    if any(taint.get("key") == names.UNINITIALIZED_TAINT for taint in node["spec"].get("taints") or ()):
-        spec["taints"] = [{"key": names.UNINITIALIZED_TAINT, "$patch": "delete"}]
-    return {"spec": spec} if spec else None
+        patch.append({"op": "add", "path": "/spec/providerID", "value": provider_id})
+    for index, taint in enumerate(node["spec"].get("taints") or ()):
+        if taint.get("key") == names.UNINITIALIZED_TAINT:
+            path = f"/spec/taints/{index}"
+            patch += [{"op": "test", "path": path, "value": taint}, {"op": "remove", "path": path}]
+            break
+    return patch
 
 
 async def initialize_node(scope: MachineScope, provider_id: str) -> None:
@@ -33,14 +37,17 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
     workloads = scope.context.workloads
     await workloads.ensure(scope.cluster_key)
     node, client = workloads.node(scope.cluster_key, scope.name), workloads.client(scope.cluster_key)
-    patch = initialization(node, provider_id) if node else None
-    if node is None or client is None or patch is None:
+    patch = initialization(node, provider_id) if node else []
+    if node is None or client is None or not patch:
         return
     metrics.NODE_INIT.inc()
     try:
-        answer = await client.patch(NODES, scope.name, "", patch, patch_type="strategic")
+        answer = await client.patch(NODES, scope.name, "", patch, patch_type="json")
     except NotFound:
         return
+    except Invalid as error:
+        # The test in the patch failed: somebody changed the taints, and the watch brings what they are now.
+        raise Conflict(error.status, error.reason, error.message) from None
     except (ApiError, Unreachable) as error:
         metrics.NODE_INIT_ERRORS.inc()
         scope.warn("NodeInitializationFailed", f"cannot initialize Node {scope.name}: {error}")

