@@ -1,0 +1,133 @@
+"""The documentation says what is there: every flag, metric, condition and Event, and only commands that exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import prometheus_client
+import pytest
+from prometheus_client.metrics import MetricWrapperBase
+
+from caphv.api import names
+from caphv.cli import cli
+from caphv.runtime import metrics as runtime_metrics
+from reconciler import metrics as provider_metrics
+
+pytestmark = pytest.mark.unit
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PAGES = sorted([CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *(CHECKOUT / "docs").rglob("*.md")])
+OPERATIONS = (CHECKOUT / "docs" / "operations.md").read_text(encoding="utf-8")
+RECONCILER = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "reconciler").rglob("*.py"))
+METRICS = {
+    metric.describe()[0].name + ("_total" if isinstance(metric, prometheus_client.Counter) else ""): metric
+    for module in (provider_metrics, runtime_metrics)
+    for metric in vars(module).values()
+    if isinstance(metric, MetricWrapperBase)
+}
+
+
+def table_row(page: str, first: str) -> list[str]:
+    """The cells of the table row whose first cell names `first`."""
+    for line in page.splitlines():
+        if line.startswith("|") and f"`{first}`" in line.split("|")[1]:
+            return [cell.strip() for cell in line.split("|")[1:-1]]
+    pytest.fail(f"docs/operations.md has no table row for {first}")
+
+
+def visible_options(command: click.Command) -> list[click.Option]:
+    return [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+
+
+def command_of(words: list[str]) -> click.Command:
+    """The command that `caphv <words>` calls. Raises AssertionError when there is none, or it lacks an option."""
+    command: click.Command = cli
+    context = click.Context(cli, info_name="caphv")
+    for word in words:
+        if word.startswith("-"):
+            known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+            assert word.partition("=")[0] in {*known, "--help", "-h"}, f"{command.name} has no option {word}"
+        elif isinstance(command, click.Group):
+            found = command.get_command(context, word)
+            assert found, f"{command.name} has no command {word}"
+            command = found
+    return command
+
+
+def commands_in(page: str) -> list[str]:
+    """Every call of `caphv` in code, up to where the shell's part begins."""
+    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    inline = re.findall(r"`(caphv [^`]+)`", page)
+    calls = re.findall(r"(?:^|\$\()(caphv [^)|>#;\n]+)", "\n".join(blocks).replace("\\\n", " "), re.MULTILINE)
+    return [call.strip() for call in (*inline, *calls)]
+
+
+@pytest.mark.parametrize("flag", [name for option in visible_options(command_of(["run"])) for name in option.opts])
+def test_flag_is_explained(flag: str) -> None:
+    table_row(OPERATIONS, flag)
+
+
+def test_defaults_of_flags_are_right() -> None:
+    for option in visible_options(command_of(["run"])):
+        if option.default and not option.is_flag:
+            assert table_row(OPERATIONS, option.opts[0])[1] == f"`{option.default}`"
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metric_is_explained(name: str) -> None:
+    _, kind, labels, meaning = table_row(OPERATIONS, name)
+    assert kind == type(METRICS[name]).__name__
+    assert re.findall(r"`(\w+)`", labels) == list(METRICS[name]._labelnames)
+    assert meaning
+
+
+def test_no_metric_is_invented() -> None:
+    assert set(re.findall(r"`(caphv_\w+)`", OPERATIONS)) - METRICS.keys() == set()
+
+
+@pytest.mark.parametrize("enum", [names.ConditionType, names.Reason])
+def test_conditions_and_reasons_in_use_are_explained(enum: type[names.ConditionType] | type[names.Reason]) -> None:
+    used = {member for member in enum if f"{enum.__name__}.{member.name}" in RECONCILER}
+    assert used
+    for member in used:
+        table_row(OPERATIONS, member.value)
+
+
+def test_events_are_explained() -> None:
+    reasons = re.findall(r"\.(?:tell|warn)\(\s*\"(\w+)\"", RECONCILER)
+    assert reasons
+    for reason in reasons:
+        table_row(OPERATIONS, reason)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    for call in commands_in(page.read_text(encoding="utf-8")):
+        command_of(shlex.split(call, comments=True)[1:])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):.*## ", (CHECKOUT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    text = page.read_text(encoding="utf-8")
+    called = re.findall(r"(?:`|^)make ([a-z0-9-]+)", text, re.MULTILINE)
+    assert set(called) - targets == set()
+
+
+def test_the_check_of_commands_finds_what_is_wrong() -> None:
+    assert commands_in("```sh\nexport X=$(caphv sandbox kubeconfig --path)\n```\n`caphv run`") == [
+        "caphv run",
+        "caphv sandbox kubeconfig --path",
+    ]
+    with pytest.raises(AssertionError, match="has no command sideways"):
+        command_of(["sandbox", "sideways"])
+    with pytest.raises(AssertionError, match="has no option --upside"):
+        command_of(["run", "--upside", "down"])
