@@ -1,0 +1,550 @@
+"""What an informer promises: its copy becomes that of the server, and handlers hear each change once."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caphv.runtime import logs
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden, Gone, TooManyRequests, Unreachable
+from caphv.runtime.resource import Key, Obj, key_of
+from tests.unit.runtime.collection import THINGS, Collection
+from tests.unit.runtime.virtualtime import run, settle
+
+pytestmark = pytest.mark.unit
+
+
+class Watched:
+    """An informer at work on a pretended collection, and what its handler heard: `+a`, `~a`, `-a`."""
+
+    def __init__(self, server: Collection, **options: Any) -> None:
+        self.server = server
+        self.informer = Informer(cast(ApiClient, server), THINGS, **options)
+        self.heard: list[str] = []
+        self.replayed: dict[Key, str] = {}
+        self.informer.add_handler(self._hear)
+
+    def _hear(self, change: Change) -> None:
+        sign = "+" if change.old is None else "-" if change.new is None else "~"
+        self.heard.append(sign + change.key.name)
+        assert (change.old is not None) == (change.key in self.replayed), "handlers hear a change that does not follow"
+        if change.new is None:
+            del self.replayed[change.key]
+        else:
+            self.replayed[change.key] = change.new["metadata"]["resourceVersion"]
+
+    def versions(self) -> dict[Key, str]:
+        return {key_of(obj): obj["metadata"]["resourceVersion"] for obj in self.informer.store}
+
+    def hearing(self) -> list[str]:
+        """What was heard since the last question."""
+        heard, self.heard = self.heard, []
+        return heard
+
+
+@contextlib.asynccontextmanager
+async def watched(server: Collection, **options: Any) -> AsyncIterator[Watched]:
+    """An informer that has synced; ends it afterwards and checks that nothing stays open."""
+    it = Watched(server, **options)
+    task = it.informer.start()
+    try:
+        await it.informer.wait_synced()
+        await settle()
+        yield it
+        assert not task.done(), "an informer must never end by itself"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not server.open_watches
+
+
+def test_all_pages_of_the_first_list_are_told_once() -> None:
+    async def story() -> None:
+        server = Collection()
+        for name in "abcde":
+            server.write(name)
+        async with watched(server) as it:
+            assert it.hearing() == ["+a", "+b", "+c", "+d", "+e"]
+            assert it.versions() == server.versions()
+            assert server.lists == 1
+
+    run(story())
+
+
+def test_not_synced_before_the_last_page() -> None:
+    async def story() -> None:
+        server = Collection()
+        for name in "abc":
+            server.write(name)
+        it = Watched(server)
+        server.between_pages = lambda: seen.append(it.informer.synced)
+        seen: list[bool] = []
+        task = it.informer.start()
+        await it.informer.wait_synced()
+        assert seen == [False]
+        task.cancel()
+
+    run(story())
+
+
+def test_watch_brings_every_kind_of_change() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server, indexes={"color": lambda obj: obj["metadata"]["labels"].values()}) as it:
+            server.write("a", color="red")
+            server.write("a", color="blue")
+            server.write("b", color="blue")
+            server.delete("b")
+            await settle()
+            assert it.hearing() == ["+a", "~a", "+b", "-b"]
+            assert [key_of(obj).name for obj in it.informer.store.by_index("color", "blue")] == ["a"]
+
+    run(story())
+
+
+def test_watch_goes_on_where_the_last_one_or_its_bookmark_ended_without_a_list() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server) as it:
+            await asyncio.sleep(5)
+            server.write("a")
+            server.bookmark()
+            server.end_watches()
+            await settle()
+            assert server.watched_from == [10, server.version]
+            assert server.lists == 1
+            assert it.hearing() == ["+a"]
+
+    run(story())
+
+
+def test_nothing_is_lost_between_two_watches() -> None:
+    async def story() -> None:
+        server = Collection()
+        server.write("a")
+        async with watched(server) as it:
+            server.end_watches(Unreachable("connection reset"))
+            await settle()
+            server.write("b")
+            server.delete("a")
+            await asyncio.sleep(5)
+            assert it.hearing() == ["+a", "+b", "-a"]
+            assert server.lists == 1
+
+    run(story())
+
+
+def test_after_410_a_list_finds_what_was_deleted_meanwhile() -> None:
+    async def story() -> None:
+        server = Collection()
+        for name in "abc":
+            server.write(name)
+        async with watched(server) as it:
+            it.hearing()
+            server.end_watches(Gone(410, "Expired", "too old resource version"))
+            server.delete("b")
+            server.write("c")
+            server.write("d")
+            server.compact()
+            await asyncio.sleep(5)
+            assert it.hearing() == ["~c", "+d", "-b"]
+            assert server.lists == 2
+            assert it.informer.last_error is None, "410 is no failure"
+
+    run(story())
+
+
+def test_410_again_and_again_is_not_answered_in_a_circle() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server):
+            server.failures.extend([Gone(410, "Expired", "")] * 1000)
+            server.end_watches()
+            before = len(server.attempts)
+            await asyncio.sleep(60)
+            assert len(server.attempts) - before < 30
+
+    run(story())
+
+
+def test_watches_that_end_at_once_are_not_opened_in_a_circle() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server, max_backoff=10.0):
+            for _ in range(6000):
+                server.end_watches()
+                await asyncio.sleep(0.01)
+            assert len(server.watched_from) < 40
+
+    run(story())
+
+
+def test_own_write_is_there_at_once_and_told_once() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server) as it:
+            answer = server.write("a")
+            it.informer.observe(answer)
+            assert it.informer.get("ns", "a") is not None
+            await settle()
+            assert it.hearing() == ["+a"]
+            server.write("a")
+            await settle()
+            assert it.hearing() == ["~a"]
+
+    run(story())
+
+
+def test_answer_to_an_own_write_stays_the_callers() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server) as it:
+            answer = server.write("a")
+            it.informer.observe(answer)
+            assert "managedFields" in answer["metadata"]
+            stored = it.informer.get("ns", "a")
+            assert stored is not None
+            assert "managedFields" not in stored["metadata"]
+
+    run(story())
+
+
+def test_late_deletion_does_not_remove_the_object_made_again() -> None:
+    async def story() -> None:
+        server = Collection()
+        server.write("a")
+        async with watched(server) as it:
+            server.delete("a")
+            it.informer.observe(server.write("a"))
+            it.hearing()
+            await settle()
+            assert it.hearing() == []
+            assert it.versions() == server.versions()
+
+    run(story())
+
+
+def test_late_answer_does_not_bring_back_what_the_watch_saw_go() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server) as it:
+            late = server.write("a")
+            server.delete("a")
+            await settle()
+            it.informer.observe(late)
+            assert it.versions() == {}
+            assert it.hearing() == ["+a", "-a"]
+
+    run(story())
+
+
+def test_late_answer_does_not_bring_back_what_a_list_did_not_have() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server) as it:
+            server.end_watches(Gone(410, "Expired", ""))
+            late = server.write("a")
+            server.delete("a")
+            server.compact()
+            await asyncio.sleep(5)
+            it.informer.observe(late)
+            assert it.versions() == {}
+            assert it.hearing() == []
+
+    run(story())
+
+
+def test_own_write_made_while_a_list_is_read_is_not_taken_for_deleted() -> None:
+    async def story() -> None:
+        server = Collection()
+        for name in "bcd":
+            server.write(name)
+        async with watched(server) as it:
+            it.hearing()
+            server.between_pages = lambda: it.informer.observe(server.write("a"))
+            server.compact()
+            server.end_watches()
+            await asyncio.sleep(1)
+            assert server.lists == 2
+            assert it.hearing() == ["+a"]
+            assert it.versions() == server.versions()
+
+    run(story())
+
+
+def test_forgotten_object_is_gone_at_once_and_its_deletion_not_told_again() -> None:
+    async def story() -> None:
+        server = Collection()
+        server.write("a")
+        async with watched(server) as it:
+            server.delete("a")
+            it.informer.forget("ns", "a")
+            it.informer.forget("ns", "a")
+            assert it.informer.get("ns", "a") is None
+            await settle()
+            assert it.hearing() == ["+a", "-a"]
+
+    run(story())
+
+
+def test_attempts_come_at_growing_intervals_up_to_the_maximum_and_everybody_hears_why() -> None:
+    errors: list[Exception] = []
+    contacts: list[bool] = []
+
+    async def story() -> None:
+        server = Collection()
+        server.failures.extend(Unreachable(f"attempt {number}") for number in range(12))
+        async with watched(
+            server, max_backoff=10.0, on_error=errors.append, on_contact=lambda: contacts.append(True)
+        ) as it:
+            waits = [after - before for before, after in zip(server.attempts, server.attempts[1:12], strict=False)]
+            for number, wait in enumerate(waits, 1):
+                limit = min(0.2 * 2**number, 10)
+                assert limit / 4 <= wait <= limit + 0.001
+            assert [str(error) for error in errors] == [f"attempt {number}" for number in range(12)]
+            assert contacts == [True]
+            assert it.informer.last_error is None
+
+    run(story())
+
+
+def test_a_watch_that_lasted_makes_the_next_back_off_small_again() -> None:
+    async def story() -> None:
+        server = Collection()
+        server.failures.extend([Unreachable("down")] * 10)
+        async with watched(server, max_backoff=60.0):
+            await asyncio.sleep(5)
+            server.end_watches(Unreachable("reset"))
+            before = asyncio.get_running_loop().time()
+            await asyncio.sleep(0.5)
+            assert server.attempts[-1] - before <= 0.41
+
+    run(story())
+
+
+def test_error_is_known_until_the_server_takes_a_watch_again() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server) as it:
+            refusal = Forbidden(403, "Forbidden", "no")
+            server.end_watches(refusal)
+            await settle()
+            assert it.informer.last_error is refusal
+            assert it.informer.synced, "what was read stays usable"
+            await asyncio.sleep(5)
+            assert it.informer.last_error is None
+
+    run(story())
+
+
+def test_retry_now_ends_a_long_wait() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server, max_backoff=1000.0) as it:
+            server.failures.extend([Unreachable("down")] * 20)
+            server.end_watches(Unreachable("down"))
+            await asyncio.sleep(1000)
+            before = len(server.attempts)
+            server.failures.clear()
+            await settle()
+            assert not server.open_watches, "the wait must be a long one"
+            it.informer.retry_now()
+            await settle()
+            assert len(server.attempts) == before + 1
+            assert server.open_watches
+
+    run(story())
+
+
+def test_a_server_that_asks_to_wait_is_left_alone_so_long() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server):
+            await asyncio.sleep(5)
+            server.end_watches(TooManyRequests(429, "TooManyRequests", "", {"retryAfterSeconds": 17}))
+            before = asyncio.get_running_loop().time()
+            await asyncio.sleep(20)
+            assert server.attempts[-1] - before == pytest.approx(17)
+
+    run(story())
+
+
+def test_faulty_handler_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    def faulty(_change: Change) -> None:
+        raise ZeroDivisionError
+
+    async def story() -> None:
+        server = Collection()
+        it = Watched(server)
+        informer = Informer(cast(ApiClient, server), THINGS)
+        informer.add_handler(faulty)
+        informer.add_handler(it._hear)
+        task = informer.start()
+        await informer.wait_synced()
+        server.write("a")
+        server.write("a")
+        await asyncio.sleep(1)
+        assert it.hearing() == ["+a", "~a"]
+        task.cancel()
+
+    with caplog.at_level(logging.ERROR):
+        run(story())
+    assert "handler of things.example.io failed for ns/a" in caplog.text
+
+
+def test_handler_may_leave_while_it_is_told() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server) as it:
+
+            def once(_change: Change) -> None:
+                it.informer.remove_handler(once)
+                calls.append(1)
+
+            calls: list[int] = []
+            it.informer.remove_handler(it._hear)
+            it.informer.add_handler(once)
+            it.informer.add_handler(it._hear)
+            server.write("a")
+            server.write("b")
+            await settle()
+            assert calls == [1]
+            assert it.hearing() == ["+a", "+b"]
+
+    run(story())
+
+
+def test_late_handler_hears_of_what_is_there_already() -> None:
+    async def story() -> None:
+        server = Collection()
+        server.write("a")
+        async with watched(server) as it:
+            heard: list[Change] = []
+            it.informer.add_handler(heard.append)
+            assert [(change.key.name, change.old) for change in heard] == [("a", None)]
+
+    run(story())
+
+
+def test_what_the_transform_leaves_out_is_not_there_and_goes_when_it_changes_so() -> None:
+    def red_only(obj: Obj) -> Obj | None:
+        return obj if "red" in obj["metadata"]["labels"] else None
+
+    async def story() -> None:
+        server = Collection()
+        server.write("a")
+        async with watched(server, transform=red_only) as it:
+            server.write("b", red="")
+            server.write("b")
+            await settle()
+            assert it.hearing() == ["+b", "-b"]
+
+    run(story())
+
+
+def test_an_object_that_cannot_be_taken_over_is_an_error_and_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    def picky(obj: Obj) -> Obj:
+        return {**obj, "color": obj["metadata"]["labels"]["color"]}
+
+    async def story() -> None:
+        server = Collection()
+        async with watched(server, transform=picky) as it:
+            server.write("a")
+            await asyncio.sleep(1)
+            assert isinstance(it.informer.last_error, KeyError)
+            server.write("b", color="red")
+            server.write("a", color="red")
+            await asyncio.sleep(60)
+            assert it.informer.last_error is None
+            assert it.versions() == server.versions()
+
+    with caplog.at_level(logging.ERROR):
+        run(story())
+    assert "things.example.io on fake cannot be taken over" in caplog.text
+
+
+def test_informer_logs_without_the_fields_of_whoever_started_it() -> None:
+    async def story() -> list[dict[str, str]]:
+        server, seen = Collection(), list[dict[str, str]]()
+        informer = Informer(cast(ApiClient, server), THINGS, on_contact=lambda: seen.append(logs._fields.get()))
+        with logs.context(object="ns/innocent"):
+            task = informer.start()
+        await settle()
+        await asyncio.sleep(1)
+        task.cancel()
+        return seen
+
+    assert run(story()) == [{}]
+
+
+class Server(Collection):
+    """A collection to which anything may happen, with answers to own writes that arrive late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[Obj] = []
+
+    def happen(self, what: str, name: str, informer: Informer) -> None:
+        exists = Key("ns", name) in self.objects
+        if what == "write":
+            self.late.append(self.write(name))
+        elif what == "own write":
+            informer.observe(self.write(name))
+        elif what == "late answer" and self.late:
+            informer.observe(self.late.pop(0))
+        elif what == "delete" and exists:
+            self.delete(name)
+        elif what == "own delete" and exists:
+            self.delete(name)
+            informer.forget("ns", name)
+
+    def trouble(self, what: str) -> None:
+        if what == "break":
+            self.end_watches(Unreachable("reset"))
+        elif what == "end":
+            self.end_watches()
+        elif what == "compact":
+            self.compact()
+            self.end_watches(Gone(410, "Expired", ""))
+        elif what == "bookmark":
+            self.bookmark()
+        elif what == "fail":
+            self.failures.append(Unreachable("down"))
+
+
+WRITES = st.sampled_from(["write", "own write", "late answer", "delete", "own delete"])
+STEPS = st.one_of(
+    st.tuples(WRITES, st.sampled_from("abcd")),
+    st.sampled_from(["break", "end", "compact", "bookmark", "fail"]),
+    st.sampled_from([0.0, 0.015, 1.0, 5.0]),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEPS, max_size=40), st.lists(WRITES, max_size=8))
+def test_copy_and_told_changes_become_the_truth_whatever_happens(
+    steps: list[tuple[str, str] | str | float], between: list[str]
+) -> None:
+    async def story() -> None:
+        server = Server()
+        async with watched(server) as it:
+            server.between_pages = lambda: between and server.happen(between.pop(), "a", it.informer)
+            for step in steps:
+                if isinstance(step, tuple):
+                    server.happen(*step, it.informer)
+                elif isinstance(step, str):
+                    server.trouble(step)
+                else:
+                    await asyncio.sleep(step)
+            await asyncio.sleep(600)
+            assert it.versions() == server.versions()
+            assert it.replayed == server.versions()
+
+    run(story())
