@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import json
 import logging
@@ -124,27 +123,29 @@ class Guests:
                 self._addresses.release(guest.holder(interface))
 
     async def _cloud_init(self, guest: Guest) -> tuple[UserData | None, list[Nic] | None]:
-        source = next((v["cloudInitNoCloud"] for v in guest.spec.get("volumes") or () if "cloudInitNoCloud" in v), None)
-        if source is None:
-            return None, None
-        user = source.get("userData") or await self._secret(guest, source.get("secretRef"), "userdata")
-        reference = source.get("networkDataSecretRef")
-        network = source.get("networkData") or await self._secret(guest, reference, "networkdata")
+        volumes = guest.spec.get("volumes") or ()
+        source: Obj = next((volume["cloudInitNoCloud"] for volume in volumes if "cloudInitNoCloud" in volume), {})
+        references = {"userData": source.get("secretRef"), "networkData": source.get("networkDataSecretRef")}
+        names = {reference["name"] for reference in references.values() if reference}
+        secrets = {name: await self._secret(guest, name) for name in names}
+        texts = {
+            kind: source.get(kind) or (secrets[reference["name"]].get(kind.lower()) if reference else None)
+            for kind, reference in references.items()
+        }
+        user, network = texts["userData"], texts["networkData"]
         user_data = parse_user_data(user, guest.hostname) if user else None
         return user_data, parse_network_data(network) if network else None
 
-    async def _secret(self, guest: Guest, reference: Obj | None, key: str) -> str:
-        """One value of a Secret, empty when no Secret is named or it has no such key."""
-        if not reference:
-            return ""
+    async def _secret(self, guest: Guest, name: str) -> dict[str, str]:
+        """The values of a Secret by their keys in lower case: KubeVirt takes `userdata` and `userData`."""
         try:
-            secret = await _patiently(lambda: self._stores.client.get(SECRETS, reference["name"], guest.key.namespace))
-            values = {name.lower(): value for name, value in (secret.get("data") or {}).items()}
-            return base64.b64decode(values.get(key, "")).decode()
+            secret = await _patiently(lambda: self._stores.client.get(SECRETS, name, guest.key.namespace))
+            data = secret.get("data") or {}
+            return {key.lower(): base64.b64decode(value).decode() for key, value in data.items()}
         except NotFound:
-            raise Broken(f"Secret {reference['name']} is not there") from None
-        except (binascii.Error, UnicodeDecodeError):
-            raise Broken(f"{key}: is not text") from None
+            raise Broken(f"Secret {name} is not there") from None
+        except UnicodeDecodeError:
+            raise Broken(f"Secret {name}: is not text") from None
 
     def _bring_up(self, guest: Guest, nics: list[Nic] | None) -> list[str]:
         """Configure the interfaces; their addresses, empty for those without. Raises `Broken`, LookupError."""

@@ -167,7 +167,7 @@ async def _put(client: ApiClient, resource: Resource, name: str, webhooks: list[
 async def _wait_called(client: ApiClient) -> None:
     """Wait until both configurations are in force: the API server learns of them a moment after they are written."""
     metadata = {"name": "admission-probe", "namespace": "default"}
-    template = {"spec": {"domain": {"devices": {}}}}
+    template: Obj = {"spec": {"domain": {"devices": {}}}}
     vm = {"metadata": metadata, "spec": {"runStrategy": "Halted", "template": template}}
     # Only the webhook refuses this pool: its range ends before it starts.
     span = {"subnet": "192.0.2.0/24", "rangeStart": "192.0.2.2", "rangeEnd": "192.0.2.1"}

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 # What the VM's status says (`printableStatus`), and why it is not ready.
 STARTING, RUNNING, STOPPING, STOPPED = "Starting", "Running", "Stopping", "Stopped"
+# A shorter start is not worth the write that says so.
+UNREPORTED_SECONDS = 1.0
 UNSCHEDULABLE, NO_CLAIM = "ErrorUnschedulable", "ErrorPvcNotFound"
 
 
@@ -93,7 +95,8 @@ class VirtualMachines:
             return None
         wait = self._remaining("start", vmi, self._world.start_seconds) if _phase(vmi) != "Running" else 0
         await self._bring_up(vm, vmi, runs=wait <= 0)
-        await self._report(vm, STARTING if wait > 0 else RUNNING)
+        if wait <= 0 or self._world.start_seconds > UNREPORTED_SECONDS:
+            await self._report(vm, STARTING if wait > 0 else RUNNING)
         return wait if wait > 0 else None
 
     async def _bring_up(self, vm: Obj, vmi: Obj, *, runs: bool) -> None:

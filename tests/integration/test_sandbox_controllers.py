@@ -1,0 +1,133 @@
+"""The stand-ins for controllers of kube-controller-manager."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from caphv.runtime.access import Access
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from caphv.runtime.resource import NAMESPACES, SECRETS, Obj, Resource
+from sandbox.apiserver import ApiServer
+from sandbox.garbage import Garbage
+from sandbox.tokens import ACCOUNT, SECRET_TYPE, SERVICE_ACCOUNTS, Tokens
+
+pytestmark = pytest.mark.integration
+
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
+
+
+def test_token_secret_is_filled_and_ends_with_its_account(api_server: ApiServer) -> None:
+    async def story(client: ApiClient) -> None:
+        metadata = {"name": "cloud", "namespace": "tokens"}
+        await client.create(SERVICE_ACCOUNTS, {"metadata": metadata})
+        annotated = {"name": "cloud-token", "namespace": "tokens", "annotations": {ACCOUNT: "cloud"}}
+        await client.create(SECRETS, {"metadata": annotated, "type": SECRET_TYPE})
+        data = await _until(lambda: _token(client))
+        assert base64.b64decode(data["namespace"]) == b"tokens"
+        assert base64.b64decode(data["ca.crt"]) == api_server.ca.certificate
+        token = base64.b64decode(data["token"]).decode()
+        assert await _who_am_i(api_server, token) == "system:serviceaccount:tokens:cloud"
+        await client.delete(SERVICE_ACCOUNTS, "cloud", "tokens")
+        await _until(lambda: _gone(client, SECRETS, "cloud-token", "tokens"))
+
+    async def main() -> None:
+        async with api_server.client() as client:
+            await client.create(NAMESPACES, {"metadata": {"name": "tokens"}})
+            async with _running(Tokens(client, api_server.ca.certificate.decode()).run()):
+                await story(client)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("propagation", ["Background", "Foreground"])
+def test_dependents_go_with_their_owner(api_server: ApiServer, propagation: str) -> None:
+    async def story(client: ApiClient) -> None:
+        namespace = f"garbage-{propagation.lower()}"
+        await client.create(NAMESPACES, {"metadata": {"name": namespace}})
+        owner = await _config_map(client, namespace, "owner")
+        await _config_map(client, namespace, "child", owner)
+        await _config_map(client, namespace, "stranger")
+        await client.delete(CONFIG_MAPS, "owner", namespace, propagation=propagation)
+        for name in ("owner", "child"):
+            await _until(lambda name=name: _gone(client, CONFIG_MAPS, name, namespace))
+        assert await client.get(CONFIG_MAPS, "stranger", namespace)
+        await client.delete(NAMESPACES, namespace)
+        await _until(lambda: _gone(client, NAMESPACES, namespace))
+
+    async def main() -> None:
+        async with api_server.client() as client, _running(Garbage(client).run()):
+            await story(client)
+
+    asyncio.run(main())
+
+
+def test_orphan_of_an_earlier_time_goes_too(api_server: ApiServer) -> None:
+    async def main() -> None:
+        async with api_server.client() as client:
+            await client.create(NAMESPACES, {"metadata": {"name": "orphans"}})
+            owner = await _config_map(client, "orphans", "owner")
+            await client.delete(CONFIG_MAPS, "owner", "orphans")
+            await _config_map(client, "orphans", "owner")  # the same name, another uid
+            await _config_map(client, "orphans", "child", owner)
+            async with _running(Garbage(client).run()):
+                await _until(lambda: _gone(client, CONFIG_MAPS, "child", "orphans"))
+            assert await client.get(CONFIG_MAPS, "owner", "orphans")
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def _running(work: Any) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _config_map(client: ApiClient, namespace: str, name: str, owner: Obj | None = None) -> Obj:
+    metadata: Obj = {"name": name, "namespace": namespace}
+    if owner:
+        identity = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+        metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "ConfigMap", **identity}]
+    return await client.create(CONFIG_MAPS, {"metadata": metadata})
+
+
+async def _token(client: ApiClient) -> Obj | None:
+    data = (await client.get(SECRETS, "cloud-token", "tokens")).get("data") or {}
+    return data if "token" in data else None
+
+
+async def _gone(client: ApiClient, resource: Resource, name: str, namespace: str = "") -> bool:
+    try:
+        await client.get(resource, name, namespace)
+    except NotFound:
+        return True
+    return False
+
+
+async def _who_am_i(server: ApiServer, token: str) -> str:
+    client = Access(server=server.url, ca=server.ca.certificate.decode(), token=token).client(name="account")
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    try:
+        answer = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=review)
+        return str(answer["status"]["userInfo"]["username"])
+    finally:
+        await client.close()
+
+
+async def _until(check: Callable[[], Any], attempts: int = 200) -> Any:
+    for _ in range(attempts):
+        if result := await check():
+            return result
+        await asyncio.sleep(0.05)
+    raise AssertionError("it did not happen")
