@@ -3,16 +3,20 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 import prometheus_client
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 from prometheus_client.metrics import MetricWrapperBase
 
-from caphv.api import names
+from caphv.api import crds, names
 from caphv.cli import cli
 from caphv.runtime import metrics as runtime_metrics
 from reconciler import metrics as provider_metrics
+from tests.support import object_schema
 
 pytestmark = pytest.mark.unit
 
@@ -25,6 +29,9 @@ METRICS = {
     for module in (provider_metrics, runtime_metrics)
     for metric in vars(module).values()
     if isinstance(metric, MetricWrapperBase)
+}
+SCHEMAS = {
+    crd["spec"]["names"]["kind"]: object_schema(crd, names.STORED_VERSION) for crd in crds.custom_resource_definitions()
 }
 
 
@@ -61,6 +68,25 @@ def commands_in(page: str) -> list[str]:
     inline = re.findall(r"`(caphv [^`]+)`", page)
     calls = re.findall(r"(?:^|\$\()(caphv [^)|>#;\n]+)", "\n".join(blocks).replace("\\\n", " "), re.MULTILINE)
     return [call.strip() for call in (*inline, *calls)]
+
+
+def objects_in(page: str) -> list[dict[str, Any]]:
+    """Every object of our group in YAML, both in blocks of its own and in what is given to kubectl."""
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) + re.findall(r"<<'YAML'\n(.*?)\nYAML", page, re.DOTALL)
+    objects = [obj for block in blocks for obj in yaml.safe_load_all(block)]
+    return [obj for obj in objects if str(obj.get("apiVersion")).startswith(f"{names.GROUP}/")]
+
+
+def unknown_fields(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
+    """Paths of what the API server would drop."""
+    if isinstance(value, list):
+        return [field for item in value for field in unknown_fields(item, schema.get("items", {}), f"{path}[]")]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return []
+    found = [f"{path}.{name}" for name in value if name not in schema["properties"]]
+    for name in value.keys() & schema["properties"].keys():
+        found += unknown_fields(value[name], schema["properties"][name], f"{path}.{name}")
+    return found
 
 
 @pytest.mark.parametrize("flag", [name for option in visible_options(command_of(["run"])) for name in option.opts])
@@ -120,6 +146,19 @@ def test_make_targets_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     called = re.findall(r"(?:`|^)make ([a-z0-9-]+)", text, re.MULTILINE)
     assert set(called) - targets == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_are_accepted(page: Path) -> None:
+    for obj in objects_in(page.read_text(encoding="utf-8")):
+        schema = SCHEMAS[obj["kind"]]
+        Draft202012Validator(schema).validate(obj)
+        assert unknown_fields(obj["spec"], schema["properties"]["spec"]) == []
+
+
+def test_the_check_of_examples_finds_what_is_wrong() -> None:
+    (obj,) = objects_in(f"```yaml\napiVersion: {names.API_VERSION}\nkind: HarvesterCluster\nspec: {{zone: x}}\n```")
+    assert unknown_fields(obj["spec"], SCHEMAS["HarvesterCluster"]["properties"]["spec"]) == [".zone"]
 
 
 def test_the_check_of_commands_finds_what_is_wrong() -> None:

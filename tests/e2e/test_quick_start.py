@@ -1,0 +1,86 @@
+"""The quick start works as it is written: what it applies comes up, and what it deletes is gone."""
+
+import asyncio
+import base64
+import re
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from caphv.runtime.access import own_configuration
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, Resource
+from sandbox import binaries, manifests, processes
+from sandbox.environment import Sandbox
+
+pytestmark = pytest.mark.e2e
+
+NAMESPACE = "demo"
+CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
+MACHINES = Resource("infrastructure.cluster.x-k8s.io", "v1beta1", "harvestermachines", "HarvesterMachine")
+VMS = Resource("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
+
+
+def applied(checkout: Path) -> list[Obj]:
+    """The objects that the sandbox part of the page applies."""
+    page = (checkout / "docs" / "quick-start.md").read_text(encoding="utf-8")
+    found = re.search(r"<<'YAML'\n(.*?)\nYAML\n", page, re.DOTALL)
+    assert found
+    return list(yaml.safe_load_all(found[1]))
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {condition.__name__}"
+        await asyncio.sleep(0.2)
+
+
+async def story(box: Sandbox, objects: list[Obj]) -> None:
+    await box.up()
+    names = ("management", "harvester")
+    clients = [ApiClient(await own_configuration(str(box.kubeconfig(name))), name=name) for name in names]
+    management, harvester = clients
+
+    async def machines_are_ready() -> bool:
+        machines = (await management.list(MACHINES, NAMESPACE))["items"]
+        return len(machines) == 2 and all((machine.get("status") or {}).get("ready") for machine in machines)
+
+    async def cluster_is_gone() -> bool:
+        try:
+            await management.get(CLUSTERS, "first", NAMESPACE)
+        except NotFound:
+            return True
+        return False
+
+    identity = {"kubeconfig": base64.b64encode(box.kubeconfig("harvester").read_bytes()).decode()}
+    secret = {"name": "harvester-identity", "namespace": NAMESPACE}
+    await manifests.apply(
+        management,
+        [
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+            {"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": identity},
+            *objects,
+        ],
+    )
+    await until(machines_are_ready)
+    await management.delete(CLUSTERS, "first", NAMESPACE)
+    await until(cluster_is_gone)
+    for resource in (VMS, PERSISTENT_VOLUME_CLAIMS, SERVICES, SECRETS):
+        assert (await harvester.list(resource, NAMESPACE))["items"] == []
+    for client in clients:
+        await client.close()
+
+
+def test_quick_start(checkout: Path, tmp_path: Path) -> None:
+    binaries.prepare()
+    box = Sandbox(tmp_path / "box")
+    try:
+        asyncio.run(story(box, applied(checkout)))
+        assert asyncio.run(box.down())
+    finally:
+        asyncio.run(processes.stop_all(box.folder))
