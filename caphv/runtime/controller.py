@@ -40,7 +40,6 @@ class Controller:
         self._reconcile = reconcile
         self._concurrency = concurrency
         self._active: dict[Key, float] = {}
-        self._tasks: set[asyncio.Future[None]] = set()
         self.grace = 20.0
 
     @property
@@ -56,23 +55,21 @@ class Controller:
         """Work until cancelled; then let running reconciles end for at most `grace` seconds."""
         workers = [asyncio.create_task(self._work(), name=f"{self.name}-{n}") for n in range(self._concurrency)]
         try:
-            await asyncio.gather(*workers)
+            await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # A worker ends its reconcile first: between two writes is a bad place to stop.
             self.queue.close()
             _, late = await asyncio.wait(workers, timeout=self.grace)
-            for running in list(self._tasks) if late else ():
-                running.cancel()
+            for worker in late:
+                worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
+        for worker in workers:
+            worker.result()
 
     async def _work(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             while True:
-                key = await self.queue.get()
-                # A worker that is cancelled ends its reconcile first: between two writes is a bad place to stop.
-                task = asyncio.ensure_future(self._once(key))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                await _shielded(task)
+                await self._once(await self.queue.get())
 
     async def _once(self, key: Key) -> None:
         started = self._active[key] = time.monotonic()
@@ -128,11 +125,3 @@ class _Failed(Exception):
     def __init__(self, at_least: float = 0.0) -> None:
         super().__init__()
         self.at_least = at_least
-
-
-async def _shielded(task: asyncio.Future[None]) -> None:
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
