@@ -1,0 +1,50 @@
+"""Fixtures of the provider's tests: one environment for all of them, a case of its own for each."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.reconciler.case import Case
+from tests.integration.reconciler.environment import Environment, running
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    """API servers, simulated Harvester and provider."""
+    with running(tmp_path_factory.mktemp("provider")) as environment:
+        yield environment
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of one test, for its fixtures too."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def case(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
+    """A cluster of the test's own; when the test has ended it is deleted, and nothing of it may be left."""
+    environment.cases += 1
+    case = Case(environment, environment.cases)
+    runner.run(case.open())
+    try:
+        yield case
+        left = runner.run(case.remove())
+        assert not left, f"left behind on Harvester: {', '.join(left)}"
+    finally:
+        runner.run(case.close())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run tests that are coroutines in the loop of their fixtures."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    pyfuncitem.funcargs["runner"].run(pyfuncitem.obj(**arguments))
+    return True
