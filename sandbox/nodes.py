@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from caphv.runtime.access import Access, KubeconfigError
+from caphv.runtime.access import Access
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound, Unreachable
 from caphv.runtime.resource import NODES, Obj
@@ -22,7 +22,7 @@ from sandbox.harvester import kinds
 log = logging.getLogger(__name__)
 
 UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 4.0
 MARK_ATTEMPTS = 8
 
 
@@ -66,7 +66,7 @@ async def register(client: ApiClient, node: NodeInfo) -> None:
     while True:
         try:
             await _register(client, node)
-        except (ApiError, Unreachable, KubeconfigError) as error:
+        except (ApiError, Unreachable) as error:
             log.info("node %s cannot register at %s: %s", node.name, client.server, type(error).__name__)
         else:
             return

@@ -41,10 +41,10 @@ VALIDATING = Resource(
     "ValidatingWebhookConfiguration",
     namespaced=False,
 )
-# Status updates and finalizers are not Harvester's concern; without this each of them would cost a call.
+# Changes of status and finalizers are not Harvester's concern; without this each of them would cost a call.
 SPEC_CHANGES = {
     "name": "spec-changes",
-    "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec",
+    "expression": "request.operation != 'UPDATE' || object.spec != oldObject.spec",
 }
 
 
@@ -150,7 +150,7 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
     mutator = webhook("virtualmachines", "virtualmachines", kinds.VIRTUAL_MACHINES, changes, **only_spec)
     validators = [
         webhook("claims", "claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
-        webhook("pools", "pools", kinds.IP_POOLS, [*changes, "DELETE"]),
+        webhook("pools", "pools", kinds.IP_POOLS, [*changes, "DELETE"], **only_spec),
     ]
     await _put(client, MUTATING, "harvester-mutator", [mutator])
     await _put(client, VALIDATING, "harvester-validator", validators)

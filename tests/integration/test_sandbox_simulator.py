@@ -156,7 +156,7 @@ def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Place) ->
 )
 def test_guest_with_broken_data_reports_nothing(place: Place, user_data: Obj | str, address: str, message: str) -> None:
     async def story() -> None:
-        async with simulation(place, f"broken-{message.split()[-1].lower()}") as sim:
+        async with simulation(place, f"broken-{message.rpartition(' ')[2].lower()}") as sim:
             await sim.create_vm("one", user_data, address)
             vmi = await sim.until(
                 kinds.INSTANCES,
