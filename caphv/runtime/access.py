@@ -28,6 +28,7 @@ from yarl import URL
 from caphv.runtime.client import ApiClient
 
 _MAX_BYTES = 1024 * 1024
+_MAX_DEPTH = 30
 _FILES = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
 _PROGRAMS = {"exec", "auth-provider"}
 _PASSWORDS = {"username", "password"}
@@ -153,15 +154,25 @@ def _load(raw: bytes | str) -> Any:
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        anchors = any(getattr(event, "anchor", None) for event in yaml.parse(text, loader))
-        config = None if anchors else yaml.load(text, loader)  # noqa: S506 - both are safe loaders
+        _refuse_bombs(yaml.parse(text, loader))
+        return yaml.load(text, loader)  # noqa: S506 - both are safe loaders
+    except KubeconfigError:
+        raise
     except Exception:
         # Values of a wrong form make the constructors raise all kinds of errors; their messages quote the text, which
         # holds credentials.
         raise KubeconfigError("kubeconfig: is not valid YAML") from None
-    if anchors:
-        raise KubeconfigError("kubeconfig: YAML anchors and aliases are not accepted")
-    return config
+
+
+def _refuse_bombs(events: Iterable[yaml.Event]) -> None:
+    # A kubeconfig needs neither; aliases make little text a lot of data, and deep nesting costs many seconds.
+    depth = 0
+    for event in events:
+        if getattr(event, "anchor", None):
+            raise KubeconfigError("kubeconfig: YAML anchors and aliases are not accepted")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise KubeconfigError(f"kubeconfig: nested more than {_MAX_DEPTH} levels deep")
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

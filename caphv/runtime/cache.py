@@ -186,6 +186,14 @@ class Informer:
         if self.store.get(*key) is not None or resource_version(obj) > int(self._version or 0):
             self._put(key, obj)
 
+    def deleted(self, namespace: str, name: str, answer: Obj | None) -> bool:
+        """Take over the answer to an own deletion; tells whether the object is gone already."""
+        if answer is None:
+            self.forget(namespace, name)
+        else:
+            self.observe(answer)
+        return answer is None
+
     def forget(self, namespace: str, name: str) -> None:
         """Take over that the server answered 404 to a read or an own write."""
         self._remove(Key(namespace, name), None)

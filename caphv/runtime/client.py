@@ -53,13 +53,11 @@ class ApiClient:
         max_in_flight: int = 64,
         timeout: float = 15.0,
     ) -> None:
-        configuration.client_session_kwargs = {
+        self._session_options: dict[str, Any] = {
             # Looking for proxies and netrc in the environment on every request doubles the price of a request; the
             # proxy of a kubeconfig is passed explicitly.
             "trust_env": False,
             "headers": {"User-Agent": user_agent, "Accept": "application/json"},
-            "cookie_jar": aiohttp.DummyCookieJar(),
-            "connector": None,
         }
         self.name = name
         self._configuration = configuration
@@ -159,12 +157,16 @@ class ApiClient:
 
     async def delete(
         self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", propagation: str = "Background"
-    ) -> None:
-        """Ask for the deletion of an object, only the one with that uid when given. Raises `NotFound`, `Conflict`."""
+    ) -> Obj | None:
+        """Ask for the deletion of an object, only the one with that uid when given. Raises `NotFound`, `Conflict`.
+
+        Answers the object while finalizers keep it (with its deletionTimestamp), None when it is gone.
+        """
         body: Obj = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
         if uid:
             body["preconditions"] = {"uid": uid}
-        await self.request("DELETE", _object_path(resource, namespace, name), resource=resource, body=body)
+        answer = await self.request("DELETE", _object_path(resource, namespace, name), resource=resource, body=body)
+        return answer if "deletionTimestamp" in (answer.get("metadata") or {}) else None
 
     async def request(
         self,
@@ -274,11 +276,12 @@ class ApiClient:
             # A session made now would never be closed.
             raise aiohttp.ClientConnectionError("the client has been closed")
         if self._session is None:
-            kwargs = self._configuration.client_session_kwargs or {}
-            kwargs["connector"] = aiohttp.TCPConnector(
+            connector = aiohttp.TCPConnector(
                 limit=0, ssl=self._rest.ssl_context, keepalive_timeout=60, socket_factory=_keepalive_socket
             )
-            self._session = aiohttp.ClientSession(**kwargs)
+            self._session = aiohttp.ClientSession(
+                connector=connector, cookie_jar=aiohttp.DummyCookieJar(), **self._session_options
+            )
         return self._session
 
     async def _headers(self, accept: str | None) -> dict[str, str]:
