@@ -47,14 +47,38 @@ async def ensure_address(scope: MachineScope) -> Network:
     return with_address(network, answer.address)
 
 
+def recall_address(scope: MachineScope) -> None:
+    """Put into the status which address a machine has whose VM exists, when the status does not say.
+
+    A process that ended between reservation and status write leaves it in the pool alone.
+    """
+    if scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
+        return
+    network = effective_network(scope.spec, scope.cluster_spec)
+    if isinstance(network, StaticAddress):
+        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    for pool, address in _held(scope):
+        if isinstance(network, PoolNetwork) and pool in network.pools:
+            scope.draft.fields["allocatedIPAddress"] = address
+            scope.draft.fields["allocatedPoolRef"] = pool
+            scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+
+
 async def release_address(scope: MachineScope) -> None:
     """Give back every address that a pool holds under the machine's id.
 
     The pools are asked, not the status: a crash after the reservation leaves it in the pool alone.
     """
-    session = scope.session()
-    for pool in list(session.pools.store):
-        allocated = (pool.get("status") or {}).get("allocated") or {}
-        for address in [ip for ip, holder in allocated.items() if holder == scope.reservation]:
-            if await session.allocator.release(pool["metadata"]["name"], address, scope.reservation):
-                metrics.IPPOOL_RELEASES.inc()
+    for pool, address in _held(scope):
+        if await scope.session().allocator.release(pool, address, scope.reservation):
+            metrics.IPPOOL_RELEASES.inc()
+
+
+def _held(scope: MachineScope) -> list[tuple[str, str]]:
+    """Pool and address of all that is reserved under the machine's id."""
+    return [
+        (pool["metadata"]["name"], address)
+        for pool in scope.session().pools.store
+        for address, holder in ((pool.get("status") or {}).get("allocated") or {}).items()
+        if holder == scope.reservation
+    ]

@@ -17,7 +17,7 @@ from reconciler import metrics, resources
 from reconciler.flow import Blocked
 from reconciler.harvester.ownership import Ownership, owned_by, record
 from reconciler.machine import cloudinit
-from reconciler.machine.address import ensure_address
+from reconciler.machine.address import ensure_address, recall_address
 from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
 from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
 from reconciler.machine.scope import MachineScope
@@ -29,7 +29,9 @@ async def ensure_vm(scope: MachineScope) -> Obj:
     namespace = scope.namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
     if vm is not None:
-        return await _recognise(scope, vm)
+        vm = await _recognise(scope, vm)
+        recall_address(scope)
+        return vm
     if scope.spec.get("providerID") or scope.draft.is_true(ConditionType.MACHINE_CREATED):
         raise Blocked(
             ConditionType.VM_PROVISIONING_READY,
