@@ -156,10 +156,16 @@ class Manager:
         reasons += [f"cache of {i.resource} is not in sync" for i in self._informers if not i.synced]
         return reasons
 
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return _report(self.unhealthy())
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        return _report(self.not_ready() + self.unhealthy())
+
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         health = web.Application()
-        health.router.add_get("/healthz", lambda _request: _report(self.unhealthy()))
-        health.router.add_get("/readyz", lambda _request: _report(self.not_ready() + self.unhealthy()))
+        health.router.add_get("/healthz", self._healthz)
+        health.router.add_get("/readyz", self._readyz)
         metrics = web.Application()
         metrics.router.add_get("/metrics", _metrics)
         for application, address in ((health, self._addresses.health), (metrics, self._addresses.metrics)):
@@ -172,7 +178,7 @@ class Manager:
             await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
 
 
-async def _report(reasons: list[str]) -> web.Response:
+def _report(reasons: list[str]) -> web.Response:
     return web.Response(status=500 if reasons else 200, text="\n".join(reasons) or "ok")
 
 

@@ -1,0 +1,236 @@
+"""A process as a whole: lease, Events, health, metrics, and the ways it ends."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+import pytest
+
+from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.controller import Controller
+from caphv.runtime.election import LeaderElection, Timing
+from caphv.runtime.events import EventRecorder
+from caphv.runtime.manager import Addresses, LeaseLost, Manager
+from caphv.runtime.resource import EVENTS, LEASES, Key, Obj, Resource
+from sandbox.apiserver import ApiServer
+from sandbox.processes import free_ports
+from tests.integration.runtime.test_informer import config_map, until
+
+pytestmark = pytest.mark.integration
+
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
+FAST = Timing(duration=3, deadline=2, retry=0.3)
+
+
+def election(client: ApiClient, name: str, identity: str) -> LeaderElection:
+    return LeaderElection(client, namespace="default", name=name, identity=identity, timing=FAST)
+
+
+class Process:
+    """A manager with one informer and one controller that notes what it reconciled."""
+
+    def __init__(self, client: ApiClient, elected: LeaderElection | None = None, **options: float) -> None:
+        self.health, self.metrics = free_ports(2)
+        addresses = Addresses(f"127.0.0.1:{self.metrics}", f"127.0.0.1:{self.health}")
+        self.manager = Manager(addresses=addresses, election=elected, **options)
+        self.informer = self.manager.add_informer(Informer(client, CONFIG_MAPS, namespace="default"))
+        self.controller = self.manager.add_controller(Controller("test", self.reconcile))
+        self.informer.add_handler(lambda change: self.controller.enqueue(change.key))
+        self.reconciled: list[Key] = []
+        self.ended: list[Key] = []
+        self.seconds = 0.0
+        self.stop = asyncio.Event()
+
+    async def reconcile(self, key: Key) -> float | None:
+        self.reconciled.append(key)
+        await asyncio.sleep(self.seconds)
+        self.ended.append(key)
+        return None
+
+    def start(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self.manager.run(self.stop))
+
+    async def ask(self, port: int, path: str) -> tuple[int, str]:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+            return response.status, await response.text()
+
+
+@contextlib.asynccontextmanager
+async def clients(server: ApiServer) -> AsyncIterator[tuple[ApiClient, ApiClient]]:
+    async with server.client() as first, server.client() as second:
+        yield first, second
+
+
+def test_of_two_clients_one_holds_the_lease_and_hands_it_over(api_server: ApiServer) -> None:
+    async def story() -> None:
+        async with clients(api_server) as (first, second):
+            a, b = election(first, "handover", "a"), election(second, "handover", "b")
+            await a.acquire()
+            holding, waiting = asyncio.create_task(a.hold()), asyncio.create_task(b.acquire())
+            await asyncio.sleep(4)
+            assert not holding.done()
+            assert not waiting.done(), "longer than the lease lasts, but it was renewed"
+            holding.cancel()
+            await a.release()
+            await asyncio.wait_for(waiting, 1)
+            lease = await first.get(LEASES, "handover", "default")
+            assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("b", 2)
+
+    asyncio.run(story())
+
+
+def test_dead_holder_is_followed_when_its_lease_expires(api_server: ApiServer) -> None:
+    async def story() -> None:
+        async with clients(api_server) as (first, second):
+            await election(first, "expiry", "dead").acquire()
+            before = asyncio.get_running_loop().time()
+            await asyncio.wait_for(election(second, "expiry", "heir").acquire(), 10)
+            assert asyncio.get_running_loop().time() - before >= 3
+
+    asyncio.run(story())
+
+
+def test_events_are_written_and_counted(api_server: ApiServer) -> None:
+    async def story() -> None:
+        async with api_server.client() as client:
+            obj: Obj = await client.create(CONFIG_MAPS, config_map("subject", "default"))
+            recorder = EventRecorder(client, "caphv")
+            task = asyncio.create_task(recorder.run())
+            for _ in range(3):
+                recorder.event(obj, "Warning", "NoRoom", "no host has room")
+            recorder.event(obj, "Normal", "Created", "after all")
+
+            async def written() -> dict[str, int]:
+                uid = obj["metadata"]["uid"]
+                events = await client.list(EVENTS, "default", field_selector=f"involvedObject.uid={uid}")
+                return {event["reason"]: event["count"] for event in events["items"]}
+
+            async with asyncio.timeout(10):
+                while await written() != {"NoRoom": 3, "Created": 1}:  # noqa: ASYNC110 - what changes is on a server
+                    await asyncio.sleep(0.05)
+            task.cancel()
+
+    asyncio.run(story())
+
+
+def test_process_is_ready_once_its_caches_are_and_reconciles_what_it_sees(api_server: ApiServer) -> None:
+    async def story() -> None:
+        async with api_server.client() as client:
+            process = Process(client)
+            running = process.start()
+            await process.informer.wait_synced()
+            assert await process.ask(process.health, "/healthz") == (200, "ok")
+            assert await process.ask(process.health, "/readyz") == (200, "ok")
+            await client.create(CONFIG_MAPS, config_map("seen", "default"))
+            await until(lambda: Key("default", "seen") in process.ended)
+            status, text = await process.ask(process.metrics, "/metrics")
+            assert status == 200
+            assert 'caphv_reconcile_total{controller="test",result="success"}' in text
+            process.stop.set()
+            await asyncio.wait_for(running, 5)
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await process.ask(process.health, "/healthz")
+
+    asyncio.run(story())
+
+
+def test_process_that_cannot_fill_its_caches_is_alive_and_not_ready(new_api_server: Callable[..., ApiServer]) -> None:
+    server = new_api_server()
+
+    async def story() -> None:
+        async with server.client() as client:
+            await server.stop()
+            process = Process(client)
+            running = process.start()
+            await until(lambda: process.informer.last_error is not None)
+            assert await process.ask(process.health, "/healthz") == (200, "ok")
+            assert await process.ask(process.health, "/readyz") == (500, "cache of configmaps is not in sync")
+            process.stop.set()
+            await asyncio.wait_for(running, 5)
+
+    asyncio.run(story())
+
+
+def test_stop_lets_work_end_then_gives_the_lease_back(api_server: ApiServer) -> None:
+    async def story() -> None:
+        async with api_server.client() as client:
+            process = Process(client, election(client, "stopped", "a"))
+            hooks: list[list[Key]] = []
+
+            async def stopped() -> None:
+                hooks.append(list(process.ended))
+
+            process.manager.on_stop(stopped)
+            process.seconds = 1.0
+            await client.apply(CONFIG_MAPS, config_map("slow", "default"), manager="test")
+            running = process.start()
+            await until(lambda: Key("default", "slow") in process.reconciled)
+            assert process.ended == []
+            process.stop.set()
+            await asyncio.wait_for(running, 5)
+            assert Key("default", "slow") in process.ended
+            assert hooks == [process.ended], "hooks run once, after the last reconcile"
+            lease = await client.get(LEASES, "stopped", "default")
+            assert not lease["spec"].get("holderIdentity")
+
+    asyncio.run(story())
+
+
+def test_standby_does_not_reconcile_until_it_holds_the_lease(api_server: ApiServer) -> None:
+    async def story() -> None:
+        async with clients(api_server) as (first, second):
+            await first.apply(CONFIG_MAPS, config_map("shared", "default"), manager="test")
+            active, standby = (
+                Process(first, election(first, "standby", "a")),
+                Process(second, election(second, "standby", "b")),
+            )
+            tasks = [active.start()]
+            await until(lambda: bool(active.ended))
+            tasks.append(standby.start())
+            await standby.informer.wait_synced()
+            assert await standby.ask(standby.health, "/readyz") == (200, "ok")
+            await asyncio.sleep(1)
+            assert standby.reconciled == []
+            active.stop.set()
+            await until(lambda: Key("default", "shared") in standby.ended, 5)
+            standby.stop.set()
+            await asyncio.gather(*tasks)
+
+    asyncio.run(story())
+
+
+def test_process_that_loses_its_lease_stops_work_at_once_and_says_so(api_server: ApiServer) -> None:
+    async def story() -> None:
+        async with clients(api_server) as (client, thief):
+            process = Process(client, election(client, "stolen", "a"))
+            process.seconds = 30.0
+            await client.apply(CONFIG_MAPS, config_map("victim", "default"), manager="test")
+            running = process.start()
+            await until(lambda: bool(process.reconciled))
+            await thief.patch(LEASES, "stolen", "default", {"spec": {"holderIdentity": "thief"}})
+            with pytest.raises(LeaseLost):
+                await asyncio.wait_for(running, 5)
+            assert process.ended == []
+            lease = await thief.get(LEASES, "stolen", "default")
+            assert lease["spec"]["holderIdentity"] == "thief"
+
+    asyncio.run(story())
+
+
+def test_failed_task_ends_the_process_with_its_error(api_server: ApiServer) -> None:
+    async def story() -> None:
+        async with api_server.client() as client:
+            process = Process(client, election(client, "failed", "a"))
+
+            async def broken() -> None:
+                raise ZeroDivisionError
+
+            process.manager.add_task(broken)
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(process.start(), 10)
+            lease = await client.get(LEASES, "failed", "default")
+            assert not lease["spec"].get("holderIdentity"), "the next process need not wait"
+
+    asyncio.run(story())
