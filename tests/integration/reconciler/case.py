@@ -87,11 +87,16 @@ class Case:
         content = kubeconfig if isinstance(kubeconfig, str) else _yaml(kubeconfig or self.environment.identity())
         await self.write_secret("identity", {key: content})
 
-    async def cluster(self, **spec: Any) -> None:
-        """Create identity, bootstrap data, Cluster and HarvesterCluster; `spec` is of the latter."""
+    async def cluster(self, **options: Any) -> None:
+        """Create identity, bootstrap data, Cluster and HarvesterCluster; `options` are those of `create_cluster`."""
         await self.identity()
         await self.write_secret("bootstrap", {"value": BOOTSTRAP})
-        await self.create_cluster(**spec)
+        await self.create_cluster(**options)
+
+    async def ready_cluster(self, **options: Any) -> Obj:
+        """Create a cluster and wait until machines can come; answers the HarvesterCluster."""
+        await self.cluster(**options)
+        return await self.ready()
 
     async def create_cluster(
         self, *, labels: Obj | None = None, finalizers: list[str] | None = None, **spec: Any
@@ -357,8 +362,8 @@ class Case:
 
     # The end
 
-    async def remove(self) -> list[str]:
-        """Delete the cluster as the core does; answers what is left of it on Harvester."""
+    async def delete(self) -> None:
+        """Delete the cluster with its machines as the core does, and wait until it is gone."""
         with contextlib.suppress(NotFound):
             await self.pause(False)
         await self.ask_deletion(CLUSTERS, self.name)
@@ -370,6 +375,10 @@ class Case:
         await self.ask_deletion(HARVESTER_CLUSTERS, self.name)
         await self.until_gone(HARVESTER_CLUSTERS, self.name)
         await self._drop(CLUSTERS, self.name)
+
+    async def remove(self) -> list[str]:
+        """Delete everything; answers what of the cluster was left on Harvester."""
+        await self.delete()
         left = await self.leftovers()
         for pool in self._pools:
             await self.harvester.delete(kinds.IP_POOLS, pool)

@@ -53,7 +53,8 @@ async def test_nothing_happens_before_the_core_has_set_the_owner(case: Case) -> 
     }
     await case.create(HARVESTER_CLUSTERS, case.name, spec)
     reference = {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "HarvesterCluster", "name": case.name}
-    cluster = await case.create(CLUSTERS, case.name, {"infrastructureRef": reference})
+    finalizers = ["cluster.x-k8s.io/core"]
+    cluster = await case.create(CLUSTERS, case.name, {"infrastructureRef": reference}, finalizers=finalizers)
     alone = await case.get(HARVESTER_CLUSTERS, case.name)
     assert "status" not in alone
     assert "finalizers" not in alone["metadata"]
@@ -209,7 +210,8 @@ async def test_pools_of_the_description_are_created_used_and_deleted(case: Case)
     assert machine["status"]["allocatedIPAddress"] == f"{case.subnet}.11"
     assert machine["status"]["allocatedPoolRef"] == machines
     await case.until(kinds.LOAD_BALANCERS, case.balancer, lambda obj: obj.get("status", {}).get("address"))
-    assert await case.remove() == []
+    await case.delete()
+    assert await case.leftovers() == []
 
 
 async def test_pool_that_nobody_described_is_not_deleted(case: Case) -> None:

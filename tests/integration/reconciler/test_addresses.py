@@ -1,0 +1,157 @@
+"""Where machines get their addresses from: pools in order, history, static configuration, DHCP."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from caphv.runtime.resource import Obj
+from sandbox.harvester import kinds
+from tests.integration.reconciler.case import (
+    AT_ONCE,
+    HARVESTER_MACHINES,
+    MASK,
+    Case,
+    holds,
+    is_ready,
+    lacks,
+)
+
+pytestmark = pytest.mark.integration
+
+
+def address_of(machine: Obj) -> str:
+    status = machine["status"]
+    assert [entry["type"] for entry in status["addresses"]] == ["ExternalIP"] * len(status["addresses"])
+    return status["addresses"][0]["address"]
+
+
+async def test_pools_are_used_in_order_and_the_next_when_one_is_full(case: Case) -> None:
+    small, large = await case.pool("small", 1, 1), await case.pool("large", 11, 20)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(small, large, dnsServers=["9.9.9.9"]))
+    one = await case.ready_machine("one")
+    two = await case.ready_machine("two")
+    for machine, pool, address in ((one, small, f"{case.subnet}.1"), (two, large, f"{case.subnet}.11")):
+        name = machine["metadata"]["name"]
+        assert (machine["status"]["allocatedIPAddress"], machine["status"]["allocatedPoolRef"]) == (address, pool)
+        assert address_of(machine) == address
+        assert holds("VMIPAllocated")(machine)
+        assert await case.allocated(pool) == {address: f"{case.name}/{name}"}
+    found = await case.harvester.get(kinds.IP_POOLS, small)
+    assert (found["status"]["available"], found["status"]["lastAllocated"]) == (0, f"{case.subnet}.1")
+    _, network = await case.user_data("one")
+    static = {"type": "static", "address": f"{case.subnet}.1", "netmask": MASK, "gateway": case.gateway}
+    assert network["config"][0]["subnets"] == [static]
+    assert network["config"][1] == {"type": "nameserver", "address": ["9.9.9.9"]}
+
+
+async def test_pool_of_another_network_is_passed_over(case: Case) -> None:
+    other = await case.pool("other", 1, 5, network="storage")
+    same = await case.pool("same", 11, 15, network="production")
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(other, same))
+    machine = await case.ready_machine("one")
+    assert machine["status"]["allocatedPoolRef"] == same
+    assert await case.allocated(other) == {}
+
+
+async def test_machine_has_pools_of_its_own(case: Case) -> None:
+    common, own = await case.pool("common", 1, 5), await case.pool("own", 11, 15)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(common))
+    machine = await case.ready_machine("one", vmNetworkConfig=case.vm_network(own))
+    assert machine["status"]["allocatedPoolRef"] == own
+
+
+async def test_address_that_the_pool_holds_for_the_machine_is_adopted(case: Case) -> None:
+    first, second = await case.pool("first", 1, 5), await case.pool("second", 11, 15)
+    await case.reserve(second, f"{case.subnet}.13", f"{case.name}/one")
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(first, second))
+    machine = await case.ready_machine("one")
+    assert address_of(machine) == machine["status"]["allocatedIPAddress"] == f"{case.subnet}.13"
+    assert await case.allocated(first) == {}
+
+
+async def test_machine_of_the_same_name_gets_the_address_it_had(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.ready_machine("one")
+    had = (await case.ready_machine("two"))["status"]["allocatedIPAddress"]
+    await case.delete_machine("one")
+    await case.delete_machine("two")
+    found = await case.harvester.get(kinds.IP_POOLS, pool)
+    assert found["status"]["allocatedHistory"][had] == f"{case.name}/two"
+    assert found["status"]["available"] == 5
+    assert (await case.ready_machine("two"))["status"]["allocatedIPAddress"] == had
+
+
+async def test_exhausted_pool_is_said_and_a_freed_address_taken_at_once(case: Case) -> None:
+    pool = await case.pool("pool", 1, 2)
+    await case.reserve(pool, f"{case.subnet}.1", "somebody/else")
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.ready_machine("one")
+    await case.create_machine("two")
+    says = lacks("VMIPAllocated", "VMIPPoolExhausted", pool)
+    waiting = await case.until(HARVESTER_MACHINES, "two", says)
+    assert lacks("Ready", "VMIPPoolExhausted")(waiting)
+    assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
+    await case.until_event("two", "Warning", "VMIPPoolExhausted")
+    await case.reserve(pool, f"{case.subnet}.1", None)
+    freed = time.monotonic()
+    await case.vm("two", timeout=AT_ONCE)
+    assert time.monotonic() - freed < 1
+    machine = await case.until(HARVESTER_MACHINES, "two", is_ready)
+    assert address_of(machine) == f"{case.subnet}.1"
+
+
+async def test_machines_that_come_together_get_different_addresses(case: Case) -> None:
+    pool = await case.pool("pool", 1, 8)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    names = [f"m-{number}" for number in range(8)]
+    for name in names:
+        await case.create_machine(name)
+    machines = [await case.until(HARVESTER_MACHINES, name, is_ready) for name in names]
+    allocated = await case.allocated(pool)
+    assert {address_of(machine) for machine in machines} == set(allocated)
+    assert sorted(allocated.values()) == [f"{case.name}/{name}" for name in names]
+    assert (await case.harvester.get(kinds.IP_POOLS, pool))["status"]["available"] == 0
+
+
+async def test_static_address_takes_its_mask_from_the_cluster(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    address = f"{case.subnet}.200"
+    static = {"address": address, "gateway": case.gateway, "dnsServers": ["9.9.9.9"]}
+    machine = await case.ready_machine("one", networkConfig=static)
+    assert address_of(machine) == address
+    assert holds("VMIPAllocated")(machine)
+    assert await case.allocated(pool) == {}
+    _, network = await case.user_data("one")
+    assert network["config"][0]["subnets"][0]["netmask"] == MASK
+
+
+async def test_without_configuration_the_guest_asks_dhcp(case: Case) -> None:
+    await case.ready_cluster()
+    machine = await case.ready_machine("one")
+    assert address_of(machine).split(".")[2] in map(str, range(32, 48))
+    assert "allocatedIPAddress" not in machine["status"]
+    user, network = await case.user_data("one")
+    assert network == {}
+    assert "dhclient" in str(user["bootcmd"])
+    assert "eth0" in str(user["bootcmd"])
+
+
+async def test_second_interface_asks_dhcp_beside_the_pool(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    machine = await case.ready_machine("one", networks=["default/production", "default/storage"])
+    assert address_of(machine) == f"{case.subnet}.1"
+    assert len(machine["status"]["addresses"]) == 2
+    user, network = await case.user_data("one")
+    assert [entry["subnets"][0]["type"] for entry in network["config"]] == ["static", "dhcp"]
+    assert "eth1" in str(user["bootcmd"])
+    vm = await case.vm("one")
+    networks = vm["spec"]["template"]["spec"]["networks"]
+    assert [(entry["name"], entry["multus"]["networkName"]) for entry in networks] == [
+        ("nic-1", "default/production"),
+        ("nic-2", "default/storage"),
+    ]

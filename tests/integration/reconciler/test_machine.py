@@ -1,0 +1,285 @@
+"""A machine from its Machine to a running VM: what it waits for, and what arrives on Harvester."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from caphv.api.names import LEGACY_MACHINE_FINALIZER, MACHINE_FINALIZER
+from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, Obj, uid_of
+from sandbox.harvester import kinds
+from tests.integration.reconciler.case import (
+    AT_ONCE,
+    BOOTSTRAP,
+    CLUSTERS,
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINES,
+    MACHINES,
+    Case,
+    condition_of,
+    holds,
+    is_ready,
+    lacks,
+)
+
+pytestmark = pytest.mark.integration
+
+WAITS = "InfrastructureProvisioningInProgress"
+
+
+# What it waits for
+
+
+async def test_machine_waits_for_the_infrastructure_of_its_cluster(case: Case) -> None:
+    await case.cluster()
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+    await case.create_machine("one")
+    await case.until(HARVESTER_MACHINES, "one", lacks("InfrastructureReady", WAITS, "infrastructure of Cluster"))
+    assert await case.names(kinds.VIRTUAL_MACHINES) == []
+    await case.ready()
+    await case.vm("one", timeout=AT_ONCE)
+
+
+async def test_machine_waits_for_its_bootstrap_data_to_be_named_and_to_be_there(case: Case) -> None:
+    await case.ready_cluster()
+    await case.create_machine("one", bootstrap=None)
+    await case.until(HARVESTER_MACHINES, "one", lacks("InfrastructureReady", WAITS, "dataSecretName"))
+    await case.management.patch(MACHINES, "one", case.name, {"spec": {"bootstrap": {"dataSecretName": "one-data"}}})
+    says = lacks("InfrastructureReady", WAITS, "waiting for bootstrap Secret one-data")
+    await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
+    assert await case.names(kinds.VIRTUAL_MACHINES) == []
+    await case.write_secret("one-data", {"value": BOOTSTRAP, "format": "cloud-config"})
+    await case.vm("one", timeout=AT_ONCE)
+
+
+async def test_bootstrap_data_that_cannot_be_used_is_said_and_replaced(case: Case) -> None:
+    await case.ready_cluster()
+    await case.write_secret("bootstrap", {"value": "#!/bin/sh\necho\n"})
+    await case.create_machine("one")
+    await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "VMProvisioningFailed", "a shell script"))
+    await case.write_secret("bootstrap", {"value": BOOTSTRAP})
+    await case.vm("one", timeout=AT_ONCE)
+
+
+async def test_image_that_appears_later_unblocks(case: Case) -> None:
+    await case.ready_cluster()
+    image = f"{case.name}-image"
+    volume = {"volumeType": "image", "imageName": f"default/{image}", "volumeSize": "10Gi"}
+    await case.create_machine("one", volumes=[volume])
+    says = lacks("VMProvisioningReady", "VMProvisioningFailed", f"spec.volumes[0].imageName is 'default/{image}'")
+    await case.until(HARVESTER_MACHINES, "one", says)
+    obj = {
+        "metadata": {"name": image, "namespace": "default"},
+        "spec": {"displayName": image, "sourceType": "upload"},
+        "status": {"storageClassName": "harvester-longhorn", "progress": 100},
+    }
+    await case.harvester.create(kinds.IMAGES, kinds.typed(kinds.IMAGES, obj))
+    vm = await case.vm("one", timeout=AT_ONCE)
+    await case.harvester.delete(kinds.IMAGES, image, "default")
+    (claim,) = json.loads(vm["metadata"]["annotations"]["harvesterhci.io/volumeClaimTemplates"])
+    assert claim["metadata"]["annotations"]["harvesterhci.io/imageId"] == f"default/{image}"
+    assert claim["spec"]["storageClassName"] == "harvester-longhorn"
+
+
+async def test_key_pair_that_appears_later_unblocks(case: Case) -> None:
+    await case.ready_cluster()
+    await case.create_machine("one", sshKeyPair=f"default/{case.name}")
+    says = lacks("VMProvisioningReady", "VMProvisioningFailed", "Harvester has no such KeyPair")
+    await case.until(HARVESTER_MACHINES, "one", says)
+    pair = {"metadata": {"name": case.name, "namespace": "default"}, "spec": {"publicKey": "ssh-ed25519 AAAAtest"}}
+    await case.harvester.create(kinds.KEY_PAIRS, kinds.typed(kinds.KEY_PAIRS, pair))
+    await case.vm("one", timeout=AT_ONCE)
+    user, _ = await case.user_data("one")
+    assert user["ssh_authorized_keys"] == ["ssh-ed25519 AAAAtest"]
+    await case.harvester.delete(kinds.KEY_PAIRS, case.name, "default")
+
+
+async def test_spec_that_cannot_work_is_said_in_full_and_can_be_corrected(case: Case) -> None:
+    await case.ready_cluster()
+    volume = {"volumeType": "image", "imageName": "default/sles-15"}
+    await case.create_machine("one", cpu=0, volumes=[volume])
+    found = await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "VMProvisioningFailed"))
+    message = condition_of(found, "VMProvisioningReady")["message"]
+    assert "spec.cpu is 0" in message
+    assert "spec.volumes[0].volumeSize is not set" in message
+    await case.until_event("one", "Warning", "VMProvisioningFailed")
+    await case.patch(HARVESTER_MACHINES, "one", {"spec": {"cpu": 1, "volumes": [{**volume, "volumeSize": "1Gi"}]}})
+    await case.vm("one", timeout=AT_ONCE)
+
+
+async def test_refusal_of_harvester_is_passed_on(case: Case) -> None:
+    await case.ready_cluster()
+    await case.create_machine("one", networks=["default/nowhere"])
+    says = lacks("VMProvisioningReady", "VMProvisioningFailed", "network default/nowhere not found")
+    await case.until(HARVESTER_MACHINES, "one", says)
+    await case.patch(HARVESTER_MACHINES, "one", {"spec": {"networks": ["default/production"]}})
+    await case.until(HARVESTER_MACHINES, "one", is_ready)
+
+
+# What it becomes
+
+
+async def test_ready_machine_says_what_the_core_wants_to_know(case: Case) -> None:
+    await case.ready_cluster()
+    machine = await case.ready_machine("one", failure_domain="zone-2")
+    vm = await case.vm("one")
+    vmi = await case.get(kinds.INSTANCES, "one")
+    assert machine["spec"]["providerID"] == f"harvester://{uid_of(vm)}"
+    reported = vmi["status"]["interfaces"][0]["ipAddress"]
+    assert machine["status"]["addresses"] == [{"type": "ExternalIP", "address": reported}]
+    assert machine["status"]["failureDomain"] == "zone-2"
+    assert vmi["status"]["nodeName"] == "harvester-2"
+    assert machine["metadata"]["finalizers"] == [MACHINE_FINALIZER]
+    for kind in ("InfrastructureReady", "VMProvisioningReady", "MachineCreated"):
+        condition = condition_of(machine, kind)
+        assert (condition["status"], condition["reason"]) == ("True", kind)
+    await case.until_event("one", "Normal", "VMCreated")
+
+
+async def test_legacy_finalizer_is_swapped(case: Case) -> None:
+    await case.ready_cluster()
+    machine = await case.ready_machine("one", finalizers=[LEGACY_MACHINE_FINALIZER])
+    assert machine["metadata"]["finalizers"] == [MACHINE_FINALIZER]
+
+
+async def test_vm_and_its_disks_are_as_the_contract_describes_them(case: Case) -> None:
+    affinity = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": "kubevirt.io/schedulable", "operator": "Exists"}]}]
+        }
+    }
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"role": "storage"}}}
+    workload = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm": term}]}
+    await case.ready_cluster()
+    await case.ready_machine(
+        "one",
+        control_plane=True,
+        failure_domain="zone-1",
+        cpu=4,
+        memory="8Gi",
+        volumes=[
+            {"volumeType": "storageClass", "storageClass": "harvester-longhorn", "volumeSize": "10Gi", "bootOrder": 2},
+            {"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1},
+            {"volumeType": "storageClass", "storageClass": "harvester-longhorn", "volumeSize": "5Gi"},
+        ],
+        firmware={"efi": True, "secureBoot": True},
+        tpm={"enabled": True, "persistent": True},
+        nodeAffinity=affinity,
+        workloadAffinity=workload,
+    )
+    vm = await case.vm("one")
+    labels = {
+        "harvesterhci.io/creator": "harvester",
+        "harvesterhci.io/vmName": "one",
+        "harvesterhci.io/vmNamePrefix": "one",
+        "harvestercluster/machinetype": f"controlplane-{case.name}",
+    }
+    template = vm["spec"]["template"]
+    for found in (vm["metadata"]["labels"], template["metadata"]["labels"]):
+        assert found.items() >= labels.items()
+    assert vm["metadata"]["annotations"]["networks.harvesterhci.io/ips"] == "[]"
+    assert json.loads(template["metadata"]["annotations"]["harvesterhci.io/sshNames"]) == ["default/caphv"]
+    assert vm["spec"]["runStrategy"] == "Always"
+    domain = template["spec"]["domain"]
+    disks = [(disk["name"], disk["disk"]["bus"], disk.get("bootOrder")) for disk in domain["devices"]["disks"]]
+    assert disks == [
+        ("disk-0", "virtio", 2),
+        ("disk-1", "virtio", 1),
+        ("disk-2", "virtio", None),
+        ("cloudinitdisk", "virtio", None),
+    ]
+    assert domain["cpu"].items() >= {"cores": 4, "sockets": 1, "threads": 1}.items()
+    assert domain["resources"]["limits"] == {"cpu": "4", "memory": "8Gi"}
+    assert domain["firmware"]["bootloader"] == {"efi": {"secureBoot": True}}
+    assert domain["features"]["smm"] == {"enabled": True}
+    assert domain["devices"]["tpm"] == {"persistent": True}
+    assert template["spec"]["affinity"]["podAffinity"] == workload
+    (selector,) = nodes_required(template)
+    wanted = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone-1"]}
+    assert wanted in selector["matchExpressions"]
+    assert {"key": "kubevirt.io/schedulable", "operator": "Exists"} in selector["matchExpressions"]
+    await the_claims_are(case, vm)
+
+
+def nodes_required(template: Obj) -> list[Obj]:
+    affinity = template["spec"]["affinity"]["nodeAffinity"]
+    return affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+
+async def the_claims_are(case: Case, vm: Obj) -> None:
+    """One bound claim a volume of the spec, under the name that VM and annotation give it."""
+    volumes = vm["spec"]["template"]["spec"]["volumes"]
+    names = [entry["persistentVolumeClaim"]["claimName"] for entry in volumes[:3]]
+    annotations = vm["spec"]["template"]["metadata"]["annotations"]
+    assert json.loads(annotations["harvesterhci.io/diskNames"]) == names
+    sizes = ["10Gi", "40Gi", "5Gi"]
+    for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        assert name.startswith(f"one-disk-{index}-")
+        claim = await case.until(PERSISTENT_VOLUME_CLAIMS, name, lambda obj: obj["status"].get("phase") == "Bound")
+        assert claim["spec"]["resources"]["requests"]["storage"] == size
+        assert (claim["spec"]["accessModes"], claim["spec"]["volumeMode"]) == (["ReadWriteMany"], "Block")
+    image = await case.get(PERSISTENT_VOLUME_CLAIMS, names[1])
+    assert image["metadata"]["annotations"]["harvesterhci.io/imageId"] == "default/sles-15"
+    assert image["spec"]["storageClassName"] == "longhorn-sles-15"
+
+
+async def test_secure_boot_is_explicit_when_it_is_off(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one", firmware={"efi": True})
+    domain = (await case.vm("one"))["spec"]["template"]["spec"]["domain"]
+    assert domain["firmware"]["bootloader"] == {"efi": {"secureBoot": False}}
+    assert "smm" not in (domain.get("features") or {})
+
+
+async def test_bootstrap_data_is_joined_with_what_the_guest_needs(case: Case) -> None:
+    await case.ready_cluster()
+    await case.write_secret("bootstrap", {"value": "#cloud-config\npackages: [jq]\nruncmd: [date]\ntimezone: Europe/Berlin\n"})
+    await case.ready_machine("one")
+    user, _ = await case.user_data("one")
+    assert {"qemu-guest-agent", "iptables", "jq"} <= set(user["packages"])
+    assert "date" in user["runcmd"]
+    assert user["timezone"] == "Europe/Berlin"
+    assert len(user["ssh_authorized_keys"]) == 1
+
+
+async def test_template_header_of_bootstrap_data_is_kept(case: Case) -> None:
+    await case.ready_cluster()
+    text = "## template: jinja\n#cloud-config\nhostname: '{{ v1.local_hostname }}'\n"
+    await case.write_secret("bootstrap", {"value": text})
+    await case.create_machine("one")
+    await case.vm("one")
+    secret = await case.harvester.request("GET", f"/api/v1/namespaces/{case.target}/secrets/one-cloud-init")
+    written = base64.b64decode(secret["data"]["userdata"]).decode()
+    assert written.startswith("## template: jinja\n#cloud-config\n")
+    assert "{{ v1.local_hostname }}" in written
+
+
+async def test_stopped_vm_is_said_and_ready_again_when_it_runs(case: Case) -> None:
+    await case.ready_cluster()
+    ready = await case.ready_machine("one")
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Halted"}})
+    says = lacks("VMProvisioningReady", "VMProvisioningFailed", "the VM is stopped: start it on Harvester")
+    stopped = await case.until(HARVESTER_MACHINES, "one", says)
+    assert not stopped["status"]["ready"]
+    assert stopped["status"]["initialization"]["provisioned"]
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Always"}})
+    again = await case.until(HARVESTER_MACHINES, "one", is_ready)
+    assert again["spec"]["providerID"] == ready["spec"]["providerID"]
+
+
+async def test_vm_that_fits_no_host_is_said(case: Case) -> None:
+    await case.ready_cluster()
+    await case.create_machine("one", failure_domain="zone-9")
+    says = lacks("VMProvisioningReady", "VMProvisioningFailed", "no host of Harvester can run the VM")
+    await case.until(HARVESTER_MACHINES, "one", says)
+
+
+async def test_machine_of_an_old_style_cluster_status_goes_on(case: Case) -> None:
+    """Cores that speak v1beta1 say `infrastructureReady`."""
+    await case.cluster()
+    await case.until(HARVESTER_CLUSTERS, case.name, holds("Ready"))
+    status = {"status": {"infrastructureReady": True}}
+    await case.management.patch(CLUSTERS, case.name, case.name, status, subresource="status")
+    await case.ready_machine("one")
