@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from caphv.api import clusterapi
 from caphv.runtime.cache import Informer
@@ -34,6 +34,8 @@ class Context:
     waiters: Waiters
     enqueue_cluster: Callable[[Key], None]
     enqueue_machine: Callable[[Key], None]
+    # When (monotonic) this process had the VM of a machine deleted, by the machine's uid, until all of it is gone.
+    deleting: dict[str, float] = field(default_factory=dict)
 
     def owner(self, kind: str, obj: Obj) -> Owner:
         """The record that objects on Harvester carry for this object."""
@@ -91,6 +93,7 @@ class Context:
                 informer.resource, metadata["name"], metadata["namespace"], {"status": patch}, subresource="status"
             )
         )
+        draft.written()
 
     async def _patch_finalizers(self, informer: Informer, obj: Obj, finalizers: list[str]) -> None:
         metadata = obj["metadata"]

@@ -36,14 +36,11 @@ class Blocked(Exception):
 
 
 class StatusDraft:
-    """A working copy of an object's status; `patch` answers what differs from what the server has.
-
-    `generation` is what its conditions will say they were observed at; it moves with own writes to the spec.
-    """
+    """A working copy of an object's status; `patch` answers what differs from what the server has."""
 
     def __init__(self, obj: Obj) -> None:
         self._before: dict[str, Any] = obj.get("status") or {}
-        self.generation = int(obj["metadata"].get("generation") or 0)
+        self._generation = int(obj["metadata"].get("generation") or 0)
         self.fields: dict[str, Any] = copy.deepcopy(self._before)
 
     def set_true(self, condition: ConditionType, message: str = "") -> None:
@@ -70,6 +67,17 @@ class StatusDraft:
         if ready:
             self.fields["initialization"] = {"provisioned": True}
 
+    def moved_to(self, obj: Obj) -> None:
+        """An own write to the spec made this generation: what was observed of the one before holds for it, too."""
+        before, self._generation = self._generation, int(obj["metadata"].get("generation") or 0)
+        for condition in self.fields.get("conditions") or ():
+            if condition.get("observedGeneration") == before:
+                condition["observedGeneration"] = self._generation
+
+    def written(self) -> None:
+        """The server has this status now."""
+        self._before = copy.deepcopy(self.fields)
+
     def patch(self) -> dict[str, Any] | None:
         """Merge patch from the server's status to this one, None when they are equal."""
         changed = {name: value for name, value in self.fields.items() if self._before.get(name) != value}
@@ -83,7 +91,7 @@ class StatusDraft:
             status,
             reason=reason,
             message=message,
-            generation=self.generation,
+            generation=self._generation,
             now=datetime.now(UTC),
         )
 

@@ -181,8 +181,9 @@ async def _delete(scope: ClusterScope, resource: Resource, obj: Obj | None, name
     client, informer = scope.connected().client, namespace.of(resource)
     if not being_deleted(obj):
         try:
-            await client.delete(resource, obj["metadata"]["name"], scope.target_namespace, uid=obj["metadata"]["uid"])
-            await client.get(resource, obj["metadata"]["name"], scope.target_namespace)
+            name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
+            if informer.deleted(*key_of(obj), await client.delete(resource, name, scope.target_namespace, uid=uid)):
+                return
         except (NotFound, Conflict):
             informer.forget(*key_of(obj))
             return

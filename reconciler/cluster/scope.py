@@ -90,7 +90,7 @@ class ClusterScope:
     async def patch_spec(self, spec: dict[str, object]) -> None:
         """Merge fields into the spec of the HarvesterCluster."""
         self.obj = await self.context.patch_spec(self.context.harvester_clusters, self.obj, spec)
-        self.draft.generation = int(self.obj["metadata"]["generation"])
+        self.draft.moved_to(self.obj)
 
 
 def load_balancer_name(obj: Obj) -> str:

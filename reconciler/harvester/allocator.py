@@ -8,12 +8,14 @@ other for its resourceVersion. When somebody else was faster, the pool is read a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import random
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Conflict, NotFound
+from caphv.runtime.errors import Conflict, NotFound, Unreachable
 from caphv.runtime.resource import Obj
 from reconciler import resources
 from reconciler.harvester import ipam
@@ -27,6 +29,10 @@ class _Pending:
     future: asyncio.Future[ipam.Grant | ipam.Refusal]
 
 
+# Address, id of its holder, and whether the holder had it.
+_Return = tuple[str, str, asyncio.Future[bool]]
+
+
 class AddressAllocator:
     """Reserve and release addresses; `in_use` names addresses that no plan may give away."""
 
@@ -35,6 +41,7 @@ class AddressAllocator:
         self._pools = pools
         self._in_use = in_use
         self._pending: list[_Pending] = []
+        self._returns: dict[str, list[_Return]] = {}
         self._lock = asyncio.Lock()
 
     async def allocate(self, request: ipam.AddressRequest) -> ipam.Grant | ipam.Refusal:
@@ -53,38 +60,52 @@ class AddressAllocator:
 
     async def release(self, pool: str, address: str, holder: str) -> bool:
         """Give an address back if that holder has it; answers whether it had. A pool that is gone holds nothing."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._returns.setdefault(pool, []).append((address, holder, future))
         async with self._lock:
-            for _ in range(_ATTEMPTS):
-                obj = self._pools.get("", pool)
-                if obj is None:
-                    return False
-                release = ipam.plan_releases(obj, [(address, holder)])
-                if release.patch is None:
-                    return False
-                try:
-                    await self._write(pool, release.patch)
-                except Conflict:
-                    await self._read_again(pool)
-                except NotFound:
-                    return False
-                else:
-                    return True
-        raise Conflict(409, "Conflict", f"IPPool {pool}: somebody else writes all the time")
+            if not future.done():
+                await self._take_back(pool, self._returns.pop(pool))
+        return await future
+
+    async def _take_back(self, pool: str, returned: list[_Return]) -> None:
+        try:
+            for attempt in range(_ATTEMPTS):
+                if await self._try_to_take_back(pool, returned):
+                    return
+                await _let_others_write(attempt)
+            raise Conflict(409, "Conflict", f"IPPool {pool}: somebody else writes all the time")
+        except BaseException as error:
+            _fail((future for _, _, future in returned), error)
+
+    async def _try_to_take_back(self, pool: str, returned: list[_Return]) -> bool:
+        obj = self._pools.get("", pool)
+        released: tuple[str, ...] = ()
+        if obj is not None:
+            plan = ipam.plan_releases(obj, [(address, holder) for address, holder, _ in returned])
+            released = plan.released
+            try:
+                if plan.patch:
+                    await self._write(pool, plan.patch)
+            except Conflict:
+                await self._read_again(pool)
+                return False
+            except NotFound:
+                self._pools.forget("", pool)
+        for address, _, future in returned:
+            if not future.done():
+                future.set_result(address in released)
+        return True
 
     async def _serve(self, batch: list[_Pending]) -> None:
         try:
-            for _ in range(_ATTEMPTS):
+            for attempt in range(_ATTEMPTS):
                 batch = await self._attempt(batch)
                 if not batch:
                     return
+                await _let_others_write(attempt)
             raise Conflict(409, "Conflict", "IPPools: somebody else writes all the time")
         except BaseException as error:
-            for pending in batch:
-                if not pending.future.done():
-                    pending.future.set_exception(error)
-                    pending.future.exception()  # the owner may be gone; that is no news for the log
-            if not isinstance(error, Exception):
-                raise
+            _fail((pending.future for pending in batch), error)
 
     async def _attempt(self, batch: list[_Pending]) -> list[_Pending]:
         """Plan and write once; answers the requests that have to be planned again."""
@@ -114,3 +135,18 @@ class AddressAllocator:
             self._pools.observe(await self._client.get(resources.IP_POOLS, pool))
         except NotFound:
             self._pools.forget("", pool)
+
+
+def _fail(futures: Iterable[asyncio.Future[Any]], error: BaseException) -> None:
+    """Give all that wait the error of the one that wrote for them."""
+    for future in futures:
+        if not future.done():
+            future.set_exception(error if isinstance(error, Exception) else Unreachable("stopped while writing"))
+            future.exception()  # the owner may be gone; that is no news for the log
+    if not isinstance(error, Exception):
+        raise error
+
+
+async def _let_others_write(attempt: int) -> None:
+    """Other management clusters and identities write the same pools: meeting them again at once would help nobody."""
+    await asyncio.sleep(random.uniform(0, min(0.02 * 2.0**attempt, 1.0)))

@@ -21,6 +21,9 @@ from reconciler.machine.scope import MachineScope
 # States that do not pass without somebody doing something about them.
 _FAILED = (VmPhase.GONE, VmPhase.STOPPED, VmPhase.UNSCHEDULABLE, VmPhase.FAILED, VmPhase.UNKNOWN)
 
+# Seconds that an in-between state has to last to be worth a write.
+_PASSING = 1.0
+
 
 class MachineReconciler:
     """`reconcile` takes the key of a HarvesterMachine and answers when to come back, if time alone decides."""
@@ -28,12 +31,13 @@ class MachineReconciler:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._series: dict[Key, tuple[str, str]] = {}
+        self._since: dict[Key, float] = {}
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one HarvesterMachine closer to its spec. Raises `ApiError`, `Unreachable` for a retry."""
         obj = self._context.harvester_machines.get(*key)
         if obj is None:
-            self._forget_metrics(key)
+            self._forget(key)
             return None
         operation = "delete" if being_deleted(obj) else "normal"
         started = time.monotonic()
@@ -58,13 +62,27 @@ class MachineReconciler:
             await self._normal(scope)
         except Blocked as blocked:
             self._report(scope, blocked)
-            await self._write(scope)
-            return blocked.after
+            again = 0.0 if blocked.warn else self._passing(scope.key)
+            if not again:
+                await self._write(scope)
+            return again or blocked.after
         except (ApiError, Unreachable):
             await self._write(scope)
             raise
         await self._write(scope)
         return None
+
+    def _passing(self, key: Key) -> float:
+        """Seconds until a normal in-between state has lasted long enough to be written, 0 when it has.
+
+        A machine goes through half a dozen of them within a few seconds: written one by one they would be half of all
+        requests. What lasts is written, and then at most once in the same time.
+        """
+        since = self._since.setdefault(key, time.monotonic())
+        left = since + _PASSING - time.monotonic()
+        if left <= 0:
+            self._since[key] = time.monotonic()
+        return max(0.0, left)
 
     async def _normal(self, scope: MachineScope) -> None:
         self._require_infrastructure(scope)
@@ -85,10 +103,9 @@ class MachineReconciler:
         ):
             scope.draft.set_true(condition)
         scope.draft.provisioned(ready=True)
+        self._since.pop(scope.key, None)
         if not was_ready:
             metrics.MACHINE_CREATION_SECONDS.observe(metrics.age(vm["metadata"]["creationTimestamp"]))
-            found = ", ".join(a["address"] for a in scope.draft.fields.get("addresses") or ())
-            scope.tell("MachineReady", f"VM is running with address {found}")
             await self._write(scope)
         await initialize_node(scope, provider_id)
 
@@ -105,8 +122,9 @@ class MachineReconciler:
         """Addresses and failure domain into the status; raises `Blocked` unless the VM runs and has an address."""
         state = vm_state(vm, vmi)
         found = addresses(vmi) if vmi else []
-        if vmi:
+        if found:
             scope.draft.fields["addresses"] = found
+        if vmi:
             self._place(scope, vmi)
         if state.phase in _FAILED:
             raise scope.failed(state.message)
@@ -179,7 +197,8 @@ class MachineReconciler:
         except NotFound:
             self._context.harvester_machines.forget(*scope.key)
 
-    def _forget_metrics(self, key: Key) -> None:
+    def _forget(self, key: Key) -> None:
+        self._since.pop(key, None)
         series = self._series.pop(key, None)
         if series:
             metrics.MACHINE_STATUS.remove(*series)

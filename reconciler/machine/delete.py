@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 
 from caphv.api import names
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
 from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted
 from reconciler import metrics, resources
+from reconciler.flow import Blocked
 from reconciler.harvester.ownership import Ownership, owned_by
 from reconciler.harvester.session import TargetNamespace
 from reconciler.machine.address import release_address
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import is_machine_pvc
+
+# Seconds that Harvester has to delete the disks that it was told to delete with a VM.
+_HARVESTER_DELETES = 5.0
 
 
 async def delete_machine(scope: MachineScope) -> None:
@@ -30,6 +35,7 @@ async def delete_machine(scope: MachineScope) -> None:
     await _delete_disks(scope, namespace)
     if ours:
         await _delete_secret(scope)
+    scope.context.deleting.pop(scope.owner.uid, None)
     await release_address(scope)
 
 
@@ -57,7 +63,7 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
         metrics.MACHINE_DELETE.inc()
         try:
             await _give_up_disks(scope, vm)
-            await client.delete(
+            answer = await client.delete(
                 resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
             )
         except (NotFound, Conflict):
@@ -67,6 +73,9 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
             metrics.MACHINE_DELETE_ERRORS.inc()
             scope.warn("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
             raise
+        scope.context.deleting[scope.owner.uid] = time.monotonic()
+        if namespace.vms.deleted(scope.target_namespace, scope.name, answer):
+            return
         scope.tell("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}")
     raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to go")
 
@@ -92,24 +101,37 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None
         if is_machine_pvc(scope.name, claim["metadata"]["name"])
         and owned_by(claim, scope.owner) is not Ownership.FOREIGN
     ]
+    if left and time.monotonic() - scope.context.deleting.get(scope.owner.uid, 0.0) < _HARVESTER_DELETES:
+        # We had the VM deleted with its disks: Harvester is at it.
+        raise _disks_left(scope, left, after=_HARVESTER_DELETES)
     for claim in left:
         name = claim["metadata"]["name"]
         if being_deleted(claim):
             continue
         try:
-            await scope.session().client.delete(
+            answer = await scope.session().client.delete(
                 PERSISTENT_VOLUME_CLAIMS, name, scope.target_namespace, uid=claim["metadata"]["uid"]
             )
+            namespace.claims.deleted(scope.target_namespace, name, answer)
         except (NotFound, Conflict):
             namespace.claims.forget(scope.target_namespace, name)
     left = [claim for claim in left if namespace.claims.get(scope.target_namespace, claim["metadata"]["name"])]
     if left:
-        raise scope.in_progress(f"waiting for {len(left)} disk(s) on Harvester to go: {left[0]['metadata']['name']} …")
+        raise _disks_left(scope, left)
+
+
+def _disks_left(scope: MachineScope, left: list[Obj], *, after: float | None = None) -> Blocked:
+    names_left = ", ".join(claim["metadata"]["name"] for claim in left)
+    return scope.in_progress(f"waiting for disks on Harvester to go: {names_left}", after=after)
 
 
 async def _delete_secret(scope: MachineScope) -> None:
     client, name = scope.session().client, secret_name(scope.name)
     try:
+        if scope.owner.uid in scope.context.deleting:
+            # The VM that used it was ours, and so is it.
+            await client.delete(SECRETS, name, scope.target_namespace)
+            return
         secret = await client.get(SECRETS, name, scope.target_namespace)
         if owned_by(secret, scope.owner) is not Ownership.FOREIGN:
             await client.delete(SECRETS, name, scope.target_namespace, uid=secret["metadata"]["uid"])

@@ -102,9 +102,9 @@ class MachineScope:
             )
         return namespace
 
-    def in_progress(self, message: str) -> Blocked:
+    def in_progress(self, message: str, *, after: float | None = None) -> Blocked:
         """The VM has to wait for something normal."""
-        return Blocked(ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_IN_PROGRESS, message)
+        return Blocked(ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_IN_PROGRESS, message, after=after)
 
     def failed(self, message: str, *, after: float | None = None) -> Blocked:
         """The VM cannot be made until somebody changes something."""
@@ -123,4 +123,4 @@ class MachineScope:
     async def patch_spec(self, spec: dict[str, object]) -> None:
         """Merge fields into the spec of the HarvesterMachine."""
         self.obj = await self.context.patch_spec(self.context.harvester_machines, self.obj, spec)
-        self.draft.generation = int(self.obj["metadata"]["generation"])
+        self.draft.moved_to(self.obj)

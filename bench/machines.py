@@ -1,0 +1,248 @@
+"""Clusters and machines as the Cluster API core would leave them, and the clock on what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from bench.environment import Bench, encoded, join_token
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.resource import NODES, SECRETS, Obj, being_deleted
+from sandbox import manifests
+from sandbox.cluster import CLUSTER_LABEL, CORE_VERSION, IDENTITY, KUBERNETES_VERSION
+from sandbox.harvester import kinds
+from sandbox.join import JOIN_FILE, WORKER
+from sandbox.story import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES
+
+TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
+_IN_FLIGHT = 16
+
+
+@dataclass
+class Times:
+    """When (monotonic seconds) each thing was seen for one machine."""
+
+    created: float = 0.0
+    vm: float = 0.0
+    address: float = 0.0
+    ready: float = 0.0
+    node: float = 0.0
+    initialized: float = 0.0
+    gone: float = 0.0
+
+    @property
+    def done(self) -> float:
+        """When the machine was both ready and initialized, 0 before."""
+        return max(self.ready, self.initialized) if self.ready and self.initialized else 0.0
+
+
+@dataclass
+class Watcher:
+    """Sees by watches when things happen; `times` by machine name."""
+
+    bench: Bench
+    times: dict[str, Times] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    clusters: dict[str, Obj] = field(default_factory=dict)
+
+    def start(self) -> list[asyncio.Task[None]]:
+        """Watch everything."""
+        pairs: list[tuple[ApiClient, Any, Any]] = [
+            (self.bench.management, HARVESTER_MACHINES, self._machine),
+            (self.bench.management, HARVESTER_CLUSTERS, self._cluster),
+            (self.bench.harvester, kinds.VIRTUAL_MACHINES, self._vm),
+            (self.bench.harvester, kinds.INSTANCES, self._instance),
+            *((client, NODES, self._node) for client in self.bench.workloads),
+        ]
+        tasks = []
+        for client, resource, handler in pairs:
+            informer = Informer(client, resource)
+            informer.add_handler(handler)
+            tasks.append(informer.start())
+        return tasks
+
+    async def until(self, what: str, condition: Any, timeout: float) -> None:
+        """Wait for a condition over what was seen."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            self.changed.clear()
+            try:
+                await asyncio.wait_for(self.changed.wait(), max(0.01, deadline - time.monotonic()))
+            except TimeoutError:
+                raise TimeoutError(f"not within {timeout:.0f} s: {what}") from None
+
+    def _machine(self, change: Change) -> None:
+        times = self._of(change.key.name)
+        times.created = times.created or time.monotonic()
+        if change.new is None:
+            times.gone = time.monotonic()
+        elif (change.new.get("status") or {}).get("ready"):
+            times.ready = times.ready or time.monotonic()
+        self.changed.set()
+
+    def _cluster(self, change: Change) -> None:
+        self.clusters.pop(change.key.name, None)
+        if change.new is not None:
+            self.clusters[change.key.name] = change.new
+        self.changed.set()
+
+    def _vm(self, change: Change) -> None:
+        times = self._of(change.key.name)
+        times.vm = times.vm or time.monotonic()
+
+    def _instance(self, change: Change) -> None:
+        interfaces = (change.obj.get("status") or {}).get("interfaces") or ()
+        if any(interface.get("ipAddress") for interface in interfaces):
+            times = self._of(change.key.name)
+            times.address = times.address or time.monotonic()
+
+    def _node(self, change: Change) -> None:
+        if change.new is None or being_deleted(change.new):
+            return
+        times = self._of(change.key.name)
+        times.node = times.node or time.monotonic()
+        spec = change.new.get("spec") or {}
+        if spec.get("providerID") and not any(t["key"] == TAINT for t in spec.get("taints") or ()):
+            times.initialized = times.initialized or time.monotonic()
+        self.changed.set()
+
+    def _of(self, name: str) -> Times:
+        return self.times.setdefault(name, Times())
+
+
+async def create_clusters(bench: Bench, watcher: Watcher, prefix: str, count: int) -> list[str]:
+    """Clusters whose infrastructure is ready; answers their names, which are also those of their namespaces."""
+    names = [f"{prefix}{number}" for number in range(count)]
+    for number, name in enumerate(names):
+        await manifests.apply(bench.management, _cluster_objects(bench, name, number))
+    await watcher.until(
+        "clusters are ready",
+        lambda: all((watcher.clusters.get(name, {}).get("status") or {}).get("ready") for name in names),
+        60,
+    )
+    provisioned = {"status": {"initialization": {"infrastructureProvisioned": True}}}
+    for name in names:
+        await bench.management.patch(CLUSTERS, name, name, provisioned, subresource="status")
+    return names
+
+
+async def create_machine(bench: Bench, cluster: str, name: str) -> None:
+    """A worker's Machine and HarvesterMachine."""
+    machine = await bench.management.create(MACHINES, _machine(cluster, name))
+    await bench.management.create(HARVESTER_MACHINES, _harvester_machine(cluster, name, machine["metadata"]["uid"]))
+
+
+async def create_machines(bench: Bench, pairs: Iterable[tuple[str, str]]) -> None:
+    """Many machines as fast as the API server takes them."""
+    gate = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def one(cluster: str, name: str) -> None:
+        async with gate:
+            await create_machine(bench, cluster, name)
+
+    await asyncio.gather(*(one(*pair) for pair in pairs))
+
+
+async def delete_machines(bench: Bench, pairs: Iterable[tuple[str, str]]) -> None:
+    """Ask for the deletion of HarvesterMachines."""
+    gate = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def one(cluster: str, name: str) -> None:
+        async with gate:
+            await bench.management.delete(HARVESTER_MACHINES, name, cluster)
+
+    await asyncio.gather(*(one(*pair) for pair in pairs))
+
+
+def _cluster_objects(bench: Bench, name: str, number: int) -> list[Obj]:
+    server = bench.workload(number)
+    credentials = yaml.safe_load(bench.workload_kubeconfig(number))
+    join = {
+        "role": WORKER,
+        "server": server.url,
+        "token": join_token(server.name),
+        "ca": server.ca.certificate.decode(),
+        "version": KUBERNETES_VERSION,
+        "cni": True,
+    }
+    files = [{"path": JOIN_FILE, "permissions": "0600", "content": yaml.safe_dump(join)}]
+    bootstrap = "#cloud-config\n" + yaml.safe_dump({"write_files": files, "runcmd": ["caphv-sandbox-join"]})
+    metadata = {"name": name, "namespace": name}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}},
+        _secret(name, IDENTITY, {"kubeconfig": bench.harvester_identity}),
+        _secret(name, f"{name}-bootstrap", {"value": bootstrap.encode()}),
+        _secret(name, f"{name}-kubeconfig", {"value": yaml.safe_dump(credentials).encode()}),
+        {
+            "apiVersion": CORE_VERSION,
+            "kind": "Cluster",
+            "metadata": metadata,
+            "spec": {"infrastructureRef": _reference("HarvesterCluster", name)},
+        },
+        {
+            "apiVersion": HARVESTER_CLUSTERS.api_version,
+            "kind": "HarvesterCluster",
+            "metadata": {**metadata, "labels": {CLUSTER_LABEL: name}},
+            "spec": {
+                "targetNamespace": name,
+                "identitySecret": {"name": IDENTITY, "namespace": name},
+                "loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "load-balancers"},
+                "vmNetworkConfig": {
+                    "gateway": f"{bench.network}.0.1",
+                    "subnetMask": "255.255.128.0",
+                    "ipPoolRef": "machines-large",
+                },
+            },
+        },
+    ]
+
+
+def _machine(cluster: str, name: str) -> Obj:
+    return {
+        "apiVersion": CORE_VERSION,
+        "kind": "Machine",
+        "metadata": {"name": name, "namespace": cluster, "labels": {CLUSTER_LABEL: cluster}},
+        "spec": {
+            "clusterName": cluster,
+            "bootstrap": {"dataSecretName": f"{cluster}-bootstrap"},
+            "infrastructureRef": _reference("HarvesterMachine", name),
+        },
+    }
+
+
+def _harvester_machine(cluster: str, name: str, owner: str) -> Obj:
+    reference = {"apiVersion": CORE_VERSION, "kind": "Machine", "name": name, "uid": owner, "controller": True}
+    return {
+        "apiVersion": HARVESTER_MACHINES.api_version,
+        "kind": "HarvesterMachine",
+        "metadata": {
+            "name": name,
+            "namespace": cluster,
+            "labels": {CLUSTER_LABEL: cluster},
+            "ownerReferences": [reference],
+        },
+        "spec": {
+            "cpu": 2,
+            "memory": "4Gi",
+            "sshUser": "sles",
+            "sshKeyPair": "default/caphv",
+            "networks": ["default/production"],
+            "volumes": [{"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1}],
+        },
+    }
+
+
+def _secret(namespace: str, name: str, values: dict[str, bytes]) -> Obj:
+    data = {key: encoded(value) for key, value in values.items()}
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": SECRETS.kind, "metadata": metadata, "data": data}
+
+
+def _reference(kind: str, name: str) -> Obj:
+    return {"apiGroup": HARVESTER_MACHINES.group, "kind": kind, "name": name}
