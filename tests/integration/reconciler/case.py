@@ -99,11 +99,18 @@ class Case:
         return await self.ready()
 
     async def create_cluster(
-        self, *, labels: Obj | None = None, finalizers: list[str] | None = None, **spec: Any
+        self,
+        *,
+        labels: Obj | None = None,
+        annotations: Obj | None = None,
+        finalizers: list[str] | None = None,
+        paused: bool = False,
+        **spec: Any,
     ) -> None:
-        """Create Cluster and HarvesterCluster as a user does, and link them as the core does."""
+        """Create Cluster and HarvesterCluster as a user does, and link them as the core does; `spec` is of the latter."""
         reference = {"apiGroup": INFRASTRUCTURE, "kind": "HarvesterCluster", "name": self.name}
-        cluster = await self.create(CLUSTERS, self.name, {"infrastructureRef": reference}, finalizers=[f"{CORE}/core"])
+        wanted = {"infrastructureRef": reference, "paused": paused}
+        cluster = await self.create(CLUSTERS, self.name, wanted, finalizers=[f"{CORE}/core"])
         full = {
             "targetNamespace": self.target,
             "identitySecret": {"name": "identity", "namespace": self.name},
@@ -114,9 +121,10 @@ class Case:
             HARVESTER_CLUSTERS,
             self.name,
             full,
-            labels={CLUSTER_LABEL: self.name, **(labels or {})},
-            finalizers=finalizers or [],
             owner=cluster,
+            labels={CLUSTER_LABEL: self.name, **(labels or {})},
+            annotations=annotations or {},
+            finalizers=finalizers or [],
         )
 
     async def ready(self) -> Obj:
@@ -231,26 +239,14 @@ class Case:
     # Any object
 
     async def create(
-        self,
-        resource: Resource,
-        name: str,
-        spec: Obj,
-        *,
-        labels: Obj | None = None,
-        finalizers: list[str] | None = None,
-        owner: Obj | None = None,
+        self, resource: Resource, name: str, spec: Obj, *, owner: Obj | None = None, **metadata: Any
     ) -> Obj:
         """Create an object in the case's namespace on the management cluster."""
-        metadata: Obj = {"name": name, "namespace": self.name, "labels": labels or {}, "finalizers": finalizers or []}
+        metadata |= {"name": name, "namespace": self.name}
         if owner:
-            metadata["ownerReferences"] = [
-                {
-                    "apiVersion": owner["apiVersion"],
-                    "kind": owner["kind"],
-                    "name": owner["metadata"]["name"],
-                    "uid": uid_of(owner),
-                }
-            ]
+            reference = {name: owner[name] for name in ("apiVersion", "kind")}
+            reference |= {name: owner["metadata"][name] for name in ("name", "uid")}
+            metadata["ownerReferences"] = [reference]
         return await self.management.create(resource, kinds.typed(resource, {"metadata": metadata, "spec": spec}))
 
     async def write_secret(self, name: str, texts: dict[str, str]) -> None:

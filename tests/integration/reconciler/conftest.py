@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -29,6 +30,19 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture
 def case(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
     """A cluster of the test's own; when the test has ended it is deleted, and nothing of it may be left."""
+    with _opened(environment, runner) as case:
+        yield case
+
+
+@pytest.fixture
+def other(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
+    """A second cluster, in namespaces of its own."""
+    with _opened(environment, runner) as case:
+        yield case
+
+
+@contextmanager
+def _opened(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
     environment.cases += 1
     case = Case(environment, environment.cases)
     runner.run(case.open())

@@ -235,7 +235,9 @@ async def test_secure_boot_is_explicit_when_it_is_off(case: Case) -> None:
 
 async def test_bootstrap_data_is_joined_with_what_the_guest_needs(case: Case) -> None:
     await case.ready_cluster()
-    await case.write_secret("bootstrap", {"value": "#cloud-config\npackages: [jq]\nruncmd: [date]\ntimezone: Europe/Berlin\n"})
+    await case.write_secret(
+        "bootstrap", {"value": "#cloud-config\npackages: [jq]\nruncmd: [date]\ntimezone: Europe/Berlin\n"}
+    )
     await case.ready_machine("one")
     user, _ = await case.user_data("one")
     assert {"qemu-guest-agent", "iptables", "jq"} <= set(user["packages"])

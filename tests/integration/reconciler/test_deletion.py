@@ -1,0 +1,142 @@
+"""Taking machines down: what goes in which order, and what stays because it belongs to others."""
+
+from __future__ import annotations
+
+import pytest
+
+from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS
+from sandbox.harvester import kinds
+from tests.integration.reconciler.case import (
+    AT_ONCE,
+    HARVESTER_MACHINES,
+    Case,
+    condition_of,
+    lacks,
+    until,
+)
+
+pytestmark = pytest.mark.integration
+
+HOLD = "example.com/hold"
+
+
+async def test_everything_stays_until_the_vm_is_gone(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.ready_machine("one")
+    held = (await case.vm("one"))["metadata"].get("finalizers") or []
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", {"metadata": {"finalizers": [*held, HOLD]}})
+    await case.ask_deletion(HARVESTER_MACHINES, "one")
+    await case.vm("one", lambda vm: vm["metadata"].get("finalizers") == [HOLD])
+    await case.until(
+        HARVESTER_MACHINES,
+        "one",
+        lambda obj: "VirtualMachine one on Harvester" in condition_of(obj, "VMProvisioningReady")["message"],
+    )
+    assert await case.allocated(pool) == {f"{case.subnet}.1": f"{case.name}/one"}
+    assert await case.names(SECRETS) == ["one-cloud-init"]
+    since = case.environment.audit_position(case.environment.harvester)
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", {"metadata": {"finalizers": None}})
+    await case.until_gone(HARVESTER_MACHINES, "one")
+    assert await case.leftovers() == [f"Service {case.balancer}"]
+    steps = [
+        f"{event['verb']} {event['objectRef']['resource']}"
+        for event in case.environment.requests(case.environment.harvester, since)
+        if event["verb"] not in ("get", "list", "watch")
+        and (case.target in event["requestURI"] or pool in event["requestURI"])
+    ]
+    assert steps[-2:] == ["delete secrets", "patch ippools"]
+
+
+async def test_disks_that_somebody_left_behind_go_with_the_machine(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
+    await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "MachineNotFound"))
+    assert len(await case.names(PERSISTENT_VOLUME_CLAIMS)) == 1
+    await case.delete_machine("one")
+    assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []
+
+
+async def test_disks_of_a_machine_with_a_longer_name_stay(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("a")
+    await case.ready_machine("a-disk-x")
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "a")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "a")
+    since = case.environment.audit_position(case.environment.harvester)
+    await case.delete_machine("a")
+    (left,) = await case.names(PERSISTENT_VOLUME_CLAIMS)
+    assert left.startswith("a-disk-x-disk-0-")
+    # Harvester would refuse it anyway, because a VM uses it: nobody may even try.
+    assert not [write for write in await case.writes(since) if "a-disk-x" in write]
+
+
+async def test_address_is_released_by_its_holder_only(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.ready_machine("one")
+    address = f"{case.subnet}.1"
+    await case.harvester.patch(kinds.IP_POOLS, pool, "", {"status": {"allocated": {address: "somebody/else"}}})
+    await case.delete_machine("one")
+    assert await case.allocated(pool) == {address: "somebody/else"}
+    await case.reserve(pool, address, None)
+
+
+async def test_machine_that_never_had_a_vm_gives_its_address_back(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.create_machine("one", bootstrap=None)
+    await case.until(HARVESTER_MACHINES, "one", lambda obj: "dataSecretName" in str(obj.get("status")))
+    await case.delete_machine("one")
+    assert await case.allocated(pool) == {}
+
+
+async def test_machine_of_an_unready_cluster_just_goes(case: Case) -> None:
+    await case.create_cluster()
+    await case.create_machine("one")
+    await case.delete_machine("one")
+    await case.identity()
+
+
+async def test_deletion_waits_for_a_harvester_that_refuses_and_then_goes_on(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    await case.identity(case.environment.identity(token="expired"))
+    await case.until(HARVESTER_MACHINES, "one", lacks("Ready", "HarvesterAuthenticationFailed"))
+    await case.ask_deletion(HARVESTER_MACHINES, "one")
+    await case.until(HARVESTER_MACHINES, "one", lambda obj: "deletionTimestamp" in obj["metadata"])
+    assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
+    await case.identity()
+    await case.until_gone(HARVESTER_MACHINES, "one")
+    assert await case.names(kinds.VIRTUAL_MACHINES) == []
+
+
+async def test_stuck_disk_is_named(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    (disk,) = await case.names(PERSISTENT_VOLUME_CLAIMS)
+    await case.patch(PERSISTENT_VOLUME_CLAIMS, disk, {"metadata": {"finalizers": [HOLD]}})
+    await case.ask_deletion(HARVESTER_MACHINES, "one")
+    await case.until(HARVESTER_MACHINES, "one", lambda obj: disk in condition_of(obj, "VMProvisioningReady")["message"])
+    assert await case.names(SECRETS) == ["one-cloud-init"]
+    await case.patch(PERSISTENT_VOLUME_CLAIMS, disk, {"metadata": {"finalizers": None}})
+    await case.until_gone(HARVESTER_MACHINES, "one", timeout=AT_ONCE)
+
+
+async def test_instance_that_outlives_its_vm_is_waited_for(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.ready_machine("one")
+    await case.patch(kinds.INSTANCES, "one", {"metadata": {"finalizers": [HOLD]}})
+    await case.ask_deletion(HARVESTER_MACHINES, "one")
+
+    async def waits() -> bool:
+        machine = await case.get(HARVESTER_MACHINES, "one")
+        return "on Harvester to" in condition_of(machine, "VMProvisioningReady")["message"]
+
+    await until(waits, lambda: "the machine does not say what it waits for")
+    assert await case.allocated(pool) == {f"{case.subnet}.1": f"{case.name}/one"}
+    await case.patch(kinds.INSTANCES, "one", {"metadata": {"finalizers": None}})
+    await case.until_gone(HARVESTER_MACHINES, "one")
+    assert await case.allocated(pool) == {}
