@@ -57,8 +57,10 @@ def recall_address(scope: MachineScope) -> None:
     network = effective_network(scope.spec, scope.cluster_spec)
     if isinstance(network, StaticAddress):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    if not isinstance(network, PoolNetwork):
+        return
     for pool, address in _held(scope):
-        if isinstance(network, PoolNetwork) and pool in network.pools:
+        if pool in network.pools:
             scope.draft.fields["allocatedIPAddress"] = address
             scope.draft.fields["allocatedPoolRef"] = pool
             scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
