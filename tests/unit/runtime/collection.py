@@ -1,12 +1,16 @@
 """A pretended collection on an API server, as far as `Informer` asks for it: pages, history, watches, failures."""
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, cast
 
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Gone
 from caphv.runtime.resource import Key, Obj, Resource, key_of
+from tests.unit.runtime.virtualtime import settle
 
 THINGS = Resource("example.io", "v1", "things", "Thing")
 Event = tuple[str, Obj]
@@ -124,3 +128,47 @@ class Collection:
 def copy(obj: Obj) -> Obj:
     """What arrives over the wire is nobody else's."""
     return {**obj, "metadata": dict(obj["metadata"])}
+
+
+class Watched:
+    """An informer at work on a pretended collection, and what its handler heard: `+a`, `~a`, `-a`."""
+
+    def __init__(self, server: Collection, **options: Any) -> None:
+        self.server = server
+        self.informer = Informer(cast(ApiClient, server), THINGS, **options)
+        self.heard: list[str] = []
+        self.replayed: dict[Key, str] = {}
+        self.informer.add_handler(self._hear)
+
+    def _hear(self, change: Change) -> None:
+        sign = "+" if change.old is None else "-" if change.new is None else "~"
+        self.heard.append(sign + change.key.name)
+        assert (change.old is not None) == (change.key in self.replayed), "handlers hear a change that does not follow"
+        if change.new is None:
+            del self.replayed[change.key]
+        else:
+            self.replayed[change.key] = change.new["metadata"]["resourceVersion"]
+
+    def versions(self) -> dict[Key, str]:
+        return {key_of(obj): obj["metadata"]["resourceVersion"] for obj in self.informer.store}
+
+    def hearing(self) -> list[str]:
+        """What was heard since the last question."""
+        heard, self.heard = self.heard, []
+        return heard
+
+
+@contextlib.asynccontextmanager
+async def watched(server: Collection, **options: Any) -> AsyncIterator[Watched]:
+    """An informer that has synced; ends it afterwards and checks that nothing stays open."""
+    it = Watched(server, **options)
+    task = it.informer.start()
+    try:
+        await it.informer.wait_synced()
+        await settle()
+        yield it
+        assert not task.done(), "an informer must never end by itself"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not server.open_watches

@@ -1,68 +1,20 @@
 """What an informer promises: its copy becomes that of the server, and handlers hear each change once."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from caphv.runtime import logs
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Gone, TooManyRequests, Unreachable
-from caphv.runtime.resource import Key, Obj, key_of
-from tests.unit.runtime.collection import THINGS, Collection
+from caphv.runtime.resource import Obj, key_of
+from tests.unit.runtime.collection import THINGS, Collection, Watched, watched
 from tests.unit.runtime.virtualtime import run, settle
 
 pytestmark = pytest.mark.unit
-
-
-class Watched:
-    """An informer at work on a pretended collection, and what its handler heard: `+a`, `~a`, `-a`."""
-
-    def __init__(self, server: Collection, **options: Any) -> None:
-        self.server = server
-        self.informer = Informer(cast(ApiClient, server), THINGS, **options)
-        self.heard: list[str] = []
-        self.replayed: dict[Key, str] = {}
-        self.informer.add_handler(self._hear)
-
-    def _hear(self, change: Change) -> None:
-        sign = "+" if change.old is None else "-" if change.new is None else "~"
-        self.heard.append(sign + change.key.name)
-        assert (change.old is not None) == (change.key in self.replayed), "handlers hear a change that does not follow"
-        if change.new is None:
-            del self.replayed[change.key]
-        else:
-            self.replayed[change.key] = change.new["metadata"]["resourceVersion"]
-
-    def versions(self) -> dict[Key, str]:
-        return {key_of(obj): obj["metadata"]["resourceVersion"] for obj in self.informer.store}
-
-    def hearing(self) -> list[str]:
-        """What was heard since the last question."""
-        heard, self.heard = self.heard, []
-        return heard
-
-
-@contextlib.asynccontextmanager
-async def watched(server: Collection, **options: Any) -> AsyncIterator[Watched]:
-    """An informer that has synced; ends it afterwards and checks that nothing stays open."""
-    it = Watched(server, **options)
-    task = it.informer.start()
-    try:
-        await it.informer.wait_synced()
-        await settle()
-        yield it
-        assert not task.done(), "an informer must never end by itself"
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert not server.open_watches
 
 
 def test_all_pages_of_the_first_list_are_told_once() -> None:
@@ -182,114 +134,6 @@ def test_watches_that_end_at_once_are_not_opened_in_a_circle() -> None:
                 server.end_watches()
                 await asyncio.sleep(0.01)
             assert len(server.watched_from) < 40
-
-    run(story())
-
-
-def test_own_write_is_there_at_once_and_told_once() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            answer = server.write("a")
-            it.informer.observe(answer)
-            assert it.informer.get("ns", "a") is not None
-            await settle()
-            assert it.hearing() == ["+a"]
-            server.write("a")
-            await settle()
-            assert it.hearing() == ["~a"]
-
-    run(story())
-
-
-def test_answer_to_an_own_write_stays_the_callers() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            answer = server.write("a")
-            it.informer.observe(answer)
-            assert "managedFields" in answer["metadata"]
-            stored = it.informer.get("ns", "a")
-            assert stored is not None
-            assert "managedFields" not in stored["metadata"]
-
-    run(story())
-
-
-def test_late_deletion_does_not_remove_the_object_made_again() -> None:
-    async def story() -> None:
-        server = Collection()
-        server.write("a")
-        async with watched(server) as it:
-            server.delete("a")
-            it.informer.observe(server.write("a"))
-            it.hearing()
-            await settle()
-            assert it.hearing() == []
-            assert it.versions() == server.versions()
-
-    run(story())
-
-
-def test_late_answer_does_not_bring_back_what_the_watch_saw_go() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            late = server.write("a")
-            server.delete("a")
-            await settle()
-            it.informer.observe(late)
-            assert it.versions() == {}
-            assert it.hearing() == ["+a", "-a"]
-
-    run(story())
-
-
-def test_late_answer_does_not_bring_back_what_a_list_did_not_have() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            server.end_watches(Gone(410, "Expired", ""))
-            late = server.write("a")
-            server.delete("a")
-            server.compact()
-            await asyncio.sleep(5)
-            it.informer.observe(late)
-            assert it.versions() == {}
-            assert it.hearing() == []
-
-    run(story())
-
-
-def test_own_write_made_while_a_list_is_read_is_not_taken_for_deleted() -> None:
-    async def story() -> None:
-        server = Collection()
-        for name in "bcd":
-            server.write(name)
-        async with watched(server) as it:
-            it.hearing()
-            server.between_pages = lambda: it.informer.observe(server.write("a"))
-            server.compact()
-            server.end_watches()
-            await asyncio.sleep(1)
-            assert server.lists == 2
-            assert it.hearing() == ["+a"]
-            assert it.versions() == server.versions()
-
-    run(story())
-
-
-def test_forgotten_object_is_gone_at_once_and_its_deletion_not_told_again() -> None:
-    async def story() -> None:
-        server = Collection()
-        server.write("a")
-        async with watched(server) as it:
-            server.delete("a")
-            it.informer.forget("ns", "a")
-            it.informer.forget("ns", "a")
-            assert it.informer.get("ns", "a") is None
-            await settle()
-            assert it.hearing() == ["+a", "-a"]
 
     run(story())
 
@@ -482,69 +326,3 @@ def test_informer_logs_without_the_fields_of_whoever_started_it() -> None:
         return seen
 
     assert run(story()) == [{}]
-
-
-class Server(Collection):
-    """A collection to which anything may happen, with answers to own writes that arrive late."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.late: list[Obj] = []
-
-    def happen(self, what: str, name: str, informer: Informer) -> None:
-        exists = Key("ns", name) in self.objects
-        if what == "write":
-            self.late.append(self.write(name))
-        elif what == "own write":
-            informer.observe(self.write(name))
-        elif what == "late answer" and self.late:
-            informer.observe(self.late.pop(0))
-        elif what == "delete" and exists:
-            self.delete(name)
-        elif what == "own delete" and exists:
-            self.delete(name)
-            informer.forget("ns", name)
-
-    def trouble(self, what: str) -> None:
-        if what == "break":
-            self.end_watches(Unreachable("reset"))
-        elif what == "end":
-            self.end_watches()
-        elif what == "compact":
-            self.compact()
-            self.end_watches(Gone(410, "Expired", ""))
-        elif what == "bookmark":
-            self.bookmark()
-        elif what == "fail":
-            self.failures.append(Unreachable("down"))
-
-
-WRITES = st.sampled_from(["write", "own write", "late answer", "delete", "own delete"])
-STEPS = st.one_of(
-    st.tuples(WRITES, st.sampled_from("abcd")),
-    st.sampled_from(["break", "end", "compact", "bookmark", "fail"]),
-    st.sampled_from([0.0, 0.015, 1.0, 5.0]),
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(STEPS, max_size=40), st.lists(WRITES, max_size=8))
-def test_copy_and_told_changes_become_the_truth_whatever_happens(
-    steps: list[tuple[str, str] | str | float], between: list[str]
-) -> None:
-    async def story() -> None:
-        server = Server()
-        async with watched(server) as it:
-            server.between_pages = lambda: between and server.happen(between.pop(), "a", it.informer)
-            for step in steps:
-                if isinstance(step, tuple):
-                    server.happen(*step, it.informer)
-                elif isinstance(step, str):
-                    server.trouble(step)
-                else:
-                    await asyncio.sleep(step)
-            await asyncio.sleep(600)
-            assert it.versions() == server.versions()
-            assert it.replayed == server.versions()
-
-    run(story())
