@@ -93,6 +93,9 @@ class MachineReconciler:
         vm = await ensure_vm(scope)
         vmi = scope.namespace().instances.get(scope.target_namespace, scope.name)
         scope.draft.set_true(ConditionType.MACHINE_CREATED)
+        if scope.cluster_key and self._context.workloads.node(scope.cluster_key, scope.name):
+            # Before the VM reports anything: its guest agent may wait for what itself waits for the taint to go.
+            await initialize_node(scope, await self._ensure_provider_id(scope, vm))
         self._require_running(scope, vm, vmi)
         was_ready = bool(scope.draft.fields.get("ready"))
         provider_id = await self._ensure_provider_id(scope, vm)

@@ -24,7 +24,6 @@ from caphv.runtime.resource import (
     Obj,
     Resource,
     labels_of,
-    uid_of,
 )
 from sandbox import pki
 from sandbox.harvester import kinds
@@ -107,7 +106,7 @@ class Case:
         paused: bool = False,
         **spec: Any,
     ) -> None:
-        """Create Cluster and HarvesterCluster as a user does, and link them as the core does; `spec` is of the latter."""
+        """Create Cluster and HarvesterCluster (of which `spec` is) as a user does; link them as the core does."""
         reference = {"apiGroup": INFRASTRUCTURE, "kind": "HarvesterCluster", "name": self.name}
         wanted = {"infrastructureRef": reference, "paused": paused}
         cluster = await self.create(CLUSTERS, self.name, wanted, finalizers=[f"{CORE}/core"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from caphv.runtime.resource import NODES, Obj
 from sandbox import pki
-from tests.integration.reconciler.case import AT_ONCE, HARVESTER_MACHINES, UNINITIALIZED, Case, is_ready
+from tests.integration.reconciler.case import AT_ONCE, HARVESTER_MACHINES, UNINITIALIZED, Case, is_ready, lacks
 
 pytestmark = pytest.mark.integration
 
@@ -16,7 +18,7 @@ OTHERS = [
 ]
 
 
-def initialized(provider_id: str):
+def initialized(provider_id: str) -> Callable[[Obj], bool]:
     """A test for Nodes with this providerID and without the taint."""
 
     def check(node: Obj) -> bool:
@@ -74,7 +76,8 @@ async def test_node_is_initialized_although_its_vm_reports_no_address(case: Case
     vm = await case.vm(name)
     await case.register_node(name)
     await until_initialized(case, name, f"harvester://{vm['metadata']['uid']}")
-    machine = await case.get(HARVESTER_MACHINES, name)
+    says = lacks("VMProvisioningReady", "VMProvisioningInProgress", "waiting for its address")
+    machine = await case.until(HARVESTER_MACHINES, name, says)
     assert machine["spec"]["providerID"] == f"harvester://{vm['metadata']['uid']}"
     assert not machine["status"]["ready"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.names import MANAGED_BY_ANNOTATION
+from caphv.runtime.resource import Obj
 from sandbox.harvester import kinds
 from tests.integration.reconciler.case import (
     AT_ONCE,
@@ -20,7 +21,7 @@ from tests.integration.reconciler.case import (
 pytestmark = pytest.mark.integration
 
 
-def not_paused(obj):
+def not_paused(obj: Obj) -> bool:
     condition = condition_of(obj, "Paused")
     return (condition.get("status"), condition.get("reason")) == ("False", "NotPaused")
 
