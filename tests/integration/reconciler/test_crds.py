@@ -1,0 +1,123 @@
+"""Our CRDs on a real API server: every field of the Go provider's is accepted and kept, in both versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from caphv import data
+from caphv.api.names import STORED_VERSION, VERSIONS
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Invalid
+from caphv.runtime.resource import Obj, Resource
+from sandbox import manifests
+from sandbox.apiserver import ApiServer
+from tests.support import example_object
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "fields"
+
+
+@asynccontextmanager
+async def defined(server: ApiServer) -> AsyncIterator[ApiClient]:
+    """A client of a server that serves our CRDs."""
+    async with server.client() as client:
+        crds = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        await manifests.apply(client, [*crds, namespace])
+        yield client
+
+
+def resource_of(crd: Obj, version: str) -> Resource:
+    spec = crd["spec"]
+    return Resource(spec["group"], version, spec["names"]["plural"], spec["names"]["kind"])
+
+
+async def stored(client: ApiClient, crd: Obj, version: str) -> Obj:
+    """Create an object with every field of the Go provider's CRD, status included; unknown fields are errors."""
+    resource, name = resource_of(crd, version), f"{crd['spec']['names']['singular']}-{version}"
+    obj = example_object(crd, version, name, NAMESPACE)
+    path = resource.path(NAMESPACE)
+    strict = {"fieldValidation": "Strict"}
+    made = await client.request("POST", path, resource=resource, body=obj, query=strict)
+    if "status" in obj:
+        body = {**made, "status": obj["status"]}
+        await client.request(
+            "PUT", resource.path(NAMESPACE, name, "status"), resource=resource, body=body, query=strict
+        )
+    return obj
+
+
+def test_every_field_of_the_go_provider_is_kept_in_both_versions(api_server: ApiServer, shared_crds: Path) -> None:
+    theirs: Sequence[Obj] = manifests.read(sorted((shared_crds / "go-provider").glob("*.yaml")))
+    assert len(theirs) == 4
+
+    async def story() -> None:
+        async with defined(api_server) as client:
+            for crd in theirs:
+                for written in VERSIONS:
+                    obj = await stored(client, crd, written)
+                    for read in VERSIONS:
+                        await the_fields_are_there(client, resource_of(crd, read), obj)
+
+    asyncio.run(story())
+
+
+async def the_fields_are_there(client: ApiClient, resource: Resource, obj: Obj) -> None:
+    found = await client.get(resource, obj["metadata"]["name"], NAMESPACE)
+    assert found["apiVersion"] == resource.api_version
+    for part in ("spec", "status"):
+        assert found.get(part) == obj.get(part), f"{part} of {resource} written as {obj['apiVersion']}"
+
+
+def test_crds_are_stored_in_one_version_and_need_no_conversion(api_server: ApiServer) -> None:
+    crds = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
+
+    async def story() -> None:
+        async with defined(api_server) as client:
+            listed = await client.list(crds)
+            ours = [crd for crd in listed["items"] if crd["spec"]["group"] == "infrastructure.cluster.x-k8s.io"]
+            assert len(ours) == 4
+            for crd in ours:
+                versions = crd["spec"]["versions"]
+                assert {version["name"] for version in versions if version["served"]} == set(VERSIONS)
+                assert [version["name"] for version in versions if version["storage"]] == [STORED_VERSION]
+                assert crd["spec"]["conversion"]["strategy"] == "None"
+                refused = [c for c in crd["status"]["conditions"] if c["type"] == "NonStructuralSchema"]
+                assert refused == []
+
+    asyncio.run(story())
+
+
+def test_volume_type_is_an_enumeration_in_the_new_version_only(api_server: ApiServer) -> None:
+    machines = {v: Resource("infrastructure.cluster.x-k8s.io", v, "harvestermachines", "X") for v in VERSIONS}
+    spec = {
+        "cpu": 1,
+        "memory": "1Gi",
+        "sshUser": "sles",
+        "sshKeyPair": "default/caphv",
+        "networks": ["default/production"],
+        "volumes": [{"volumeType": "something", "volumeSize": "1Gi"}],
+    }
+
+    async def story() -> None:
+        async with defined(api_server) as client:
+            for version, accepted in (("v1alpha1", True), ("v1beta1", False)):
+                obj = {
+                    "apiVersion": f"infrastructure.cluster.x-k8s.io/{version}",
+                    "kind": "HarvesterMachine",
+                    "metadata": {"name": f"volume-{version}", "namespace": NAMESPACE},
+                    "spec": spec,
+                }
+                if accepted:
+                    await client.create(machines[version], obj, dry_run=True)
+                else:
+                    with pytest.raises(Invalid, match="volumeType"):
+                        await client.create(machines[version], obj, dry_run=True)
+
+    asyncio.run(story())

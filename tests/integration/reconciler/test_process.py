@@ -1,0 +1,288 @@
+"""The provider as a process: restarts, idleness, its share of the objects, metrics, and what it never tells."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from caphv.runtime.resource import EVENTS, NODES, uid_of
+from sandbox.harvester import kinds
+from tests.integration.reconciler.case import (
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINES,
+    UNINITIALIZED,
+    Case,
+    holds,
+    is_ready,
+    lacks,
+    until,
+)
+from tests.integration.reconciler.environment import IDENTITY_TOKEN, Environment, Provider
+
+pytestmark = pytest.mark.integration
+
+IDLE_SECONDS = 10.0
+Metrics = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.get((name, frozenset(labels.items())))
+
+
+# Restart
+
+
+async def test_restart_midway_goes_on_with_the_same_vm_and_address(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.create_machine("one")
+    vm = await case.vm("one")
+    await case.environment.provider.stop()
+    held = await case.allocated(pool)
+    # As if it had been killed before it could write down what it had done.
+    await case.management.patch(
+        HARVESTER_MACHINES,
+        "one",
+        case.name,
+        {"status": {"allocatedIPAddress": None, "allocatedPoolRef": None, "conditions": [], "ready": False}},
+        subresource="status",
+    )
+    await case.environment.provider.start()
+    machine = await case.until(HARVESTER_MACHINES, "one", lambda obj: is_ready(obj) and holds("VMIPAllocated")(obj))
+    assert uid_of(await case.vm("one")) == uid_of(vm)
+    assert machine["spec"]["providerID"] == f"harvester://{uid_of(vm)}"
+    assert await case.allocated(pool) == held == {machine["status"]["allocatedIPAddress"]: f"{case.name}/one"}
+    assert machine["status"]["allocatedPoolRef"] == pool
+
+
+async def test_restart_between_reservation_and_vm_uses_the_reserved_address(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.create_machine("one", bootstrap="later")
+    await case.until(HARVESTER_MACHINES, "one", lacks("Ready", "InfrastructureProvisioningInProgress", "later"))
+    held = await case.allocated(pool)
+    await case.environment.provider.stop()
+    await case.write_secret("later", {"value": "#cloud-config\n"})
+    await case.environment.provider.start()
+    machine = await case.until(HARVESTER_MACHINES, "one", is_ready)
+    assert await case.allocated(pool) == held == {machine["status"]["allocatedIPAddress"]: f"{case.name}/one"}
+
+
+async def test_what_happened_while_it_was_away_is_seen(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("lost")
+    await case.ready_machine("unwanted")
+    await case.environment.provider.stop()
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "lost")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "lost")
+    await case.ask_deletion(HARVESTER_MACHINES, "unwanted")
+    await case.environment.provider.start()
+    await case.until(HARVESTER_MACHINES, "lost", lacks("VMProvisioningReady", "MachineNotFound"))
+    await case.until_gone(HARVESTER_MACHINES, "unwanted")
+    assert await case.names(kinds.VIRTUAL_MACHINES) == []
+
+
+# Idleness
+
+
+async def test_converged_objects_cost_no_requests(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    balancer = {"ipamType": "pool", "ipPoolRef": "load-balancers"}
+    await case.ready_cluster(loadBalancerConfig=balancer, vmNetworkConfig=case.vm_network(pool))
+    await case.connect_workload()
+    names = [f"{case.name}-{number}" for number in range(3)]
+    for name in names:
+        await case.ready_machine(name, control_plane=name == names[0])
+        await case.register_node(name)
+    for name in names:
+        await case.until(
+            NODES, name, lambda node: UNINITIALIZED not in node["spec"].get("taints", []), client=case.workload
+        )
+    await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: is_ready(obj) and holds("InitMachineCreated")(obj))
+    await until_quiet(case.environment)
+    since = positions(case.environment)
+    before = requests(await case.environment.provider.metrics())
+    await asyncio.sleep(IDLE_SECONDS)
+    assert made(case.environment, since) == []
+    after = requests(await case.environment.provider.metrics())
+    assert after == before
+
+
+def positions(environment: Environment) -> dict[str, int]:
+    servers = (environment.management, environment.harvester)
+    return {server.name: environment.audit_position(server) for server in servers}
+
+
+def made(environment: Environment, since: Mapping[str, int]) -> list[str]:
+    """Requests of the provider since audit positions, watches left out."""
+    return [
+        f"{event['verb']} {event['requestURI']}"
+        for server in (environment.management, environment.harvester)
+        for event in environment.requests(server, since[server.name])
+        if event["verb"] != "watch"
+    ]
+
+
+def requests(metrics: Metrics) -> float:
+    return sum(
+        count
+        for (name, labels), count in metrics.items()
+        if name == "caphv_api_requests_total" and ("verb", "watch") not in labels
+    )
+
+
+async def until_quiet(environment: Environment) -> None:
+    """Wait until a second has passed without a request: Events are written behind everything else."""
+
+    async def quiet() -> bool:
+        since = positions(environment)
+        await asyncio.sleep(1)
+        return made(environment, since) == []
+
+    await until(quiet, lambda: "the provider goes on making requests")
+
+
+# Its share
+
+
+@asynccontextmanager
+async def only(environment: Environment, name: str, *options: str) -> AsyncIterator[Provider]:
+    """Run a provider with options in the place of the shared one."""
+    provider = Provider(environment.folder, name, environment.management, *options)
+    await environment.provider.stop()
+    try:
+        await provider.start()
+        yield provider
+    finally:
+        await provider.stop()
+        await environment.provider.start()
+
+
+async def test_namespace_limits_what_it_cares_for(case: Case, other: Case) -> None:
+    async with only(case.environment, "one-namespace", f"--namespace={case.name}"):
+        await other.cluster()
+        await case.ready_cluster()
+        await case.ready_machine("one")
+        left_alone = await other.get(HARVESTER_CLUSTERS, other.name)
+        assert "status" not in left_alone
+        assert "finalizers" not in left_alone["metadata"]
+    await other.ready()
+
+
+async def test_watch_filter_limits_what_it_cares_for(case: Case, other: Case) -> None:
+    label = {"cluster.x-k8s.io/watch-filter": "blue"}
+    async with only(case.environment, "blue", "--watch-filter=blue"):
+        await other.cluster(labels={"cluster.x-k8s.io/watch-filter": "green"})
+        await case.ready_cluster(labels=label)
+        await case.create_machine("unlabelled")
+        await case.ready_machine("labelled", labels=label)
+        assert await case.names(kinds.VIRTUAL_MACHINES) == ["labelled"]
+        assert "status" not in await other.get(HARVESTER_CLUSTERS, other.name)
+        assert "status" not in await case.get(HARVESTER_MACHINES, "unlabelled")
+    await other.ready()
+
+
+# Metrics
+
+
+async def test_metrics_of_the_contract_have_their_labels(case: Case) -> None:
+    provider = case.environment.provider
+    before = await provider.metrics()
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.connect_workload()
+    name = f"{case.name}-one"
+    await case.ready_machine(name)
+    await case.register_node(name)
+    await case.until(NODES, name, lambda node: node["spec"].get("providerID"), client=case.workload)
+    cluster = f"{case.name}/{case.name}"
+    metrics = await provider.metrics()
+    assert value(metrics, "caphv_cluster_ready", cluster=cluster) == 1
+    assert value(metrics, "caphv_machine_status", cluster=cluster, machine=f"{case.name}/{name}") == 1
+    for counter in ("machine_create", "ippool_allocations", "node_init"):
+        assert grown(before, metrics, f"caphv_{counter}_total") >= 1
+    assert grown(before, metrics, "caphv_machine_creation_duration_seconds_count") == 1
+    assert grown(before, metrics, "caphv_node_init_duration_seconds_count") == 1
+    for operation in ("normal", "delete"):
+        for kind in ("machine", "cluster"):
+            assert value(metrics, f"caphv_{kind}_reconcile_duration_seconds_count", operation=operation) is not None
+    for counter in ("machine_create_errors", "machine_delete_errors", "ippool_allocation_errors", "node_init_errors"):
+        assert grown(before, metrics, f"caphv_{counter}_total") == 0
+    await case.delete_machine(name)
+
+    async def forgotten() -> bool:
+        now = await provider.metrics()
+        return value(now, "caphv_machine_status", cluster=cluster, machine=f"{case.name}/{name}") is None
+
+    await until(forgotten, lambda: "the series of a deleted machine is still there")
+    metrics = await provider.metrics()
+    assert grown(before, metrics, "caphv_machine_delete_total") == 1
+    assert grown(before, metrics, "caphv_ippool_releases_total") == 1
+
+
+def grown(before: Metrics, after: Metrics, name: str) -> float:
+    found = value(after, name)
+    assert found is not None, f"no metric {name}"
+    return found - (value(before, name) or 0)
+
+
+async def test_errors_are_counted(case: Case) -> None:
+    before = await case.environment.provider.metrics()
+    pool = await case.pool("pool", 1, 1)
+    await case.reserve(pool, f"{case.subnet}.1", "somebody/else")
+    await case.ready_cluster()
+    await case.create_machine("refused", networks=["default/nowhere"])
+    await case.create_machine("addressless", vmNetworkConfig=case.vm_network(pool))
+    await case.until(HARVESTER_MACHINES, "refused", lacks("Ready", "VMProvisioningFailed"))
+    await case.until(HARVESTER_MACHINES, "addressless", lacks("Ready", "VMIPPoolExhausted"))
+    metrics = await case.environment.provider.metrics()
+    assert grown(before, metrics, "caphv_machine_create_errors_total") >= 1
+    assert grown(before, metrics, "caphv_ippool_allocation_errors_total") >= 1
+    status = {"cluster": f"{case.name}/{case.name}", "machine": f"{case.name}/refused"}
+    assert value(metrics, "caphv_machine_status", **status) == 0
+    await case.reserve(pool, f"{case.subnet}.1", None)
+
+
+# What it never tells
+
+
+async def test_secrets_are_in_no_log_event_condition_or_metric(case: Case) -> None:
+    bootstrap, token = "canary-bootstrap-9d3c2f6d", "canary-refused-token-1c1f7a10"
+    await case.ready_cluster()
+    good = f"#cloud-config\nwrite_files: [{{path: /tmp/x, content: {bootstrap}}}]\n"
+    await case.write_secret("good", {"value": good})
+    await case.ready_machine("good", bootstrap="good")
+    broken = {
+        "yaml": f"#cloud-config\nruncmd: [{bootstrap}\nfoo: : {bootstrap}\n",
+        "script": f"#!/bin/sh\n{bootstrap}\n",
+        "text": f"{bootstrap}",
+        "lists": f"#cloud-config\nruncmd: {{{bootstrap}: {bootstrap}}}\n",
+    }
+    for name, text in broken.items():
+        await case.write_secret(name, {"value": text})
+        await case.create_machine(name, bootstrap=name)
+        await case.until(HARVESTER_MACHINES, name, lacks("Ready", "VMProvisioningFailed"))
+    for identity in (
+        case.environment.identity(token=token),
+        {**case.environment.identity(token=token), "clusters": [{"name": "harvester", "cluster": {"server": token}}]},
+        f"token: {token}\n  broken: {token}",
+    ):
+        await case.identity(identity)
+        await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not is_ready(obj))
+        await case.identity()
+        await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+    assert '"level":"debug"' in case.environment.provider.log
+    told = {
+        "log": case.environment.provider.log,
+        "metrics": str(await case.environment.provider.metrics()),
+        **{
+            resource.kind: json.dumps(await case.management.list(resource, case.name))
+            for resource in (EVENTS, HARVESTER_CLUSTERS, HARVESTER_MACHINES)
+        },
+    }
+    for secret in (bootstrap, token, IDENTITY_TOKEN):
+        assert [place for place, text in told.items() if secret in text] == []
