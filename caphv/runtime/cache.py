@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 IndexFunction = Callable[[Obj], Iterable[str]]
 _PAGE = 500
 _LASTING = 1.0
+# After this many seconds without contact nothing is taken for granted: the server may be another one by now.
+_STALE = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,8 @@ class Informer:
         self._wake = asyncio.Event()
         self._opened = math.inf
         self._version = ""
+        self._newest = 0
+        self._contacted = math.inf
 
     @property
     def synced(self) -> bool:
@@ -224,6 +228,8 @@ class Informer:
                     continue
             elif error is not None:
                 self._failed(error, failures)
+                if time.monotonic() - self._contacted > _STALE:
+                    self._version = ""
             await self._pause(failures, error.retry_after if isinstance(error, TooManyRequests) else 0)
 
     # Inside
@@ -248,6 +254,7 @@ class Informer:
     async def _list(self) -> str:
         seen: set[Key] = set()
         continue_token = ""
+        rollback = False
         while True:
             page = await self._client.list(
                 self.resource,
@@ -257,20 +264,25 @@ class Informer:
                 metadata_only=self._metadata_only,
                 **self._selectors,
             )
+            listed = int(page["metadata"]["resourceVersion"])
+            # A server restored from a backup counts from an older version again: all that we know is from its future.
+            rollback = rollback or listed < self._newest
             for obj in page.get("items") or ():
                 key = key_of(obj)
                 seen.add(key)
-                self._put(key, obj)
+                self._put(key, obj, believe=rollback)
             continue_token = page["metadata"].get("continue", "")
             if not continue_token:
                 break
-        listed = str(page["metadata"]["resourceVersion"])
+        if rollback:
+            log.warning("%s on %s went back to an older state", self.resource, self._client.name)
+        self._newest = listed
         for obj in self.store:
             # A later one is an own write, made after the server took the list.
-            if key_of(obj) not in seen and resource_version(obj) <= int(listed):
+            if key_of(obj) not in seen and (rollback or resource_version(obj) <= listed):
                 self._remove(key_of(obj), None)
         self._synced.set()
-        return listed
+        return str(listed)
 
     async def _watch(self) -> None:
         watch = self._client.watch(
@@ -288,12 +300,13 @@ class Informer:
                 elif kind != "BOOKMARK":
                     self._put(key_of(obj), obj)
                 self._version = str(obj["metadata"]["resourceVersion"])
+                self._newest = int(self._version)
                 if kind != "BOOKMARK":
                     metrics.WATCH_EVENTS.labels(self._client.name, str(self.resource)).inc()
 
-    def _put(self, key: Key, obj: Obj) -> None:
+    def _put(self, key: Key, obj: Obj, *, believe: bool = False) -> None:
         known = self.store.get(*key)
-        if known is not None and resource_version(known) >= resource_version(obj):
+        if known is not None and not believe and resource_version(known) >= resource_version(obj):
             return
         slim = self._transform(obj)
         if slim is None:
@@ -320,7 +333,7 @@ class Informer:
                 log.exception("handler of %s failed for %s", self.resource, change.key)
 
     def _contact(self) -> None:
-        self._opened = time.monotonic()
+        self._opened = self._contacted = time.monotonic()
         if self.last_error is not None:
             self.last_error = None
             log.info("watch of %s on %s goes on", self.resource, self._client.name)

@@ -34,6 +34,10 @@ _PATCH_TYPES = {
 }
 # The API server closes a watch after this many seconds; spread, so that a restart does not make them all end at once.
 _WATCH_SECONDS = (240, 360)
+_WATCH_SILENCE = 150.0
+# Answers beyond are no lists and no objects: etcd takes 1.5 MiB an object, a page has 500.
+_MAX_ANSWER = 256 * 1024 * 1024
+_MAX_LINE = 16 * 1024 * 1024
 _METADATA_ONLY = "application/json;as={0};g=meta.k8s.io;v=v1"
 
 
@@ -204,7 +208,7 @@ class ApiClient:
                 ) as response,
             ):
                 code = str(response.status)
-                raw = await response.read()
+                raw = await _read(response)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # ValueError: a host name or header that cannot be sent
             raise self._unreachable(error) from None
@@ -248,8 +252,9 @@ class ApiClient:
             async with self._http().get(
                 self._url(resource.path(namespace), query),
                 headers=await self._headers(accept),
-                # A half-dead connection is found by TCP keep-alive; this limit is the net below it.
-                timeout=aiohttp.ClientTimeout(total=seconds + 30, sock_connect=10),
+                # A dead connection is found by TCP keep-alive; behind a proxy, that never sees it, by its silence:
+                # bookmarks come every minute.
+                timeout=aiohttp.ClientTimeout(total=seconds + 30, sock_connect=10, sock_read=_WATCH_SILENCE),
                 proxy=self._configuration.proxy,
                 server_hostname=self._configuration.tls_server_name,
                 allow_redirects=False,
@@ -264,6 +269,10 @@ class ApiClient:
                     if event["type"] == "ERROR":
                         raise error_from(int(event["object"].get("code") or 500), event["object"])
                     yield event["type"], event["object"]
+        except aiohttp.SocketTimeoutError as error:
+            if code != "200":
+                raise self._unreachable(error) from None
+            # A server without bookmarks is silent, too: the caller resumes where the stream stood.
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._unreachable(error) from None
         finally:
@@ -339,11 +348,24 @@ def _parse(status: int, raw: bytes, retry_after: str | None) -> Any:
     raise error_from(status, body, retry_after)
 
 
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The body; a server that sends without end must not fill the memory."""
+    chunks, size = [], 0
+    async for chunk in response.content.iter_any():
+        size += len(chunk)
+        if size > _MAX_ANSWER:
+            raise ValueError(f"an answer is larger than {_MAX_ANSWER} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
 async def _lines(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
     """Split a chunked stream at new lines, however large a line is."""
     rest = b""
     async for chunk in stream.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _MAX_LINE:
+            raise ValueError(f"a watch event is larger than {_MAX_LINE} bytes")
         for line in lines:
             if line:
                 yield line

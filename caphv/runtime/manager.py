@@ -127,6 +127,7 @@ class Manager:
                 raise LeaseLost("lost the lease; stopping, so that two processes never reconcile at once")
             for task in done:
                 task.result()
+            raise RuntimeError("a part of the process that must not end has ended")
         finally:
             await _cancel(tasks)
             await _cancel(hold)

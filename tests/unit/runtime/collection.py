@@ -69,6 +69,15 @@ class Collection:
         self.version += 1
         self._forgotten = self.version
 
+    def backup(self) -> tuple[int, dict[Key, Obj]]:
+        """What `restore` brings back."""
+        return self.version, dict(self.objects)
+
+    def restore(self, backup: tuple[int, dict[Key, Obj]]) -> None:
+        """Go back to a backup; what happened since never did."""
+        self.version, self.objects = backup
+        self._history = [entry for entry in self._history if entry[0] <= self.version]
+
     def versions(self) -> dict[Key, str]:
         """What an informer should have."""
         return {key: obj["metadata"]["resourceVersion"] for key, obj in self.objects.items()}

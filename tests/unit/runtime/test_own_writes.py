@@ -100,7 +100,7 @@ def test_own_write_made_while_a_list_is_read_is_not_taken_for_deleted() -> None:
             server.between_pages = lambda: it.informer.observe(server.write("a"))
             server.compact()
             server.end_watches()
-            await asyncio.sleep(1)
+            await asyncio.sleep(5)
             assert server.lists == 2
             assert it.hearing() == ["+a"]
             assert it.versions() == server.versions()
