@@ -337,7 +337,7 @@ def test_a_server_that_went_back_to_a_backup_is_believed() -> None:
             server.write("kept", state="newer")
         server.write("made-since")
         async with watched(server) as it:
-            server.failures.extend([Unreachable("down")] * 20)
+            server.failures.extend([Unreachable("down")] * 100)
             server.end_watches(Unreachable("down"))
             await asyncio.sleep(400)
             server.restore(backup)
