@@ -85,13 +85,14 @@ class Session:
         self._events = events
         self._tasks: dict[Informer, asyncio.Task[None]] = {}
         self._others_waiting = False
+        self._health = ""
         self.namespaces: dict[str, TargetNamespace] = {}
         self.deployment = self.informer(
             DEPLOYMENTS,
             namespace=HARVESTER_NAMESPACE,
             field_selector=f"metadata.name={HARVESTER_DEPLOYMENT}",
             transform=_slim_deployment,
-            on_error=lambda _error: self._events.health(self),
+            on_error=self._probe_failed,
             on_contact=self._probe_answered,
             max_backoff=_PROBE_BACKOFF,
         )
@@ -171,7 +172,16 @@ class Session:
             self._others_waiting = False
             for informer in self._tasks:
                 informer.retry_now()
-        self._events.health(self)
+        self._tell_health("answers")
+
+    def _probe_failed(self, error: Exception) -> None:
+        self._tell_health(type(error).__name__)
+
+    def _tell_health(self, health: str) -> None:
+        """Wake all clusters and machines of the session when its state changes, not at each probe."""
+        if health != self._health:
+            self._health = health
+            self._events.health(self)
 
     def _addresses_in_use(self) -> set[str]:
         """Addresses that a load balancer of ours holds or is about to hold, whatever the pools say.
