@@ -38,6 +38,9 @@ OWNER_CLUSTER_ANNOTATION = "caphv.io/management-cluster"
 OWNER_ANNOTATION = "caphv.io/owner"
 OWNER_UID_ANNOTATION = "caphv.io/owner-uid"
 
+# And on IPPools, with an address behind it: which management cluster holds that address.
+ADDRESS_HOLDER_PREFIX = "addresses.caphv.io/"
+
 # Harvester
 CREATOR_LABEL = "harvesterhci.io/creator"
 VM_NAME_LABEL = "harvesterhci.io/vmName"
@@ -50,10 +53,13 @@ NETWORK_IPS_ANNOTATION = "networks.harvesterhci.io/ips"
 DISK_NAMES_ANNOTATION = "harvesterhci.io/diskNames"
 SSH_NAMES_ANNOTATION = "harvesterhci.io/sshNames"
 IMAGE_ID_ANNOTATION = "harvesterhci.io/imageId"
+RUN_STRATEGY_ANNOTATION = "harvesterhci.io/vmRunStrategy"
 
 # Workload cluster
 UNINITIALIZED_TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
 PROVIDER_ID_PREFIX = "harvester://"
+ZONE_LABEL = "topology.kubernetes.io/zone"
+REGION_LABEL = "topology.kubernetes.io/region"
 
 # Rancher
 AUTO_IMPORT_LABEL = "cluster-api.cattle.io/rancher-auto-import"
@@ -81,6 +87,7 @@ class ConditionType(StrEnum):
     VM_IP_ALLOCATED = "VMIPAllocated"
     VM_PROVISIONING_READY = "VMProvisioningReady"
     MACHINE_CREATED = "MachineCreated"
+    VM_UP_TO_DATE = "VMUpToDate"
 
 
 class Reason(StrEnum):
@@ -107,6 +114,7 @@ class Reason(StrEnum):
     VM_IP_ALLOCATION_FAILED = "VMIPAllocationFailed"
     VM_IP_POOL_EXHAUSTED = "VMIPPoolExhausted"
     MACHINE_NOT_FOUND = "MachineNotFound"
+    VM_DIFFERS = "VMDiffers"
 
 
 def reason_when_true(condition_type: ConditionType) -> str:

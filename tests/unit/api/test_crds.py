@@ -16,13 +16,24 @@ pytestmark = pytest.mark.unit
 Obj = dict[str, Any]
 CRDS = {crd["spec"]["names"]["plural"]: crd for crd in crds.custom_resource_definitions()}
 VERSIONED = [(plural, version) for plural in CRDS for version in names.VERSIONS]
+GUEST_CONFIG = {".guestConfig"} | {
+    f".guestConfig.{name}" for name in ("disableFstrimTimer", "installGuestAgent", "userData")
+}
 # What ours have beyond the Go provider's, below the spec or status of a kind.
 ADDED = {
     "harvesterclusters": set(),
     "harvesterclustertemplates": set(),
-    "harvestermachines": {".spec.networkConfig.subnetMask"},
+    "harvestermachines": {
+        ".spec.networkConfig.subnetMask",
+        *(f".spec{field}" for field in GUEST_CONFIG),
+        ".status.virtualMachine",
+        ".status.virtualMachine.host",
+        ".status.virtualMachine.instanceUID",
+        ".status.virtualMachine.uid",
+    },
     "harvestermachinetemplates": {
         ".spec.template.spec.networkConfig.subnetMask",
+        *(f".spec.template.spec{field}" for field in GUEST_CONFIG),
         ".status",
         ".status.capacity",
         ".status.capacity{}",
