@@ -18,7 +18,11 @@ from caphv.runtime.resource import Key, Obj
 
 
 class Blocked(Exception):
-    """The rest of this reconcile has to wait. `after` is a delay in seconds where no watch tells of the change."""
+    """The rest of this reconcile has to wait. `after` is a delay in seconds where no watch tells of the change.
+
+    `warn`: somebody has to do something. `unknown`: nobody can tell how things are, for example while Harvester does
+    not answer; what was ready may well be.
+    """
 
     def __init__(
         self,
@@ -27,11 +31,12 @@ class Blocked(Exception):
         message: str,
         *,
         warn: bool = False,
+        unknown: bool = False,
         after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.condition, self.reason, self.message = condition, reason, message
-        self.warn = warn
+        self.warn, self.unknown = warn, unknown
         self.after = after
 
 
@@ -50,6 +55,10 @@ class StatusDraft:
     def set_false(self, condition: ConditionType, reason: str, message: str = "") -> None:
         """Say why a condition does not hold."""
         self._set(condition, "False", reason, message)
+
+    def set_unknown(self, condition: ConditionType, reason: str, message: str = "") -> None:
+        """Say why nobody can tell whether a condition holds."""
+        self._set(condition, "Unknown", reason, message)
 
     def is_true(self, condition: ConditionType) -> bool:
         """Whether a condition holds in the working copy."""

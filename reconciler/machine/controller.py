@@ -23,6 +23,8 @@ _FAILED = (VmPhase.GONE, VmPhase.STOPPED, VmPhase.UNSCHEDULABLE, VmPhase.FAILED,
 
 # Seconds that an in-between state has to last to be worth a write.
 _PASSING = 1.0
+# Seconds that nobody may know how a machine is before it says so: a new process needs a moment to look.
+_UNKNOWN = 5.0
 
 
 class MachineReconciler:
@@ -62,24 +64,24 @@ class MachineReconciler:
             await self._normal(scope)
         except Blocked as blocked:
             self._report(scope, blocked)
-            again = 0.0 if blocked.warn else self._passing(scope.key)
+            again = 0.0 if blocked.warn else self._passing(scope.key, _UNKNOWN if blocked.unknown else _PASSING)
             if not again:
                 await self._write(scope)
-            return again or blocked.after
+            return min((delay for delay in (again, blocked.after) if delay), default=None)
         except (ApiError, Unreachable):
             await self._write(scope)
             raise
         await self._write(scope)
         return None
 
-    def _passing(self, key: Key) -> float:
+    def _passing(self, key: Key, lasting: float) -> float:
         """Seconds until a normal in-between state has lasted long enough to be written, 0 when it has.
 
         A machine goes through half a dozen of them within a few seconds: written one by one they would be half of all
         requests. What lasts is written, and then at most once in the same time.
         """
         since = self._since.setdefault(key, time.monotonic())
-        left = since + _PASSING - time.monotonic()
+        left = since + lasting - time.monotonic()
         if left <= 0:
             self._since[key] = time.monotonic()
         return max(0.0, left)
@@ -179,9 +181,11 @@ class MachineReconciler:
         return MachineScope(self._context, obj, machine, cluster, harvester_cluster, StatusDraft(obj))
 
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
+        tell = scope.draft.set_unknown if blocked.unknown else scope.draft.set_false
         for condition in (blocked.condition, ConditionType.INFRASTRUCTURE_READY, ConditionType.READY):
-            scope.draft.set_false(condition, blocked.reason, blocked.message)
-        scope.draft.provisioned(ready=False)
+            tell(condition, blocked.reason, blocked.message)
+        if not blocked.unknown:
+            scope.draft.provisioned(ready=False)
         if blocked.warn and not self._said(scope, blocked):
             scope.warn(blocked.reason, blocked.message)
 

@@ -80,12 +80,18 @@ class MachineScope:
         """Session of the cluster. Raises `Blocked` while Harvester cannot be talked to."""
         session = self.context.sessions.of(key_of(self.harvester_cluster)) if self.harvester_cluster else None
         if session is None:
-            raise self.in_progress("waiting for the HarvesterCluster to connect to Harvester")
+            raise Blocked(
+                ConditionType.VM_PROVISIONING_READY,
+                Reason.VM_PROVISIONING_IN_PROGRESS,
+                "waiting for the HarvesterCluster to connect to Harvester",
+                unknown=True,
+            )
         if session.error:
             raise Blocked(
                 ConditionType.VM_PROVISIONING_READY,
                 Reason.HARVESTER_AUTHENTICATION_FAILED if session.unauthorized else Reason.HARVESTER_CONNECTION_FAILED,
                 f"Harvester at {session.server} does not answer; see the HarvesterCluster's conditions",
+                unknown=True,
             )
         return session
 
@@ -98,6 +104,7 @@ class MachineScope:
                 ConditionType.VM_PROVISIONING_READY,
                 Reason.VM_PROVISIONING_IN_PROGRESS,
                 f"reading what exists in namespace {self.target_namespace} on Harvester",
+                unknown=True,
                 after=0.2,
             )
         return namespace
