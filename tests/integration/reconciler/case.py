@@ -439,6 +439,16 @@ def holds(kind: str) -> Callable[[Obj], bool]:
     return lambda obj: condition_of(obj, kind).get("status") == "True"
 
 
+def doubts(kind: str, reason: str) -> Callable[[Obj], bool]:
+    """A test for objects whose condition is unknown for a reason."""
+
+    def matches(obj: Obj) -> bool:
+        condition = condition_of(obj, kind)
+        return condition.get("status") == "Unknown" and condition["reason"] == reason
+
+    return matches
+
+
 def lacks(kind: str, reason: str, text: str = "") -> Callable[[Obj], bool]:
     """A test for objects whose condition is false for a reason and with a text in its message."""
 

@@ -11,6 +11,7 @@ from tests.integration.reconciler.case import (
     HARVESTER_MACHINES,
     Case,
     condition_of,
+    doubts,
     lacks,
     until,
 )
@@ -103,7 +104,8 @@ async def test_deletion_waits_for_a_harvester_that_refuses_and_then_goes_on(case
     await case.ready_cluster()
     await case.ready_machine("one")
     await case.identity(case.environment.identity(token="expired"))
-    await case.until(HARVESTER_MACHINES, "one", lacks("Ready", "HarvesterAuthenticationFailed"))
+    said = await case.until(HARVESTER_MACHINES, "one", doubts("Ready", "HarvesterAuthenticationFailed"))
+    assert said["status"]["ready"], "nobody knows that the VM is not well"
     await case.ask_deletion(HARVESTER_MACHINES, "one")
     await case.until(HARVESTER_MACHINES, "one", lambda obj: "deletionTimestamp" in obj["metadata"])
     assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
