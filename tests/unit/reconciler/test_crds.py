@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from caphv.runtime.resource import Key
+from reconciler.cluster.pools import pool_object
 from reconciler.harvester.ipam import AddressRequest, plan_allocations, plan_releases
 from reconciler.harvester.ownership import Owner
 from reconciler.machine.vm import ResolvedImage, VirtualMachineInputs, virtual_machine
@@ -130,3 +131,15 @@ def test_pool_patches() -> None:
             for key, value in patch["status"].items()
         }
         assert violations({"spec": pool["spec"], "status": status}, ippool) == []
+
+
+def test_created_pool() -> None:
+    description = {
+        "vmNetwork": "default/production",
+        "subnet": "10.0.0.0/24",
+        "gateway": "10.0.0.1",
+        "rangeStart": "10.0.0.10",
+        "rangeEnd": "10.0.0.20",
+    }
+    pool = pool_object("made", description, {"caphv.io/owner": "HarvesterCluster/ns/c"})
+    assert violations(pool, schema("loadbalancer.harvesterhci.io_ippools.yaml", "v1beta1")) == []
