@@ -12,6 +12,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -25,7 +26,7 @@ import aiohttp
 from caphv import data
 from caphv.runtime.resource import Obj
 from sandbox import core, manifests, network, pki, processes
-from sandbox.apiserver import ApiServer, Etcd, private_file
+from sandbox.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes import Process
 
 STATE_FILE = "sandbox.json"
@@ -102,7 +103,10 @@ class Sandbox:
         self.settings = settings or Settings()
 
     def kubeconfig(self, server: str) -> Path:
-        """Return the administrator's kubeconfig file of the API server `management` or `harvester`."""
+        """Return the administrator's kubeconfig file of the API server `management` or `harvester`.
+
+        `identity` is for Secrets of the management cluster: a token for Harvester, by way of the fault proxy.
+        """
         return self.folder / f"{server}.kubeconfig"
 
     async def up(self, progress: Progress = lambda part, seconds: None) -> bool:
@@ -157,13 +161,18 @@ class Sandbox:
         etcd = Etcd(self.folder)
         with network.claim() as (claimed, holder):
             await _timed(progress, "etcd", etcd.start(pass_fds=[holder.fileno()]))
+        token = Token(secrets.token_urlsafe(24), "caphv-identity", ADMIN[1])
+        tokens = {"management": (), "harvester": (token,)}
         servers = {
-            name: ApiServer(self.folder, name, service_range=service_range, audit=self.settings.audit)
+            name: ApiServer(
+                self.folder, name, service_range=service_range, audit=self.settings.audit, tokens=tokens[name]
+            )
             for name, service_range in SERVICE_RANGES.items()
         }
         await asyncio.gather(*(_timed(progress, f"{name} API", server.start()) for name, server in servers.items()))
         for name, server in servers.items():
             private_file(self.kubeconfig(name), pki.to_yaml(server.kubeconfig()))
+        private_file(self.kubeconfig("identity"), pki.to_yaml(_identity(servers["harvester"], token)))
         state = dataclasses.replace(
             state, network=str(claimed), servers={name: server.url for name, server in servers.items()}
         )
@@ -241,6 +250,18 @@ class Sandbox:
             yield
         finally:
             os.close(handle)
+
+
+def _identity(harvester: ApiServer, token: Token) -> Obj:
+    """The kubeconfig of the fault proxy, which shows the API server's own certificate on a port of its own."""
+    (port,) = processes.free_ports(1)
+    return pki.kubeconfig(
+        f"https://{harvester.address}:{port}",
+        harvester.ca.certificate,
+        name="harvester",
+        user=token.user,
+        credentials={"token": token.value},
+    )
 
 
 async def _timed(progress: Progress, part: str, work: Awaitable[_T]) -> _T:

@@ -68,8 +68,8 @@ class Guests:
         self._sessions = nodes.Sessions()
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._marks: set[asyncio.Task[None]] = set()
-        # Which guest registered a Node last, so that the end of an earlier one does not mark it lost.
-        self._registered: dict[tuple[str, str], str] = {}
+        # Which life registered a Node last, so that the end of an earlier one does not mark it lost.
+        self._registered: dict[tuple[str, str], object] = {}
 
     async def run(self) -> None:
         """Boot and end guests as instances come and go, until cancelled; the stores must be synced."""
@@ -93,15 +93,29 @@ class Guests:
             life = self._lives.pop(uid_of(change.old), None)
             if life:
                 life.cancel()
-        if change.new is not None and runs and now not in self._lives:
-            guest = _guest(change.new)
-            self._lives[now] = asyncio.create_task(self._life(guest), name=f"guest {guest.key}")
+        if change.new is None or not runs:
+            return
+        guest = _guest(change.new)
+        if now not in self._lives:
+            self._lives[now] = asyncio.create_task(self._boot(guest), name=f"guest {guest.key}")
+        elif change.old is not None and _renewal(change.old) != _renewal(change.new):
+            self._lives[now] = asyncio.create_task(self._renew(guest, self._lives[now]), name=f"guest {guest.key}")
 
     # Life of a guest
 
-    async def _life(self, guest: Guest) -> None:
+    async def _boot(self, guest: Guest) -> None:
         spread = self._world.boot_spread
         await asyncio.sleep(self._world.boot_seconds * random.uniform(1 - spread, 1 + spread))
+        await self._life(guest)
+
+    async def _renew(self, guest: Guest, before: asyncio.Task[None]) -> None:
+        """Go on with other addresses, if the guest has some by DHCP."""
+        for interface in guest.interfaces:
+            self._addresses.expire(guest.holder(interface))
+        await _cancel([before])
+        await self._life(guest)
+
+    async def _life(self, guest: Guest) -> None:
         try:
             user_data, network_data = await self._cloud_init(guest)
             join = join_of(user_data) if user_data else None
@@ -236,16 +250,16 @@ class Guests:
         access = Access(server=server, ca=join.ca, token=join.token)
         async with self._sessions.client(access) as client:
             await nodes.register(client, info)
-            self._registered[server, guest.hostname] = guest.uid
+            life = self._registered[server, guest.hostname] = object()
             try:
                 await asyncio.Event().wait()
             finally:
-                self._spawn(self._lose_node(guest, access))
+                self._spawn(self._lose_node(guest, access, life))
 
-    async def _lose_node(self, guest: Guest, access: Access) -> None:
+    async def _lose_node(self, guest: Guest, access: Access, life: object) -> None:
         await asyncio.sleep(self._world.node_lost_seconds)
         node = (access.server, guest.hostname)
-        if self._registered.get(node) == guest.uid:
+        if self._registered.get(node) is life:
             del self._registered[node]
             async with self._sessions.client(access) as client:
                 await nodes.mark_lost(client, guest.hostname)
@@ -260,6 +274,10 @@ def _guest(vmi: Obj) -> Guest:
     owners = vmi["metadata"].get("ownerReferences") or [{"uid": uid_of(vmi)}]
     hostname = vmi["spec"].get("hostname") or vmi["metadata"]["name"]
     return Guest(key_of(vmi), uid_of(vmi), owners[0]["uid"], hostname, vmi["spec"])
+
+
+def _renewal(vmi: Obj) -> str:
+    return annotations_of(vmi).get(kinds.RENEWAL, "")
 
 
 def _interface(interface: Obj, name: str, address: str) -> Obj:

@@ -21,6 +21,7 @@ import uvloop
 
 from caphv.runtime.access import Access, parse_kubeconfig
 from caphv.runtime.client import ApiClient
+from sandbox.faultproxy import FaultProxy, proxy_of
 from sandbox.garbage import Garbage
 from sandbox.guests import Guests
 from sandbox.harvester.addresses import Addresses
@@ -41,14 +42,23 @@ READY_FILE = "simulator.ready"
 class Simulator:
     """The simulated parts of one sandbox; `folder` is where its etcd runs, for the API servers of workload clusters.
 
-    `management` is the management cluster, where only the stand-ins for kube-controller-manager work.
+    `management` is the management cluster, where only the stand-ins for kube-controller-manager work. `fault_proxy`
+    stands before Harvester for who wants to meet faults.
     """
 
-    def __init__(self, folder: Path, world: World, harvester: Access, management: Access | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        harvester: Access,
+        management: Access | None = None,
+        fault_proxy: FaultProxy | None = None,
+    ) -> None:
         self.world = world
         self._folder = folder
         self._harvester = harvester
         self._management = management
+        self._fault_proxy = fault_proxy
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Simulator]:
@@ -70,6 +80,8 @@ class Simulator:
                 if access:
                     other = await self._client(stack, name, access)
                     works += [Tokens(other, access.ca).run(), Garbage(other).run()]
+            if self._fault_proxy:
+                works.append((await stack.enter_async_context(self._fault_proxy.serving())).follow(client))
             await stack.enter_async_context(_background(*works))
             yield self
 
@@ -117,7 +129,10 @@ def from_folder(folder: Path) -> Simulator:
     settings = {name: value for name, value in state.get("settings", {}).items() if name in known}
     world = World.from_settings(state["network"], settings)
     harvester, management = (_access(folder, name) for name in ("harvester", "management"))
-    return Simulator(folder, world, harvester, management)
+    proxy = None
+    if (folder / "identity.kubeconfig").exists():
+        proxy = proxy_of(_access(folder, "identity"), harvester, folder / "harvester")
+    return Simulator(folder, world, harvester, management, proxy)
 
 
 def _access(folder: Path, name: str) -> Access:

@@ -4,23 +4,23 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from caphv.cli import CONTEXT_SETTINGS
 from caphv.cli.demo import demo
+from caphv.cli.fault import fault
+from caphv.cli.options import which_sandbox
 
 if TYPE_CHECKING:
     from sandbox.environment import Sandbox, Settings
     from sandbox.golang import Report
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
 NOT_RUNNING = 1
-_SERVERS = ("management", "harvester")
+_SERVERS = ("management", "harvester", "identity")
 
 
 @click.group(
@@ -42,25 +42,6 @@ def sandbox() -> None:
     """
 
 
-def _which(command: _Command) -> _Command:
-    """Add the options that tell which sandbox is meant."""
-    command = click.option(
-        "--dir", "folder", type=click.Path(path_type=Path), help="Folder of the sandbox, in place of a name."
-    )(command)
-    return click.option(
-        "--name",
-        metavar="NAME",
-        help="Which sandbox, when there are several.  [default: default]",
-        callback=_check_name,
-    )(command)
-
-
-def _check_name(_ctx: click.Context, _option: click.Parameter, name: str | None) -> str | None:
-    if name is not None and not (name.replace("-", "").isalnum() and name.isascii() and name[0].isalnum()):
-        raise click.BadParameter(f"{name!r} is not made of letters, digits and dashes; it becomes the name of a folder")
-    return name
-
-
 @sandbox.command(
     epilog="""\b
 Examples:
@@ -69,7 +50,7 @@ Examples:
   caphv sandbox up --no-provider       then: caphv run --kubeconfig $(caphv sandbox kubeconfig --path)
 """,
 )
-@_which
+@which_sandbox
 @click.option("--provider/--no-provider", default=True, show_default=True, help="Run the provider in it, too.")
 @click.option("--audit/--no-audit", default=False, help="Write audit logs: one line a request, with its user.")
 @click.option(
@@ -117,7 +98,7 @@ Examples:
   caphv sandbox status -o json | jq -r .network
 """,
 )
-@_which
+@which_sandbox
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True, help="Format."
 )
@@ -141,16 +122,19 @@ def status(name: str | None, folder: Path | None, output: str) -> None:
 Examples:
   export KUBECONFIG=$(caphv sandbox kubeconfig --path)
   kubectl --kubeconfig <(caphv sandbox kubeconfig harvester) get vm -A
+  kubectl create secret generic harvester --from-file kubeconfig=$(caphv sandbox kubeconfig identity --path)
 """,
 )
-@_which
+@which_sandbox
 @click.option("--path", is_flag=True, help="Print the name of the file, not what is in it.")
 @click.argument("server", type=click.Choice(_SERVERS), default=_SERVERS[0])
 def kubeconfig(name: str | None, folder: Path | None, *, path: bool, server: str) -> None:
-    """Print the administrator's kubeconfig of an API server: management (default) or harvester."""
-    box = _sandbox(name, folder)
-    if box.status()["status"] == "absent":
-        raise click.ClickException(f"no sandbox in {box.folder}: start it with `caphv sandbox up`")
+    """Print the administrator's kubeconfig of an API server: management (default) or harvester.
+
+    With identity, print one for the identity Secret of a cluster: it leads to Harvester by way of the fault proxy, so
+    that the cluster meets what `caphv sandbox fault` causes.
+    """
+    box = running_sandbox(name, folder)
     file = box.kubeconfig(server)
     if not file.exists():
         raise click.ClickException(f"{file} is not there: start the sandbox again with `caphv sandbox up`")
@@ -164,7 +148,7 @@ Examples:
   caphv sandbox down --name second
 """,
 )
-@_which
+@which_sandbox
 def down(name: str | None, folder: Path | None) -> None:
     """Stop all processes of a sandbox and remove its folder, whatever state it is in."""
     box = _sandbox(name, folder)
@@ -179,6 +163,14 @@ def _sandbox(name: str | None, folder: Path | None, settings: "Settings | None" 
     if name and folder:
         raise click.UsageError("--name and --dir both say which sandbox: give one of them")
     return Sandbox(folder or default_folder(name or "default"), settings)
+
+
+def running_sandbox(name: str | None, folder: Path | None) -> "Sandbox":
+    """The sandbox of that name or folder; it is there, though perhaps not as a whole."""
+    box = _sandbox(name, folder)
+    if box.status()["status"] == "absent":
+        raise click.ClickException(f"no sandbox in {box.folder}: start it with `caphv sandbox up`")
+    return box
 
 
 @contextlib.contextmanager
@@ -243,3 +235,4 @@ def _print_table(found: dict[str, Any]) -> None:
 
 
 sandbox.add_command(demo)
+sandbox.add_command(fault)

@@ -13,6 +13,7 @@ class Addresses:
     def __init__(self) -> None:
         self._holders: dict[str, str] = {}
         self._leases: dict[str, str] = {}
+        self._expired: dict[str, str] = {}
 
     def claim(self, address: str, holder: str) -> str:
         """Use an address; answers who uses it already, empty when nobody else does."""
@@ -23,10 +24,15 @@ class Addresses:
         """Use an address of a DHCP range `<first>-<last>`. Raises LookupError when all are in use."""
         before = self._leases.get(holder)
         for address in itertools.chain([before] if before else [], _addresses(dhcp)):
-            if not self.claim(address, holder):
+            if address != self._expired.get(holder) and not self.claim(address, holder):
                 self._leases[holder] = address
                 return address
         raise LookupError(f"no address is left in the DHCP range {dhcp}")
+
+    def expire(self, holder: str) -> None:
+        """Give a holder another address with its next lease."""
+        if holder in self._leases:
+            self._expired[holder] = self._leases.pop(holder)
 
     def release(self, holder: str) -> None:
         """Stop using all addresses of a holder; its lease is remembered."""

@@ -23,6 +23,8 @@ IMAGE_ID = "harvesterhci.io/imageId"
 NETWORK_ROUTE = "network.harvesterhci.io/route"
 # The range of the simulated DHCP server of a network, "<first>-<last>"; Harvester has such servers outside of itself.
 NETWORK_DHCP = "sandbox.caphv.io/dhcp"
+# On an instance: a new value makes the DHCP server give its guest other addresses.
+RENEWAL = "sandbox.caphv.io/renewal"
 CLUSTER_NETWORK = "network.harvesterhci.io/mgmt"
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
 

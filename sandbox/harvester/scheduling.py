@@ -54,6 +54,12 @@ def place(vm: Obj, hosts: Iterable[Obj], placed: Iterable[Placed]) -> str:
     return str(min(free, key=cost)["metadata"]["name"])
 
 
+def is_ready(host: Obj) -> bool:
+    """Whether the host answers."""
+    conditions = host.get("status", {}).get("conditions") or ()
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
+
+
 def matches(expressions: Sequence[Obj], labels: Mapping[str, str]) -> bool:
     """Whether labels fulfil all expressions `{key, operator, values}` of a node or label selector."""
     return all(_holds(entry, labels) for entry in expressions)
@@ -82,9 +88,7 @@ def _holds(entry: Obj, labels: Mapping[str, str]) -> bool:
 
 
 def _usable(host: Obj) -> bool:
-    conditions = host.get("status", {}).get("conditions") or ()
-    ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
-    return ready and not host.get("spec", {}).get("unschedulable")
+    return is_ready(host) and not host.get("spec", {}).get("unschedulable")
 
 
 def _selected(spec: Obj, labels: Mapping[str, str]) -> bool:

@@ -26,6 +26,7 @@ STARTING, RUNNING, STOPPING, STOPPED = "Starting", "Running", "Stopping", "Stopp
 # A shorter start is not worth the write that says so.
 UNREPORTED_SECONDS = 1.0
 UNSCHEDULABLE, NO_CLAIM = "ErrorUnschedulable", "ErrorPvcNotFound"
+_ENDED = ("Failed", "Succeeded")  # phases of an instance
 
 
 class VirtualMachines:
@@ -44,18 +45,29 @@ class VirtualMachines:
     async def run(self) -> None:
         """Work until cancelled; the stores must be synced."""
         for vmi in self._stores.vmis.store:
-            self._remember(key_of(vmi), vmi, vmi.get("status", {}).get("nodeName", ""))
+            self._remember(key_of(vmi), vmi, _host_of(vmi))
         self._stores.vms.add_handler(self._changed)
         self._stores.vmis.add_handler(self._changed)
         for informer in (self._stores.hosts, self._stores.images, self._stores.claims):
             informer.add_handler(self._retry_waiting)
+        self._stores.hosts.add_handler(self._host_changed)
         await self._controller.run()
 
     def _changed(self, change: Change) -> None:
         self._controller.enqueue(change.key)
-        if change.resource is kinds.INSTANCES and change.new is None:
+        if change.resource is not kinds.INSTANCES:
+            return
+        if change.new is None:
             self._placed.pop(change.key, None)
             self._retry_waiting(change)
+        elif change.old is not None and _host_of(change.old) not in ("", _host_of(change.new)):
+            self._remember(change.key, change.new, _host_of(change.new))  # a live migration
+
+    def _host_changed(self, change: Change) -> None:
+        if change.new is None or not scheduling.is_ready(change.new):
+            for vmi in self._stores.vmis.store:
+                if _host_of(vmi) == change.key.name:
+                    self._controller.enqueue(key_of(vmi))
 
     def _retry_waiting(self, _change: Change) -> None:
         for key in self._waiting:
@@ -64,6 +76,8 @@ class VirtualMachines:
     async def _reconcile(self, key: Key) -> float | None:
         vm, vmi = self._stores.vms.get(*key), self._stores.vmis.get(*key)
         self._waiting.discard(key)
+        if vmi is not None and self._is_lost(vmi):
+            vmi = await self._patch_instance(vmi, _failed(vmi))
         if vm is None:
             await self._remove_instance(vmi)
             return None
@@ -73,10 +87,16 @@ class VirtualMachines:
             return await self._halt(vm, vmi)
         return await self._keep_running(vm, vmi)
 
+    def _is_lost(self, vmi: Obj) -> bool:
+        """Whether the instance was on a host that has failed."""
+        host = self._stores.hosts.get("", _host_of(vmi))
+        alive = host is not None and scheduling.is_ready(host)
+        return bool(_host_of(vmi)) and not alive and _phase(vmi) not in _ENDED
+
     # Life
 
     async def _keep_running(self, vm: Obj, vmi: Obj | None) -> float | None:
-        if vmi is not None and _phase(vmi) in ("Failed", "Succeeded"):
+        if vmi is not None and _phase(vmi) in _ENDED:
             await self._remove_instance(vmi)  # its end brings this key again, and a new instance starts
             return None
         if vmi is None:
@@ -212,6 +232,10 @@ def _phase(vmi: Obj) -> str:
     return str(vmi.get("status", {}).get("phase", ""))
 
 
+def _host_of(vmi: Obj) -> str:
+    return str(vmi.get("status", {}).get("nodeName", ""))
+
+
 def _instance(vm: Obj, host: str) -> Obj:
     template, metadata = vm["spec"]["template"], vm["metadata"]
     meta = template.get("metadata") or {}
@@ -252,3 +276,9 @@ def _running(vmi: Obj) -> Obj:
     times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Running")]
     conditions = kinds.with_condition(vmi, kinds.condition("Ready", True))
     return {"status": {"phase": "Running", "conditions": conditions, "phaseTransitionTimestamps": times}}
+
+
+def _failed(vmi: Obj) -> Obj:
+    times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Failed")]
+    conditions = kinds.with_condition(vmi, kinds.condition("Ready", False, "NodeUnresponsive"))
+    return {"status": {"phase": "Failed", "conditions": conditions, "phaseTransitionTimestamps": times}}

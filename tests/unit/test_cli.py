@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from caphv.cli import COMMANDS, cli
 from sandbox.environment import Settings, State
+from sandbox.faults import KINDS, Kind
 
 pytestmark = pytest.mark.unit
 
@@ -34,7 +35,7 @@ def test_every_command_of_the_table_can_be_called_and_gives_examples(name: str) 
     assert "Examples:" in result.output
 
 
-@pytest.mark.parametrize("name", ["up", "status", "kubeconfig", "down"])
+@pytest.mark.parametrize("name", ["up", "status", "kubeconfig", "down", "fault"])
 def test_every_sandbox_command_gives_examples(name: str) -> None:
     assert f"caphv sandbox {name}" in call("sandbox", name, "--help").output.partition("Examples:")[2]
 
@@ -53,6 +54,10 @@ def test_completion_script(shell: str) -> None:
         ["sandbox", "up", "--name", "../escape"],
         ["sandbox", "status", "--name", "a", "--dir", "b"],
         ["sandbox", "up", "--boot-spread", "2"],
+        ["sandbox", "fault", "nonsense"],
+        ["sandbox", "fault", "host-failure"],
+        ["sandbox", "fault", "slow", "--share", "0"],
+        ["sandbox", "fault", "--name", "../escape", "list"],
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
@@ -94,3 +99,19 @@ def test_down_keeps_its_hands_off_folders_of_others(tmp_path: Path) -> None:
     result = call("sandbox", "down", "--dir", str(tmp_path))
     assert result.exit_code == 1
     assert "letter.txt" in {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_every_kind_of_fault_explains_itself(kind: Kind) -> None:
+    assert kind.summary in call("sandbox", "fault", "--help").output
+    explained = " ".join(call("sandbox", "fault", kind.name, "--help").output.split())
+    assert kind.summary in explained
+    assert kind.target in explained
+    assert (f"caphv sandbox fault clear {kind.name}" in explained) is kind.lasting
+    assert ("--share" in explained) is kind.in_transport
+
+
+def test_fault_without_a_sandbox_says_how_to_start_one(tmp_path: Path) -> None:
+    result = call("sandbox", "fault", "--dir", str(tmp_path), "list")
+    assert result.exit_code == 1
+    assert "caphv sandbox up" in result.output

@@ -85,3 +85,16 @@ def test_proxy_forwards_and_cuts_connections_of_a_lost_backend() -> None:
         server.close()
 
     asyncio.run(story())
+
+
+def test_expired_lease_is_followed_by_another_address() -> None:
+    addresses = Addresses()
+    first = addresses.lease("127.64.32.1-127.64.32.9", "one")
+    addresses.expire("one")
+    addresses.release("one")
+    second = addresses.lease("127.64.32.1-127.64.32.9", "one")
+    assert second != first
+    addresses.release("one")
+    assert addresses.lease("127.64.32.1-127.64.32.9", "one") == second
+    addresses.expire("nobody")
+    assert addresses.lease("127.64.32.1-127.64.32.9", "nobody") == first

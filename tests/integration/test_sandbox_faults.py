@@ -1,0 +1,386 @@
+"""Faults on request: each does what it says, is recorded, and ends when it is cleared."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caphv.runtime.access import Access
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    Gone,
+    NotFound,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+)
+from caphv.runtime.resource import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, Obj, uid_of
+from sandbox import network
+from sandbox.apiserver import ApiServer, Token
+from sandbox.faultproxy import FaultProxy
+from sandbox.faults import Fault, Faults
+from sandbox.harvester import kinds
+from sandbox.harvester.troubles import FaultError
+from tests.integration.simulation import Place, Simulation, simulation, virtual_machine
+
+pytestmark = pytest.mark.integration
+
+TOKEN = Token("fault-proxy-token", "somebody", ("system:masters",))
+BOUND = 0.5
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def place(etcd_folder: Path) -> Iterator[Place]:
+    """An API server of this module: the webhooks of the simulation stay on it."""
+    server = ApiServer(etcd_folder, "faulty-harvester", tokens=[TOKEN])
+    asyncio.run(server.start())
+    with network.claim() as (claimed, _):
+        yield Place(server, str(claimed))
+    asyncio.run(server.stop())
+
+
+@pytest.fixture
+def simulated(place: Place) -> Callable[[Any], None]:
+    """Run a story on a simulated Harvester, in a namespace of its own."""
+    namespace = f"faults-{next(_numbers)}"
+
+    def run(story: Callable[[Simulation, Faults], Coroutine[Any, Any, None]]) -> None:
+        async def go() -> None:
+            async with simulation(place, namespace) as sim:
+                faults = Faults(sim.client)
+                await story(sim, faults)
+                await faults.clear()
+                assert await faults.active() == []
+
+        asyncio.run(go())
+
+    return run
+
+
+async def running(sim: Simulation, name: str) -> Obj:
+    return await sim.until(kinds.INSTANCES, name, lambda vmi: vmi["status"].get("interfaces"))
+
+
+async def host_of(sim: Simulation, name: str) -> str:
+    return str((await sim.client.get(kinds.INSTANCES, name, sim.namespace))["status"]["nodeName"])
+
+
+# Objects
+
+
+def test_closed_hosts_leave_vms_waiting_until_they_open(simulated: Callable[[Any], None]) -> None:
+    async def story(sim: Simulation, faults: Faults) -> None:
+        await sim.create_vm("before")
+        await running(sim, "before")
+        await faults.cause(Fault("unschedulable"))
+        await sim.create_vm("after")
+        stuck = lambda vm: vm.get("status", {}).get("printableStatus") == "ErrorUnschedulable"  # noqa: E731
+        await sim.until(kinds.VIRTUAL_MACHINES, "after", stuck)
+        assert [str(fault) for fault in await faults.active()] == ["unschedulable"]
+        await faults.clear("unschedulable")
+        await running(sim, "after")
+        assert (await sim.client.get(kinds.INSTANCES, "before", sim.namespace))["status"]["phase"] == "Running"
+
+    simulated(story)
+
+
+@pytest.mark.parametrize(
+    ("name", "resource", "target"),
+    [
+        ("image-missing", kinds.IMAGES, "default/sles-15"),
+        ("key-pair-missing", kinds.KEY_PAIRS, "default/caphv"),
+        ("network-missing", kinds.NETWORKS, "default/production"),
+    ],
+    ids=["image", "key-pair", "network"],
+)
+def test_missing_object_comes_back_as_it_was(
+    simulated: Callable[[Any], None], name: str, resource: Any, target: str
+) -> None:
+    async def story(sim: Simulation, faults: Faults) -> None:
+        namespace, _, bare = target.partition("/")
+        before = await sim.client.get(resource, bare, namespace)
+        await faults.cause(Fault(name, target))
+        with pytest.raises(NotFound):
+            await sim.client.get(resource, bare, namespace)
+        with pytest.raises(FaultError, match="clear it first"):
+            await faults.cause(Fault(name, target))
+        await faults.clear(name, "default/other")
+        assert await faults.active()
+        await faults.clear(name, target)
+        after = await sim.client.get(resource, bare, namespace)
+        assert (after.get("spec"), after.get("status")) == (before.get("spec"), before.get("status"))
+
+    simulated(story)
+
+
+def test_vms_of_a_failed_host_start_elsewhere(simulated: Callable[[Any], None]) -> None:
+    async def story(sim: Simulation, faults: Faults) -> None:
+        await sim.create_vm("one")
+        before = await running(sim, "one")
+        failed = before["status"]["nodeName"]
+        await faults.cause(Fault("host-failure", failed))
+        (ready,) = (await sim.client.get(NODES, failed))["status"]["conditions"]
+        assert ready["status"] == "Unknown"
+        restarted = await sim.until(
+            kinds.INSTANCES,
+            "one",
+            lambda vmi: uid_of(vmi) != uid_of(before) and vmi["status"].get("interfaces"),
+        )
+        assert restarted["status"]["nodeName"] not in ("", failed)
+        assert restarted["status"]["interfaces"] == before["status"]["interfaces"]
+        await faults.clear("host-failure")
+        (ready,) = (await sim.client.get(NODES, failed))["status"]["conditions"]
+        assert ready["status"] == "True"
+
+    simulated(story)
+
+
+def test_vm_vanishes_and_leaves_its_disks(simulated: Callable[[Any], None]) -> None:
+    async def story(sim: Simulation, faults: Faults) -> None:
+        await sim.create_vm("one")
+        await running(sim, "one")
+        await faults.cause(Fault("vm-vanishes", f"{sim.namespace}/one"))
+        with pytest.raises(NotFound):
+            await sim.client.get(kinds.VIRTUAL_MACHINES, "one", sim.namespace)
+        await sim.until_gone(kinds.INSTANCES, "one")
+        assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", sim.namespace)
+        assert await faults.active() == []
+
+    simulated(story)
+
+
+def test_live_migration_changes_the_host_and_nothing_else(simulated: Callable[[Any], None]) -> None:
+    async def story(sim: Simulation, faults: Faults) -> None:
+        await sim.create_vm("one")
+        before = await running(sim, "one")
+        said = await faults.cause(Fault("migration", f"{sim.namespace}/one"))
+        after = await sim.client.get(kinds.INSTANCES, "one", sim.namespace)
+        assert uid_of(after) == uid_of(before)
+        source, host = before["status"]["nodeName"], after["status"]["nodeName"]
+        assert host not in ("", source)
+        assert said.endswith(f"from {source} to {host}")
+        assert after["status"]["interfaces"] == before["status"]["interfaces"]
+        # The simulation knows where it is now: a failure of the old host is nothing to it.
+        await faults.cause(Fault("host-failure", source))
+        await asyncio.sleep(BOUND)
+        assert uid_of(await sim.client.get(kinds.INSTANCES, "one", sim.namespace)) == uid_of(before)
+
+    simulated(story)
+
+
+def test_vm_with_a_disk_of_one_host_cannot_be_migrated(simulated: Callable[[Any], None]) -> None:
+    async def story(sim: Simulation, faults: Faults) -> None:
+        vm = virtual_machine(sim.namespace, "one")
+        annotations = vm["metadata"]["annotations"]
+        annotations[kinds.CLAIM_TEMPLATES] = annotations[kinds.CLAIM_TEMPLATES].replace("Many", "Once")
+        await sim.client.create(kinds.VIRTUAL_MACHINES, vm)
+        await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
+        with pytest.raises(FaultError, match="one-disk-0 is not ReadWriteMany"):
+            await faults.cause(Fault("migration", f"{sim.namespace}/one"))
+
+    simulated(story)
+
+
+def test_address_by_dhcp_changes_and_a_static_one_does_not(
+    simulated: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.harvester.troubles.PATIENCE", 1.0)
+
+    async def story(sim: Simulation, faults: Faults) -> None:
+        static = f"{sim.prefix}.8.200"
+        await sim.create_vm("leased")
+        await sim.create_vm("static", address=static)
+        (before,) = await sim.addresses("leased")
+        assert await sim.addresses("static") == [static]
+        await faults.cause(Fault("address-change", f"{sim.namespace}/leased"))
+        (after,) = await sim.addresses("leased")
+        assert after != before
+        with pytest.raises(FaultError, match=f"keeps {static}"):
+            await faults.cause(Fault("address-change", f"{sim.namespace}/static"))
+        await faults.cause(Fault("address-change", f"{sim.namespace}/leased"))
+        assert await sim.addresses("leased") not in ([after], [])
+
+    simulated(story)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault("vm-vanishes", "nowhere/one"), "VirtualMachine nowhere/one is not on Harvester"),
+        (Fault("host-failure", "nobody"), "there are: harvester-1, harvester-2, harvester-3"),
+        (Fault("migration", "one"), "'one' is not of the form NAMESPACE/NAME"),
+        (Fault("host-failure"), "host-failure needs HOST"),
+        (Fault("slow", "one"), "slow needs no target"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
+)
+def test_fault_that_cannot_be_is_refused(simulated: Callable[[Any], None], fault: Fault, message: str) -> None:
+    async def story(_sim: Simulation, faults: Faults) -> None:
+        with pytest.raises(FaultError, match=message):
+            await faults.cause(fault)
+        assert await faults.active() == []
+
+    simulated(story)
+
+
+# Transport
+
+
+@contextlib.asynccontextmanager
+async def proxied(server: ApiServer) -> AsyncIterator[tuple[FaultProxy, ApiClient]]:
+    """A fault proxy before an API server, and a client that goes through it."""
+    access = Access(server=server.url, ca=server.ca.certificate.decode(), token=TOKEN.value)
+    own = server.folder / server.name
+    async with FaultProxy(access, certificate=own / "tls.crt", key=own / "tls.key").serving() as proxy:
+        client = Access(server=proxy.url, ca=access.ca, token=access.token).client(name="proxied", timeout=5)
+        try:
+            yield proxy, client
+        finally:
+            await client.close()
+
+
+def through_proxy(place: Place, story: Callable[[FaultProxy, ApiClient], Coroutine[Any, Any, None]]) -> None:
+    async def go() -> None:
+        async with proxied(place.server) as (proxy, client):
+            await story(proxy, client)
+
+    asyncio.run(go())
+
+
+def namespace(name: str) -> Obj:
+    return kinds.typed(NAMESPACES, {"metadata": {"name": name}})
+
+
+def test_proxy_passes_on_everything_while_nothing_is_wrong(place: Place) -> None:
+    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+        created = await client.create(NAMESPACES, namespace("passed-on"))
+        listed = await client.list(NAMESPACES, label_selector="kubernetes.io/metadata.name in (passed-on, other)")
+        assert [uid_of(item) for item in listed["items"]] == [uid_of(created)]
+        watch = client.watch(NAMESPACES, resource_version=created["metadata"]["resourceVersion"])
+        changed = asyncio.create_task(anext(watch))
+        await client.patch(NAMESPACES, "passed-on", "", {"metadata": {"labels": {"a": "b"}}})
+        kind, obj = await asyncio.wait_for(changed, 5)
+        assert (kind, obj["metadata"]["labels"]["a"]) == ("MODIFIED", "b")
+        await watch.aclose()
+        await client.delete(NAMESPACES, "passed-on")
+        with pytest.raises(NotFound):
+            await client.get(NAMESPACES, "no such name")
+        assert proxy.requests == 6
+
+    through_proxy(place, story)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("unauthorized", Unauthorized),
+        ("forbidden", Forbidden),
+        ("too-many-requests", TooManyRequests),
+        ("away", Unreachable),
+    ],
+)
+def test_requests_are_refused_until_the_fault_ends(place: Place, name: str, error: type[Exception]) -> None:
+    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+        proxy.apply([Fault(name)])
+        for _ in range(3):
+            with pytest.raises(error):
+                await client.get(NAMESPACES, "default")
+        proxy.apply([])
+        await client.get(NAMESPACES, "default")
+
+    through_proxy(place, story)
+
+
+def test_conflict_meets_writes_only(place: Place) -> None:
+    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+        proxy.apply([Fault("conflict")])
+        await client.get(NAMESPACES, "default")
+        with pytest.raises(Conflict):
+            await client.patch(NAMESPACES, "default", "", {"metadata": {"labels": {"never": "written"}}})
+        assert "never" not in (await client.get(NAMESPACES, "default"))["metadata"]["labels"]
+
+    through_proxy(place, story)
+
+
+def test_slow_answers_come_late(place: Place) -> None:
+    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+        proxy.apply([Fault("slow", delay=BOUND)])
+        started = time.monotonic()
+        await client.get(NAMESPACES, "default")
+        assert BOUND <= time.monotonic() - started < 4
+
+    through_proxy(place, story)
+
+
+def test_a_share_of_the_requests_gets_through(place: Place) -> None:
+    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+        proxy.apply([Fault("forbidden", share=0.5)])
+        refused = 0
+        for _ in range(60):
+            try:
+                await client.get(NAMESPACES, "default")
+            except Forbidden:
+                refused += 1
+        assert 10 < refused < 50
+
+    through_proxy(place, story)
+
+
+@pytest.mark.parametrize(("name", "error"), [("watches-gone", Gone), ("unauthorized", None), ("away", Unreachable)])
+def test_open_watches_end(place: Place, name: str, error: type[Exception] | None) -> None:
+    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+        version = (await client.list(NAMESPACES))["metadata"]["resourceVersion"]
+        opened = asyncio.Event()
+        watch = client.watch(NAMESPACES, resource_version=version, on_open=opened.set)
+        seen = asyncio.create_task(anext(watch, None))
+        await asyncio.wait_for(opened.wait(), 5)
+        proxy.apply([Fault(name)])
+        outcome = await asyncio.wait_for(asyncio.gather(seen, return_exceptions=True), 5)
+        assert type(outcome[0]) is (error or type(None))
+        # While it goes on, new watches fare no better.
+        with pytest.raises((ApiError, Unreachable)):
+            await anext(client.watch(NAMESPACES, resource_version=version))
+
+    through_proxy(place, story)
+
+
+def test_proxy_follows_what_is_recorded(simulated: Callable[[Any], None], place: Place) -> None:
+    async def story(sim: Simulation, faults: Faults) -> None:
+        async with proxied(place.server) as (proxy, client):
+            following = asyncio.create_task(proxy.follow(sim.client))
+            await faults.cause(Fault("slow", delay=0.01))
+            said = await faults.cause(Fault("forbidden", share=0.9))
+            assert said == "forbidden (90% of requests)"
+            await faults.cause(Fault("forbidden"))
+            assert [str(fault) for fault in await faults.active()] == ["slow (0.01 s)", "forbidden"]
+            await eventually(client, refused=True)
+            await faults.clear()
+            await eventually(client, refused=False)
+            following.cancel()
+
+    simulated(story)
+
+
+async def eventually(client: ApiClient, *, refused: bool) -> None:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            await client.get(NAMESPACES, "default")
+            if not refused:
+                return
+        except Forbidden:
+            if refused:
+                return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"requests are {'not' if refused else 'still'} refused")
