@@ -1,0 +1,151 @@
+"""Where a VM differs from what its machine asks for now: somebody edited the VM, or the machine's spec.
+
+Only what the spec decides is compared. Left out is what Harvester changes at admission (guest memory, requests, MACs,
+grace period, more affinity, the strategy after a restart), what KubeVirt fills in, volumes that a CSI driver plugs in
+while the VM runs, and what the Go provider did in another way (names of disks, anti-affinity).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from caphv.api import names
+from caphv.runtime.resource import Obj, annotations_of
+
+_SUFFIXES = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6, "m": -1, "u": -2, "n": -3}
+_QUANTITY = re.compile(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]?)(i?)")
+_STARTED = ("Always", "RerunOnFailure")
+
+
+def drift(wanted: Obj, actual: Obj) -> tuple[str, ...]:
+    """Name each field in which VM `actual` differs from `wanted` (of `virtual_machine`), with both values."""
+    return tuple(_differences(wanted, actual))
+
+
+def _differences(wanted: Obj, actual: Obj) -> Iterator[str]:
+    before, now = _view(wanted), _view(actual)
+    for field, value in before.items():
+        if now[field] != value:
+            yield f"{field} is {_shown(now[field])}, not {_shown(value)}"
+    before, now = (vm["spec"]["template"]["spec"].get("affinity") or {} for vm in (wanted, actual))
+    for field in ("nodeAffinity", "podAffinity"):
+        if not _covers(now.get(field) or {}, before.get(field) or {}):
+            yield f"{field} lacks rules of the machine"
+
+
+def _view(vm: Obj) -> Obj:
+    """What is compared, by the field's name for people, in a form that is equal when it means the same."""
+    template = vm["spec"]["template"]
+    spec = template.get("spec") or {}
+    domain = spec.get("domain") or {}
+    cpu, limits = domain.get("cpu") or {}, (domain.get("resources") or {}).get("limits") or {}
+    devices = domain.get("devices") or {}
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    return {
+        "runStrategy": _run_strategy(vm),
+        "hostname": spec.get("hostname"),
+        "cores": (cpu.get("cores") or 1) * (cpu.get("sockets") or 1) * (cpu.get("threads") or 1),
+        "CPU limit": _number(limits.get("cpu")),
+        "memory limit": _number(limits.get("memory")),
+        "networks": [(entry.get("multus") or {}).get("networkName") for entry in spec.get("networks") or ()],
+        "interfaces": [_interface(entry) for entry in devices.get("interfaces") or ()],
+        "disks": _disks(vm, spec, devices),
+        "firmware": _firmware(domain),
+        "TPM": _tpm(devices),
+        f"label {names.MACHINE_TYPE_LABEL}": labels.get(names.MACHINE_TYPE_LABEL),
+    }
+
+
+def _run_strategy(vm: Obj) -> str:
+    strategy = vm["spec"].get("runStrategy") or ("Always" if vm["spec"].get("running") else "Halted")
+    # After a stop, Harvester starts a VM with the strategy that the annotation remembers, else with RerunOnFailure.
+    started = (*_STARTED, annotations_of(vm).get(names.RUN_STRATEGY_ANNOTATION))
+    return "Always" if strategy in started and strategy != "Halted" else strategy
+
+
+def _interface(entry: Obj) -> tuple[str, str]:
+    binding = next((kind for kind in ("bridge", "masquerade", "sriov", "binding") if kind in entry), "")
+    return str(entry.get("model") or "virtio"), binding
+
+
+def _disks(vm: Obj, spec: Obj, devices: Obj) -> list[dict[str, Any]]:
+    claims = {claim["metadata"]["name"]: claim for claim in _parsed(vm, names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or ()}
+    disks = {disk["name"]: disk for disk in devices.get("disks") or ()}
+    return [
+        _disk(disks.get(volume["name"]) or {}, claims.get(_claim_of(volume).get("claimName", "")))
+        for volume in spec.get("volumes") or ()
+        if not _claim_of(volume).get("hotpluggable")
+    ]
+
+
+def _claim_of(volume: Obj) -> Obj:
+    return volume.get("persistentVolumeClaim") or volume.get("dataVolume") or {}
+
+
+def _disk(disk: Obj, claim: Obj | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "bus": next((disk[kind].get("bus") for kind in ("disk", "cdrom", "lun") if kind in disk), None),
+        "bootOrder": disk.get("bootOrder"),
+    }
+    if claim:
+        spec = claim.get("spec") or {}
+        found["size"] = _number(((spec.get("resources") or {}).get("requests") or {}).get("storage"))
+        found["storageClass"] = spec.get("storageClassName")
+        found["image"] = annotations_of(claim).get(names.IMAGE_ID_ANNOTATION)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _firmware(domain: Obj) -> str:
+    efi = ((domain.get("firmware") or {}).get("bootloader") or {}).get("efi")
+    if efi is None:
+        return "BIOS"
+    # KubeVirt takes an absent secureBoot for true.
+    return "EFI with secure boot" if efi.get("secureBoot", True) else "EFI"
+
+
+def _tpm(devices: Obj) -> str:
+    tpm = devices.get("tpm")
+    if tpm is None:
+        return "off"
+    return "persistent" if tpm.get("persistent") else "on"
+
+
+def _covers(have: Any, want: Any) -> bool:
+    """Whether `have` is `want` with at most additions."""
+    if isinstance(want, dict):
+        return isinstance(have, dict) and all(name in have and _covers(have[name], want[name]) for name in want)
+    if isinstance(want, list):
+        return isinstance(have, list) and all(any(_covers(there, item) for there in have) for item in want)
+    return bool(have == want)
+
+
+def _parsed(obj: Obj, annotation: str) -> Any:
+    """JSON of an annotation; None when it is missing, or somebody broke it."""
+    try:
+        return json.loads((obj.get("metadata") or {}).get("annotations", {}).get(annotation) or "null")
+    except ValueError:
+        return None
+
+
+def _number(quantity: object) -> Decimal | None:
+    """Value of a quantity, None for none or another text: API servers write `4096Mi` as `4Gi`."""
+    match = _QUANTITY.fullmatch(str(quantity))
+    if match is None:
+        return None
+    return Decimal(match[1]) * Decimal(1024 if match[3] else 1000) ** _SUFFIXES[match[2]]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Decimal):
+        return f"{value / 1024**3:g}Gi" if value >= 1024**3 else f"{value.normalize():f}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {_shown(item)}' for name, item in value.items())}}}"
+    if isinstance(value, tuple):
+        return " ".join(filter(None, map(str, value)))
+    return "unset" if value is None else str(value)
