@@ -14,6 +14,7 @@ from reconciler import resources
 from reconciler.flow import StatusDraft, Waiters
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Sessions
+from reconciler.single import SingleWatches
 from reconciler.workload import Workloads
 
 
@@ -31,11 +32,14 @@ class Context:
     harvester_machines: Informer
     sessions: Sessions
     workloads: Workloads
+    singles: SingleWatches
     waiters: Waiters
     enqueue_cluster: Callable[[Key], None]
     enqueue_machine: Callable[[Key], None]
     # When (monotonic) this process had the VM of a machine deleted, by the machine's uid, until all of it is gone.
     deleting: dict[str, float] = field(default_factory=dict)
+    # The kubeconfig that new guests of a HarvesterCluster find in a file: each machine needs it, and it stays the same.
+    guest_kubeconfigs: dict[Key, str] = field(default_factory=dict, repr=False)
 
     def owner(self, kind: str, obj: Obj) -> Owner:
         """The record that objects on Harvester carry for this object."""

@@ -64,6 +64,10 @@ class StatusDraft:
         """Whether a condition holds in the working copy."""
         return conditions.is_true(self.fields.get("conditions") or [], condition)
 
+    def has(self, condition: ConditionType) -> bool:
+        """Whether the working copy has the condition, with any status."""
+        return conditions.get_condition(self.fields.get("conditions") or [], condition) is not None
+
     def drop(self, condition: ConditionType) -> None:
         """Forget a condition that does not apply any more."""
         kept = [c for c in self.fields.get("conditions") or [] if c.get("type") != condition]

@@ -27,6 +27,7 @@ from reconciler.context import Context
 from reconciler.flow import Waiters
 from reconciler.harvester.session import Session, SessionEvents, Sessions
 from reconciler.machine.controller import MachineReconciler
+from reconciler.single import SingleWatches
 from reconciler.watches import Watches
 from reconciler.workload import Workloads
 
@@ -102,7 +103,8 @@ class Provider:
             harvester_clusters=harvester_clusters,
             harvester_machines=harvester_machines,
             sessions=Sessions(SessionEvents(self._harvester_changed, self._harvester_health)),
-            workloads=Workloads(client, secrets, self._node_changed),
+            workloads=Workloads(client, secrets, self._node_changed, self._workload_reached),
+            singles=SingleWatches(self._enqueue_cluster),
             waiters=Waiters(self._enqueue_any),
             enqueue_cluster=self._enqueue_cluster,
             enqueue_machine=self._enqueue_machine,
@@ -163,6 +165,9 @@ class Provider:
     def _node_changed(self, cluster: Key, change: Change) -> None:
         self.watches.node(cluster, change)
 
+    def _workload_reached(self, cluster: Key) -> None:
+        self.watches.workload_reached(cluster)
+
     def _harvester_of(self, key: Key) -> str:
         """Queue group of a machine: its Harvester, so that a slow one never takes all workers."""
         machine = self.context.harvester_machines.get(*key)
@@ -176,6 +181,7 @@ class Provider:
 
     async def _stop(self) -> None:
         await self.context.events.flush()
+        await self.context.singles.close()
         await self.context.workloads.close()
         await self.context.sessions.close()
 

@@ -45,12 +45,22 @@ class _Workload:
 
 
 class Workloads:
-    """Workload clusters by key of their Cluster; `changed` hears of each change of a Node."""
+    """Workload clusters by key of their Cluster.
 
-    def __init__(self, management: ApiClient, secrets: Informer, changed: Callable[[Key, Change], None]) -> None:
+    `changed` hears of each change of a Node, `reached` of a workload API that answers for the first time.
+    """
+
+    def __init__(
+        self,
+        management: ApiClient,
+        secrets: Informer,
+        changed: Callable[[Key, Change], None],
+        reached: Callable[[Key], None],
+    ) -> None:
         self._management = management
         self._secrets = secrets
         self._changed = changed
+        self._reached = reached
         self._workloads: dict[Key, _Workload] = {}
         self._versions: dict[Key, str] = {}
         self._locks: dict[Key, asyncio.Lock] = {}
@@ -59,6 +69,11 @@ class Workloads:
         """Client of the workload API, None before its kubeconfig is there."""
         workload = self._workloads.get(cluster)
         return workload.client if workload else None
+
+    def reached(self, cluster: Key) -> bool:
+        """Whether the workload API has answered with these credentials."""
+        workload = self._workloads.get(cluster)
+        return workload is not None and workload.nodes.synced
 
     def node(self, cluster: Key, name: str) -> Obj | None:
         """A Node from the cache, None while it (or the workload API) is not there."""
@@ -119,7 +134,15 @@ class Workloads:
             return
         if known:
             await known.close()
-        nodes = Informer(client, NODES, transform=_slim, max_backoff=_BACKOFF)
+        told = False
+
+        def on_contact() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                self._reached(cluster)
+
+        nodes = Informer(client, NODES, transform=_slim, on_contact=on_contact, max_backoff=_BACKOFF)
         nodes.add_handler(lambda change: self._changed(cluster, change))
         self._workloads[cluster] = _Workload(client, nodes, nodes.start(), access.fingerprint)
 

@@ -37,6 +37,10 @@ RECONCILE_AT_ANNOTATION = "caphv.io/reconcile-at"
 OWNER_CLUSTER_ANNOTATION = "caphv.io/management-cluster"
 OWNER_ANNOTATION = "caphv.io/owner"
 OWNER_UID_ANNOTATION = "caphv.io/owner-uid"
+# And on the Secret with the cloud config in a workload cluster: hashes of its content and of what that was made from.
+CONTENT_ANNOTATION = "caphv.io/content-hash"
+INPUTS_ANNOTATION = "caphv.io/inputs-hash"
+RENEW_AT_ANNOTATION = "caphv.io/renew-at"
 
 # And on IPPools, with an address behind it: which management cluster holds that address.
 ADDRESS_HOLDER_PREFIX = "addresses.caphv.io/"
@@ -106,6 +110,8 @@ class Reason(StrEnum):
     TARGET_NAMESPACE_NOT_READY = "TargetNamespaceNotReady"
     VM_IP_POOL_CREATION_FAILED = "VMIPPoolCreationFailed"
     CUSTOM_POOL_CREATION_FAILED = "CustomPoolCreationInHarvesterFailed"
+    CLOUD_PROVIDER_CONFIG_IN_PROGRESS = "CloudProviderConfigGenerationInProgress"
+    CLOUD_PROVIDER_CONFIG_FAILED = "CloudProviderConfigGenerationFailed"
     FLEET_INTEGRATION_NOT_APPLICABLE = "FleetIntegrationNotApplicable"
     FLEET_INTEGRATION_IN_PROGRESS = "FleetIntegrationInProgress"
     FLEET_INTEGRATION_FAILED = "FleetIntegrationFailed"

@@ -81,6 +81,7 @@ class Session:
     def __init__(self, access: Access, events: SessionEvents) -> None:
         self.fingerprint = access.fingerprint
         self.server = access.server
+        self.ca = access.ca
         self.client = access.client(name="harvester")
         self._events = events
         self._tasks: dict[Informer, asyncio.Task[None]] = {}

@@ -24,6 +24,8 @@ from reconciler.machine.network import StaticAddress
 MAX_SECRET_BYTES = 1024 * 1024
 """Kubernetes refuses Secrets whose values together are larger."""
 
+CLOUD_CONFIG_FILE = "/etc/kubernetes/cloud-config"
+
 MAX_NODES = 100_000
 """Upper bound of YAML nodes after all aliases are followed: a few lines of nested aliases can mean billions."""
 
@@ -60,15 +62,24 @@ class CloudInitError(ValueError):
     """Bootstrap data that cannot be given to a VM; the message says what to do and quotes nothing of the data."""
 
 
-def userdata(bootstrap: str, *, ssh_public_key: str = "", dhcp_interfaces: Sequence[str] = ()) -> str:
+def userdata(
+    bootstrap: str,
+    *,
+    ssh_public_key: str = "",
+    dhcp_interfaces: Sequence[str] = (),
+    files: Sequence[Obj] = (),
+) -> str:
     """Return the user data of a VM, in cloud-init's `#cloud-config` format.
 
     `bootstrap` is the value of the bootstrap Secret; a `## template: jinja` first line of it is kept.
-    `dhcp_interfaces` are the guest's interfaces (`eth0`, …) that need an address by DHCP.
+    `dhcp_interfaces` are the guest's interfaces (`eth0`, …) that need an address by DHCP, `files` entries for
+    `write_files`.
     Raises CloudInitError for other formats than cloud-config, invalid YAML and data beyond a Secret's size.
     """
     is_template, body = _split_header(bootstrap)
     base = _base(ssh_public_key.strip(), dhcp_interfaces)
+    if files:
+        base["write_files"] = [*files]
     mask = _mask if is_template else str
     root = _compose(mask(body))
     merged = _insert(body, mask(body), root, base)
@@ -92,6 +103,11 @@ def networkdata(address: StaticAddress, nic_count: int) -> str:
             nameserver["search"] = list(address.dns_search)
         config.append(nameserver)
     return yaml.safe_dump({"version": 1, "config": config}, sort_keys=False)
+
+
+def kubeconfig_file(content: str) -> list[Obj]:
+    """Entries of `write_files` with the kubeconfig for Harvester's cloud provider, where its documentation has it."""
+    return [{"path": CLOUD_CONFIG_FILE, "permissions": "0600", "owner": "root:root", "content": content}]
 
 
 def secret_name(vm_name: str) -> str:
@@ -287,6 +303,8 @@ def _items(items: Sequence[Any], indent: int) -> str:
 
 
 def _flow(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flow(name)}: {_flow(item)}" for name, item in value.items()) + "}"
     # In a template, a brace of ours must not look like the start of an expression.
     return json.dumps(value, ensure_ascii=False).replace("{", "\\u007b")
 

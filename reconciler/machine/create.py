@@ -131,6 +131,18 @@ async def _bootstrap_data(scope: MachineScope) -> str:
         raise scope.failed(f"bootstrap Secret {name}: key value must hold cloud-config text in UTF-8") from None
 
 
+def _guest_files(scope: MachineScope) -> list[Obj]:
+    """The kubeconfig for Harvester, where the cluster wants it in a file. Raises `Blocked` until it was made."""
+    if (scope.cluster_spec.get("cloudConfig") or {}).get("delivery") != "File" or scope.harvester_cluster is None:
+        return []
+    cluster = key_of(scope.harvester_cluster)
+    content = scope.context.guest_kubeconfigs.get(cluster)
+    if content is None:
+        scope.context.waiters.wait(("cloud-config", cluster), scope.key)
+        raise scope.in_progress("waiting for the cloud config; see CloudProviderConfigReady of the HarvesterCluster")
+    return cloudinit.kubeconfig_file(content)
+
+
 async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) -> None:
     nics = len(scope.spec["networks"])
     try:
@@ -142,6 +154,7 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
                 bootstrap,
                 ssh_public_key=_public_key(scope),
                 dhcp_interfaces=dhcp_interfaces(network, nics),
+                files=_guest_files(scope),
             ),
             network_data=cloudinit.networkdata(network, nics) if isinstance(network, StaticAddress) else "",
         )

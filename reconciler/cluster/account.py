@@ -1,0 +1,208 @@
+"""The account that a cluster's cloud provider has on Harvester, with its binding and tokens.
+
+Name of all of them is the Cluster's (contract). Where that name is taken, by another cluster or by something that is
+not of ours, a hash of the HarvesterCluster's uid makes it unique: a binding is cluster-scoped on Harvester, and a
+Cluster can be called `default` or `cluster-admin`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Conflict, NotFound
+from caphv.runtime.resource import CONFIG_MAPS, SECRETS, SERVICES, Key, Obj, Resource, uid_of
+from reconciler.cluster.kubeconfig import virtual_address
+from reconciler.cluster.scope import ClusterScope
+from reconciler.flow import Blocked
+from reconciler.harvester.ownership import Owner, Ownership, owned_by, record, wants_adoption
+
+CLUSTER_ROLE = "harvesterhci.io:cloudprovider"
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+CLUSTER_ROLE_BINDINGS = Resource(
+    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
+)
+ACCOUNT_ANNOTATION = "kubernetes.io/service-account.name"
+TOKEN_TYPE = "kubernetes.io/service-account-token"  # noqa: S105 - a type, not a token
+_INGRESS = Key("kube-system", "ingress-expose")
+_ROOT_CA = "kube-root-ca.crt"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A token with the CA (PEM) of the server that takes it; `expires` is None for one without an end."""
+
+    token: str = field(repr=False)
+    ca: str = field(repr=False)
+    expires: datetime | None = None
+
+
+async def ensure_account(scope: ClusterScope) -> str:
+    """Account and binding exist and are ours; answers their name. Raises `Blocked` when all names are taken."""
+    client, namespace, wanted = scope.connected().client, scope.target_namespace, record(scope.owner)
+    for name in account_names(scope):
+        account, binding = await _read(client, namespace, name)
+        if not _usable(scope, account, binding, name):
+            continue
+        if account is None or owned_by(account, scope.owner) is not Ownership.OURS:
+            metadata = {"name": name, "namespace": namespace, "annotations": wanted}
+            await _write(client, SERVICE_ACCOUNTS, account, {"metadata": metadata})
+        if binding is None or owned_by(binding, scope.owner) is not Ownership.OURS:
+            metadata = {"name": name, "annotations": wanted}
+            await _write(client, CLUSTER_ROLE_BINDINGS, binding, {"metadata": metadata, **_grant(namespace, name)})
+        return name
+    raise Blocked(
+        ConditionType.CLOUD_PROVIDER_CONFIG_READY,
+        Reason.CLOUD_PROVIDER_CONFIG_FAILED,
+        f"ServiceAccount or ClusterRoleBinding {scope.cluster_key.name} on Harvester belongs to somebody else, and so "
+        "does the one with a hash in its name; remove them",
+        warn=True,
+    )
+
+
+async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
+    """A token without an end, from Secret `<account>-token` (contract). Raises `Blocked` until Harvester filled it."""
+    client, name = scope.connected().client, f"{account}-token"
+    try:
+        secret = await client.get(SECRETS, name, scope.target_namespace)
+    except NotFound:
+        annotations = {ACCOUNT_ANNOTATION: account, **record(scope.owner)}
+        metadata = {"name": name, "namespace": scope.target_namespace, "annotations": annotations}
+        secret = await client.create(SECRETS, {"metadata": metadata, "type": TOKEN_TYPE})
+    if secret["metadata"].get("annotations", {}).get(ACCOUNT_ANNOTATION) != account:
+        raise Blocked(
+            ConditionType.CLOUD_PROVIDER_CONFIG_READY,
+            Reason.CLOUD_PROVIDER_CONFIG_FAILED,
+            f"Secret {scope.target_namespace}/{name} on Harvester is not the token of ServiceAccount {account}; "
+            "remove it",
+            warn=True,
+        )
+    data = secret.get("data") or {}
+    if not data.get("token") or not data.get("ca.crt"):
+        raise Blocked(
+            ConditionType.CLOUD_PROVIDER_CONFIG_READY,
+            Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS,
+            f"waiting for Harvester to fill Secret {scope.target_namespace}/{name}",
+            after=0.5,
+        )
+    return Credentials(base64.b64decode(data["token"]).decode(), base64.b64decode(data["ca.crt"]).decode())
+
+
+async def bound_credentials(scope: ClusterScope, account: str, seconds: int) -> Credentials:
+    """A token that ends after `seconds`, or sooner where Harvester wants that, and with the account."""
+    session = scope.connected()
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": seconds},
+    }
+    path = SERVICE_ACCOUNTS.path(scope.target_namespace, account, "token")
+    answer = await session.client.request("POST", path, resource=SERVICE_ACCOUNTS, body=request)
+    try:
+        published = await session.client.get(CONFIG_MAPS, _ROOT_CA, scope.target_namespace)
+        ca = str(published["data"]["ca.crt"])
+    except (NotFound, KeyError):
+        ca = session.ca
+    status = answer["status"]
+    return Credentials(status["token"], ca, datetime.fromisoformat(status["expirationTimestamp"]).astimezone(UTC))
+
+
+async def server(scope: ClusterScope) -> str:
+    """Where guests reach Harvester: its virtual address, else the server of the identity (contract)."""
+    try:
+        service = await scope.connected().client.get(SERVICES, _INGRESS.name, _INGRESS.namespace)
+    except NotFound:
+        service = None
+    return virtual_address(service) or str(scope.obj["spec"]["server"])
+
+
+async def delete_account(scope: ClusterScope) -> None:
+    """Binding, token and account go, in this order: nothing is left that a token could be used for."""
+    client, namespace = scope.connected().client, scope.target_namespace
+    for name in account_names(scope):
+        account, binding = await _read(client, namespace, name)
+        if (account is None and binding is None) or not _usable(scope, account, binding, name):
+            continue
+        token = await _find(client, SECRETS, f"{name}-token", namespace)
+        if token and token.get("type") != TOKEN_TYPE:
+            token = None
+        for resource, obj in ((CLUSTER_ROLE_BINDINGS, binding), (SECRETS, token), (SERVICE_ACCOUNTS, account)):
+            if obj:
+                await _delete(client, resource, obj)
+
+
+def account_names(scope: ClusterScope) -> tuple[str, str]:
+    """The contract's name, and the one for when that is taken."""
+    name = scope.cluster_key.name
+    return name, f"{name}-{hashlib.sha256(uid_of(scope.obj).encode()).hexdigest()[:8]}"
+
+
+def usable(account: Obj | None, binding: Obj | None, key: Key, owner: Owner, *, adopt: bool = False) -> bool:
+    """Whether account and binding of a name are free, ours, or a pair that the Go provider left.
+
+    Objects without a record, or with `adopt` those of another owner, are taken over only as a pair that means exactly
+    what it would mean for us: a binding of any other role, or an account alone, is something else that happens to have
+    the name.
+    """
+    judged = [owned_by(obj, owner) for obj in (account, binding) if obj is not None]
+    if Ownership.FOREIGN in judged and not adopt:
+        return False
+    if binding is not None and not _grants(binding, key):
+        return False
+    return binding is not None or all(judgement is Ownership.OURS for judgement in judged)
+
+
+def _usable(scope: ClusterScope, account: Obj | None, binding: Obj | None, name: str) -> bool:
+    key = Key(scope.target_namespace, name)
+    return usable(account, binding, key, scope.owner, adopt=wants_adoption(scope.obj))
+
+
+def _grants(binding: Obj, key: Key) -> bool:
+    wanted = _grant(key.namespace, key.name)
+    subjects = [
+        {name: subject.get(name) for name in ("kind", "name", "namespace")} for subject in binding.get("subjects") or ()
+    ]
+    return binding.get("roleRef") == wanted["roleRef"] and subjects == wanted["subjects"]
+
+
+def _grant(namespace: str, name: str) -> Obj:
+    return {
+        "roleRef": {"apiGroup": CLUSTER_ROLE_BINDINGS.group, "kind": "ClusterRole", "name": CLUSTER_ROLE},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+    }
+
+
+async def _read(client: ApiClient, namespace: str, name: str) -> tuple[Obj | None, Obj | None]:
+    return (
+        await _find(client, SERVICE_ACCOUNTS, name, namespace),
+        await _find(client, CLUSTER_ROLE_BINDINGS, name),
+    )
+
+
+async def _find(client: ApiClient, resource: Resource, name: str, namespace: str = "") -> Obj | None:
+    try:
+        return await client.get(resource, name, namespace)
+    except NotFound:
+        return None
+
+
+async def _write(client: ApiClient, resource: Resource, present: Obj | None, wanted: Obj) -> None:
+    """Create the object, or write the record on the one that is there."""
+    if present is None:
+        await client.create(resource, wanted)
+        return
+    metadata = present["metadata"]
+    patch = {"annotations": wanted["metadata"]["annotations"], "resourceVersion": metadata["resourceVersion"]}
+    await client.patch(resource, metadata["name"], metadata.get("namespace", ""), {"metadata": patch})
+
+
+async def _delete(client: ApiClient, resource: Resource, obj: Obj) -> None:
+    metadata = obj["metadata"]
+    try:
+        await client.delete(resource, metadata["name"], metadata.get("namespace", ""), uid=metadata["uid"])
+    except (NotFound, Conflict):
+        return

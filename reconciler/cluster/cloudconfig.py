@@ -1,0 +1,293 @@
+"""The kubeconfig with which cloud provider and CSI driver of a workload cluster talk to Harvester.
+
+Three ways to it, each from a field of the HarvesterCluster:
+
+* `updateCloudProviderConfig` (contract): into the Secret inside a ConfigMap's manifests, which a ClusterResourceSet
+  applies; with a token that has no end, because nobody would bring a new one.
+* `cloudConfig.delivery: Secret`: into a Secret in the workload cluster that we keep ourselves, with a token that is
+  renewed when two thirds of its life are over.
+* `cloudConfig.delivery: File`: into a file of each guest at its first boot; the token has no end either.
+
+None of them gates machines: a cloud provider starts when the cluster runs. Nothing here is asked again while nothing
+changed: what was found right is remembered by the version of the object.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+import orjson
+
+from caphv.api import names
+from caphv.api.conditions import rfc3339
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.errors import Forbidden, Invalid, NotFound, Unreachable
+from caphv.runtime.resource import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, labels_of, uid_of
+from reconciler.cluster import account
+from reconciler.cluster.kubeconfig import SECRET_NAMESPACE, ManifestError, kubeconfig, with_credentials
+from reconciler.cluster.scope import ClusterScope
+from reconciler.flow import Blocked
+
+SECRET = Key(SECRET_NAMESPACE, "harvester-cloud-config")
+SECRET_KEY = "cloud-config"  # noqa: S105 - what both charts of Harvester look for by default
+TOKEN_SECONDS = 7 * 24 * 3600
+"""Life of a bound token: a provider that is away for less than a third of it is not noticed."""
+
+_PAUSE = 5.0
+_READY = ConditionType.CLOUD_PROVIDER_CONFIG_READY
+_Step = Callable[[ClusterScope, "CloudConfigs"], Awaitable[float | None]]
+
+
+class CloudConfigs:
+    """What was found right, by HarvesterCluster and way: the version of the object and what it was made from."""
+
+    def __init__(self) -> None:
+        self.verified: dict[tuple[Key, str], tuple[str, str]] = {}
+        # When (monotonic) the Secret of a workload cluster was written last.
+        self.written: dict[Key, float] = {}
+
+    def forget(self, cluster: Key) -> None:
+        """Have everything about a HarvesterCluster looked at again."""
+        self.verified = {way: seen for way, seen in self.verified.items() if way[0] != cluster}
+        self.written.pop(cluster, None)
+
+
+async def ensure_cloud_config(scope: ClusterScope, state: CloudConfigs) -> float | None:
+    """Bring the cloud config to where the spec wants it; answers when to come back to renew a token.
+
+    What stands in the way goes into the condition `CloudProviderConfigReady` and nowhere else.
+    """
+    steps = _steps(scope.obj["spec"])
+    if not steps:
+        if scope.draft.has(_READY):
+            await delete_cloud_config(scope, state)
+            scope.draft.drop(_READY)
+        return None
+    try:
+        delays = [await step(scope, state) for step in steps]
+    except Blocked as blocked:
+        if blocked.warn and not scope.draft.said(_READY, blocked.message):
+            scope.warn(blocked.reason, blocked.message)
+        scope.draft.set_false(_READY, blocked.reason, blocked.message)
+        return blocked.after
+    except (Forbidden, Invalid) as error:
+        message = f"an API server refuses what the cloud config needs: {error.message}"
+        if not scope.draft.said(_READY, message):
+            scope.warn(Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
+        scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
+        return 60.0
+    scope.draft.set_true(_READY)
+    return min((delay for delay in delays if delay is not None), default=None)
+
+
+async def delete_cloud_config(scope: ClusterScope, state: CloudConfigs) -> None:
+    """Account, binding and tokens go, and with them the worth of every kubeconfig that was given out."""
+    if not _steps(scope.obj["spec"]) and not scope.draft.has(_READY):
+        return
+    state.forget(scope.key)
+    scope.context.guest_kubeconfigs.pop(scope.key, None)
+    await scope.context.singles.forget(scope.key)
+    await account.delete_account(scope)
+
+
+def renewal(secret: Obj, inputs: str, now: datetime) -> float | None:
+    """Seconds until the token in a Secret of ours (metadata) is to be renewed; None when it must be written now."""
+    notes = annotations_of(secret)
+    try:
+        left = (datetime.fromisoformat(notes.get(names.RENEW_AT_ANNOTATION, "")) - now).total_seconds()
+    except (ValueError, TypeError):
+        return None
+    return left if left > 0 and notes.get(names.INPUTS_ANNOTATION) == inputs else None
+
+
+def secret_object(uid: str, content: str, inputs: str, renew_at: datetime) -> Obj:
+    """The Secret in the workload cluster; `uid` is that of the HarvesterCluster."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": SECRET.name,
+            "namespace": SECRET.namespace,
+            "labels": {names.OWNER_UID_ANNOTATION: uid},
+            "annotations": {
+                names.CONTENT_ANNOTATION: _digest(content.encode()),
+                names.INPUTS_ANNOTATION: inputs,
+                names.RENEW_AT_ANNOTATION: rfc3339(renew_at),
+            },
+        },
+        "type": "Opaque",
+        "data": {SECRET_KEY: base64.b64encode(content.encode()).decode()},
+    }
+
+
+def intact(secret: Obj) -> bool:
+    """Whether a Secret of ours holds what was written into it, and nothing else."""
+    data = secret.get("data") or {}
+    try:
+        content = base64.b64decode(data.get(SECRET_KEY) or "")
+    except binascii.Error:
+        return False
+    return set(data) == {SECRET_KEY} and _digest(content) == annotations_of(secret).get(names.CONTENT_ANNOTATION)
+
+
+# The three ways
+
+
+async def _manifest(scope: ClusterScope, state: CloudConfigs) -> float | None:
+    config = scope.obj["spec"]["updateCloudProviderConfig"]
+    target = Key(config["manifestsConfigMapNamespace"], config["manifestsConfigMapName"])
+    watch = await scope.context.singles.ensure(scope.key, scope.context.client, CONFIG_MAPS, target)
+    if watch is None:
+        raise _in_progress(f"reading ConfigMap {target}")
+    known, inputs = watch.get(*target), _inputs(scope)
+    if known is None:
+        raise _failed(f"ConfigMap {target} of updateCloudProviderConfig does not exist; create it")
+    if state.verified.get((scope.key, _manifest.__name__)) == (known["metadata"]["resourceVersion"], inputs):
+        return None
+    content = await _lasting_kubeconfig(scope)
+    try:
+        config_map = await scope.context.client.get(CONFIG_MAPS, target.name, target.namespace)
+    except NotFound:
+        watch.forget(*target)
+        raise _failed(f"ConfigMap {target} of updateCloudProviderConfig does not exist; create it") from None
+    manifest_key = config["manifestsConfigMapKey"]
+    before = (config_map.get("data") or {}).get(manifest_key) or ""
+    try:
+        after = with_credentials(
+            before,
+            config["cloudConfigCredentialsSecretName"],
+            config["cloudConfigCredentialsSecretKey"],
+            content,
+        )
+    except ManifestError as error:
+        raise _failed(f"key {manifest_key} of ConfigMap {target} {error}") from None
+    if after != before:
+        version = config_map["metadata"]["resourceVersion"]
+        patch = {"metadata": {"resourceVersion": version}, "data": {manifest_key: after}}
+        config_map = await scope.context.client.patch(CONFIG_MAPS, target.name, target.namespace, patch)
+        watch.observe(config_map)
+        scope.tell("CloudConfigWritten", f"wrote the credentials of the cloud provider into ConfigMap {target}")
+    state.verified[scope.key, _manifest.__name__] = (config_map["metadata"]["resourceVersion"], inputs)
+    return None
+
+
+async def _secret(scope: ClusterScope, state: CloudConfigs) -> float | None:
+    client = scope.context.workloads.client(scope.cluster_key)
+    if client is None or not scope.context.workloads.reached(scope.cluster_key):
+        raise _in_progress("waiting for the API of the workload cluster")
+    watch = await scope.context.singles.ensure(scope.key, client, SECRETS, SECRET)
+    if watch is None:
+        raise _in_progress(f"reading Secret {SECRET} of the workload cluster")
+    known, inputs = watch.get(*SECRET), _inputs(scope)
+    if known and not _ours(known):
+        raise _failed(f"Secret {SECRET} of the workload cluster exists and is not ours; remove it")
+    left = renewal(known, inputs, datetime.now(UTC)) if known else None
+    if known and left:
+        version = (known["metadata"]["resourceVersion"], inputs)
+        if state.verified.get((scope.key, _secret.__name__)) == version:
+            return left
+        try:
+            if intact(await client.get(SECRETS, SECRET.name, SECRET.namespace)):
+                state.verified[scope.key, _secret.__name__] = version
+                return left
+        except NotFound:
+            watch.forget(*SECRET)
+            known = None
+        except Unreachable as error:
+            raise _in_progress(f"the API of the workload cluster does not answer: {error}", after=10) from None
+    if time.monotonic() - state.written.get(scope.key, -_PAUSE) < _PAUSE:
+        # Somebody keeps changing it: each time costs a token.
+        raise _in_progress(
+            f"Secret {SECRET} of the workload cluster was changed just after it was written", after=_PAUSE
+        )
+    name = await account.ensure_account(scope)
+    credentials = await account.bound_credentials(scope, name, TOKEN_SECONDS)
+    now = datetime.now(UTC)
+    life = (credentials.expires or now) - now
+    content = await _kubeconfig(scope, credentials)
+    wanted = secret_object(uid_of(scope.obj), content, inputs, now + life * 2 / 3)
+    try:
+        if known:
+            wanted["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
+            written = await client.replace(SECRETS, wanted)
+        else:
+            written = await client.create(SECRETS, wanted)
+    except Unreachable as error:
+        raise _in_progress(f"the API of the workload cluster does not answer: {error}", after=10) from None
+    watch.observe(written)
+    state.written[scope.key] = time.monotonic()
+    state.verified[scope.key, _secret.__name__] = (written["metadata"]["resourceVersion"], inputs)
+    scope.tell("CloudConfigWritten", f"wrote Secret {SECRET} of the workload cluster, with a token for {_days(life)}")
+    return max(1.0, (life * 2 / 3).total_seconds())
+
+
+async def _file(scope: ClusterScope, state: CloudConfigs) -> float | None:
+    inputs = _inputs(scope)
+    if state.verified.get((scope.key, _file.__name__)) != ("", inputs):
+        scope.context.guest_kubeconfigs[scope.key] = await _lasting_kubeconfig(scope)
+        state.verified[scope.key, _file.__name__] = ("", inputs)
+        scope.context.waiters.notify(("cloud-config", scope.key))
+    return None
+
+
+# Inside
+
+
+def _ours(secret: Obj) -> bool:
+    return names.OWNER_UID_ANNOTATION in labels_of(secret) or names.CONTENT_ANNOTATION in annotations_of(secret)
+
+
+def _steps(spec: Obj) -> list[_Step]:
+    steps: list[_Step] = [_manifest] if spec.get("updateCloudProviderConfig") else []
+    delivery = (spec.get("cloudConfig") or {}).get("delivery")
+    return steps + [step for name, step in (("Secret", _secret), ("File", _file)) if name == delivery]
+
+
+def _inputs(scope: ClusterScope) -> str:
+    """Hash over all that a cloud config is made from; no part of it is a secret."""
+    spec = scope.obj["spec"]
+    parts = [
+        scope.connected().fingerprint,
+        scope.target_namespace,
+        spec.get("server"),
+        spec.get("updateCloudProviderConfig"),
+        spec.get("cloudConfig"),
+        annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION),
+    ]
+    return _digest(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS))
+
+
+async def _lasting_kubeconfig(scope: ClusterScope) -> str:
+    name = await account.ensure_account(scope)
+    return await _kubeconfig(scope, await account.lasting_credentials(scope, name))
+
+
+async def _kubeconfig(scope: ClusterScope, credentials: account.Credentials) -> str:
+    return kubeconfig(
+        server=await account.server(scope),
+        ca=credentials.ca,
+        token=credentials.token,
+        namespace=scope.target_namespace,
+    )
+
+
+def _days(life: timedelta) -> str:
+    hours = life.total_seconds() / 3600
+    return f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.1f} hours"
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def _in_progress(message: str, *, after: float | None = None) -> Blocked:
+    return Blocked(_READY, Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS, message, after=after)
+
+
+def _failed(message: str) -> Blocked:
+    return Blocked(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message, warn=True)

@@ -1,0 +1,118 @@
+"""The kubeconfig of Harvester's cloud provider and CSI driver, and its place in a cluster's manifests. Pure.
+
+No error of this module quotes a manifest: they hold credentials.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from caphv.runtime.resource import Obj, annotations_of
+
+SECRET_NAMESPACE = "kube-system"  # noqa: S105 - a namespace
+"""Namespace of the Secret with the kubeconfig in the workload cluster (contract)."""
+
+API_PORT = 6443
+VIP_ANNOTATION = "kube-vip.io/loadbalancerIPs"
+
+_DOCUMENT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+
+
+class ManifestError(ValueError):
+    """A manifest cannot be extended; the text quotes nothing of it."""
+
+
+def kubeconfig(*, server: str, ca: str, token: str, namespace: str) -> str:
+    """A kubeconfig as Harvester's own generator writes it (contract: context `context`, entries `default`).
+
+    `ca` is PEM; `namespace` is that of the VMs, where the cloud provider looks for them.
+    """
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {
+                "name": "default",
+                "cluster": {"server": server, "certificate-authority-data": base64.b64encode(ca.encode()).decode()},
+            }
+        ],
+        "users": [{"name": "default", "user": {"token": token}}],
+        "contexts": [{"name": "context", "context": {"cluster": "default", "user": "default", "namespace": namespace}}],
+        "current-context": "context",
+    }
+    return yaml.safe_dump(config, sort_keys=False)
+
+
+def virtual_address(service: Obj | None) -> str:
+    """URL of Harvester's API at its virtual address, from Service `kube-system/ingress-expose`; empty without one."""
+    address = annotations_of(service).get(VIP_ANNOTATION, "").split(",")[0].strip() if service else ""
+    try:
+        return f"https://{ipaddress.IPv4Address(address)}:{API_PORT}"
+    except ValueError:
+        return ""
+
+
+def with_credentials(manifest: str, name: str, key: str, content: str) -> str:
+    """Put `content` under a key of the v1 Secret `kube-system/<name>` in a manifest; it is appended where absent.
+
+    Every other document stays as it is, byte for byte, and all of them when the Secret holds the content already.
+    Raises ManifestError when the manifest is not YAML.
+    """
+    for start, end in _documents(manifest):
+        secret = _load(manifest[start:end])
+        if not _is_secret(secret, name):
+            continue
+        if _value(secret, key) == content:
+            return manifest
+        secret["data"] = {**(secret.get("data") or {}), key: base64.b64encode(content.encode()).decode()}
+        if secret.get("stringData"):
+            secret["stringData"].pop(key, None)
+        return f"{manifest[:start]}\n{yaml.safe_dump(secret, sort_keys=False)}{manifest[end:]}"
+    new = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "namespace": SECRET_NAMESPACE},
+        "type": "Opaque",
+        "data": {key: base64.b64encode(content.encode()).decode()},
+    }
+    before = manifest if not manifest or manifest.endswith("\n") else f"{manifest}\n"
+    return f"{before}---\n{yaml.safe_dump(new, sort_keys=False)}"
+
+
+def _documents(manifest: str) -> Iterator[tuple[int, int]]:
+    """Start and end of each document, without its marker."""
+    marks = [*_DOCUMENT.finditer(manifest)]
+    starts = [0, *(mark.end() for mark in marks)]
+    ends = [*(mark.start() for mark in marks), len(manifest)]
+    return zip(starts, ends, strict=True)
+
+
+def _load(document: str) -> Any:
+    try:
+        return yaml.safe_load(document)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise ManifestError("holds a document that is not valid YAML; correct it") from None
+
+
+def _is_secret(document: Any, name: str) -> bool:
+    if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != ("v1", "Secret"):
+        return False
+    metadata = document.get("metadata") or {}
+    return (metadata.get("namespace"), metadata.get("name")) == (SECRET_NAMESPACE, name)
+
+
+def _value(secret: Obj, key: str) -> str | None:
+    plain = (secret.get("stringData") or {}).get(key)
+    if plain is not None:
+        return str(plain)
+    try:
+        return base64.b64decode((secret.get("data") or {}).get(key) or "").decode()
+    except (binascii.Error, ValueError, TypeError):
+        return None

@@ -1,0 +1,182 @@
+"""The cloud config: its place in manifests, whose account it is, and when its token is renewed."""
+
+import base64
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caphv.api import names
+from caphv.runtime.access import parse_kubeconfig
+from caphv.runtime.resource import Key
+from reconciler.cluster.account import usable
+from reconciler.cluster.cloudconfig import SECRET_KEY, intact, renewal, secret_object
+from reconciler.cluster.kubeconfig import ManifestError, kubeconfig, virtual_address, with_credentials
+from reconciler.harvester.ownership import Owner, record
+
+pytestmark = pytest.mark.unit
+
+OWNER = Owner("HarvesterCluster", "clusters", "demo", "uid-1", "mc-1")
+OTHER = Owner("HarvesterCluster", "clusters", "demo", "uid-2", "mc-2")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DAEMON = "apiVersion: apps/v1\nkind: DaemonSet   # kept as it is\nmetadata: {name: ccm, namespace: kube-system}\n"
+CA = "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n"
+
+
+def test_kubeconfig_has_the_names_of_the_contract() -> None:
+    text = kubeconfig(server="https://192.0.2.1:6443", ca=CA, token="t", namespace="vms")
+    access = parse_kubeconfig(text)
+    assert (access.server, access.namespace, access.ca, access.token) == ("https://192.0.2.1:6443", "vms", CA, "t")
+    config = yaml.safe_load(text)
+    assert config["current-context"] == config["contexts"][0]["name"] == "context"
+    assert config["clusters"][0]["name"] == config["users"][0]["name"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("192.0.2.7", "https://192.0.2.7:6443"),
+        ("192.0.2.7,192.0.2.8", "https://192.0.2.7:6443"),
+        ("fd00::1", ""),
+        ("", ""),
+        ("not an address", ""),
+    ],
+)
+def test_virtual_address_is_an_ipv4(address: str, url: str) -> None:
+    service = {"metadata": {"name": "ingress-expose", "annotations": {"kube-vip.io/loadbalancerIPs": address}}}
+    assert virtual_address(service) == url
+
+
+def test_no_service_means_no_virtual_address() -> None:
+    assert virtual_address(None) == ""
+
+
+def secrets_in(manifest: str) -> list[dict[str, Any]]:
+    return [d for d in yaml.safe_load_all(manifest) if d and d["kind"] == "Secret"]
+
+
+def test_secret_is_appended_as_opaque_where_it_is_absent() -> None:
+    after = with_credentials(DAEMON, "cloud-config", "key", "content")
+    assert after.startswith(DAEMON)
+    (secret,) = secrets_in(after)
+    assert secret["type"] == "Opaque"
+    assert secret["metadata"] == {"name": "cloud-config", "namespace": "kube-system"}
+    assert base64.b64decode(secret["data"]["key"]) == b"content"
+
+
+def test_secret_that_is_there_keeps_everything_else() -> None:
+    own = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "cloud-config", "namespace": "kube-system", "labels": {"a": "b"}},
+        "type": "secret",
+        "data": {"other": "eA=="},
+        "stringData": {"key": "old"},
+    }
+    before = f"---\n{DAEMON}---\n{yaml.safe_dump(own)}--- # last\n{DAEMON}"
+    after = with_credentials(before, "cloud-config", "key", "content")
+    (secret,) = secrets_in(after)
+    assert after.startswith(f"---\n{DAEMON}---\n")
+    assert after.endswith(f"--- # last\n{DAEMON}")
+    assert secret["metadata"]["labels"] == {"a": "b"}
+    assert secret["type"] == "secret"
+    assert secret["data"] == {"other": "eA==", "key": base64.b64encode(b"content").decode()}
+    assert "key" not in secret["stringData"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"name": "cloud-config", "namespace": "default"},
+        {"name": "cloud-config"},
+        {"name": "another", "namespace": "kube-system"},
+    ],
+)
+def test_other_secrets_are_left_alone(other: dict[str, str]) -> None:
+    before = yaml.safe_dump({"apiVersion": "v1", "kind": "Secret", "metadata": other, "data": {"key": "eA=="}})
+    after = with_credentials(before, "cloud-config", "key", "content")
+    assert after.startswith(before)
+    assert len(secrets_in(after)) == 2
+
+
+@given(st.lists(st.sampled_from([DAEMON, "", "# only a comment\n", "a: |\n  text\n   --- no marker\n"]), max_size=4))
+def test_second_time_nothing_changes(documents: list[str]) -> None:
+    first = with_credentials("---\n".join(documents), "cloud-config", "key", "content")
+    assert with_credentials(first, "cloud-config", "key", "content") == first
+    assert len([d for d in yaml.safe_load_all(first) if d and d.get("kind") == "Secret"]) == 1
+
+
+def test_broken_manifest_is_refused_without_a_quotation() -> None:
+    with pytest.raises(ManifestError) as error:
+        with_credentials("password: [canary", "cloud-config", "key", "content")
+    assert "canary" not in str(error.value)
+
+
+# Account
+
+KEY = Key("vms", "demo")
+ROLE = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "harvesterhci.io:cloudprovider"}
+SUBJECT = {"kind": "ServiceAccount", "name": "demo", "namespace": "vms"}
+
+
+def account(owner: Owner | None = None) -> dict[str, Any]:
+    return {"metadata": {"name": "demo", "annotations": record(owner) if owner else {}}}
+
+
+def binding(owner: Owner | None = None, **changes: Any) -> dict[str, Any]:
+    return {**account(owner), "roleRef": ROLE, "subjects": [SUBJECT], **changes}
+
+
+@pytest.mark.parametrize(
+    ("of_account", "of_binding", "answer"),
+    [
+        (None, None, True),
+        (account(OWNER), binding(OWNER), True),
+        (account(OWNER), None, True),
+        (account(), binding(), True),
+        (account(), None, False),
+        (account(OTHER), None, False),
+        (None, binding(OTHER), False),
+        (account(), binding(roleRef={**ROLE, "name": "cluster-admin"}), False),
+        (None, binding(subjects=[{**SUBJECT, "namespace": "elsewhere"}]), False),
+    ],
+    ids=["free", "ours", "half made", "of Go", "alone", "foreign account", "foreign binding", "other role", "other"],
+)
+def test_only_what_is_ours_or_of_the_go_provider_is_used(of_account: Any, of_binding: Any, answer: bool) -> None:
+    assert usable(of_account, of_binding, KEY, OWNER) is answer
+
+
+def test_a_pair_of_another_owner_is_taken_over_on_request_only() -> None:
+    assert usable(account(OTHER), binding(OTHER), KEY, OWNER, adopt=True)
+    assert not usable(account(OTHER), None, KEY, OWNER, adopt=True)
+    assert not usable(account(OTHER), binding(OTHER), KEY, OWNER)
+
+
+# The Secret in the workload cluster
+
+
+def test_token_is_renewed_when_its_time_has_come() -> None:
+    secret = secret_object("uid-1", "content", "inputs", NOW + timedelta(hours=2))
+    assert renewal(secret, "inputs", NOW) == 7200
+    assert renewal(secret, "inputs", NOW + timedelta(hours=2)) is None
+
+
+def test_other_inputs_or_no_time_mean_now() -> None:
+    secret = secret_object("uid-1", "content", "inputs", NOW + timedelta(hours=2))
+    assert renewal(secret, "others", NOW) is None
+    for value in (None, "", "soon", "2026-01-01T00:00:00"):
+        notes = {**secret["metadata"]["annotations"], names.RENEW_AT_ANNOTATION: value}
+        if value is None:
+            del notes[names.RENEW_AT_ANNOTATION]
+        assert renewal({"metadata": {"annotations": notes}}, "inputs", NOW) is None
+
+
+def test_changed_content_is_noticed() -> None:
+    secret = secret_object("uid-1", "content", "inputs", NOW)
+    assert intact(secret)
+    assert not intact({**secret, "data": {SECRET_KEY: base64.b64encode(b"else").decode()}})
+    assert not intact({**secret, "data": {**secret["data"], "more": "eA=="}})
+    assert not intact({**secret, "data": {}})
