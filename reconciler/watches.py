@@ -122,6 +122,13 @@ class Watches:
         if _differs(change, _what_initialization_reads):
             self._context.enqueue_machine(Key(cluster.namespace, change.key.name))
 
+    def workload_reached(self, cluster: Key) -> None:
+        """The API of a workload cluster answered for the first time."""
+        obj = self._context.clusters.get(*cluster)
+        kind, name = clusterapi.infrastructure_ref(obj) if obj else ("", "")
+        if kind == resources.HARVESTER_CLUSTERS.kind:
+            self._context.enqueue_cluster(Key(cluster.namespace, name))
+
     # Inside
 
     def _machines_of(self, cluster: Obj) -> None:
