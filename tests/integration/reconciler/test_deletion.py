@@ -66,9 +66,21 @@ async def test_disks_of_a_machine_with_a_longer_name_stay(case: Case) -> None:
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "a")
     await case.until_gone(kinds.VIRTUAL_MACHINES, "a")
     since = case.environment.audit_position(case.environment.harvester)
+    # Of the Go provider, which records no owner: only the name tells whose disk it is.
+    unrecorded = {
+        "metadata": {"name": "a-disk-y-disk-0-x7k2p", "namespace": case.target},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+            "storageClassName": "harvester-longhorn",
+        },
+    }
+    await case.harvester.create(PERSISTENT_VOLUME_CLAIMS, unrecorded)
     await case.delete_machine("a")
-    (left,) = await case.names(PERSISTENT_VOLUME_CLAIMS)
-    assert left.startswith("a-disk-x-disk-0-")
+    recorded, left = sorted(await case.names(PERSISTENT_VOLUME_CLAIMS))
+    assert recorded.startswith("a-disk-x-disk-0-")
+    assert left == "a-disk-y-disk-0-x7k2p"
+    await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, left)
     # Harvester would refuse it anyway, because a VM uses it: nobody may even try.
     assert not [write for write in await case.writes(since) if "a-disk-x" in write]
 
