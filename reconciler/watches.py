@@ -15,6 +15,7 @@ from reconciler import resources
 from reconciler.cluster.scope import load_balancer_name
 from reconciler.context import Context
 from reconciler.harvester.session import Session
+from reconciler.machine.node import topology
 
 _METADATA = ("generation", "deletionTimestamp", "finalizers", "ownerReferences", "annotations", "labels")
 
@@ -105,15 +106,14 @@ class Watches:
         elif kind in ("Node", "Deployment") and _differs(change, _host):
             for key in self._context.sessions.users(session):
                 self._context.enqueue_cluster(key)
+            if change.old is not None and change.new is not None and _differs(change, topology):
+                self._machines_on(session)
 
     def health(self, session: Session) -> None:
         """A Harvester went away, came back, or began to refuse its credentials."""
         for key in self._context.sessions.users(session):
             self._context.enqueue_cluster(key)
-            harvester_cluster = self._context.harvester_clusters.get(*key)
-            cluster = self._context.cluster_of(harvester_cluster) if harvester_cluster else None
-            if cluster:
-                self._machines_of(cluster)
+        self._machines_on(session)
 
     # Workload clusters
 
@@ -130,6 +130,13 @@ class Watches:
             self._context.enqueue_cluster(Key(cluster.namespace, name))
 
     # Inside
+
+    def _machines_on(self, session: Session) -> None:
+        for key in self._context.sessions.users(session):
+            harvester_cluster = self._context.harvester_clusters.get(*key)
+            cluster = self._context.cluster_of(harvester_cluster) if harvester_cluster else None
+            if cluster:
+                self._machines_of(cluster)
 
     def _machines_of(self, cluster: Obj) -> None:
         for machine in self._context.machines_of(cluster):
@@ -195,6 +202,7 @@ def _what_a_machine_says(obj: Obj) -> list[Any]:
 def _what_a_vm_says(obj: Obj) -> list[Any]:
     status = obj.get("status") or {}
     return [
+        obj["metadata"].get("uid"),
         obj["metadata"].get("deletionTimestamp"),
         obj["metadata"].get("generation"),
         obj["metadata"].get("annotations"),
@@ -210,4 +218,5 @@ def _host(obj: Obj) -> list[Any]:
 
 
 def _what_initialization_reads(obj: Obj) -> list[Any]:
+    # Not the labels: with somebody else who sets zone and region, too, each would wake the other for ever.
     return [obj["spec"].get("providerID"), obj["spec"].get("taints"), obj["metadata"].get("uid")]

@@ -2,7 +2,8 @@
 
 Pools are written by many: our workers, other management clusters, Harvester's load balancer controller. Why one
 allocator a session: requests that come at the same time go into one conditional write a pool, instead of fighting each
-other for its resourceVersion. When somebody else was faster, the pool is read again and the rest is planned anew.
+other for its resourceVersion. Sessions of different identities on one Harvester write in turn, and each tells the
+others what it wrote. When somebody else was faster, the pool is read again and the rest is planned anew.
 """
 
 from __future__ import annotations
@@ -29,8 +30,16 @@ class _Pending:
     future: asyncio.Future[ipam.Grant | ipam.Refusal]
 
 
-# Address, id of its holder, and whether the holder had it.
-_Return = tuple[str, str, asyncio.Future[bool]]
+# Address, id of its holder, the holder's management cluster, and whether the holder had it.
+_Return = tuple[str, str, str, asyncio.Future[bool]]
+
+
+class Peers:
+    """The allocators of one Harvester in this process: each writes with its own identity, one at a time."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.pools: list[Informer] = []
 
 
 class AddressAllocator:
@@ -42,7 +51,19 @@ class AddressAllocator:
         self._in_use = in_use
         self._pending: list[_Pending] = []
         self._returns: dict[str, list[_Return]] = {}
-        self._lock = asyncio.Lock()
+        self._peers = Peers()
+        self._peers.pools.append(pools)
+
+    def join(self, peers: Peers) -> None:
+        """From now on work together with the allocators of other identities on the same Harvester."""
+        if peers is not self._peers:
+            self.leave()
+            self._peers = peers
+            peers.pools.append(self._pools)
+
+    def leave(self) -> None:
+        """The others need not tell any more what they write."""
+        self._peers.pools.remove(self._pools)
 
     async def allocate(self, request: ipam.AddressRequest) -> ipam.Grant | ipam.Refusal:
         """Reserve an address for an id in the first of its pools that has one; the one it holds already, if any.
@@ -52,20 +73,26 @@ class AddressAllocator:
         pending = _Pending(request, asyncio.get_running_loop().create_future())
         self._pending.append(pending)
         # Whoever gets the lock first serves all that wait behind it.
-        async with self._lock:
+        async with self._peers.lock:
             if not pending.future.done():
                 batch, self._pending = self._pending, []
                 await self._serve(batch)
         return await pending.future
 
-    async def release(self, pool: str, address: str, holder: str) -> bool:
+    async def release(self, pool: str, address: str, holder: str, cluster: str = "") -> bool:
         """Give an address back if that holder has it; answers whether it had. A pool that is gone holds nothing."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._returns.setdefault(pool, []).append((address, holder, future))
-        async with self._lock:
+        self._returns.setdefault(pool, []).append((address, holder, cluster, future))
+        async with self._peers.lock:
             if not future.done():
                 await self._take_back(pool, self._returns.pop(pool))
         return await future
+
+    async def mark(self, pool: str, address: str, cluster: str) -> None:
+        """Mark an address that stays reserved for another management cluster. Raises `Conflict`, to be tried again."""
+        obj = self._pools.get("", pool)
+        if obj is not None:
+            await self._write(pool, ipam.marking(obj, address, cluster))
 
     async def _take_back(self, pool: str, returned: list[_Return]) -> None:
         try:
@@ -75,13 +102,13 @@ class AddressAllocator:
                 await _let_others_write(attempt)
             raise Conflict(409, "Conflict", f"IPPool {pool}: somebody else writes all the time")
         except BaseException as error:
-            _fail((future for _, _, future in returned), error)
+            _fail((future for *_, future in returned), error)
 
     async def _try_to_take_back(self, pool: str, returned: list[_Return]) -> bool:
         obj = self._pools.get("", pool)
         released: tuple[str, ...] = ()
         if obj is not None:
-            plan = ipam.plan_releases(obj, [(address, holder) for address, holder, _ in returned])
+            plan = ipam.plan_releases(obj, [(address, holder, cluster) for address, holder, cluster, _ in returned])
             released = plan.released
             try:
                 if plan.patch:
@@ -91,7 +118,7 @@ class AddressAllocator:
                 return False
             except NotFound:
                 self._pools.forget("", pool)
-        for address, _, future in returned:
+        for address, _, _, future in returned:
             if not future.done():
                 future.set_result(address in released)
         return True
@@ -128,13 +155,17 @@ class AddressAllocator:
         return again
 
     async def _write(self, pool: str, patch: Obj) -> None:
-        self._pools.observe(await self._client.patch(resources.IP_POOLS, pool, "", patch))
+        self._observe(await self._client.patch(resources.IP_POOLS, pool, "", patch))
 
     async def _read_again(self, pool: str) -> None:
         try:
-            self._pools.observe(await self._client.get(resources.IP_POOLS, pool))
+            self._observe(await self._client.get(resources.IP_POOLS, pool))
         except NotFound:
             self._pools.forget("", pool)
+
+    def _observe(self, pool: Obj) -> None:
+        for pools in self._peers.pools:
+            pools.observe(pool)
 
 
 def _fail(futures: Iterable[asyncio.Future[Any]], error: BaseException) -> None:

@@ -4,6 +4,11 @@ Requests of many machines for one pool become one patch with a resourceVersion p
 and others write the same object, so a write based on stale data must fail as a whole and be planned anew.
 All addresses are strings in the form `ipaddress` prints. `status.available` is counted up and down, never recounted: so
 does every other writer.
+
+Ids are the Go provider's, `<namespace>/<name>`, and two management clusters may have machines of one such name. So each
+entry that is made for a management cluster is marked with it, by an annotation of the pool that is written in the same
+patch. Entries without a mark are the Go provider's, or made by hand. (Annotations of an object hold 256 KiB: 6,000
+addresses of one pool.)
 """
 
 import ipaddress
@@ -11,7 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from caphv.runtime.resource import Obj
+from caphv.api import names
+from caphv.runtime.resource import Obj, annotations_of
 
 
 class InvalidPoolError(ValueError):
@@ -35,12 +41,15 @@ class AddressRequest:
     """One address for `id` (`<namespace>/<name>`) from the first of `pools` that has one.
 
     `address` is the one the requester is known to use already: it is reserved again when the pool has lost the entry,
-    and no other is given in its place.
+    and no other is given in its place. `cluster` is a short name of the management cluster that asks, for the mark;
+    empty for entries without. Entries of the id that have no mark are adopted unless `adopt` is false.
     """
 
     id: str
     pools: tuple[str, ...]
     address: str = ""
+    cluster: str = ""
+    adopt: bool = True
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,30 @@ def holder(pool: Obj, address: str) -> str | None:
     return allocated.get(address)
 
 
+def held(pool: Obj, identity: str, cluster: str) -> dict[str, bool]:
+    """Addresses under an id that are not another management cluster's; of each, whether it is marked for this one."""
+    allocated: dict[str, str] = (pool.get("status") or {}).get("allocated") or {}
+    found = {address: mark(pool, address) for address, current in allocated.items() if current == identity}
+    return {address: bool(marked) for address, marked in found.items() if marked in ("", cluster)}
+
+
+def mark(pool: Obj, address: str) -> str:
+    """Short name of the management cluster that an entry was made for, empty when it does not say."""
+    return annotations_of(pool).get(_mark_name(address), "")
+
+
+def marking(pool: Obj, address: str, cluster: str) -> Obj:
+    """Patch that marks an entry for another management cluster than before."""
+    version = pool["metadata"]["resourceVersion"]
+    return {"metadata": {"resourceVersion": version, "annotations": {_mark_name(address): cluster}}}
+
+
+def _mark_name(address: str) -> str:
+    # Names of annotations have no colons, and begin and end with a letter or digit.
+    bare = ipaddress.ip_address(address).exploded.replace(":", "-") if ":" in address else address
+    return f"{names.ADDRESS_HOLDER_PREFIX}{bare}"
+
+
 def pool_capacity(pool: Obj) -> int:
     """Count the addresses that can be given out, used or not. Raises InvalidPoolError."""
     return sum(part.size for part in _ranges(pool))
@@ -152,18 +185,21 @@ def plan_allocations(
     return AllocationPlan(grants, refusals, patches)
 
 
-def plan_releases(pool: Obj, entries: Iterable[tuple[str, str]]) -> Release:
-    """Plan the return of `entries` (address, id): what that very id holds is released and remembered as history."""
+def plan_releases(pool: Obj, entries: Iterable[tuple[str, str, str]]) -> Release:
+    """Plan the return of `entries` (address, id, management cluster or empty).
+
+    What that very id holds, and no other management cluster, is released and remembered as history.
+    """
     status = pool.get("status") or {}
     allocated: dict[str, str] = status.get("allocated") or {}
     released: dict[str, str] = {}
     absent: list[str] = []
     foreign: dict[str, str] = {}
-    for address, identity in entries:
+    for address, identity, cluster in entries:
         current = allocated.get(address)
         if current is None:
             absent.append(address)
-        elif current == identity:
+        elif current == identity and (not cluster or mark(pool, address) in ("", cluster)):
             released[address] = identity
         else:
             foreign[address] = current
@@ -175,6 +211,7 @@ def plan_releases(pool: Obj, entries: Iterable[tuple[str, str]]) -> Release:
             history=dict(released),
             change=len(released),
             last=status.get("lastAllocated") or "",
+            marks={address: None for address in released if mark(pool, address)},
         )
     return Release(patch, tuple(released), tuple(absent), foreign)
 
@@ -193,8 +230,11 @@ class _Book:
         self.allocated: dict[str, str] = status.get("allocated") or {}
         self.history: dict[str, str] = status.get("allocatedHistory") or {}
         self.added: dict[str, str] = {}
+        self.marks: dict[str, str | None] = {}
         self.ranges = _ranges(pool)
-        self.held = {identity: address for address, identity in reversed(self.allocated.items())}
+        self.held: dict[str, list[str]] = {}
+        for address, identity in self.allocated.items():
+            self.held.setdefault(identity, []).append(address)
         self.before: dict[str, list[str]] = {}
         for address, identity in self.history.items():
             self.before.setdefault(identity, []).append(address)
@@ -211,9 +251,17 @@ class _Book:
         known = self.before.get(identity, ())
         return next((address for address in known if self.free(address) and self.contains(address)), None)
 
-    def give(self, address: str, identity: str) -> Grant:
-        self.added[address] = identity
+    def adoptable(self, request: AddressRequest) -> str | None:
+        """Address that the pool holds for the requester already."""
+        usable = ("", request.cluster) if request.adopt else (request.cluster,)
+        known = self.held.get(request.id, ())
+        return next((a for a in known if not request.cluster or mark(self.pool, a) in usable), None)
+
+    def give(self, address: str, request: AddressRequest) -> Grant:
+        self.added[address] = request.id
         self.avoid.add(address)
+        if request.cluster or mark(self.pool, address):
+            self.marks[address] = request.cluster or None
         return Grant(self.name, address)
 
     def patch(self) -> Obj:
@@ -223,6 +271,7 @@ class _Book:
             history={address: None for address in self.added if address in self.history},
             change=-len(self.added),
             last=next(reversed(self.added)),
+            marks=self.marks,
         )
 
 
@@ -230,31 +279,33 @@ def _serve(request: AddressRequest, books: Sequence[_Book]) -> Grant | Refusal |
     if request.address:
         return _keep(request, books)
     for book in books:
-        if request.id in book.held:
-            return Grant(book.name, book.held[request.id], adopted=True)
+        if (address := book.adoptable(request)) is not None:
+            return Grant(book.name, address, adopted=True)
     for book in books:
         if (address := book.previous(request.id)) is not None:
-            return book.give(address, request.id)
+            return book.give(address, request)
     for book in books:
         if (address := next(book.walk, None)) is not None:
-            return book.give(address, request.id)
+            return book.give(address, request)
     return None
 
 
 def _keep(request: AddressRequest, books: Sequence[_Book]) -> Grant | Refusal | None:
     for book in books:
         current = book.allocated.get(request.address) or book.added.get(request.address)
-        if current == request.id:
+        marked = mark(book.pool, request.address)
+        if current == request.id and (not request.cluster or marked in ("", request.cluster)):
             return Grant(book.name, request.address, adopted=True)
         if current is not None:
+            other = f" of management cluster {marked}" if current == request.id else ""
             return Refusal(
                 Reason.TAKEN,
-                f"address {request.address} of {request.id} is held by {current} in IPPool {book.name}; "
+                f"address {request.address} of {request.id} is held by {current}{other} in IPPool {book.name}; "
                 "find out which of the two really uses it and correct status.allocated of the pool",
             )
     for book in books:
         if book.contains(request.address):
-            return book.give(request.address, request.id)
+            return book.give(request.address, request)
     return None
 
 
@@ -277,7 +328,7 @@ def _refusal(request: AddressRequest, books: Mapping[str, _Book], broken: Mappin
     return Refusal(reason, "; ".join(parts))
 
 
-def _patch(pool: Obj, *, allocated: Obj, history: Obj, change: int, last: str) -> Obj:
+def _patch(pool: Obj, *, allocated: Obj, history: Obj, change: int, last: str, marks: Obj) -> Obj:
     status = pool.get("status") or {}
     # A pool that Harvester has not counted yet lacks the fields which the CRD requires as soon as there is a status.
     available = status.get("available")
@@ -290,7 +341,10 @@ def _patch(pool: Obj, *, allocated: Obj, history: Obj, change: int, last: str) -
     }
     if history:
         changed["allocatedHistory"] = history
-    return {"metadata": {"resourceVersion": pool["metadata"]["resourceVersion"]}, "status": changed}
+    metadata: Obj = {"resourceVersion": pool["metadata"]["resourceVersion"]}
+    if marks:
+        metadata["annotations"] = {_mark_name(address): cluster for address, cluster in marks.items()}
+    return {"metadata": metadata, "status": changed}
 
 
 def _in_ranges(ranges: Sequence[_Range], address: str) -> bool:

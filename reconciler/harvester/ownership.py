@@ -56,3 +56,18 @@ def owned_by(obj: Obj, owner: Owner, *, provider_id: str = "") -> Ownership:
     if not found:
         return Ownership.UNRECORDED
     return Ownership.OURS if found == expected else Ownership.FOREIGN
+
+
+def same_name(obj: Obj, owner: Owner) -> bool:
+    """Whether the record on `obj` names an owner of this kind, namespace and name, of whatever uid; or there is none.
+
+    So it is after a move of the management cluster: not yet ours, but nobody else's either.
+    """
+    annotations = (obj.get("metadata") or {}).get("annotations") or {}
+    expected = record(owner)[names.OWNER_ANNOTATION]
+    return bool(annotations.get(names.OWNER_ANNOTATION, expected) == expected)
+
+
+def wants_adoption(obj: Obj) -> bool:
+    """Whether annotation `caphv.io/adopt` on an object of the management cluster says that it takes over strangers."""
+    return ((obj.get("metadata") or {}).get("annotations") or {}).get(names.ADOPT_ANNOTATION) == "true"

@@ -18,6 +18,7 @@ class VmPhase(Enum):
     RUNNING = "running"
     STOPPING = "stopping"
     STOPPED = "stopped"
+    PAUSED = "paused"
     UNSCHEDULABLE = "unschedulable"
     FAILED = "failed"
     UNKNOWN = "unknown"
@@ -41,7 +42,7 @@ _PHASES = {
     "WaitingForReceiver": VmPhase.STARTING,
     "Stopping": VmPhase.STOPPING,
     "Stopped": VmPhase.STOPPED,
-    "Paused": VmPhase.STOPPED,
+    "Paused": VmPhase.PAUSED,
     "Terminating": VmPhase.DELETING,
     "ErrorUnschedulable": VmPhase.UNSCHEDULABLE,
     "ErrorPvcNotFound": VmPhase.FAILED,
@@ -60,6 +61,7 @@ _ADVICE = {
     VmPhase.RUNNING: "the VM is running",
     VmPhase.STOPPING: "the VM is stopping",
     VmPhase.STOPPED: "the VM is stopped: start it on Harvester",
+    VmPhase.PAUSED: "the VM is paused: unpause it on Harvester, where a storage problem may have stopped it",
     VmPhase.UNSCHEDULABLE: "no host of Harvester can run the VM: free CPU or memory, or change its affinity",
     VmPhase.FAILED: "the VM cannot start: look at its events and volumes on Harvester",
     VmPhase.UNKNOWN: "the host of the VM does not answer: look at the host on Harvester",
@@ -109,7 +111,7 @@ def vm_state(vm: Obj | None, vmi: Obj | None) -> VmState:
     host = str(((vmi or {}).get("status") or {}).get("nodeName") or "")
     phase, status = _phase(vm, vmi)
     message = _ADVICE[phase]
-    if status and status not in ("Running", "Starting", "Stopped", "Stopping"):
+    if status and status not in ("Running", "Starting", "Stopped", "Stopping", "Paused"):
         message = f"{message} ({status})"
     if phase not in (VmPhase.RUNNING, VmPhase.GONE) and (detail := _detail(vm, vmi)):
         message = f"{message}; Harvester says: {detail}"

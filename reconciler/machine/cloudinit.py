@@ -19,6 +19,7 @@ import yaml
 from caphv.runtime.resource import Obj
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine import dhclient
+from reconciler.machine.guest import JOINED, STANDARD, GuestConfig, base, joined, plain
 from reconciler.machine.network import StaticAddress
 
 MAX_SECRET_BYTES = 1024 * 1024
@@ -40,7 +41,20 @@ _DOCUMENT_START = re.compile(r"(?:(?:%[^\n]*|[ \t]*(?:#[^\n]*)?)\n)*---(?:[ \t][
 # YAML 1.1 knows more line breaks than one; line numbers of its parsers count them all.
 _LINE = re.compile("[^\n\r\x85\u2028\u2029]*(?:\r\n|[\n\r\x85\u2028\u2029]|\\Z)")
 
-_REMEDY = "set the bootstrap provider's format to cloud-config"
+# What a block scalar holds as it is, and Jinja leaves alone: whole lines, the first one not indented.
+_LITERAL = re.compile(r"(?!.*\{[{%#])[^\s][\t\n -~]*[^\n]\n", re.DOTALL)
+_TOP_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+
+class _Source(NamedTuple):
+    """Where a text comes from, for messages, and what to do when it is no cloud-config."""
+
+    name: str
+    remedy: str
+
+
+_BOOTSTRAP = _Source("bootstrap data", "set the bootstrap provider's format to cloud-config")
+_EXTRA = _Source("spec.guestConfig.userData", "write plain cloud-config, a YAML mapping")
 _FOREIGN_STARTS = {
     "#!": "a shell script",
     "#include": "a list of URLs",
@@ -68,22 +82,21 @@ def userdata(
     ssh_public_key: str = "",
     dhcp_interfaces: Sequence[str] = (),
     files: Sequence[Obj] = (),
+    guest: GuestConfig = STANDARD,
 ) -> str:
     """Return the user data of a VM, in cloud-init's `#cloud-config` format.
 
     `bootstrap` is the value of the bootstrap Secret; a `## template: jinja` first line of it is kept.
     `dhcp_interfaces` are the guest's interfaces (`eth0`, …) that need an address by DHCP, `files` entries for
-    `write_files`.
+    `write_files`. What `guest` adds ranks below the bootstrap data.
     Raises CloudInitError for other formats than cloud-config, invalid YAML and data beyond a Secret's size.
     """
-    is_template, body = _split_header(bootstrap)
-    base = _base(ssh_public_key.strip(), dhcp_interfaces)
-    if files:
-        base["write_files"] = [*files]
+    is_template, body = _split_header(bootstrap, _BOOTSTRAP)
+    ours = joined(_base(guest, ssh_public_key.strip(), dhcp_interfaces, files), _extra(guest.user_data))
     mask = _mask if is_template else str
-    root = _compose(mask(body))
-    merged = _insert(body, mask(body), root, base)
-    _verify(root, mask(merged), base)
+    root = _compose(mask(body), _BOOTSTRAP)
+    merged = _insert(body, mask(body), root, ours)
+    _verify(root, mask(merged), ours)
     header = "## template: jinja\n#cloud-config\n" if is_template else "#cloud-config\n"
     result = header + merged
     _check_size(len(result.encode()))
@@ -137,34 +150,51 @@ def _check_size(size: int) -> None:
         )
 
 
-def _split_header(bootstrap: str) -> tuple[bool, str]:
+def _split_header(text: str, source: _Source) -> tuple[bool, str]:
     """Tell whether the data is a template, and return it without its header lines."""
-    text = bootstrap.removeprefix("\ufeff").replace("\r\n", "\n")
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     first, _, rest = text.partition("\n")
     is_template = _TEMPLATE.fullmatch(first) is not None
     body = rest if is_template else text
     start = body.lstrip().lower()
     for mark, meaning in _FOREIGN_STARTS.items():
         if start.startswith(mark):
-            raise CloudInitError(f"bootstrap data is {meaning}, not cloud-config: {_REMEDY}")
+            raise CloudInitError(f"{source.name} is {meaning}, not cloud-config: {source.remedy}")
     if start.startswith("{") and re.search(r'"ignition"\s*:', start):
-        raise CloudInitError(f"bootstrap data is an Ignition configuration, not cloud-config: {_REMEDY}")
+        raise CloudInitError(f"{source.name} is an Ignition configuration, not cloud-config: {source.remedy}")
     return is_template, re.sub(r"\A\s*#cloud-config[ \t]*(?:\n|\Z)", "", body)
 
 
-def _base(ssh_public_key: str, dhcp_interfaces: Sequence[str]) -> dict[str, Any]:
+def _base(
+    guest: GuestConfig, ssh_public_key: str, dhcp_interfaces: Sequence[str], files: Sequence[Obj]
+) -> dict[str, Any]:
     if not ssh_public_key.isprintable():
         raise CloudInitError("the SSH public key of the KeyPair is not one line of text: correct its spec.publicKey")
-    base: dict[str, Any] = {
-        "package_update": True,
-        "packages": ["qemu-guest-agent", "iptables"],
-        "runcmd": [["systemctl", "enable", "--now", "qemu-guest-agent.service"]],
-    }
+    result = base(guest)
     if ssh_public_key:
-        base["ssh_authorized_keys"] = [ssh_public_key]
+        result["ssh_authorized_keys"] = [ssh_public_key]
     if dhcp_interfaces:
-        base["bootcmd"] = dhclient.boot_commands(dhcp_interfaces)
-    return base
+        result["bootcmd"] = dhclient.boot_commands(dhcp_interfaces)
+    if files:
+        result["write_files"] = [*files]
+    return result
+
+
+def _extra(text: str) -> dict[str, Any]:
+    """Cloud-config of the machine's spec; no template, because what it means must not depend on the bootstrap data."""
+    is_template, body = _split_header(text, _EXTRA)
+    if is_template:
+        raise CloudInitError(f"{_EXTRA.name} is a Jinja template: {_EXTRA.remedy}")
+    try:
+        found: dict[str, Any] = plain(_construct(_compose(body, _EXTRA), _EXTRA))
+    except ValueError as error:
+        if isinstance(error, CloudInitError):
+            raise
+        raise CloudInitError(f"{_EXTRA.name} has {error}: {_EXTRA.remedy}") from None
+    for key in found:
+        if not isinstance(key, str) or not _TOP_KEY.fullmatch(key):
+            raise CloudInitError(f"{_EXTRA.name} has a key that is no name of cloud-config: {_EXTRA.remedy}")
+    return found
 
 
 def _mask(text: str) -> str:
@@ -176,31 +206,30 @@ def _mask(text: str) -> str:
     return _JINJA.sub(lambda match: re.sub(r"[^\n]", "J", match[0]), text)
 
 
-def _compose(text: str) -> yaml.MappingNode | None:
+def _compose(text: str, source: _Source) -> yaml.MappingNode | None:
     """Parse to nodes, which know their place in the text; None for an empty document."""
     try:
         node = yaml.compose(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:
-        _refuse_yaml(error)
+        _refuse_yaml(error, source)
     if node is None or (isinstance(node, yaml.ScalarNode) and node.value in ("", "null", "~")):
         return None
     if not isinstance(node, yaml.MappingNode):
-        raise CloudInitError(f"bootstrap data is not a mapping of cloud-config keys: {_REMEDY}")
-    _expanded_size(node, {})
+        raise CloudInitError(f"{source.name} is not a mapping of cloud-config keys: {source.remedy}")
+    if _expanded_size(node, {}) >= MAX_NODES:
+        raise CloudInitError(f"{source.name} is too large once its YAML aliases are followed: write them out")
     return node
 
 
-def _refuse_yaml(error: Exception) -> NoReturn:
+def _refuse_yaml(error: Exception, source: _Source) -> NoReturn:
     # Only the position: the text of a YAML error quotes the line.
     mark = getattr(error, "problem_mark", None)
     where = f" at line {mark.line + 1}, column {mark.column + 1} after its header" if mark else ""
-    raise CloudInitError(
-        f"bootstrap data is not valid YAML{where}: correct the files and commands of the bootstrap configuration"
-    ) from None
+    raise CloudInitError(f"{source.name} is not valid YAML{where}: correct its files and commands") from None
 
 
 def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Count the nodes with aliases followed; raises CloudInitError beyond MAX_NODES and for nodes within themselves."""
+    """Count the nodes with aliases followed; at least MAX_NODES for nodes within themselves."""
     if id(node) not in known:
         known[id(node)] = MAX_NODES
         children: Sequence[yaml.Node] = ()
@@ -208,9 +237,7 @@ def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
             children = node.value
         elif isinstance(node, yaml.MappingNode):
             children = [part for pair in node.value for part in pair]
-        known[id(node)] = 1 + sum(_expanded_size(child, known) for child in children)
-    if known[id(node)] >= MAX_NODES:
-        raise CloudInitError("bootstrap data is too large once its YAML aliases are followed: write them out")
+        known[id(node)] = min(MAX_NODES, 1 + sum(_expanded_size(child, known) for child in children))
     return known[id(node)]
 
 
@@ -223,15 +250,15 @@ class _Edit(NamedTuple):
     text: str
 
 
-def _insert(body: str, masked: str, root: yaml.MappingNode | None, base: dict[str, Any]) -> str:
-    """Insert `base` into the text: items at the head of lists that exist, other keys before all others."""
+def _insert(body: str, masked: str, root: yaml.MappingNode | None, ours: dict[str, Any]) -> str:
+    """Insert `ours` into the text: items at the head of lists that exist, other keys before all others."""
     if root is None:
-        return _block(base, 0)
+        return _block(ours, 0)
     found = {key.value: (key, value) for key, value in root.value if isinstance(key, yaml.ScalarNode)}
     if "<<" in found:
         raise CloudInitError("bootstrap data uses the YAML merge key << at its top: write the keys out")
     lines = _LINE.findall(masked)
-    missing = {key: value for key, value in base.items() if key not in found}
+    missing = {key: value for key, value in ours.items() if key not in found}
     edits = []
     if root.flow_style:
         brace = root.start_mark.line, lines[root.start_mark.line].index("{", root.start_mark.column) + 1
@@ -241,8 +268,8 @@ def _insert(body: str, masked: str, root: yaml.MappingNode | None, base: dict[st
         start = _DOCUMENT_START.match(masked)
         line = start[0].count("\n") if start else 0
         edits.append(_Edit(line, 0, 0, _block(missing, root.value[0][0].start_mark.column)))
-    for key, items in base.items():
-        if key in found and isinstance(items, list):
+    for key, items in ours.items():
+        if key in found and key in JOINED and isinstance(items, list):
             if _in_block(body, root if root.flow_style else found[key][0]):
                 raise CloudInitError(
                     f"{key} of the bootstrap data stands in a Jinja block: move the block into the list"
@@ -286,7 +313,7 @@ def _apply(edits: Sequence[_Edit], lines: list[str]) -> str:
 def _block(values: dict[str, Any], indent: int) -> str:
     return "".join(
         f"{' ' * indent}{key}:\n{_items(value, indent)}"
-        if isinstance(value, list)
+        if isinstance(value, list) and value
         else f"{' ' * indent}{key}: {_flow(value)}\n"
         for key, value in values.items()
     )
@@ -296,7 +323,7 @@ def _items(items: Sequence[Any], indent: int) -> str:
     space = " " * indent
     return "".join(
         f"{space}- |\n" + "".join(f"{space}  {line}\n" if line else "\n" for line in item.splitlines())
-        if isinstance(item, str) and "\n" in item
+        if isinstance(item, str) and _LITERAL.fullmatch(item)
         else f"{space}- {_flow(item)}\n"
         for item in items
     )
@@ -305,16 +332,18 @@ def _items(items: Sequence[Any], indent: int) -> str:
 def _flow(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_flow(name)}: {_flow(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
     # In a template, a brace of ours must not look like the start of an expression.
     return json.dumps(value, ensure_ascii=False).replace("{", "\\u007b")
 
 
-def _verify(root: yaml.MappingNode | None, merged: str, base: dict[str, Any]) -> None:
-    """Prove that the merged text means the bootstrap data plus `base`, and nothing else."""
-    before, after = _construct(root), _construct(_compose(merged))
-    expected = {**base, **before}
-    for key, items in base.items():
-        if isinstance(items, list):
+def _verify(root: yaml.MappingNode | None, merged: str, ours: dict[str, Any]) -> None:
+    """Prove that the merged text means the bootstrap data plus `ours`, and nothing else."""
+    before, after = _construct(root, _BOOTSTRAP), _construct(_compose(merged, _BOOTSTRAP), _BOOTSTRAP)
+    expected = {**ours, **before}
+    for key, items in ours.items():
+        if key in JOINED and isinstance(items, list):
             expected[key] = items + (before.get(key) or [])
     # The second comparison is for values that are not equal to themselves (.nan).
     if after != expected and repr(sorted(after.items(), key=str)) != repr(sorted(expected.items(), key=str)):
@@ -324,11 +353,11 @@ def _verify(root: yaml.MappingNode | None, merged: str, base: dict[str, Any]) ->
         )
 
 
-def _construct(root: yaml.MappingNode | None) -> dict[Any, Any]:
+def _construct(root: yaml.MappingNode | None, source: _Source) -> dict[Any, Any]:
     if root is None:
         return {}
     try:
         values: dict[Any, Any] = yaml.constructor.SafeConstructor().construct_document(root)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        _refuse_yaml(error)
+        _refuse_yaml(error, source)
     return values

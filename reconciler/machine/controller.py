@@ -9,17 +9,24 @@ from caphv.api.names import ConditionType, Reason
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.resource import Key, Obj, being_deleted, key_of, owner_reference, uid_of
 from reconciler import metrics, resources
-from reconciler.cluster.failuredomains import domain_of_host
 from reconciler.context import Context
 from reconciler.flow import Blocked, StatusDraft
-from reconciler.machine.addresses import VmPhase, addresses, vm_state
+from reconciler.machine.addresses import VmPhase, vm_state
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.delete import delete_machine
 from reconciler.machine.node import initialize_node
+from reconciler.machine.observation import DriftReporter, observe
 from reconciler.machine.scope import MachineScope
 
 # States that do not pass without somebody doing something about them.
-_FAILED = (VmPhase.GONE, VmPhase.STOPPED, VmPhase.UNSCHEDULABLE, VmPhase.FAILED, VmPhase.UNKNOWN)
+_FAILED = (
+    VmPhase.GONE,
+    VmPhase.STOPPED,
+    VmPhase.PAUSED,
+    VmPhase.UNSCHEDULABLE,
+    VmPhase.FAILED,
+    VmPhase.UNKNOWN,
+)
 
 # Seconds that an in-between state has to last to be worth a write.
 _PASSING = 1.0
@@ -34,6 +41,7 @@ class MachineReconciler:
         self._context = context
         self._series: dict[Key, tuple[str, str]] = {}
         self._since: dict[Key, float] = {}
+        self._drift = DriftReporter()
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one HarvesterMachine closer to its spec. Raises `ApiError`, `Unreachable` for a retry."""
@@ -98,9 +106,15 @@ class MachineReconciler:
         if scope.cluster_key and self._context.workloads.node(scope.cluster_key, scope.name):
             # Before the VM reports anything: its guest agent may wait for what itself waits for the taint to go.
             await initialize_node(scope, await self._ensure_provider_id(scope, vm))
+        first = not scope.draft.fields.get("initialization")
+        if not first:
+            # Before what may end this: an edit may be why the VM does not run.
+            self._drift.report(scope, vm)
         self._require_running(scope, vm, vmi)
         was_ready = bool(scope.draft.fields.get("ready"))
         provider_id = await self._ensure_provider_id(scope, vm)
+        if first:
+            self._drift.report(scope, vm)
         for condition in (
             ConditionType.VM_PROVISIONING_READY,
             ConditionType.INFRASTRUCTURE_READY,
@@ -109,8 +123,9 @@ class MachineReconciler:
             scope.draft.set_true(condition)
         scope.draft.provisioned(ready=True)
         self._since.pop(scope.key, None)
-        if not was_ready:
+        if first:
             metrics.MACHINE_CREATION_SECONDS.observe(metrics.age(vm["metadata"]["creationTimestamp"]))
+        if not was_ready:
             await self._write(scope)
         await initialize_node(scope, provider_id)
 
@@ -124,31 +139,22 @@ class MachineReconciler:
             )
 
     def _require_running(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
-        """Addresses and failure domain into the status; raises `Blocked` unless the VM runs and has an address."""
+        """What is seen of the VM into the status; raises `Blocked` unless it runs and has an address."""
         state = vm_state(vm, vmi)
-        found = addresses(vmi) if vmi else []
-        if found:
-            scope.draft.fields["addresses"] = found
-        if vmi:
-            self._place(scope, vmi)
+        has_address = observe(scope, vm, vmi)
+        # Normal on the way up; of a machine that was ready it is news, for an Event and at once.
+        was_ready = bool(scope.draft.fields.get("ready"))
         if state.phase in _FAILED:
             raise scope.failed(state.message)
         if state.phase is not VmPhase.RUNNING:
-            raise scope.in_progress(state.message)
-        if not found:
+            raise scope.in_progress(state.message, warn=was_ready)
+        if not has_address:
             raise scope.in_progress(
-                "VM is running, waiting for its address: the qemu-guest-agent in the guest has not reported one"
+                "VM is running, waiting for its address: the qemu-guest-agent in the guest has not reported one",
+                warn=was_ready,
             )
         if scope.control_plane and scope.cluster_key:
             self._context.workloads.hint(scope.cluster_key)
-
-    def _place(self, scope: MachineScope, vmi: Obj) -> None:
-        host_name = (vmi.get("status") or {}).get("nodeName")
-        host = scope.session().hosts.get("", host_name) if host_name else None
-        domains = ((scope.harvester_cluster or {}).get("status") or {}).get("failureDomains") or []
-        domain = domain_of_host(domains, host) if host else ""
-        if domain:
-            scope.draft.fields["failureDomain"] = domain
 
     async def _ensure_provider_id(self, scope: MachineScope, vm: Obj) -> str:
         """Contract: the Node's own where it has one (another cloud provider may set it), else that of the VM."""
@@ -186,19 +192,16 @@ class MachineReconciler:
             tell(condition, blocked.reason, blocked.message)
         if not blocked.unknown:
             scope.draft.provisioned(ready=False)
-        if blocked.warn and not self._said(scope, blocked):
+        if blocked.warn and not scope.draft.said(blocked.condition, blocked.message):
             scope.warn(blocked.reason, blocked.message)
-
-    @staticmethod
-    def _said(scope: MachineScope, blocked: Blocked) -> bool:
-        """Whether the condition on the server says so already: an Event is for the change."""
-        before = (scope.obj.get("status") or {}).get("conditions") or []
-        return any(c["type"] == blocked.condition and c.get("message") == blocked.message for c in before)
 
     async def _write(self, scope: MachineScope) -> None:
         cluster = f"{scope.key.namespace}/{clusterapi.cluster_name(scope.obj)}"
-        self._series[scope.key] = (cluster, str(scope.key))
-        metrics.MACHINE_STATUS.labels(cluster, str(scope.key)).set(int(bool(scope.draft.fields.get("ready"))))
+        series = (cluster, str(scope.key))
+        if self._series.get(scope.key, series) != series:
+            metrics.MACHINE_STATUS.remove(*self._series[scope.key])
+        self._series[scope.key] = series
+        metrics.MACHINE_STATUS.labels(*series).set(int(bool(scope.draft.fields.get("ready"))))
         try:
             await self._context.write_status(self._context.harvester_machines, scope.obj, scope.draft)
         except NotFound:
@@ -206,6 +209,7 @@ class MachineReconciler:
 
     def _forget(self, key: Key) -> None:
         self._since.pop(key, None)
+        self._drift.forget(key)
         series = self._series.pop(key, None)
         if series:
             metrics.MACHINE_STATUS.remove(*series)

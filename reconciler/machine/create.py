@@ -15,10 +15,12 @@ from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Forbidden, I
 from caphv.runtime.resource import SECRETS, Key, Obj, annotations_of, key_of
 from reconciler import metrics, resources
 from reconciler.flow import Blocked
-from reconciler.harvester.ownership import Ownership, owned_by, record
+from reconciler.harvester.ownership import Ownership, owned_by
 from reconciler.machine import cloudinit
 from reconciler.machine.address import ensure_address, recall_address
+from reconciler.machine.adoption import gone, recognise
 from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
+from reconciler.machine.guest import guest_config
 from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import InvalidSpecError, VirtualMachineInputs, spec_errors, virtual_machine
@@ -29,58 +31,37 @@ async def ensure_vm(scope: MachineScope) -> Obj:
     namespace = scope.namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
     if vm is not None:
-        vm = await _recognise(scope, vm)
-        recall_address(scope)
+        vm = await recognise(scope, vm)
+        await recall_address(scope)
         return vm
     if scope.spec.get("providerID") or scope.draft.is_true(ConditionType.MACHINE_CREATED):
-        raise Blocked(
-            ConditionType.VM_PROVISIONING_READY,
-            Reason.MACHINE_NOT_FOUND,
-            f"VirtualMachine {scope.target_namespace}/{scope.name} is gone from Harvester and is not made again under "
-            "its old identity; delete the Machine, or let a MachineHealthCheck replace it",
-            warn=True,
-        )
-    inputs = _inputs(scope)
+        raise gone(scope)
+    inputs = _checked_inputs(scope)
     network = await ensure_address(scope)
     bootstrap = await _bootstrap_data(scope)
     await _ensure_secret(scope, network, bootstrap)
     return await _create(scope, inputs)
 
 
-async def _recognise(scope: MachineScope, vm: Obj) -> Obj:
-    judged = owned_by(vm, scope.owner, provider_id=str(scope.spec.get("providerID") or ""))
-    if judged is Ownership.FOREIGN:
-        owner = annotations_of(vm).get(names.OWNER_ANNOTATION, "somebody else")
-        raise scope.failed(
-            f"VirtualMachine {key_of(vm)} exists on Harvester and belongs to {owner}; "
-            "give this machine another name or its cluster another targetNamespace"
-        )
-    wanted = record(scope.owner)
-    if {name: annotations_of(vm).get(name) for name in wanted} != wanted:
-        # Made by the Go provider, or before a move: from now on the VM says whose it is. Nothing restarts by that.
-        patch = {"metadata": {"resourceVersion": vm["metadata"]["resourceVersion"], "annotations": wanted}}
-        client = scope.session().client
-        vm = await client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
-        scope.namespace().vms.observe(vm)
-        scope.tell("VMAdopted", f"took over VirtualMachine {key_of(vm)}")
-    return vm
-
-
-def _inputs(scope: MachineScope) -> VirtualMachineInputs:
-    assert scope.cluster_key is not None  # noqa: S101 - the caller checked
-    session = scope.session()
-    images = _resolved_images(scope)
-    errors = spec_errors(scope.obj, images)
+def _checked_inputs(scope: MachineScope) -> VirtualMachineInputs:
+    inputs = inputs_of(scope)
+    errors = spec_errors(scope.obj, inputs.images)
     if errors:
-        scope.context.waiters.wait((resources.IMAGES.kind, session.fingerprint), scope.key)
+        scope.context.waiters.wait((resources.IMAGES.kind, scope.session().fingerprint), scope.key)
         raise scope.failed("; ".join(map(str, errors)))
+    return inputs
+
+
+def inputs_of(scope: MachineScope) -> VirtualMachineInputs:
+    """All that the machine's VM depends on, from caches."""
+    assert scope.cluster_key is not None  # noqa: S101 - the caller checked
     status = (scope.harvester_cluster or {}).get("status") or {}
     return VirtualMachineInputs(
         machine=scope.obj,
         cluster=scope.cluster_key,
         target_namespace=scope.target_namespace,
         owner=scope.owner,
-        images=images,
+        images=_resolved_images(scope),
         control_plane=scope.control_plane,
         failure_domain=scope.failure_domain,
         failure_domains=status.get("failureDomains") or (),
@@ -119,8 +100,8 @@ async def _bootstrap_data(scope: MachineScope) -> str:
         )
     try:
         secret = await scope.context.client.get(SECRETS, name, scope.key.namespace)
-        value = (secret.get("data") or {})["value"]
-        return base64.b64decode(value).decode()
+        data = {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
+        text, form = data["value"], data.get("format", "")
     except NotFound:
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
@@ -129,6 +110,12 @@ async def _bootstrap_data(scope: MachineScope) -> str:
         ) from None
     except (KeyError, binascii.Error, UnicodeDecodeError):
         raise scope.failed(f"bootstrap Secret {name}: key value must hold cloud-config text in UTF-8") from None
+    if form not in ("", "cloud-config"):
+        raise scope.failed(
+            f"bootstrap Secret {name}: format is {form!r}, not cloud-config: "
+            "set the bootstrap provider's format to cloud-config"
+        )
+    return text
 
 
 def _guest_files(scope: MachineScope) -> list[Obj]:
@@ -155,11 +142,12 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
                 ssh_public_key=_public_key(scope),
                 dhcp_interfaces=dhcp_interfaces(network, nics),
                 files=_guest_files(scope),
+                guest=guest_config(scope.spec),
             ),
             network_data=cloudinit.networkdata(network, nics) if isinstance(network, StaticAddress) else "",
         )
     except cloudinit.CloudInitError as error:
-        raise scope.failed(f"bootstrap data cannot be used: {error}") from None
+        raise scope.failed(f"cloud-init data cannot be made: {error}") from None
     client = scope.session().client
     try:
         await client.create(SECRETS, secret)
@@ -182,7 +170,7 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
     except AlreadyExists:
         vm = await client.get(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace)
         namespace.vms.observe(vm)
-        return await _recognise(scope, vm)
+        return await recognise(scope, vm)
     except InvalidSpecError as error:
         metrics.MACHINE_CREATE_ERRORS.inc()
         raise scope.failed(str(error)) from None

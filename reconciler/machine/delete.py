@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 
-from caphv.api import names
+from caphv.api import conditions, names
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
-from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted
+from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted, key_of
 from reconciler import metrics, resources
 from reconciler.flow import Blocked
 from reconciler.harvester.ownership import Ownership, owned_by
 from reconciler.harvester.session import TargetNamespace
 from reconciler.machine.address import release_address
+from reconciler.machine.adoption import judge
 from reconciler.machine.cloudinit import secret_name
+from reconciler.machine.etcd import ensure_member_removed
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import is_machine_pvc
 
@@ -23,11 +25,12 @@ _HARVESTER_DELETES = 5.0
 
 async def delete_machine(scope: MachineScope) -> None:
     """Go as far as possible; raises `Blocked` while something of the machine is still there."""
-    if _nothing_was_made(scope):
+    if _nothing_was_made(scope) or _let_go(scope):
         return
     namespace = scope.namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
     ours = _ours(scope, vm)
+    await ensure_member_removed(scope)
     if vm is not None and ours:
         await _delete_vm(scope, namespace, vm)
     if namespace.instances.get(scope.target_namespace, scope.name) and ours:
@@ -37,6 +40,7 @@ async def delete_machine(scope: MachineScope) -> None:
         await _delete_secret(scope)
     scope.context.deleting.pop(scope.owner.uid, None)
     await release_address(scope)
+    scope.context.members_removed.discard(scope.owner.uid)
 
 
 def _nothing_was_made(scope: MachineScope) -> bool:
@@ -50,11 +54,50 @@ def _nothing_was_made(scope: MachineScope) -> bool:
     )
 
 
+def _let_go(scope: MachineScope) -> bool:
+    """Whether an operator gives up what is on a Harvester that cannot be asked; raises `Blocked` if nobody does."""
+    why = _out_of_reach(scope)
+    if not why:
+        return False
+    if annotations_of(scope.obj).get(names.FORCE_DELETE_ANNOTATION) != "true":
+        raise Blocked(
+            names.ConditionType.VM_PROVISIONING_READY,
+            names.Reason.HARVESTER_CONNECTION_FAILED,
+            f"{why}, so it is not known what is left of the machine; it waits, or annotation "
+            f'{names.FORCE_DELETE_ANNOTATION}: "true" lets it go with what is there',
+        )
+    place = f"{scope.target_namespace}/{scope.name}" if scope.target_namespace else scope.name
+    address, pool = (scope.draft.fields.get(name) for name in ("allocatedIPAddress", "allocatedPoolRef"))
+    reserved = f", address {address} in IPPool {pool}" if address else ""
+    scope.warn(
+        "ForcedDeletion",
+        f"let go on request, because {why}; on Harvester may be left: VirtualMachine {place}, its disks "
+        f"{scope.name}-disk-*, Secret {secret_name(scope.name)}{reserved}",
+    )
+    return True
+
+
+def _out_of_reach(scope: MachineScope) -> str:
+    """Why Harvester cannot be asked, empty when it can or is about to be."""
+    if scope.harvester_cluster is None:
+        return "the Cluster or its HarvesterCluster is gone"
+    session = scope.context.sessions.of(key_of(scope.harvester_cluster))
+    if session and session.error:
+        return f"Harvester at {session.server} does not answer"
+    connection = conditions.get_condition(
+        (scope.harvester_cluster.get("status") or {}).get("conditions") or [],
+        names.ConditionType.HARVESTER_CONNECTION_READY,
+    )
+    refused = (names.Reason.HARVESTER_CONNECTION_FAILED, names.Reason.HARVESTER_AUTHENTICATION_FAILED)
+    if session is None and connection and connection["status"] == "False" and connection["reason"] in refused:
+        return f"the HarvesterCluster cannot connect ({connection['message']})"
+    return ""
+
+
 def _ours(scope: MachineScope, vm: Obj | None) -> bool:
     if vm is None:
         return True
-    judged = owned_by(vm, scope.owner, provider_id=str(scope.spec.get("providerID") or ""))
-    return judged is not Ownership.FOREIGN
+    return judge(scope, vm) is not Ownership.FOREIGN
 
 
 async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:

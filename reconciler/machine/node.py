@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from caphv.api import names
 from caphv.runtime.errors import ApiError, Conflict, Invalid, NotFound, Unreachable
-from caphv.runtime.resource import NODES, Obj
+from caphv.runtime.resource import NODES, Obj, labels_of
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
 
@@ -30,17 +30,42 @@ def initialization(node: Obj, provider_id: str) -> list[dict[str, object]]:
     return patch
 
 
+def topology(host: Obj) -> dict[str, str]:
+    """Region and zone of a host of Harvester, as far as its labels tell."""
+    return {name: value for name, value in labels_of(host).items() if name in (names.REGION_LABEL, names.ZONE_LABEL)}
+
+
+def labelling(node: Obj, wanted: dict[str, str]) -> list[dict[str, object]]:
+    """JSON patch that gives a Node these labels, empty when it has them; other labels stay."""
+    present = labels_of(node)
+    missing = {name: value for name, value in wanted.items() if present.get(name) != value}
+    if missing and not present:
+        return [{"op": "add", "path": "/metadata/labels", "value": missing}]
+    return [
+        {"op": "add", "path": f"/metadata/labels/{name.replace('/', '~1')}", "value": value}
+        for name, value in missing.items()
+    ]
+
+
 async def initialize_node(scope: MachineScope, provider_id: str) -> None:
-    """Initialize the Node if it is there; a workload API that cannot be reached brings the machine back later."""
+    """Initialize the Node if it is there, and have its zone and region follow the VM's host, in one patch.
+
+    A workload API that cannot be reached brings the machine back later.
+    """
     if scope.cluster_key is None:
         return
     workloads = scope.context.workloads
     await workloads.ensure(scope.cluster_key)
     node, client = workloads.node(scope.cluster_key, scope.name), workloads.client(scope.cluster_key)
-    patch = initialization(node, provider_id) if node else []
-    if node is None or client is None or not patch:
+    if node is None or client is None:
         return
-    metrics.NODE_INIT.inc()
+    host = scope.host()
+    initializes = initialization(node, provider_id)
+    patch = initializes + labelling(node, topology(host) if host else {})
+    if not patch:
+        return
+    if initializes:
+        metrics.NODE_INIT.inc()
     try:
         answer = await client.patch(NODES, scope.name, "", patch, patch_type="json")
     except NotFound:
@@ -49,8 +74,9 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
         # The test in the patch failed: somebody changed the taints, and the watch brings what they are now.
         raise Conflict(error.status, error.reason, error.message) from None
     except (ApiError, Unreachable) as error:
-        metrics.NODE_INIT_ERRORS.inc()
+        metrics.NODE_INIT_ERRORS.inc(bool(initializes))
         scope.warn("NodeInitializationFailed", f"cannot initialize Node {scope.name}: {error}")
         raise
     workloads.observe(scope.cluster_key, answer)
-    metrics.NODE_INIT_SECONDS.observe(metrics.age(node["metadata"]["creationTimestamp"]))
+    if initializes:
+        metrics.NODE_INIT_SECONDS.observe(metrics.age(node["metadata"]["creationTimestamp"]))

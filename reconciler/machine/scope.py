@@ -109,9 +109,16 @@ class MachineScope:
             )
         return namespace
 
-    def in_progress(self, message: str, *, after: float | None = None) -> Blocked:
-        """The VM has to wait for something normal."""
-        return Blocked(ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_IN_PROGRESS, message, after=after)
+    def host(self) -> Obj | None:
+        """Host of Harvester on which the VM runs, None while it does not."""
+        vmi = self.namespace().instances.get(self.target_namespace, self.name)
+        name = (vmi or {}).get("status", {}).get("nodeName")
+        return self.session().hosts.get("", name) if name else None
+
+    def in_progress(self, message: str, *, warn: bool = False, after: float | None = None) -> Blocked:
+        """The VM has to wait for something that passes by itself."""
+        reason = Reason.VM_PROVISIONING_IN_PROGRESS
+        return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, warn=warn, after=after)
 
     def failed(self, message: str, *, after: float | None = None) -> Blocked:
         """The VM cannot be made until somebody changes something."""
@@ -126,6 +133,13 @@ class MachineScope:
     def tell(self, reason: str, message: str) -> None:
         """Event for an operator: something went well."""
         self.context.events.event(with_kind(resources.HARVESTER_MACHINES, self.obj), "Normal", reason, message)
+
+    async def drop_annotation(self, name: str) -> None:
+        """Take an annotation off the HarvesterMachine that has done its work."""
+        patch = {"metadata": {"annotations": {name: None}}}
+        informer = self.context.harvester_machines
+        self.obj = await self.context.client.patch(informer.resource, self.name, self.key.namespace, patch)
+        informer.observe(self.obj)
 
     async def patch_spec(self, spec: dict[str, object]) -> None:
         """Merge fields into the spec of the HarvesterMachine."""

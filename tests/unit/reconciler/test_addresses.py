@@ -86,6 +86,7 @@ class TestState:
             (vm("Running"), vmi(phase="Unknown"), VmPhase.UNKNOWN),
             (vm("Stopping"), vmi(), VmPhase.STOPPING),
             (vm("Stopped"), None, VmPhase.STOPPED),
+            (vm("Paused"), vmi(), VmPhase.PAUSED),
             (vm("ErrorUnschedulable"), vmi(phase="Scheduling"), VmPhase.UNSCHEDULABLE),
             (vm("ErrorPvcNotFound"), None, VmPhase.FAILED),
             (vm("CrashLoopBackOff"), None, VmPhase.FAILED),

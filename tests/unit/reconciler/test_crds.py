@@ -121,7 +121,7 @@ def test_pool_patches() -> None:
         "status": {"allocated": {"10.0.0.9": "ns/b"}},
     }
     plan = plan_allocations({"p": pool}, [AddressRequest("ns/a", ("p",))])
-    release = plan_releases(pool, [("10.0.0.9", "ns/b")])
+    release = plan_releases(pool, [("10.0.0.9", "ns/b", "")])
     ippool = schema("loadbalancer.harvesterhci.io_ippools.yaml", "v1beta1")
     for patch in (plan.patches["p"], release.patch):
         assert patch is not None

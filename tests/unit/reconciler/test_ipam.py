@@ -1,5 +1,6 @@
 import copy
 import ipaddress
+import re
 import time
 from typing import Any
 
@@ -13,7 +14,10 @@ from reconciler.harvester.ipam import (
     InvalidPoolError,
     Reason,
     free_count,
+    held,
     holder,
+    mark,
+    marking,
     plan_allocations,
     plan_releases,
     pool_capacity,
@@ -235,7 +239,7 @@ class TestAddressInUse:
 
 class TestRelease:
     def test_moves_to_history(self) -> None:
-        release = plan_releases(pool(allocated={"10.0.0.10": "ns/a", "10.0.0.11": "ns/b"}), [("10.0.0.10", "ns/a")])
+        release = plan_releases(pool(allocated={"10.0.0.10": "ns/a", "10.0.0.11": "ns/b"}), [("10.0.0.10", "ns/a", "")])
         assert release.released == ("10.0.0.10",)
         assert release.patch == {
             "metadata": {"resourceVersion": "7"},
@@ -249,13 +253,15 @@ class TestRelease:
         }
 
     def test_only_of_the_holder(self) -> None:
-        release = plan_releases(pool(allocated={"10.0.0.10": "ns/b"}), [("10.0.0.10", "ns/a"), ("10.0.0.11", "ns/a")])
+        release = plan_releases(
+            pool(allocated={"10.0.0.10": "ns/b"}), [("10.0.0.10", "ns/a", ""), ("10.0.0.11", "ns/a", "")]
+        )
         assert release.patch is None
         assert release.foreign == {"10.0.0.10": "ns/b"}
         assert release.absent == ("10.0.0.11",)
 
     def test_twice_in_one_call_counts_once(self) -> None:
-        entry = ("10.0.0.10", "ns/a")
+        entry = ("10.0.0.10", "ns/a", "")
         release = plan_releases(pool(allocated={"10.0.0.10": "ns/a"}), [entry, entry])
         assert release.patch is not None
         assert release.patch["status"]["available"] == 5
@@ -267,6 +273,88 @@ class TestRelease:
 
 
 ADDRESSES = [f"10.0.0.{n}" for n in range(10, 15)]
+MARK = "addresses.caphv.io/"
+
+
+def asks(name: str, cluster: str, *, address: str = "", adopt: bool = True) -> AddressRequest:
+    return AddressRequest(f"ns/{name}", ("p",), address, cluster, adopt)
+
+
+class TestManagementClusters:
+    """Two of them may have machines of one namespace and name."""
+
+    def test_entry_and_mark_are_one_patch(self) -> None:
+        plan = plan_allocations({"p": pool()}, [asks("a", "one")])
+        assert plan.patches["p"]["metadata"] == {"resourceVersion": "7", "annotations": {f"{MARK}10.0.0.10": "one"}}
+        made = merge(pool(), plan.patches["p"])
+        assert mark(made, "10.0.0.10") == "one"
+        assert held(made, "ns/a", "one") == {"10.0.0.10": True}
+        assert held(made, "ns/a", "two") == {}
+
+    def test_machines_of_one_name_never_share_an_address(self) -> None:
+        first = merge(pool(), plan_allocations({"p": pool()}, [asks("a", "one")]).patches["p"])
+        plan = plan_allocations({"p": first}, [asks("a", "two")])
+        assert plan.grants["ns/a"] == Grant("p", "10.0.0.11")
+        both = merge(first, plan.patches["p"])
+        for cluster, address in (("one", "10.0.0.10"), ("two", "10.0.0.11")):
+            assert plan_allocations({"p": both}, [asks("a", cluster)]).grants["ns/a"] == Grant(
+                "p", address, adopted=True
+            )
+
+    def test_address_in_use_by_another_is_no_excuse(self) -> None:
+        first = merge(pool(), plan_allocations({"p": pool()}, [asks("a", "one")]).patches["p"])
+        refusal = plan_allocations({"p": first}, [asks("a", "two", address="10.0.0.10")]).refusals["ns/a"]
+        assert refusal.reason is Reason.TAKEN
+        assert "management cluster one" in refusal.message
+
+    def test_entry_without_a_mark_is_adopted_unless_it_is_contested(self) -> None:
+        state = pool(allocated={"10.0.0.12": "ns/a"})
+        assert plan_allocations({"p": state}, [asks("a", "one")]).grants["ns/a"] == Grant(
+            "p", "10.0.0.12", adopted=True
+        )
+        other = plan_allocations({"p": state}, [asks("a", "one", adopt=False)]).grants["ns/a"]
+        assert other == Grant("p", "10.0.0.10")
+        known = plan_allocations({"p": state}, [asks("a", "one", address="10.0.0.12", adopt=False)]).grants["ns/a"]
+        assert known == Grant("p", "10.0.0.12", adopted=True)
+
+    def test_release_is_of_the_own_entry_only_and_takes_the_mark_away(self) -> None:
+        made = merge(pool(), plan_allocations({"p": pool()}, [asks("a", "one")]).patches["p"])
+        assert plan_releases(made, [("10.0.0.10", "ns/a", "two")]).patch is None
+        release = plan_releases(made, [("10.0.0.10", "ns/a", "one")])
+        assert release.released == ("10.0.0.10",)
+        assert mark(merge(made, release.patch or {}), "10.0.0.10") == ""
+
+    def test_entry_can_pass_to_another_management_cluster(self) -> None:
+        made = merge(pool(), plan_allocations({"p": pool()}, [asks("a", "one")]).patches["p"])
+        moved = merge(made, marking(made, "10.0.0.10", "two"))
+        assert held(moved, "ns/a", "two") == {"10.0.0.10": True}
+        assert moved["status"] == made["status"]
+
+    def test_stale_mark_does_not_outlive_a_new_entry(self) -> None:
+        state = pool()
+        state["metadata"]["annotations"] = {f"{MARK}10.0.0.10": "one"}
+        made = merge(state, plan_allocations({"p": state}, [asks("lb", "")]).patches["p"])
+        assert made["status"]["allocated"] == {"10.0.0.10": "ns/lb"}
+        assert mark(made, "10.0.0.10") == ""
+
+    @pytest.mark.parametrize("address", ["10.0.0.10", "fd00::a", "::1"])
+    def test_name_of_a_mark_is_one_that_kubernetes_accepts(self, address: str) -> None:
+        (name,) = marking(pool(), address, "one")["metadata"]["annotations"]
+        assert re.fullmatch(r"[a-z0-9]([-._a-z0-9]{0,61}[a-z0-9])?", name.removeprefix(MARK))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["one", "two", "three"]), st.sampled_from(["a", "b"])), max_size=8))
+def test_no_two_machines_of_any_management_clusters_share_an_address(machines: list[tuple[str, str]]) -> None:
+    state = pool()
+    found: dict[tuple[str, str], str] = {}
+    for cluster, name in machines:
+        plan = plan_allocations({"p": state}, [asks(name, cluster)])
+        state = merge(state, plan.patches.get("p", {}))
+        if grant := plan.grants.get(f"ns/{name}"):
+            assert found.setdefault((cluster, name), grant.address) == grant.address
+    assert len(set(found.values())) == len(found)
+
+
 IDS = st.sampled_from([f"ns/m{n}" for n in range(8)])
 states = st.builds(
     lambda allocated, history: pool(allocated=allocated, history=history),
@@ -311,7 +399,7 @@ def test_release_undoes_allocation_and_the_same_address_comes_back(state: Obj, w
     plan = plan_allocations({"p": state}, wanted)
     new = {identity: grant.address for identity, grant in plan.grants.items() if not grant.adopted}
     allocated = merge(state, plan.patches.get("p", {}))
-    release = plan_releases(allocated, [(address, identity) for identity, address in new.items()])
+    release = plan_releases(allocated, [(address, identity, "") for identity, address in new.items()])
     released = merge(allocated, release.patch or {})
     assert released["status"]["allocated"] == state["status"]["allocated"]
     assert released["status"]["available"] == state["status"]["available"]

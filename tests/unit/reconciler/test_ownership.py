@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from reconciler.harvester.ownership import Owner, Ownership, owned_by, record
+from reconciler.harvester.ownership import Owner, Ownership, owned_by, record, same_name, wants_adoption
 
 pytestmark = pytest.mark.unit
 
@@ -45,3 +45,16 @@ def test_provider_id_proves_ownership_after_a_move() -> None:
     assert owned_by(moved, OWNER, provider_id="harvester://vm-uid") is Ownership.OURS
     assert owned_by(moved, OWNER, provider_id="harvester://another") is Ownership.FOREIGN
     assert owned_by({"metadata": {}}, OWNER, provider_id="harvester://") is Ownership.UNRECORDED
+
+
+def test_after_a_move_the_record_still_names_the_owner() -> None:
+    moved = vm(record(replace(OWNER, uid="before", management_cluster="before")))
+    assert same_name(moved, OWNER)
+    assert same_name(vm({}), OWNER)
+    assert not same_name(vm(record(replace(OWNER, namespace="other"))), OWNER)
+
+
+def test_only_the_word_true_asks_for_adoption() -> None:
+    assert wants_adoption(vm({"caphv.io/adopt": "true"}))
+    assert not wants_adoption(vm({"caphv.io/adopt": "false"}))
+    assert not wants_adoption({"metadata": {}})

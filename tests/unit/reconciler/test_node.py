@@ -1,0 +1,64 @@
+"""What becomes of a machine's Node, as JSON patches."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.machine.node import initialization, labelling, topology
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+
+
+def applied(obj: Obj, patch: list[dict[str, Any]]) -> Obj:
+    """Apply `add`, `remove` and `test` of a JSON patch as an API server does."""
+    result = copy.deepcopy(obj)
+    for step in patch:
+        *parents, last = (part.replace("~1", "/") for part in step["path"].split("/")[1:])
+        place: Any = result
+        for part in parents:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        key = int(last) if isinstance(place, list) else last
+        if step["op"] == "test":
+            assert place[key] == step["value"]
+        elif step["op"] == "remove":
+            del place[key]
+        else:
+            place[key] = step["value"]
+    return result
+
+
+def node(labels: dict[str, str] | None = None, **spec: Any) -> Obj:
+    return {"metadata": {"name": "one", **({"labels": labels} if labels is not None else {})}, "spec": spec}
+
+
+def test_topology_is_what_the_host_tells() -> None:
+    host = {"metadata": {"labels": {ZONE: "a", REGION: "r", "kubernetes.io/hostname": "h"}}}
+    assert topology(host) == {ZONE: "a", REGION: "r"}
+    assert topology({"metadata": {}}) == {}
+
+
+labels = st.dictionaries(st.sampled_from([ZONE, REGION, "x", "y/z"]), st.sampled_from(["a", "b"]))
+
+
+@given(st.none() | labels, labels)
+def test_labelling_gives_the_wanted_and_keeps_the_others(
+    present: dict[str, str] | None, wanted: dict[str, str]
+) -> None:
+    before = node(present)
+    after = applied(before, labelling(before, wanted))
+    assert after["metadata"].get("labels", {}) == {**(present or {}), **wanted}
+    assert labelling(after, wanted) == []
+
+
+def test_one_patch_initializes_and_labels() -> None:
+    taints = [{"key": "a"}, {"key": "node.cloudprovider.kubernetes.io/uninitialized", "effect": "NoSchedule"}]
+    before = node({"x": "y"}, taints=taints)
+    after = applied(before, initialization(before, "harvester://1") + labelling(before, {ZONE: "a"}))
+    assert after["spec"] == {"providerID": "harvester://1", "taints": [{"key": "a"}]}
+    assert after["metadata"]["labels"] == {"x": "y", ZONE: "a"}
