@@ -253,7 +253,7 @@ async def test_errors_are_counted(case: Case) -> None:
 async def test_secrets_are_in_no_log_event_condition_or_metric(case: Case) -> None:
     bootstrap, token = "canary-bootstrap-9d3c2f6d", "canary-refused-token-1c1f7a10"
     await case.ready_cluster()
-    good = f"#cloud-config\nwrite_files: [{{path: /tmp/x, content: {bootstrap}}}]\n"
+    good = f"#cloud-config\nwrite_files: [{{path: /opt/x, content: {bootstrap}}}]\n"
     await case.write_secret("good", {"value": good})
     await case.ready_machine("good", bootstrap="good")
     broken = {
