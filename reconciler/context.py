@@ -38,6 +38,8 @@ class Context:
     enqueue_machine: Callable[[Key], None]
     # When (monotonic) this process had the VM of a machine deleted, by the machine's uid, until all of it is gone.
     deleting: dict[str, float] = field(default_factory=dict)
+    # Machines, by uid, whose etcd member is gone while their deletion goes on.
+    members_removed: set[str] = field(default_factory=set)
     # The kubeconfig that new guests of a HarvesterCluster find in a file: each machine needs it, and it stays the same.
     guest_kubeconfigs: dict[Key, str] = field(default_factory=dict, repr=False)
 

@@ -22,6 +22,8 @@ MACHINE_RECONCILE_SECONDS = Histogram(
 IPPOOL_ALLOCATIONS = Counter("caphv_ippool_allocations_total", "Address allocation attempts.")
 IPPOOL_ALLOCATION_ERRORS = Counter("caphv_ippool_allocation_errors_total", "Failed address allocation attempts.")
 IPPOOL_RELEASES = Counter("caphv_ippool_releases_total", "Addresses given back to their pool.")
+ETCD_REMOVE = Counter("caphv_etcd_member_remove_total", "etcd member removal attempts.")
+ETCD_REMOVE_ERRORS = Counter("caphv_etcd_member_remove_errors_total", "Failed etcd member removals.")
 CLUSTER_RECONCILE_SECONDS = Histogram(
     "caphv_cluster_reconcile_duration_seconds", "Duration of a cluster's reconcile: normal or delete.", ["operation"]
 )

@@ -29,7 +29,7 @@ from sandbox.harvester.stores import Stores
 from sandbox.harvester.world import World
 from sandbox.join import CONTROL_PLANE, Join, check_nic, interface_names, join_of
 from sandbox.processes import ProcessError
-from sandbox.workload import Workloads
+from sandbox.workload import Member, Workloads
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +232,8 @@ class Guests:
         if join.authority is None or not addresses or not addresses[0]:
             raise Broken("a control plane guest needs a CA and an address on its first interface")
         try:
-            local = await self._workloads.serve(addresses[0], guest.disk, join.authority, join.token, join.sans)
+            member = Member(addresses[0], guest.disk, guest.hostname)
+            local = await self._workloads.serve(member, join.authority, join.token, join.sans)
             await self._register(guest, join, local, addresses)
         finally:
             await self._workloads.leave(addresses[0])
@@ -263,6 +264,7 @@ class Guests:
             del self._registered[node]
             async with self._sessions.client(access) as client:
                 await nodes.mark_lost(client, guest.hostname)
+                await nodes.delete_etcd_pod(client, guest.hostname)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

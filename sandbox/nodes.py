@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from caphv.runtime.access import Access
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound, Unreachable
-from caphv.runtime.resource import NODES, Obj
+from caphv.runtime.resource import NODES, PODS, Obj
+from sandbox import kubelet
 from sandbox.harvester import kinds
 
 log = logging.getLogger(__name__)
@@ -89,6 +90,12 @@ async def mark_lost(client: ApiClient, name: str) -> None:
             return
 
 
+async def delete_etcd_pod(client: ApiClient, node: str) -> None:
+    """Delete the Pod of a control plane node that was lost, as the Pod garbage collector does in the end."""
+    with contextlib.suppress(ApiError, Unreachable):
+        await client.delete(PODS, kubelet.pod_name(node), kubelet.NAMESPACE)
+
+
 async def _register(client: ApiClient, node: NodeInfo) -> None:
     obj = _node(node)
     try:
@@ -96,6 +103,9 @@ async def _register(client: ApiClient, node: NodeInfo) -> None:
     except AlreadyExists:
         patch = {"status": obj["status"]}
         await client.patch(NODES, node.name, "", patch, patch_type="strategic", subresource="status")
+    if node.control_plane:
+        with contextlib.suppress(AlreadyExists):
+            await client.create(PODS, kubelet.etcd_pod(node.name))
 
 
 def _node(node: NodeInfo) -> Obj:
@@ -121,5 +131,6 @@ def _node(node: NodeInfo) -> Obj:
             "addresses": [*addresses, {"type": "Hostname", "address": node.name}],
             "conditions": [ready],
             "nodeInfo": {**info, **fixed},
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.PORT}},
         },
     }

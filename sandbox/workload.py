@@ -17,13 +17,27 @@ from pathlib import Path
 
 from sandbox import pki
 from sandbox.apiserver import ADMIN, ApiServer, Token, private_file
+from sandbox.kubelet import Etcd, Kubelet
 from sandbox.proxy import TcpProxy
 
 log = logging.getLogger(__name__)
 
 PORT = 6443
 # Nobody would take away the taint that this plugin puts on new Nodes.
-FLAGS = ("--disable-admission-plugins=TaintNodesByCondition",)
+FLAGS = (
+    "--disable-admission-plugins=TaintNodesByCondition",
+    # Host names of guests are known to no name server.
+    "--kubelet-preferred-address-types=InternalIP",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A control plane guest: its address, the uid of its VM, its host name."""
+
+    address: str
+    disk: str
+    node: str
 
 
 @dataclass
@@ -34,6 +48,8 @@ class _Cluster:
     # uids of the VMs whose disks hold the cluster's data, and the listeners of the guests that run, by their address
     disks: set[str] = field(default_factory=set)
     listeners: dict[str, TcpProxy] = field(default_factory=dict)
+    etcd: Etcd = field(default_factory=Etcd)
+    kubelets: dict[str, Kubelet] = field(default_factory=dict)
 
 
 class Workloads:
@@ -48,16 +64,17 @@ class Workloads:
         """Whether a guest listens on that address and port."""
         return port == PORT and any(address in cluster.listeners for cluster in self._clusters.values())
 
-    async def serve(self, address: str, disk: str, ca: pki.CA, token: str, sans: tuple[str, ...]) -> str:
+    async def serve(self, member: Member, ca: pki.CA, token: str, sans: tuple[str, ...]) -> str:
         """Answer on a guest's address; answers the URL of the API server on the guest itself.
 
-        `disk` is the uid of the guest's VM. Raises ProcessError when the API server does not
-        start, OSError when the guest cannot listen on its address.
+        Raises ProcessError when the API server does not start, OSError when the guest cannot listen on its address.
         """
+        address, disk = member.address, member.disk
         cluster = self._clusters.setdefault(_fingerprint(ca.certificate), _Cluster())
         async with cluster.lock:
             if not cluster.disks and not cluster.listeners:
-                cluster.server = None  # the disks with the data of an earlier cluster of this CA are gone
+                # The disks with the data of an earlier cluster of this CA are gone.
+                cluster.server, cluster.etcd = None, Etcd()
             cluster.disks.add(disk)
             if cluster.server is None:
                 name = f"workload-{_fingerprint(ca.certificate)}-{disk[:8]}"
@@ -72,6 +89,9 @@ class Workloads:
             proxy = TcpProxy((address, PORT), [(server.address, server.port)])
             await proxy.start()
             cluster.listeners[address] = proxy
+            cluster.etcd.join(disk, member.node)
+            kubelet = cluster.kubelets[address] = Kubelet(address, cluster.etcd, ca)
+            await kubelet.start()
         self.on_change()
         return server.url
 
@@ -81,6 +101,8 @@ class Workloads:
             if address not in cluster.listeners:
                 continue
             await cluster.listeners.pop(address).close()
+            if address in cluster.kubelets:
+                await cluster.kubelets.pop(address).close()
             self.on_change()
             async with cluster.lock:
                 if not cluster.listeners and cluster.server:

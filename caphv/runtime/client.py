@@ -7,11 +7,12 @@ kube-apiserver they cost two to four times the CPU of a raw request, and a provi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import aiohttp
@@ -277,6 +278,30 @@ class ApiClient:
             raise self._unreachable(error) from None
         finally:
             metrics.API_REQUESTS.labels(self.name, "watch", str(resource), code).inc()
+
+    @contextlib.asynccontextmanager
+    async def websocket(
+        self, path: str, query: Sequence[tuple[str, str]], *, protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Lend a WebSocket on a quoted path. Raises `ApiError` (refused), `Unreachable` (no answer, or it breaks)."""
+        code = "none"
+        try:
+            async with self._http().ws_connect(
+                URL(self._base + path, encoded=True).with_query(query),
+                protocols=(protocol,),
+                headers=await self._headers(None),
+                proxy=self._configuration.proxy,
+                server_hostname=self._configuration.tls_server_name,
+            ) as socket:
+                code = "101"
+                yield socket
+        except aiohttp.WSServerHandshakeError as error:
+            code = str(error.status)
+            raise error_from(error.status, {"message": f"HTTP {error.status}: {error.message}"}) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise self._unreachable(error) from None
+        finally:
+            metrics.API_REQUESTS.labels(self.name, "connect", "other", code).inc()
 
     # Inside
 

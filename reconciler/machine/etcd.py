@@ -8,7 +8,7 @@ control plane object, we do, by `etcdctl` in an etcd Pod on another node.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import orjson
@@ -19,7 +19,6 @@ from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.exec import ExecError, pod_exec
 from caphv.runtime.resource import PODS, Obj, being_deleted, labels_of, owner_reference
 from reconciler import metrics
-from reconciler.flow import Blocked
 from reconciler.machine.scope import MachineScope
 
 NAMESPACE = "kube-system"
@@ -106,7 +105,7 @@ def members_of(node: str, found: Iterable[Member], others: Collection[str]) -> l
 
 
 def pods_to_ask(pods: Iterable[Obj], node: str) -> list[Obj]:
-    """etcd Pods on other nodes, the ready ones first; by label, else by name (contract)."""
+    """Pods of etcd on other nodes, the ready ones first; by label, else by name (contract)."""
     there = [
         pod
         for pod in pods
@@ -134,7 +133,7 @@ def _is_due(scope: MachineScope) -> bool:
 async def _remove(scope: MachineScope, client: ApiClient, others: Collection[str]) -> None:
     # Static Pods on nodes: a handful, so one list is less than a list by label and another one by name.
     pods = pods_to_ask((await client.list(PODS, NAMESPACE))["items"], scope.name)
-    for pod, last in _with_last(pods):
+    for pod in pods:
         try:
             found = members(await _etcdctl(client, pod, "member", "list", "-w", "json"))
             own = members_of(scope.name, found, others)
@@ -145,7 +144,7 @@ async def _remove(scope: MachineScope, client: ApiClient, others: Collection[str
                 metrics.ETCD_REMOVE.inc()
                 scope.tell("EtcdMemberRemoved", f"removed member {member.name} from etcd")
         except (ApiError, Unreachable, ExecError):
-            if last:
+            if pod is pods[-1]:
                 raise
         else:
             return
@@ -154,10 +153,6 @@ async def _remove(scope: MachineScope, client: ApiClient, others: Collection[str
 async def _etcdctl(client: ApiClient, pod: Obj, *arguments: str) -> bytes:
     name = pod["metadata"]["name"]
     return await pod_exec(client, NAMESPACE, name, CONTAINER, [*ETCDCTL, *arguments], timeout=_TIMEOUT)
-
-
-def _with_last(pods: list[Obj]) -> Iterator[tuple[Obj, bool]]:
-    return ((pod, pod is pods[-1]) for pod in pods)
 
 
 def _is_ready(pod: Obj) -> bool:

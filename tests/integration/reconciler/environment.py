@@ -24,6 +24,7 @@ from sandbox.apiserver import ApiServer, Etcd, Token, private_file
 from sandbox.environment import SIMULATOR_READY_FILE, STATE_FILE
 from sandbox.harvester.world import World
 from sandbox.processes import Process
+from sandbox.workload import FLAGS as WORKLOAD_FLAGS
 from tests.conftest import CHECKOUT
 
 USER_AGENT = "caphv"
@@ -144,8 +145,7 @@ async def _start(folder: Path, claimed: str) -> Environment:
     identity = Token(IDENTITY_TOKEN, "caphv", ("system:masters",))
     management = ApiServer(folder, "management", audit=True)
     harvester = ApiServer(folder, "harvester", audit=True, tokens=[identity], service_range="10.53.0.0/16")
-    # Nobody would take away the taint that this plugin puts on new Nodes.
-    workload = ApiServer(folder, "workload", flags=["--disable-admission-plugins=TaintNodesByCondition"])
+    workload = ApiServer(folder, "workload", flags=WORKLOAD_FLAGS)
     await asyncio.gather(*(server.start() for server in (management, harvester, workload)))
     for server in (management, harvester):
         private_file(folder / f"{server.name}.kubeconfig", pki.to_yaml(server.kubeconfig()))

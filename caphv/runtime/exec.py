@@ -1,0 +1,64 @@
+"""Run a command in a container of a Pod, as `kubectl exec` does, over a WebSocket.
+
+Protocol `v4.channel.k8s.io` is passed on to the kubelet as it is, by API servers of all versions: each binary message
+begins with the number of its channel, and the last one, on the error channel, is a Status with the exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+import orjson
+
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Unreachable
+from caphv.runtime.resource import PODS
+
+PROTOCOL = "v4.channel.k8s.io"
+STDOUT, STDERR, STATUS = 1, 2, 3
+_MAX_OUTPUT = 1024 * 1024
+_SHOWN = 300
+
+
+class ExecError(Exception):
+    """The command ended with an error, or its output makes no sense; the text is the end of what it said."""
+
+
+async def pod_exec(
+    client: ApiClient, namespace: str, pod: str, container: str, command: Sequence[str], *, timeout: float
+) -> bytes:
+    """Run a command and answer its standard output.
+
+    Raises `ExecError` when it fails, `ApiError` when the API server refuses, `Unreachable` when the connection breaks
+    or `timeout` seconds are over.
+    """
+    path = PODS.path(namespace, pod, "exec")
+    query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", arg) for arg in command)]
+    output = {STDOUT: bytearray(), STDERR: bytearray(), STATUS: bytearray()}
+    try:
+        async with asyncio.timeout(timeout), client.websocket(path, query, protocol=PROTOCOL) as socket:
+            async for message in socket:
+                if message.type is aiohttp.WSMsgType.BINARY and message.data and message.data[0] in output:
+                    output[message.data[0]] += message.data[1:]
+                if sum(map(len, output.values())) > _MAX_OUTPUT:
+                    raise ExecError(f"{command[0]} in Pod {pod} says more than {_MAX_OUTPUT} bytes")
+    except TimeoutError:
+        raise Unreachable(f"{client.server}: {command[0]} in Pod {pod} did not end within {timeout:.0f} s") from None
+    if not output[STATUS]:
+        raise Unreachable(f"{client.server}: the connection to Pod {pod} broke")
+    _check(command[0], pod, output)
+    return bytes(output[STDOUT])
+
+
+def _check(program: str, pod: str, output: dict[int, bytearray]) -> None:
+    try:
+        status = orjson.loads(output[STATUS])
+        if status["status"] == "Success":
+            return
+        message = str(status.get("message") or "")
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        message = "an end that cannot be understood"
+    said = output[STDERR].decode("utf-8", "replace").strip()[-_SHOWN:]
+    raise ExecError(f"{program} in Pod {pod}: {message}{': ' if said else ''}{said}")

@@ -1,0 +1,129 @@
+"""Control plane machines leave etcd before their VM goes: by exec through a real API server, in simulated guests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+import yaml
+
+from caphv.runtime.access import parse_kubeconfig
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Unreachable
+from caphv.runtime.exec import ExecError, pod_exec
+from caphv.runtime.resource import NODES
+from reconciler.machine.etcd import ETCDCTL
+from sandbox import pki
+from sandbox.harvester import kinds
+from tests.integration.reconciler.case import HARVESTER_MACHINES, MACHINES, Case, condition_of, until
+from tests.integration.simulation import joining
+
+pytestmark = pytest.mark.integration
+
+TOKEN = "workload-token"
+REMOVALS, FAILURES = "caphv_etcd_member_remove_total", "caphv_etcd_member_remove_errors_total"
+
+
+async def control_plane(case: Case, *names: str) -> ApiClient:
+    """A cluster whose control plane machines really serve an API; answers a client of it."""
+    found = await case.ready_cluster()
+    server = f"https://{found['spec']['controlPlaneEndpoint']['host']}:6443"
+    authority = pki.CA.create(case.name)
+    data = "#cloud-config\n" + yaml.safe_dump(joining("control-plane", server, authority, TOKEN))
+    await case.write_secret("bootstrap-control-plane", {"value": data})
+    config = pki.kubeconfig(server, authority.certificate, name=case.name, user="admin", credentials={"token": TOKEN})
+    text = pki.to_yaml(config).decode()
+    for name in names:
+        await case.create_machine(name, control_plane=True, bootstrap="bootstrap-control-plane")
+    await case.write_secret(f"{case.name}-kubeconfig", {"value": text})
+    client = parse_kubeconfig(text).client(name="test", timeout=5)
+    await until(lambda: initialized(client, *names), lambda: "the nodes are not initialized", timeout=90)
+    return client
+
+
+async def initialized(client: ApiClient, *names: str) -> bool:
+    try:
+        nodes = [await client.get(NODES, name) for name in names]
+    except (ApiError, Unreachable):
+        return False
+    return all(node["spec"].get("providerID") for node in nodes)
+
+
+async def etcdctl(client: ApiClient, node: str, *arguments: str) -> bytes:
+    return await pod_exec(client, "kube-system", f"etcd-{node}", "etcd", [*ETCDCTL, *arguments], timeout=10)
+
+
+async def members(client: ApiClient, node: str) -> set[str]:
+    """Names of nodes that have a member, asked on one of them."""
+    found = json.loads(await etcdctl(client, node, "member", "list", "-w", "json"))
+    return {member["name"].rpartition("-")[0] for member in found["members"]}
+
+
+async def counted(case: Case) -> tuple[float, float]:
+    values = await case.environment.provider.metrics()
+    return values.get((REMOVALS, frozenset()), 0.0), values.get((FAILURES, frozenset()), 0.0)
+
+
+async def test_member_goes_with_its_machine(case: Case) -> None:
+    client = await control_plane(case, "a", "a-b", "c")
+    try:
+        assert await members(client, "c") == {"a", "a-b", "c"}
+        before = await counted(case)
+        await case.delete_machine("a")
+        assert await members(client, "c") == {"a-b", "c"}
+        assert await counted(case) == (before[0] + 1, before[1])
+        await case.until_event("a", "Normal", "EtcdMemberRemoved")
+        # A provider that removes members itself is not disturbed.
+        owner = {
+            "apiVersion": "controlplane.cluster.x-k8s.io/v1beta2",
+            "kind": "RKE2ControlPlane",
+            "name": "x",
+            "uid": "x",
+        }
+        await case.patch(MACHINES, "a-b", {"metadata": {"ownerReferences": [owner]}})
+        await case.delete_machine("a-b")
+        assert await members(client, "c") == {"a-b", "c"}
+        # With the whole cluster nothing is removed any more.
+        await case.delete()
+        assert await counted(case) == (before[0] + 1, before[1])
+    finally:
+        await client.close()
+
+
+async def test_vm_stays_until_the_member_is_gone(case: Case) -> None:
+    client = await control_plane(case, "a", "b")
+    try:
+        # The etcd Pod that is asked does not answer: its node is at an address where no kubelet is.
+        status = {"addresses": [{"type": "InternalIP", "address": f"{case.environment.prefix}.255.254"}]}
+        good = (await client.get(NODES, "b"))["status"]["addresses"]
+        await client.patch(NODES, "b", "", {"status": status}, subresource="status")
+        with pytest.raises((ApiError, Unreachable, ExecError)):
+            await members(client, "b")
+        before = await counted(case)
+        await case.ask_deletion(HARVESTER_MACHINES, "a")
+        await case.until(
+            HARVESTER_MACHINES, "a", lambda obj: "etcd member" in condition_of(obj, "VMProvisioningReady")["message"]
+        )
+        assert "deletionTimestamp" not in (await case.get(kinds.VIRTUAL_MACHINES, "a"))["metadata"]
+        assert (await counted(case))[1] > before[1]
+        await client.patch(NODES, "b", "", {"status": {"addresses": good}}, subresource="status")
+        await case.until_gone(HARVESTER_MACHINES, "a")
+        assert await members(client, "b") == {"b"}
+    finally:
+        await client.close()
+
+
+async def test_errors_of_a_command_are_told(case: Case) -> None:
+    client = await control_plane(case, "a")
+    try:
+        with pytest.raises(ExecError, match=r"exit code 1.*not found"):
+            await etcdctl(client, "a", "member", "remove", "1")
+        with pytest.raises(ApiError):
+            await pod_exec(client, "kube-system", "etcd-a", "other", ["ls"], timeout=5)
+        with pytest.raises(ApiError):
+            await pod_exec(client, "kube-system", "etcd-none", "etcd", ["ls"], timeout=5)
+        # The last member stays, and its machine goes at once.
+        await asyncio.wait_for(case.delete_machine("a"), 20)
+    finally:
+        await client.close()

@@ -1,0 +1,188 @@
+"""Which members of etcd belong to a machine, which Pods can be asked, and what happens when none answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caphv.runtime.errors import Unreachable
+from caphv.runtime.exec import ExecError
+from caphv.runtime.resource import Key
+from reconciler import metrics
+from reconciler.flow import Blocked
+from reconciler.machine import etcd
+from reconciler.machine.etcd import Member, ensure_member_removed, members, members_of, pods_to_ask, removed_by_provider
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("name", "belongs"),
+    [
+        ("a", True),
+        ("a-0123abcd", True),
+        ("a-b", False),
+        ("a-b-0123abcd", False),
+        ("a-0123abcd-4567cdef", False),
+        ("a-0123abc", False),
+        ("a-0123ABCD", False),
+        ("ab-0123abcd", False),
+        ("", False),
+    ],
+)
+def test_member_belongs_to_the_node_it_is_named_after(name: str, belongs: bool) -> None:
+    assert bool(members_of("a", [Member(1, name)], ())) is belongs
+
+
+def test_member_of_a_machine_with_a_name_like_a_hash_is_left_alone() -> None:
+    found = [Member(1, "a-0123abcd"), Member(2, "a-deadbeef")]
+    assert members_of("a", found, {"a-0123abcd"}) == [Member(2, "a-deadbeef")]
+
+
+@given(st.text("ab-", min_size=1, max_size=6), st.text("ab-", min_size=1, max_size=6))
+def test_no_node_takes_the_member_of_another(node: str, other: str) -> None:
+    found = [Member(1, f"{other}-0123abcd")]
+    assert bool(members_of(node, found, ())) is (node == other)
+
+
+def test_ids_of_64_bits_survive() -> None:
+    output = json.dumps({"members": [{"ID": 2**64 - 1, "name": "a"}, {"ID": 1}]}).encode()
+    assert members(output) == [Member(2**64 - 1, "a"), Member(1, "")]
+
+
+@pytest.mark.parametrize("output", [b"", b"[]", b"{}", b'{"members": [{}]}', b'{"members": 1}', b"null"])
+def test_answer_that_is_none_is_an_error(output: bytes) -> None:
+    with pytest.raises(ExecError):
+        members(output)
+
+
+def pod(name: str, node: str, *, labels: bool = True, ready: bool = True, container: str = "etcd") -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"component": "etcd", "tier": "control-plane"} if labels else {}},
+        "spec": {"nodeName": node, "containers": [{"name": container}]},
+        "status": {"conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def asked(*pods: dict[str, Any]) -> list[str]:
+    return [found["metadata"]["name"] for found in pods_to_ask(pods, "own")]
+
+
+def test_pods_on_other_nodes_are_asked_ready_ones_first() -> None:
+    assert asked(pod("etcd-own", "own"), pod("x", "one", ready=False), pod("y", "two")) == ["y", "x"]
+    assert asked(pod("etcd-z", "")) == []
+
+
+def test_names_count_only_without_labels() -> None:
+    assert asked(pod("etcd-a", "one", labels=False), pod("other", "one", labels=False)) == ["etcd-a"]
+    assert asked(pod("etcd-a", "one", labels=False), pod("b", "two")) == ["b"]
+    assert asked(pod("etcd-snapshot", "one", labels=False, container="snapshot")) == []
+
+
+def owned_by(kind: str, group: str = "controlplane.cluster.x-k8s.io") -> dict[str, Any]:
+    return {"metadata": {"ownerReferences": [{"apiVersion": f"{group}/v1beta2", "kind": kind, "name": "x"}]}}
+
+
+def test_providers_that_remove_members_themselves() -> None:
+    assert removed_by_provider(owned_by("RKE2ControlPlane"))
+    assert removed_by_provider(owned_by("KubeadmControlPlane"))
+    assert not removed_by_provider(owned_by("KThreesControlPlane"))
+    assert not removed_by_provider(owned_by("RKE2ControlPlane", "example.com"))
+    assert not removed_by_provider({"metadata": {}})
+    assert not removed_by_provider(None)
+
+
+# When the workload cluster does not answer
+
+
+class Silent:
+    """A workload API that is away."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def list(self, *_: Any) -> Any:
+        self.asked += 1
+        raise Unreachable("https://192.0.2.1:6443: timed out")
+
+
+def scope_of(client: Any, *, seconds: float, **changes: Any) -> Any:
+    async def ensure(_: Key) -> None:
+        return None
+
+    def in_progress(message: str, *, after: float) -> Blocked:
+        return Blocked(etcd.ConditionType.VM_PROVISIONING_READY, "VMProvisioningInProgress", message, after=after)  # type: ignore[arg-type]
+
+    deleted = datetime.now(UTC) - timedelta(seconds=seconds)
+    warnings: list[str] = []
+    metadata = {"metadata": {"name": "x", "namespace": "x"}}
+    workloads = SimpleNamespace(ensure=ensure, client=lambda _: client)
+    values: dict[str, Any] = {
+        "cluster_key": Key("x", "x"),
+        "cluster": metadata,
+        "harvester_cluster": metadata,
+        "machine": metadata,
+        "name": "own",
+        "control_plane": True,
+        "owner": SimpleNamespace(uid="uid"),
+        "obj": {"metadata": {"deletionTimestamp": deleted.isoformat()}},
+        "draft": SimpleNamespace(is_true=lambda _: True),
+        "context": SimpleNamespace(members_removed=set(), workloads=workloads, machines_of=lambda _: []),
+        "in_progress": in_progress,
+        "warn": lambda reason, _: warnings.append(reason),
+        "warnings": warnings,
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+def failures() -> float:
+    return metrics.ETCD_REMOVE_ERRORS._value.get()
+
+
+def test_silence_is_waited_for() -> None:
+    before, scope = failures(), scope_of(Silent(), seconds=1)
+    with pytest.raises(Blocked) as blocked:
+        asyncio.run(ensure_member_removed(scope))
+    assert blocked.value.after
+    assert failures() == before + 1
+    assert scope.warnings == []
+
+
+def test_silence_is_not_waited_for_for_ever() -> None:
+    scope = scope_of(Silent(), seconds=etcd.PATIENCE + 1)
+    asyncio.run(ensure_member_removed(scope))
+    asyncio.run(ensure_member_removed(scope))
+    assert scope.warnings == ["EtcdMemberRemovalFailed"]
+
+
+GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"control_plane": False},
+        {"cluster": GOING},
+        {"harvester_cluster": GOING},
+        {"harvester_cluster": None},
+        {"machine": owned_by("RKE2ControlPlane")},
+        {"draft": SimpleNamespace(is_true=lambda _: False)},
+        {"cluster_key": None},
+    ],
+    ids=["worker", "cluster goes", "infrastructure goes", "it is gone", "provider", "never made", "no cluster"],
+)
+def test_nobody_is_asked_when_there_is_nothing_to_do(changes: dict[str, Any]) -> None:
+    client = Silent()
+    asyncio.run(ensure_member_removed(scope_of(client, seconds=1, **changes)))
+    assert client.asked == 0
+
+
+def test_no_kubeconfig_means_no_etcd() -> None:
+    asyncio.run(ensure_member_removed(scope_of(None, seconds=1)))
