@@ -36,6 +36,7 @@ class Context:
     waiters: Waiters
     enqueue_cluster: Callable[[Key], None]
     enqueue_machine: Callable[[Key], None]
+    allow_insecure_identities: bool = False
     # When (monotonic) this process had the VM of a machine deleted, by the machine's uid, until all of it is gone.
     deleting: dict[str, float] = field(default_factory=dict)
     # Machines, by uid, whose etcd member is gone while their deletion goes on.

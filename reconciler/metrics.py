@@ -28,6 +28,11 @@ CLUSTER_RECONCILE_SECONDS = Histogram(
     "caphv_cluster_reconcile_duration_seconds", "Duration of a cluster's reconcile: normal or delete.", ["operation"]
 )
 CLUSTER_READY = Gauge("caphv_cluster_ready", "1 for a ready cluster, 0 for another.", ["cluster"])
+IDENTITY_EXPIRY = Gauge(
+    "caphv_identity_expiry_timestamp_seconds",
+    "When the credentials of an identity Secret expire (Unix time).",
+    ["identity"],
+)
 NODE_INIT = Counter("caphv_node_init_total", "Node initialization attempts.")
 NODE_INIT_ERRORS = Counter("caphv_node_init_errors_total", "Failed node initializations.")
 NODE_INIT_SECONDS = Histogram(

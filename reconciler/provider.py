@@ -47,6 +47,7 @@ class Options:
     watch_filter: str = ""
     leader_elect: bool = False
     concurrency: int = 32
+    allow_insecure_identities: bool = False
     addresses: Addresses = field(default_factory=Addresses)
 
 
@@ -108,6 +109,7 @@ class Provider:
             waiters=Waiters(self._enqueue_any),
             enqueue_cluster=self._enqueue_cluster,
             enqueue_machine=self._enqueue_machine,
+            allow_insecure_identities=options.allow_insecure_identities,
         )
         self.context = context
         self.clusters = Controller(

@@ -10,9 +10,9 @@ from typing import Any
 
 from caphv.api import clusterapi, names
 from caphv.runtime.cache import Change
-from caphv.runtime.resource import Key, Obj, key_of, labels_of
+from caphv.runtime.resource import Key, Obj, annotations_of, key_of, labels_of
 from reconciler import resources
-from reconciler.cluster.scope import load_balancer_name
+from reconciler.cluster.scope import LOAD_BALANCER, generated_names
 from reconciler.context import Context
 from reconciler.harvester.session import Session
 from reconciler.machine.node import topology
@@ -97,7 +97,7 @@ class Watches:
             self._machine_on_harvester(session, change)
         elif kind in ("Service", "LoadBalancer"):
             for cluster in self._clusters_on(session, change.key.namespace):
-                if load_balancer_name(cluster) == change.key.name:
+                if change.key.name in generated_names(cluster, LOAD_BALANCER):
                     self._context.enqueue_cluster(key_of(cluster))
         elif kind == "IPPool":
             self._context.waiters.notify(("pool", fingerprint, change.key.name))
@@ -147,7 +147,9 @@ class Watches:
         return [obj for key in keys if (obj := self._context.harvester_clusters.get(*key))]
 
     def _machine_on_harvester(self, session: Session, change: Change) -> None:
-        if not _differs(change, _what_a_vm_says):
+        changed = _differs(change, _what_a_vm_says)
+        balanced = names.MACHINE_TYPE_LABEL in labels_of(change.obj) and _differs(change, _what_a_load_balancer_selects)
+        if not (changed or balanced):
             return
         name = change.key.name
         if change.resource.kind == "PersistentVolumeClaim":
@@ -161,8 +163,9 @@ class Watches:
                 continue
             key = key_of(harvester_cluster)
             if key in self._context.sessions.users(session, change.key.namespace):
-                self._context.enqueue_machine(key_of(machine))
-                if change.old is None and names.MACHINE_TYPE_LABEL in labels_of(change.obj):
+                if changed:
+                    self._context.enqueue_machine(key_of(machine))
+                if balanced:
                     self._context.enqueue_cluster(key)
 
 
@@ -211,6 +214,10 @@ def _what_a_vm_says(obj: Obj) -> list[Any]:
         status.get("nodeName"),
         status.get("interfaces"),
     ]
+
+
+def _what_a_load_balancer_selects(obj: Obj) -> list[Any]:
+    return [labels_of(obj), annotations_of(obj).get(names.OWNER_UID_ANNOTATION)]
 
 
 def _host(obj: Obj) -> list[Any]:

@@ -78,6 +78,7 @@ class ConditionType(StrEnum):
     PAUSED = "Paused"
     INFRASTRUCTURE_READY = "InfrastructureReady"
     # HarvesterCluster
+    IDENTITY_UP_TO_DATE = "IdentityUpToDate"
     HARVESTER_CONNECTION_READY = "HarvesterConnectionReady"
     TARGET_NAMESPACE_READY = "TargetNamespaceReady"
     VM_IP_POOL_READY = "VMIPPoolReady"
@@ -103,6 +104,9 @@ class Reason(StrEnum):
     NOT_PAUSED = "NotPaused"
     INFRASTRUCTURE_PROVISIONING_IN_PROGRESS = "InfrastructureProvisioningInProgress"
     INFRASTRUCTURE_PROVISIONING_FAILED = "InfrastructureProvisioningFailed"
+    IDENTITY_EXPIRING = "IdentityExpiring"
+    IDENTITY_EXPIRED = "IdentityExpired"
+    ANOTHER_HARVESTER = "AnotherHarvester"
     HARVESTER_CONNECTION_IN_PROGRESS = "HarvesterConnectionInProgress"
     HARVESTER_CONNECTION_FAILED = "HarvesterConnectionFailed"
     HARVESTER_AUTHENTICATION_FAILED = "HarvesterAuthenticationFailed"

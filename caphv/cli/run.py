@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-_BOOLEANS = ("leader-elect", "enable-webhooks")
+_BOOLEANS = ("leader-elect", "enable-webhooks", "allow-insecure-identities")
 _ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
 _ZAP_UNUSED = ("zap-stacktrace-level", "zap-time-encoding")
 
@@ -71,6 +71,10 @@ Examples:
     "--concurrency", type=click.IntRange(1, 1000), default=32, help="Objects of a kind that are worked on at a time."
 )
 @click.option(
+    "--allow-insecure-identities/--no-allow-insecure-identities",
+    help="Accept identity Secrets with insecure-skip-tls-verify: whoever stands in between reads their credentials.",
+)
+@click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="Least level to log."
 )
 @click.option(
@@ -128,6 +132,7 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         watch_filter=flags["watch_filter"],
         leader_elect=flags["leader_elect"],
         concurrency=flags["concurrency"],
+        allow_insecure_identities=flags["allow_insecure_identities"],
         addresses=Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
     )
 

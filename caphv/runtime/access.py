@@ -10,16 +10,19 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import json
 import os
 import ssl
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
+from cryptography import x509
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import kube_config
 from kubernetes.aio.config.incluster_config import load_incluster_config
@@ -63,6 +66,14 @@ class Access:
         parts = [self.server, self.ca, self.token, self.client_certificate, self.client_key]
         parts += [self.tls_server_name, self.proxy_url, str(self.insecure)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def expires(self) -> datetime | None:
+        """When the first of token and client certificate expires; None when neither says.
+
+        Tokens of service accounts and of OpenID Connect say it in their claim `exp`; those of Rancher say nothing.
+        """
+        moments = (_token_expires(self.token), _certificate_expires(self.client_certificate))
+        return min((moment for moment in moments if moment), default=None)
 
     def configuration(self) -> Configuration:
         """Connection settings for an `ApiClient`."""
@@ -146,6 +157,25 @@ async def own_configuration(kubeconfig: str = "") -> Configuration:
         where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         raise KubeconfigError(f"cannot read the kubeconfig {where}: {type(error).__name__}: {error}") from None
     return configuration
+
+
+def _token_expires(token: str) -> datetime | None:
+    # The server judges the token; here nothing is trusted, so nothing is verified.
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        return datetime.fromtimestamp(float(claims["exp"]), UTC)
+    except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
+        return None
+
+
+def _certificate_expires(pem: str) -> datetime | None:
+    try:
+        return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
+    except (ValueError, x509.InvalidVersion):
+        return None
 
 
 def _load(raw: bytes | str) -> Any:

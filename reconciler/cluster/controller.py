@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 
 from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, NotFound, Unauthorized, Unreachable
 from caphv.runtime.resource import Key, Obj, being_deleted, key_of
 from reconciler import metrics
-from reconciler.cluster import failuredomains, identity, loadbalancer, pools
+from reconciler.cluster import (
+    cloudconfig,
+    connection,
+    deletion,
+    endpoint,
+    failuredomains,
+    identity,
+    loadbalancer,
+    pools,
+)
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
 from reconciler.flow import Blocked, StatusDraft
+from reconciler.harvester.ownership import wants_adoption
+
+log = logging.getLogger(__name__)
+
+# Seconds until what was refused once is tried again.
+_REFUSED_ONCE = 5.0
+_FINALIZERS = {names.CLUSTER_FINALIZER, names.LEGACY_CLUSTER_FINALIZER}
 
 
 class ClusterReconciler:
@@ -21,7 +38,8 @@ class ClusterReconciler:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._identities = identity.Identities()
+        self._identities = identity.Identities(allow_insecure=context.allow_insecure_identities)
+        self._cloud_configs = cloudconfig.CloudConfigs()
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one HarvesterCluster closer to its spec. Raises `ApiError`, `Unreachable` for a retry."""
@@ -51,22 +69,28 @@ class ClusterReconciler:
             await self._write(scope)
             return None
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
+        return await self._attempt(scope)
+
+    async def _attempt(self, scope: ClusterScope) -> float | None:
         try:
-            if being_deleted(obj):
+            if being_deleted(scope.obj):
                 await self._delete(scope)
                 return None
-            await self._normal(scope)
+            again = await self._normal(scope)
         except Blocked as blocked:
-            self._report(scope, blocked)
-            await self._write(scope)
-            return blocked.after
+            return await self._blocked(scope, blocked)
+        except Unauthorized:
+            if scope.session is None:
+                raise
+            scope.session.probe()
+            return await self._blocked(scope, connection.refused(scope, after=_REFUSED_ONCE))
         except (ApiError, Unreachable):
             await self._write(scope)
             raise
         await self._write(scope)
-        return None
+        return _soonest(again, scope.again)
 
-    async def _normal(self, scope: ClusterScope) -> None:
+    async def _normal(self, scope: ClusterScope) -> float | None:
         await self._context.ensure_finalizer(
             self._context.harvester_clusters,
             scope.obj,
@@ -75,11 +99,11 @@ class ClusterReconciler:
         )
         scope.obj = self._context.harvester_clusters.get(*scope.key) or scope.obj
         await identity.ensure_session(scope, self._identities)
-        await identity.ensure_connection(scope)
-        await identity.ensure_namespace(scope)
+        await connection.ensure_connection(scope)
+        await connection.ensure_namespace(scope)
         scope.draft.fields["failureDomains"] = failuredomains.failure_domains(scope.connected().hosts.store)
         await pools.ensure_vm_pool(scope)
-        await loadbalancer.ensure_endpoint(scope)
+        await endpoint.ensure_endpoint(scope)
         await loadbalancer.ensure_load_balancer(scope)
         if not scope.draft.is_true(ConditionType.INFRASTRUCTURE_READY):
             scope.tell("InfrastructureReady", "the cluster's infrastructure is ready for machines")
@@ -87,26 +111,37 @@ class ClusterReconciler:
         scope.draft.set_true(ConditionType.READY)
         scope.draft.provisioned(ready=True)
         await self._context.workloads.ensure(scope.cluster_key)
+        again = await cloudconfig.ensure_cloud_config(scope, self._cloud_configs)
+        if wants_adoption(scope.obj):
+            # Once: with two management clusters told to, they would take everything from each other for ever.
+            await scope.drop_annotation(names.ADOPT_ANNOTATION)
+        return again
 
     async def _delete(self, scope: ClusterScope) -> None:
-        machines = self._context.machines_of(scope.cluster)
-        if machines:
-            raise Blocked(
-                ConditionType.INFRASTRUCTURE_READY,
-                Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-                f"waiting for {len(machines)} HarvesterMachine(s) to go, first {machines[0]['metadata']['name']}",
-            )
+        if not set(scope.obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
+            return  # done; finalizers of others keep the object
+        deletion.require_no_machines(scope)
         await identity.ensure_session(scope, self._identities)
-        await identity.ensure_connection(scope)
-        scope.namespace()
-        await loadbalancer.delete_load_balancer(scope)
-        if scope.draft.is_true(ConditionType.CUSTOM_IP_POOL_CREATED):
-            await loadbalancer.release_address(scope)
-            await pools.delete_pool(scope, ConditionType.CUSTOM_IP_POOL_CREATED, pools.LOAD_BALANCER_SUFFIX)
-        await loadbalancer.delete_placeholder(scope)
-        await loadbalancer.release_address(scope)
-        await pools.delete_pool(scope, ConditionType.VM_IP_POOL_CREATED, pools.VM_SUFFIX)
+        await connection.ensure_connection(scope)
+        await deletion.delete_infrastructure(scope)
+        await cloudconfig.delete_cloud_config(scope, self._cloud_configs)
         scope.tell("InfrastructureDeleted", "nothing of this cluster is left on Harvester")
+        await self._remove_finalizer(scope.obj)
+
+    async def _blocked(self, scope: ClusterScope, blocked: Blocked) -> float | None:
+        if being_deleted(scope.obj):
+            if deletion.may_let_go(scope.obj, blocked):
+                await self._let_go(scope, blocked)
+                return None
+            blocked.message += deletion.advice(blocked)
+        self._report(scope, blocked)
+        await self._write(scope)
+        return _soonest(blocked.after, scope.again)
+
+    async def _let_go(self, scope: ClusterScope, blocked: Blocked) -> None:
+        message = f"let go by annotation while {blocked.message}; {deletion.left_over(scope.obj)}"
+        log.warning("HarvesterCluster %s: %s", scope.key, message)
+        scope.warn("ForcedDeletion", message)
         await self._remove_finalizer(scope.obj)
 
     def _report(self, scope: ClusterScope, blocked: Blocked) -> None:
@@ -115,7 +150,7 @@ class ClusterReconciler:
             if summary is not blocked.condition:
                 scope.draft.set_false(summary, blocked.reason, blocked.message)
         scope.draft.provisioned(ready=False)
-        if blocked.warn:
+        if blocked.warn and not scope.draft.said(blocked.condition, blocked.message):
             scope.warn(blocked.reason, blocked.message)
 
     async def _write(self, scope: ClusterScope) -> None:
@@ -132,6 +167,14 @@ class ClusterReconciler:
             self._context.harvester_clusters.forget(*key_of(obj))
 
     async def _gone(self, key: Key) -> None:
+        self._cloud_configs.forget(key)
+        self._context.guest_kubeconfigs.pop(key, None)
+        await self._context.singles.forget(key)
+        self._identities.release(key)
         await self._context.sessions.release(key)
         with contextlib.suppress(KeyError):
             metrics.CLUSTER_READY.remove(str(key))
+
+
+def _soonest(*delays: float | None) -> float | None:
+    return min((delay for delay in delays if delay is not None), default=None)

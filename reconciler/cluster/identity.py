@@ -1,117 +1,150 @@
-"""From the identity Secret to a session, a checked connection and the target namespace."""
+"""From the identity Secret to credentials, and when these expire.
+
+Expiry is told ahead of time, because Rancher's and Kubernetes' tokens end without a warning, and from then on every
+request is refused. One timer for each cluster brings it back at the right moment; nothing polls.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
+from caphv.api import conditions, names
 from caphv.api.names import ConditionType, Reason
 from caphv.runtime.access import Access, KubeconfigError, parse_kubeconfig
-from caphv.runtime.errors import AlreadyExists, NotFound
-from caphv.runtime.resource import NAMESPACES, SECRETS, Obj
+from caphv.runtime.errors import NotFound
+from caphv.runtime.resource import SECRETS, Key, Obj, annotations_of
+from reconciler import metrics
 from reconciler.cluster.scope import ClusterScope
 from reconciler.flow import Blocked
 
-_CONNECTION = ConditionType.HARVESTER_CONNECTION_READY
+WARN_AHEAD = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What one version of an identity Secret says."""
+
+    version: str
+    access: Access
+    expires: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """What to say about an expiry: no reason when all is well; `again` is when to look again, in seconds."""
+
+    message: str
+    reason: Reason | None = None
+    again: float | None = None
 
 
 class Identities:
-    """Identity Secrets that were read: by the version of the Secret, so that each version is read once."""
+    """Identity Secrets that were read, each version once, and which cluster uses which of them."""
 
-    def __init__(self) -> None:
-        self._read: dict[tuple[str, str], tuple[str, Access]] = {}
+    def __init__(self, *, allow_insecure: bool) -> None:
+        self._allow_insecure = allow_insecure
+        self._read: dict[Key, Identity] = {}
+        self._uses: dict[Key, tuple[Key, str]] = {}
 
-    def known(self, namespace: str, name: str, version: str) -> Access | None:
-        """Credentials read from this version of the Secret."""
-        read = self._read.get((namespace, name))
-        return read[1] if read and read[0] == version else None
+    async def read(self, scope: ClusterScope) -> Identity:
+        """The identity of a cluster. Raises `Blocked` that names what is wrong with it.
 
-    def remember(self, secret: Obj, access: Access) -> None:
-        """Keep the credentials of a Secret until it changes."""
-        metadata = secret["metadata"]
-        self._read[metadata["namespace"], metadata["name"]] = (metadata["resourceVersion"], access)
+        It is read anew when the Secret has changed, and when the cluster's `caphv.io/reconcile-at` has.
+        """
+        secret = secret_of(scope.obj)
+        use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
+        listed, known = scope.context.secrets.get(*secret), self._read.get(secret)
+        current = known and listed and known.version == listed["metadata"]["resourceVersion"]
+        if known and current and self._uses.setdefault(scope.key, use) == use:
+            return known
+        try:
+            identity = self._parse(secret, await scope.context.client.get(SECRETS, secret.name, secret.namespace))
+        except NotFound:
+            self._drop(secret)
+            raise failed(f"identity Secret {secret}: not found; create it with key kubeconfig") from None
+        except Blocked:
+            self._drop(secret)
+            raise
+        self.release(scope.key)
+        self._uses[scope.key] = use
+        self._read[secret] = identity
+        if identity.expires:
+            metrics.IDENTITY_EXPIRY.labels(str(secret)).set(identity.expires.timestamp())
+        return identity
 
-    def forget(self, namespace: str, name: str) -> None:
-        """Nobody uses the Secret any more."""
-        self._read.pop((namespace, name), None)
+    def release(self, cluster: Key) -> None:
+        """The cluster is gone, or uses another Secret."""
+        secret, _ = self._uses.pop(cluster, (None, ""))
+        if secret and not any(used == secret for used, _ in self._uses.values()):
+            self._drop(secret)
+
+    def _parse(self, where: Key, secret: Obj) -> Identity:
+        value = (secret.get("data") or {}).get("kubeconfig")
+        if not value:
+            raise failed(
+                f"identity Secret {where}: has no key kubeconfig; put the kubeconfig of Harvester under that key"
+            )
+        try:
+            access = parse_kubeconfig(base64.b64decode(value), allow_insecure=self._allow_insecure)
+        except (KubeconfigError, binascii.Error) as error:
+            raise failed(f"identity Secret {where}: {error}") from None
+        return Identity(secret["metadata"]["resourceVersion"], access, access.expires())
+
+    def _drop(self, secret: Key) -> None:
+        self._read.pop(secret, None)
+        with contextlib.suppress(KeyError):
+            metrics.IDENTITY_EXPIRY.remove(str(secret))
 
 
 async def ensure_session(scope: ClusterScope, identities: Identities) -> None:
     """Read the identity and give the cluster its session; `spec.server` follows the kubeconfig (contract)."""
-    access = await _read_identity(scope, identities)
+    identity = await identities.read(scope)
+    _report_expiry(scope, identity)
+    access = identity.access
     try:
         scope.session = await scope.context.sessions.assign(scope.key, access, scope.target_namespace)
     except KubeconfigError as error:
-        raise _failed(f"{_where(scope)}: {error}") from None
+        raise failed(f"identity Secret {secret_of(scope.obj)}: {error}") from None
     if scope.obj["spec"].get("server") != access.server and "deletionTimestamp" not in scope.obj["metadata"]:
         await scope.patch_spec({"server": access.server})
 
 
-async def ensure_connection(scope: ClusterScope) -> None:
-    """Harvester answers and its own Deployment is available (contract)."""
-    session = scope.connected()
-    if session.unauthorized:
-        raise Blocked(
-            _CONNECTION,
-            Reason.HARVESTER_AUTHENTICATION_FAILED,
-            f"Harvester refuses the credentials in {_where(scope)} (401): the token may have expired; "
-            "put a new kubeconfig into the Secret",
-            warn=True,
-        )
-    if session.error:
-        raise _failed(f"Harvester at {session.server} cannot be reached: {session.error}")
-    if not session.synced:
-        raise Blocked(
-            _CONNECTION, Reason.HARVESTER_CONNECTION_IN_PROGRESS, f"connecting to {session.server}", after=0.2
-        )
-    if not session.available:
-        raise _failed("Deployment harvester-system/harvester on Harvester is not available")
-    scope.draft.set_true(_CONNECTION)
+def secret_of(obj: Obj) -> Key:
+    """The identity Secret that a HarvesterCluster names."""
+    reference = obj["spec"].get("identitySecret") or {}
+    return Key(str(reference.get("namespace") or ""), str(reference.get("name") or ""))
 
 
-async def ensure_namespace(scope: ClusterScope) -> None:
-    """The target namespace exists; a missing one is created (contract)."""
-    if not scope.draft.is_true(ConditionType.TARGET_NAMESPACE_READY):
-        client, name = scope.connected().client, scope.target_namespace
-        try:
-            await client.get(NAMESPACES, name)
-        except NotFound:
-            try:
-                await client.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-                scope.tell("TargetNamespaceCreated", f"created namespace {name} on Harvester")
-            except AlreadyExists:
-                pass
-    scope.namespace()
-    scope.draft.set_true(ConditionType.TARGET_NAMESPACE_READY)
+def failed(message: str) -> Blocked:
+    """There is no connection until somebody changes something."""
+    return Blocked(ConditionType.HARVESTER_CONNECTION_READY, Reason.HARVESTER_CONNECTION_FAILED, message, warn=True)
 
 
-async def _read_identity(scope: ClusterScope, identities: Identities) -> Access:
-    reference = scope.obj["spec"].get("identitySecret") or {}
-    namespace, name = reference.get("namespace", ""), reference.get("name", "")
-    listed = scope.context.secrets.get(namespace, name)
-    if listed:
-        known = identities.known(namespace, name, listed["metadata"]["resourceVersion"])
-        if known:
-            return known
-    try:
-        secret = await scope.context.client.get(SECRETS, name, namespace)
-    except NotFound:
-        raise _failed(f"{_where(scope)}: not found; create it with key kubeconfig") from None
-    value = (secret.get("data") or {}).get("kubeconfig")
-    if not value:
-        raise _failed(f"{_where(scope)}: has no key kubeconfig; put the kubeconfig of Harvester under that key")
-    try:
-        access = parse_kubeconfig(base64.b64decode(value))
-    except (KubeconfigError, binascii.Error) as error:
-        raise _failed(f"{_where(scope)}: {error}") from None
-    identities.remember(secret, access)
-    return access
+def judge(expires: datetime | None, now: datetime) -> Expiry:
+    """What to say of credentials that expire then."""
+    if expires is None:
+        return Expiry("the credentials do not say when they expire")
+    left, date = expires - now, conditions.rfc3339(expires)
+    if left > WARN_AHEAD:
+        return Expiry(f"the credentials are valid until {date}", again=(left - WARN_AHEAD).total_seconds())
+    if left > timedelta(0):
+        message = f"the credentials expire at {date}; put a new kubeconfig into the Secret before"
+        return Expiry(message, Reason.IDENTITY_EXPIRING, left.total_seconds())
+    message = f"the credentials expired at {date}; put a new kubeconfig into the Secret"
+    return Expiry(message, Reason.IDENTITY_EXPIRED)
 
 
-def _where(scope: ClusterScope) -> str:
-    reference = scope.obj["spec"].get("identitySecret") or {}
-    return f"identity Secret {reference.get('namespace')}/{reference.get('name')}"
-
-
-def _failed(message: str) -> Blocked:
-    return Blocked(_CONNECTION, Reason.HARVESTER_CONNECTION_FAILED, message, warn=True)
+def _report_expiry(scope: ClusterScope, identity: Identity) -> None:
+    verdict = judge(identity.expires, datetime.now(UTC))
+    message = f"identity Secret {secret_of(scope.obj)}: {verdict.message}"
+    scope.again = verdict.again
+    if verdict.reason is None:
+        scope.draft.set_true(ConditionType.IDENTITY_UP_TO_DATE, message)
+        return
+    scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, verdict.reason, message)
+    if not scope.draft.said(ConditionType.IDENTITY_UP_TO_DATE, message):
+        scope.warn(verdict.reason, message)

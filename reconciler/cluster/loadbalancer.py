@@ -1,126 +1,79 @@
-"""The control plane's address: a placeholder Service first, Harvester's LoadBalancer once there is a VM behind it.
-
-The Service gives the endpoint before the first VM exists, because bootstrap data has to contain it. The LoadBalancer
-comes when a control plane VM does: its controller wants backends. Both have one name, and Harvester's controller then
-takes the Service over without owning it, so we delete both.
-"""
+"""Harvester's LoadBalancer before the control plane: made with the first of its VMs, and kept as the spec says."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from caphv.api import names
+from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import AlreadyExists, Conflict, NotFound
-from caphv.runtime.resource import SERVICES, Obj, Resource, annotations_of, being_deleted, key_of
+from caphv.runtime.errors import AlreadyExists, Forbidden, Invalid
+from caphv.runtime.resource import Obj, annotations_of, key_of, labels_of, owner_reference
 from reconciler import resources
-from reconciler.cluster.pools import ensure_load_balancer_pool
+from reconciler.cluster import adoption
+from reconciler.cluster.endpoint import API_PORT
+from reconciler.cluster.pools import load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
 from reconciler.flow import Blocked
-from reconciler.harvester import ipam
 from reconciler.harvester.ownership import Ownership, owned_by, record
-from reconciler.harvester.session import TargetNamespace
-from reconciler.machine.vm import control_plane_selector
+from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
 
-API_PORT = 6443
 _READY = ConditionType.LOAD_BALANCER_READY
-
-
-async def ensure_endpoint(scope: ClusterScope) -> None:
-    """Placeholder Service, its address, and `spec.controlPlaneEndpoint` (overwritten whatever it was: contract)."""
-    namespace = scope.namespace()
-    service = namespace.services.get(scope.target_namespace, scope.load_balancer_name)
-    if service is None:
-        service = await _create_placeholder(scope, namespace)
-    _refuse_foreign(scope, SERVICES, service)
-    address = service_address(service)
-    if not address:
-        raise Blocked(
-            _READY,
-            Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-            f"waiting for kube-vip on Harvester to give Service {key_of(service)} an address",
-        )
-    endpoint = {"host": address, "port": API_PORT}
-    if scope.obj["spec"].get("controlPlaneEndpoint") != endpoint:
-        await scope.patch_spec({"controlPlaneEndpoint": endpoint})
-        scope.tell("ControlPlaneEndpointSet", f"control plane endpoint is {address}:{API_PORT}")
+_FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")
 
 
 async def ensure_load_balancer(scope: ClusterScope) -> None:
     """LoadBalancer in front of the control plane, as soon as one of its VMs exists."""
-    namespace = scope.namespace()
-    has_vm = bool(namespace.vms.store.by_index("machinetype", control_plane_selector(scope.cluster_key.name)))
-    if has_vm:
+    vms = control_plane_vms(scope)
+    if vms:
         scope.draft.set_true(ConditionType.INIT_MACHINE_CREATED)
     elif not scope.draft.is_true(ConditionType.INIT_MACHINE_CREATED):
         scope.draft.set_false(
             ConditionType.INIT_MACHINE_CREATED, Reason.MACHINE_NOT_FOUND, "waiting for the first control plane VM"
         )
-    load_balancer = namespace.load_balancers.get(scope.target_namespace, scope.load_balancer_name)
-    if load_balancer is not None:
-        _refuse_foreign(scope, resources.LOAD_BALANCERS, load_balancer)
-    elif has_vm:
-        client = scope.connected().client
+    vms = [await _ensure_label(scope, vm) for vm in vms]
+    load_balancers, client = scope.namespace().load_balancers, scope.connected().client
+    found = load_balancers.get(scope.target_namespace, scope.load_balancer_name)
+    if found is None and vms:
         try:
-            created = await client.create(resources.LOAD_BALANCERS, load_balancer_object(scope))
+            found = await client.create(resources.LOAD_BALANCERS, _load_balancer(scope, vms))
+            scope.tell("LoadBalancerCreated", f"created LoadBalancer {key_of(found)} on Harvester")
         except AlreadyExists:
-            created = await client.get(resources.LOAD_BALANCERS, scope.load_balancer_name, scope.target_namespace)
-        namespace.load_balancers.observe(created)
-        scope.tell("LoadBalancerCreated", f"created LoadBalancer {key_of(created)} on Harvester")
+            found = await client.get(resources.LOAD_BALANCERS, scope.load_balancer_name, scope.target_namespace)
+        load_balancers.observe(found)
+    if found is not None:
+        reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
+        found = await adoption.recognise(scope, load_balancers, found, _READY, reason)
+        await _repair(scope, found, vms)
     scope.draft.set_true(_READY)
 
 
 async def delete_load_balancer(scope: ClusterScope) -> None:
     """Delete the LoadBalancer; returns once it is gone."""
-    namespace = scope.namespace()
-    await _delete(scope, resources.LOAD_BALANCERS, namespace.load_balancers.get(*_name(scope)), namespace)
+    load_balancers = scope.namespace().load_balancers
+    await adoption.delete(scope, load_balancers, load_balancers.get(scope.target_namespace, scope.load_balancer_name))
 
 
-async def delete_placeholder(scope: ClusterScope) -> None:
-    """Delete the Service; returns once it is gone: as long as it lives, it announces the address."""
-    namespace = scope.namespace()
-    await _delete(scope, SERVICES, namespace.services.get(*_name(scope)), namespace)
+def control_plane_vms(scope: ClusterScope) -> list[Obj]:
+    """VMs of the cluster's control plane machines, without those that belong to somebody else.
+
+    They are not found by the Go provider's label, which two clusters of one name have in common.
+    """
+    vms = scope.namespace().vms
+    found = []
+    for machine in scope.context.machines_of(scope.cluster):
+        vm = vms.get(scope.target_namespace, machine["metadata"]["name"])
+        if vm is None or not _is_control_plane(scope, machine):
+            continue
+        owner = scope.context.owner(resources.HARVESTER_MACHINES.kind, machine)
+        provider_id = str((machine.get("spec") or {}).get("providerID") or "")
+        if owned_by(vm, owner, provider_id=provider_id) is not Ownership.FOREIGN:
+            found.append(vm)
+    return found
 
 
-async def release_address(scope: ClusterScope) -> None:
-    """Give back what pools still hold for this control plane, whether or not the LoadBalancer had taken over."""
-    session = scope.connected()
-    for pool in session.pools.store:
-        allocated = (pool.get("status") or {}).get("allocated") or {}
-        for address in [ip for ip, holder in allocated.items() if holder == scope.reservation]:
-            await session.allocator.release(pool["metadata"]["name"], address, scope.reservation)
-
-
-def service_address(service: Obj) -> str:
-    """Address that kube-vip gave a Service, empty for none yet."""
-    ingress = (service.get("status") or {}).get("loadBalancer", {}).get("ingress") or ()
-    return next((entry["ip"] for entry in ingress if entry.get("ip")), "")
-
-
-def placeholder_service(scope: ClusterScope, address: str) -> Obj:
-    """Placeholder Service with an address of a pool, or `0.0.0.0` for one by DHCP (contract)."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": scope.load_balancer_name,
-            "namespace": scope.target_namespace,
-            "labels": {names.SERVICE_LB_LABEL: "true"},
-            "annotations": record(scope.owner),
-        },
-        "spec": {
-            "type": "LoadBalancer",
-            "ipFamilies": ["IPv4"],
-            "ipFamilyPolicy": "SingleStack",
-            "loadBalancerIP": address,
-            "ports": [{"name": "api-server", "port": API_PORT, "targetPort": API_PORT, "protocol": "TCP"}],
-        },
-    }
-
-
-def load_balancer_object(scope: ClusterScope) -> Obj:
-    """LoadBalancer as the contract describes it: the spec's listeners first, then the API server's."""
-    config: dict[str, Any] = scope.obj["spec"]["loadBalancerConfig"]
+def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]]) -> Obj:
+    """Spec of the LoadBalancer from that of the HarvesterCluster: its listeners first, then the API server's."""
+    config: dict[str, Any] = cluster_spec["loadBalancerConfig"]
     listeners = [
         {name: listener[name] for name in ("name", "port", "protocol", "backendPort")}
         for listener in config.get("listeners") or ()
@@ -137,14 +90,73 @@ def load_balancer_object(scope: ClusterScope) -> Obj:
             "periodSeconds": 30,
             "timeoutSeconds": 60,
         },
-        "backendServerSelector": {names.MACHINE_TYPE_LABEL: [control_plane_selector(scope.cluster_key.name)]},
+        "backendServerSelector": selector,
     }
     if config.get("description"):
         spec["description"] = config["description"]
-    if config["ipamType"] == "pool":
-        pool = str(config.get("ipPoolRef") or "").rpartition("/")[2]
-        if pool:
-            spec["ipPool"] = pool
+    pool = load_balancer_pool(cluster_spec)
+    if config["ipamType"] == "pool" and pool:
+        spec["ipPool"] = pool
+    return spec
+
+
+def drift(wanted: Obj, found: Obj) -> Obj:
+    """Merge patch that makes the spec `found` on Harvester what is `wanted`, empty when it is.
+
+    What Harvester's webhook adds inside of what we set (defaults of a health check, of a listener) is no drift.
+    """
+    patch = {name: wanted.get(name) for name in _FIELDS if _differs(wanted.get(name), found.get(name))}
+    selector, selected = wanted["backendServerSelector"], found.get("backendServerSelector") or {}
+    if selector != selected:
+        # A key too many leaves backends out, and a merge keeps what is not named.
+        patch["backendServerSelector"] = {**dict.fromkeys(selected), **selector}
+    return patch
+
+
+def _differs(wanted: Any, found: Any) -> bool:
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return any(_differs(value, found.get(name)) for name, value in wanted.items())
+    if isinstance(wanted, list) and isinstance(found, list):
+        return len(wanted) != len(found) or any(map(_differs, wanted, found))
+    return bool(wanted or found) and wanted != found
+
+
+def backend_selector(scope: ClusterScope, vms: list[Obj]) -> dict[str, list[str]]:
+    """Which VMIs are backends: the Go provider's label, and ours as soon as all of the control plane have it.
+
+    Go's names the cluster without its namespace, so that two of one name would get each other's traffic.
+    """
+    selector = {names.MACHINE_TYPE_LABEL: [control_plane_selector(scope.cluster_key.name)]}
+    label, instances = cluster_label(scope.cluster_key), scope.namespace().instances
+    vmis = [instances.get(*key_of(vm)) for vm in vms]
+    templates = [(vm["spec"].get("template") or {}).get("metadata") or {} for vm in vms]
+    labels = [template.get("labels") or {} for template in templates] + [labels_of(vmi) for vmi in vmis if vmi]
+    if all(each.get(CLUSTER_LABEL) == label for each in labels):
+        selector[CLUSTER_LABEL] = [label]
+    return selector
+
+
+async def _ensure_label(scope: ClusterScope, vm: Obj) -> Obj:
+    """Put our label on a VM that was made by the Go provider, once it has our record.
+
+    Its instance gets what the template gets, and neither restarts by that.
+    """
+    label = {CLUSTER_LABEL: cluster_label(scope.cluster_key)}
+    template = (vm["spec"].get("template") or {}).get("metadata") or {}
+    if names.OWNER_UID_ANNOTATION not in annotations_of(vm) or label.items() <= (template.get("labels") or {}).items():
+        return vm
+    metadata = vm["metadata"]
+    patch = {
+        "metadata": {"resourceVersion": metadata["resourceVersion"], "labels": label},
+        "spec": {"template": {"metadata": {"labels": label}}},
+    }
+    client = scope.connected().client
+    labelled = await client.patch(resources.VIRTUAL_MACHINES, metadata["name"], metadata["namespace"], patch)
+    scope.namespace().vms.observe(labelled)
+    return labelled
+
+
+def _load_balancer(scope: ClusterScope, vms: list[Obj]) -> Obj:
     return {
         "apiVersion": resources.LOAD_BALANCERS.api_version,
         "kind": resources.LOAD_BALANCERS.kind,
@@ -153,57 +165,31 @@ def load_balancer_object(scope: ClusterScope) -> Obj:
             "namespace": scope.target_namespace,
             "annotations": record(scope.owner),
         },
-        "spec": spec,
+        "spec": load_balancer_spec(scope.obj["spec"], backend_selector(scope, vms)),
     }
 
 
-async def _create_placeholder(scope: ClusterScope, namespace: TargetNamespace) -> Obj:
-    session = scope.connected()
-    address = "0.0.0.0"
-    if scope.obj["spec"]["loadBalancerConfig"]["ipamType"] == "pool":
-        pool = await ensure_load_balancer_pool(scope)
-        answer = await session.allocator.allocate(ipam.AddressRequest(scope.reservation, (pool,)))
-        if isinstance(answer, ipam.Refusal):
-            scope.context.waiters.wait(("pool", session.fingerprint, pool), scope.key)
-            raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, answer.message, warn=True)
-        address = answer.address
-    try:
-        service = await session.client.create(SERVICES, placeholder_service(scope, address))
-    except AlreadyExists:
-        service = await session.client.get(SERVICES, scope.load_balancer_name, scope.target_namespace)
-    namespace.services.observe(service)
-    return service
-
-
-async def _delete(scope: ClusterScope, resource: Resource, obj: Obj | None, namespace: TargetNamespace) -> None:
-    if obj is None or owned_by(obj, scope.owner) is Ownership.FOREIGN:
+async def _repair(scope: ClusterScope, found: Obj, vms: list[Obj]) -> None:
+    patch = drift(load_balancer_spec(scope.obj["spec"], backend_selector(scope, vms)), found["spec"])
+    if not patch:
         return
-    client, informer = scope.connected().client, namespace.of(resource)
-    if not being_deleted(obj):
-        try:
-            name, uid = obj["metadata"]["name"], obj["metadata"]["uid"]
-            if informer.deleted(*key_of(obj), await client.delete(resource, name, scope.target_namespace, uid=uid)):
-                return
-        except (NotFound, Conflict):
-            informer.forget(*key_of(obj))
-            return
-    raise Blocked(
-        ConditionType.INFRASTRUCTURE_READY,
-        Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-        f"waiting for {resource.kind} {key_of(obj)} on Harvester to go",
-    )
-
-
-def _refuse_foreign(scope: ClusterScope, resource: Resource, obj: Obj) -> None:
-    if owned_by(obj, scope.owner) is Ownership.FOREIGN:
-        raise Blocked(
-            _READY,
-            Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
-            f"{resource.kind} {key_of(obj)} on Harvester belongs to "
-            f"{annotations_of(obj).get('caphv.io/owner', 'somebody else')}; rename this HarvesterCluster or remove it",
-            warn=True,
+    metadata, fields = found["metadata"], ", ".join(patch)
+    body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "spec": patch}
+    try:
+        repaired = await scope.connected().client.patch(
+            resources.LOAD_BALANCERS, metadata["name"], metadata["namespace"], body
         )
+    except (Forbidden, Invalid) as error:
+        message = f"Harvester refuses the change of {fields} of LoadBalancer {key_of(found)}: {error.message}"
+        raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, message, warn=True, after=60) from None
+    scope.namespace().load_balancers.observe(repaired)
+    if repaired["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
+        scope.tell("LoadBalancerUpdated", f"set {fields} of LoadBalancer {key_of(found)} to what the spec says")
 
 
-def _name(scope: ClusterScope) -> tuple[str, str]:
-    return scope.target_namespace, scope.load_balancer_name
+def _is_control_plane(scope: ClusterScope, machine: Obj) -> bool:
+    if clusterapi.is_control_plane(machine):
+        return True
+    reference = owner_reference(machine, "Machine", resources.CLUSTER_API_GROUP)
+    owner = scope.context.machines.get(machine["metadata"]["namespace"], reference["name"]) if reference else None
+    return bool(owner and clusterapi.is_control_plane(owner))

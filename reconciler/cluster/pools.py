@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from caphv.api import names
 from caphv.api.names import ConditionType, Reason
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound
-from caphv.runtime.resource import Obj, annotations_of
+from caphv.runtime.resource import Obj, uid_of
 from reconciler import resources
-from reconciler.cluster.scope import ClusterScope, pool_name
+from reconciler.cluster import adoption
+from reconciler.cluster.scope import ClusterScope, generated_names
 from reconciler.flow import Blocked
 from reconciler.harvester import ipam
-from reconciler.harvester.ownership import Ownership, owned_by, record
+from reconciler.harvester.ownership import Ownership, owned_by, record, same_name, wants_adoption
 from reconciler.machine.network import PoolNetwork, effective_network
 
 LOAD_BALANCER_SUFFIX = "ippool"
@@ -26,10 +26,10 @@ async def ensure_vm_pool(scope: ClusterScope) -> None:
         scope.draft.drop(ConditionType.VM_IP_POOL_READY)
         return
     if config.get("ipPool") and not (config.get("ipPoolRef") or config.get("ipPoolRefs")):
-        name = pool_name(scope.obj, VM_SUFFIX)
-        await _ensure_pool(scope, name, config["ipPool"], ConditionType.VM_IP_POOL_READY)
+        name = await _ensure_pool(scope, VM_SUFFIX, config["ipPool"], ConditionType.VM_IP_POOL_READY)
         scope.draft.set_true(ConditionType.VM_IP_POOL_CREATED)
         await scope.patch_spec({"vmNetworkConfig": {"ipPoolRef": name}})
+    await _recognise_created(scope, VM_SUFFIX, ConditionType.VM_IP_POOL_CREATED)
     network = effective_network({}, scope.obj["spec"])
     names = network.pools if isinstance(network, PoolNetwork) else ()
     missing = [name for name in names if scope.connected().pools.get("", name) is None]
@@ -49,17 +49,13 @@ async def ensure_vm_pool(scope: ClusterScope) -> None:
 async def ensure_load_balancer_pool(scope: ClusterScope) -> str:
     """Name of the pool for the control plane address; one described in `loadBalancerConfig.ipPool` is created."""
     config = scope.obj["spec"]["loadBalancerConfig"]
-    if config.get("ipPoolRef"):
-        return str(config["ipPoolRef"]).rpartition("/")[2]
-    if config.get("ipPool"):
-        name = pool_name(scope.obj, LOAD_BALANCER_SUFFIX)
-        await _ensure_pool(scope, name, config["ipPool"], ConditionType.CUSTOM_IP_POOL_CREATED)
+    if config.get("ipPool") and not config.get("ipPoolRef"):
+        name = await _ensure_pool(scope, LOAD_BALANCER_SUFFIX, config["ipPool"], ConditionType.CUSTOM_IP_POOL_CREATED)
         scope.draft.set_true(ConditionType.CUSTOM_IP_POOL_CREATED)
         await scope.patch_spec({"loadBalancerConfig": {"ipPoolRef": name}})
-        return name
-    network = effective_network({}, scope.obj["spec"])
-    if isinstance(network, PoolNetwork) and network.pools:
-        return network.pools[0]
+    pool = load_balancer_pool(scope.obj["spec"])
+    if pool:
+        return pool
     raise Blocked(
         ConditionType.LOAD_BALANCER_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
@@ -68,19 +64,30 @@ async def ensure_load_balancer_pool(scope: ClusterScope) -> str:
     )
 
 
+def load_balancer_pool(cluster_spec: Obj) -> str:
+    """Name of the pool for the control plane address: its own, else the first of the machines; empty for none."""
+    config = cluster_spec["loadBalancerConfig"]
+    if config.get("ipPoolRef"):
+        return str(config["ipPoolRef"]).rpartition("/")[2]
+    network = effective_network({}, cluster_spec)
+    return network.pools[0] if isinstance(network, PoolNetwork) and network.pools else ""
+
+
+async def recognise_load_balancer_pool(scope: ClusterScope) -> None:
+    """The pool for the control plane address, if it was made for this cluster, has the record that says so."""
+    await _recognise_created(scope, LOAD_BALANCER_SUFFIX, ConditionType.CUSTOM_IP_POOL_CREATED)
+
+
 async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str) -> None:
-    """Delete a pool that we made, marked by its condition (contract); answers once it is gone."""
-    if not scope.draft.is_true(condition):
+    """Delete a pool that was made for this cluster; answers once it is gone."""
+    session, pool = scope.connected(), _created(scope, suffix, condition)
+    if pool is None:
         return
-    session, name = scope.connected(), pool_name(scope.obj, suffix)
-    pool = session.pools.get("", name)
-    if pool is None or owned_by(pool, scope.owner) is Ownership.FOREIGN:
-        return
+    name = pool["metadata"]["name"]
     try:
-        await session.client.delete(resources.IP_POOLS, name, uid=pool["metadata"]["uid"])
+        await session.client.delete(resources.IP_POOLS, name, uid=uid_of(pool))
     except (NotFound, Conflict):
         session.pools.forget("", name)
-        return
     except ApiError as error:
         if error.status not in (400, 403, 422):
             raise
@@ -109,30 +116,49 @@ def pool_object(name: str, spec: dict[str, Any], annotations: dict[str, str]) ->
     return pool
 
 
-async def _ensure_pool(scope: ClusterScope, name: str, spec: dict[str, Any], condition: ConditionType) -> None:
-    session = scope.connected()
+async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], condition: ConditionType) -> str:
+    session, name = scope.connected(), generated_names(scope.obj, suffix)[0]
+    reason = _failure(condition)
     existing = session.pools.get("", name)
-    reason = (
-        Reason.CUSTOM_POOL_CREATION_FAILED
-        if condition is ConditionType.CUSTOM_IP_POOL_CREATED
-        else Reason.VM_IP_POOL_CREATION_FAILED
-    )
     if existing is None:
         try:
             pool = pool_object(name, spec, record(scope.owner))
-            session.pools.observe(await session.client.create(resources.IP_POOLS, pool))
+            existing = await session.client.create(resources.IP_POOLS, pool)
+            scope.tell("IPPoolCreated", f"created IPPool {name} on Harvester")
         except ipam.InvalidPoolError as error:
             raise Blocked(condition, reason, str(error), warn=True) from None
         except AlreadyExists:
             existing = await session.client.get(resources.IP_POOLS, name)
-            session.pools.observe(existing)
         except ApiError as error:
             if error.status not in (400, 403, 422):
                 raise
             message = f"Harvester refuses IPPool {name}: {error.message}"
             raise Blocked(condition, reason, message, warn=True, after=60) from None
-        else:
-            scope.tell("IPPoolCreated", f"created IPPool {name} on Harvester")
-    if existing and owned_by(existing, scope.owner) is Ownership.FOREIGN:
-        owner = annotations_of(existing).get(names.OWNER_ANNOTATION, "somebody else")
-        raise Blocked(condition, reason, f"IPPool {name} exists and belongs to {owner}", warn=True)
+        session.pools.observe(existing)
+    await adoption.recognise(scope, session.pools, existing, condition, reason)
+    return name
+
+
+async def _recognise_created(scope: ClusterScope, suffix: str, condition: ConditionType) -> None:
+    """Take over what was made for this cluster; a status that was lost in a move says so again."""
+    pool = _created(scope, suffix, condition)
+    if pool:
+        await adoption.recognise(scope, scope.connected().pools, pool, condition, _failure(condition))
+        scope.draft.set_true(condition)
+
+
+def _created(scope: ClusterScope, suffix: str, condition: ConditionType) -> Obj | None:
+    """The pool that was made for this cluster: by its record, or, without one, by the condition (contract)."""
+    pools = (scope.connected().pools.get("", name) for name in generated_names(scope.obj, suffix))
+    pool = next(filter(None, pools), None)
+    if pool is None:
+        return None
+    judged = owned_by(pool, scope.owner)
+    if judged is Ownership.FOREIGN:
+        return pool if wants_adoption(scope.obj) and same_name(pool, scope.owner) else None
+    return pool if judged is Ownership.OURS or scope.draft.is_true(condition) else None
+
+
+def _failure(condition: ConditionType) -> Reason:
+    machines = condition in (ConditionType.VM_IP_POOL_READY, ConditionType.VM_IP_POOL_CREATED)
+    return Reason.VM_IP_POOL_CREATION_FAILED if machines else Reason.CUSTOM_POOL_CREATION_FAILED

@@ -7,25 +7,31 @@ import re
 from dataclasses import dataclass
 
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.resource import Key, Obj, key_of, uid_of
+from caphv.runtime.resource import Key, Obj, key_of
 from reconciler import resources
 from reconciler.context import Context, with_kind
 from reconciler.flow import Blocked, StatusDraft
-from reconciler.harvester.ownership import Owner
+from reconciler.harvester.ownership import Owner, same_name
 from reconciler.harvester.session import Session, TargetNamespace
+
+LOAD_BALANCER = "lb"
 
 _MAX_NAME = 63
 
 
 @dataclass(slots=True)
 class ClusterScope:
-    """`obj` is the HarvesterCluster, `cluster` its Cluster; the session is there after the identity phase."""
+    """`obj` is the HarvesterCluster, `cluster` its Cluster; the session is there after the identity phase.
+
+    `again` is when to come back in seconds, where time alone decides.
+    """
 
     context: Context
     obj: Obj
     cluster: Obj
     draft: StatusDraft
     session: Session | None = None
+    again: float | None = None
 
     @property
     def key(self) -> Key:
@@ -49,13 +55,18 @@ class ClusterScope:
 
     @property
     def load_balancer_name(self) -> str:
-        """Name of LoadBalancer and placeholder Service."""
-        return load_balancer_name(self.obj)
+        """Name of LoadBalancer and placeholder Service; the Go provider's where this cluster has one under it."""
+        name, *former = generated_names(self.obj, LOAD_BALANCER)
+        for candidate in former:
+            for informer in (self.connected().services, self.namespace().load_balancers):
+                found = informer.get(self.target_namespace, candidate)
+                if found and same_name(found, self.owner):
+                    return candidate
+        return name
 
-    @property
-    def reservation(self) -> str:
+    def reservation(self, load_balancer: str) -> str:
         """Id under which pools hold the address of the control plane (contract: `<targetNamespace>/<lb name>`)."""
-        return f"{self.target_namespace}/{self.load_balancer_name}"
+        return f"{self.target_namespace}/{load_balancer}"
 
     def connected(self) -> Session:
         """The session. Raises `Blocked` while there is none."""
@@ -87,34 +98,37 @@ class ClusterScope:
         """Event for an operator: something went well."""
         self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Normal", reason, message)
 
+    async def drop_annotation(self, name: str) -> None:
+        """Take an annotation off the HarvesterCluster that has done its work."""
+        patch = {"metadata": {"annotations": {name: None}}}
+        informer = self.context.harvester_clusters
+        self.obj = await self.context.client.patch(informer.resource, self.key.name, self.key.namespace, patch)
+        informer.observe(self.obj)
+
     async def patch_spec(self, spec: dict[str, object]) -> None:
         """Merge fields into the spec of the HarvesterCluster."""
         self.obj = await self.context.patch_spec(self.context.harvester_clusters, self.obj, spec)
         self.draft.moved_to(self.obj)
 
 
-def load_balancer_name(obj: Obj) -> str:
-    """RFC 1035 name from `<ns>-<HarvesterCluster>-lb`, cut at 63 characters (contract)."""
+def generated_names(obj: Obj, suffix: str) -> tuple[str, ...]:
+    """Name of what is made on Harvester for a cluster, RFC 1035 of `<ns>-<HarvesterCluster>-<suffix>` (contract).
+
+    The Go provider cut names at 63 characters, so that long ones could meet; ours end in a hash then, and the name that
+    Go gave comes second.
+    """
     metadata = obj["metadata"]
-    return rfc1035(f"{metadata['namespace']}-{metadata['name']}-lb")
+    owner = f"{metadata['namespace']}-{metadata['name']}"
+    full = rfc1035(f"{owner}-{suffix}")
+    cut = full[:_MAX_NAME].rstrip("-")
+    if full == cut:
+        return (full,)
+    digest = hashlib.sha256(f"{metadata['namespace']}/{metadata['name']}".encode()).hexdigest()[:8]
+    start = rfc1035(owner)[: _MAX_NAME - len(suffix) - len(digest) - 2].rstrip("-")
+    return f"{start}-{digest}-{suffix}", cut
 
 
 def rfc1035(text: str) -> str:
-    """Lower case, other characters to `-`, trimmed, `a-` before a digit, at most 63 characters."""
+    """Lower case, other characters to `-`, trimmed, `a-` before a digit."""
     name = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-")
-    if name[:1].isdigit():
-        name = f"a-{name}"
-    return name[:_MAX_NAME].rstrip("-")
-
-
-def pool_name(obj: Obj, suffix: str) -> str:
-    """Name of a pool that is made for a cluster, RFC 1035 of `<ns>-<HarvesterCluster>-<suffix>`.
-
-    Pools are cluster-scoped on Harvester: a name that has to be cut ends in a hash, so that two never meet.
-    """
-    metadata = obj["metadata"]
-    full = f"{metadata['namespace']}-{metadata['name']}-{suffix}"
-    if len(full) <= _MAX_NAME:
-        return rfc1035(full)
-    digest = hashlib.sha256(uid_of(obj).encode()).hexdigest()[:8]
-    return f"{rfc1035(full[: _MAX_NAME - len(suffix) - 10])}-{digest}-{suffix}"
+    return f"a-{name}" if name[:1].isdigit() else name

@@ -1,7 +1,9 @@
 """One session for each Harvester identity: a client, shared watches, and the allocator of its address pools.
 
 All clusters with the same identity share a session; it starts with the first and ends with the last of them. Watches
-of cluster-wide collections (hosts, images, key pairs, pools) run once, those of a target namespace once for each.
+of cluster-wide collections (hosts, images, key pairs, pools, Services of load balancers) run once, those of a target
+namespace once for each. Which Harvester it is, its namespace `kube-system` tells: sessions of different identities that
+lead to the same one allocate addresses together.
 
 One watch, that of Harvester's own Deployment, doubles as probe: while Harvester is away it alone tries often, the
 others wait for it, so that an outage of hours costs a request every few seconds, whatever the number of machines.
@@ -11,16 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from caphv.api import names
 from caphv.runtime.access import Access
 from caphv.runtime.cache import Change, Informer
-from caphv.runtime.errors import Unauthorized
+from caphv.runtime.errors import Forbidden, Unauthorized
 from caphv.runtime.resource import (
     DEPLOYMENTS,
+    NAMESPACES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     SERVICES,
@@ -29,9 +34,10 @@ from caphv.runtime.resource import (
     Resource,
     annotations_of,
     labels_of,
+    uid_of,
 )
 from reconciler import resources
-from reconciler.harvester.allocator import AddressAllocator
+from reconciler.harvester.allocator import AddressAllocator, Peers
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +63,12 @@ class TargetNamespace:
         self.vms = session.informer(resources.VIRTUAL_MACHINES, namespace=name, indexes={"machinetype": _machine_type})
         self.instances = session.informer(resources.VIRTUAL_MACHINE_INSTANCES, namespace=name, transform=_slim_instance)
         self.claims = session.informer(PERSISTENT_VOLUME_CLAIMS, namespace=name, transform=_slim_claim)
-        self.services = session.informer(SERVICES, namespace=name, label_selector=f"{names.SERVICE_LB_LABEL}=true")
         self.load_balancers = session.informer(resources.LOAD_BALANCERS, namespace=name)
 
     @property
     def informers(self) -> list[Informer]:
         """All watches of the namespace."""
-        return [self.vms, self.instances, self.claims, self.services, self.load_balancers]
-
-    def of(self, resource: Resource) -> Informer:
-        """The watch of that resource."""
-        return next(informer for informer in self.informers if informer.resource == resource)
+        return [self.vms, self.instances, self.claims, self.load_balancers]
 
     @property
     def synced(self) -> bool:
@@ -86,6 +87,9 @@ class Session:
         self._events = events
         self._tasks: dict[Informer, asyncio.Task[None]] = {}
         self._others_waiting = False
+        self._probed = 0.0
+        self._uid: str | None = None
+        self._identifying = asyncio.Lock()
         self._health = ""
         self.namespaces: dict[str, TargetNamespace] = {}
         self.deployment = self.informer(
@@ -101,6 +105,8 @@ class Session:
         self.images = self.informer(resources.IMAGES)
         self.key_pairs = self.informer(resources.KEY_PAIRS)
         self.pools = self.informer(resources.IP_POOLS)
+        # Of all namespaces: an address that any load balancer announces must not be given away, whoever made it.
+        self.services = self.informer(SERVICES, label_selector=f"{names.SERVICE_LB_LABEL}=true")
         self.allocator = AddressAllocator(self.client, self.pools, self._addresses_in_use)
 
     @property
@@ -123,7 +129,11 @@ class Session:
     @property
     def synced(self) -> bool:
         """Whether the cluster-wide caches have been filled."""
-        return all(i.synced for i in (self.deployment, self.hosts, self.images, self.key_pairs, self.pools))
+        return all(informer.synced for informer in self._cluster_wide)
+
+    @property
+    def _cluster_wide(self) -> list[Informer]:
+        return [self.deployment, self.hosts, self.images, self.key_pairs, self.pools, self.services]
 
     def informer(self, resource: Resource, **options: Any) -> Informer:
         """A watch whose changes are reported; `start` runs it."""
@@ -134,7 +144,25 @@ class Session:
 
     def start(self) -> None:
         """Begin to watch what is not bound to a namespace."""
-        self._run([self.deployment, self.hosts, self.images, self.key_pairs, self.pools])
+        self._run(self._cluster_wide)
+
+    async def harvester_uid(self) -> str:
+        """The uid of `kube-system` on this Harvester, read once; empty when the identity may not read it."""
+        async with self._identifying:
+            if self._uid is None:
+                try:
+                    self._uid = uid_of(await self.client.get(NAMESPACES, "kube-system"))
+                except Forbidden as error:
+                    log.warning("cannot tell whether %s is always the same Harvester: %s", self.server, error)
+                    self._uid = ""
+            return self._uid
+
+    def probe(self) -> None:
+        """Credentials were refused: have the probe find out now what else only its next reconnection would."""
+        if time.monotonic() - self._probed > _PROBE_BACKOFF:
+            self._probed = time.monotonic()
+            self._tasks.pop(self.deployment).cancel()
+            self._run([self.deployment])
 
     def watch_namespace(self, name: str) -> TargetNamespace:
         """The watches of a target namespace; started on the first call."""
@@ -151,6 +179,7 @@ class Session:
     async def close(self) -> None:
         """End all watches and close the connection."""
         await self._stop(list(self._tasks))
+        self.allocator.leave()
         await self.client.close()
 
     # Inside
@@ -185,16 +214,16 @@ class Session:
             self._events.health(self)
 
     def _addresses_in_use(self) -> set[str]:
-        """Addresses that a load balancer of ours holds or is about to hold, whatever the pools say.
+        """Addresses that a load balancer holds or is about to hold, whatever the pools say.
 
         While Harvester's load balancer controller takes over a placeholder, it frees the address for a moment.
         """
         used: set[str] = set()
+        for service in self.services.store:
+            used.add(service["spec"].get("loadBalancerIP") or "")
+            ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or ()
+            used.update(entry.get("ip") or "" for entry in ingress)
         for namespace in self.namespaces.values():
-            for service in namespace.services.store:
-                used.add(service["spec"].get("loadBalancerIP") or "")
-                ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or ()
-                used.update(entry.get("ip") or "" for entry in ingress)
             used.update(lb.get("status", {}).get("address") or "" for lb in namespace.load_balancers.store)
         return used - {"", "0.0.0.0"}
 
@@ -206,11 +235,17 @@ class Sessions:
         self._events = events
         self._sessions: dict[str, Session] = {}
         self._users: dict[Key, tuple[str, str]] = {}
+        self._accepted: set[Key] = set()
+        self._peers: WeakValueDictionary[str, Peers] = WeakValueDictionary()
 
     def of(self, cluster: Key) -> Session | None:
-        """The session of a HarvesterCluster, once its identity has been read."""
+        """The session of a HarvesterCluster for its machines, once it is known to lead to the right Harvester.
+
+        While it has not been filled it tells nobody that a VM is missing, but may tell why it does not get filled.
+        """
         fingerprint, _ = self._users.get(cluster, ("", ""))
-        return self._sessions.get(fingerprint)
+        session = self._sessions.get(fingerprint)
+        return session if session and (cluster in self._accepted or not session.synced) else None
 
     def users(self, session: Session, namespace: str = "") -> list[Key]:
         """HarvesterClusters that use a session (and that target namespace)."""
@@ -234,11 +269,28 @@ class Sessions:
         before = self._users.get(cluster)
         self._users[cluster] = (access.fingerprint, namespace)
         if before and before != self._users[cluster]:
+            self._accepted.discard(cluster)
             await self._collect(*before)
         return session
 
+    async def identify(self, session: Session) -> str:
+        """Find out which Harvester a session leads to, see `Session.harvester_uid`."""
+        uid = await session.harvester_uid()
+        if uid:
+            peers = self._peers.get(uid) or Peers()
+            self._peers[uid] = peers
+            session.allocator.join(peers)
+        return uid
+
+    def accept(self, cluster: Key) -> bool:
+        """The cluster's session leads to its Harvester; answers whether that is news."""
+        news = cluster not in self._accepted
+        self._accepted.add(cluster)
+        return news
+
     async def release(self, cluster: Key) -> None:
         """The cluster is gone."""
+        self._accepted.discard(cluster)
         before = self._users.pop(cluster, None)
         if before:
             await self._collect(*before)
@@ -246,6 +298,7 @@ class Sessions:
     async def close(self) -> None:
         """End all sessions."""
         self._users.clear()
+        self._accepted.clear()
         for session in list(self._sessions.values()):
             await session.close()
         self._sessions.clear()

@@ -9,6 +9,8 @@ import yaml
 from click.testing import CliRunner, Result
 
 from caphv.cli import COMMANDS, cli
+from caphv.runtime import logs
+from reconciler import provider
 from sandbox.environment import Settings, State
 from sandbox.faults import KINDS, Kind
 
@@ -115,3 +117,21 @@ def test_fault_without_a_sandbox_says_how_to_start_one(tmp_path: Path) -> None:
     result = call("sandbox", "fault", "--dir", str(tmp_path), "list")
     assert result.exit_code == 1
     assert "caphv sandbox up" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [([], False), (["--allow-insecure-identities"], True), (["-allow-insecure-identities=true"], True)],
+)
+def test_insecure_identities_are_allowed_by_flag_only(
+    arguments: list[str], allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    async def run(options: provider.Options, _stop: object) -> None:
+        seen.append(options.allow_insecure_identities)
+
+    monkeypatch.setattr(provider, "run", run)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    assert call("run", *arguments).exit_code == 0
+    assert seen == [allowed]

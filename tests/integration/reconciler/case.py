@@ -56,9 +56,9 @@ _IN_NAMESPACE = (
 class Case:
     """A Cluster `name` in namespace `name`, with VMs in namespace `target` on Harvester."""
 
-    def __init__(self, environment: Environment, number: int) -> None:
+    def __init__(self, environment: Environment, number: int, prefix: str = "case") -> None:
         self.environment = environment
-        self.name = f"case-{number}"
+        self.name = f"{prefix}-{number}"
         self.target = f"{self.name}-vms"
         self.balancer = f"{self.name}-{self.name}-lb"
         # Addresses of the production network that nobody else uses: the pools of the test are made here.

@@ -30,21 +30,22 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture
 def case(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
     """A cluster of the test's own; when the test has ended it is deleted, and nothing of it may be left."""
-    with _opened(environment, runner) as case:
+    with opened(environment, runner) as case:
         yield case
 
 
 @pytest.fixture
 def other(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
     """A second cluster, in namespaces of its own."""
-    with _opened(environment, runner) as case:
+    with opened(environment, runner) as case:
         yield case
 
 
 @contextmanager
-def _opened(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
+def opened(environment: Environment, runner: asyncio.Runner, prefix: str = "case") -> Iterator[Case]:
+    """A case for as long as the block lasts; then it is deleted, and nothing of it may be left."""
     environment.cases += 1
-    case = Case(environment, environment.cases)
+    case = Case(environment, environment.cases, prefix)
     runner.run(case.open())
     try:
         yield case

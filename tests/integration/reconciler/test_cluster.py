@@ -149,7 +149,10 @@ async def test_load_balancer_comes_with_the_first_control_plane_vm(case: Case) -
         "periodSeconds": 30,
         "timeoutSeconds": 60,
     }
-    assert spec["backendServerSelector"] == {"harvestercluster/machinetype": [f"controlplane-{case.name}"]}
+    assert spec["backendServerSelector"] == {
+        "harvestercluster/machinetype": [f"controlplane-{case.name}"],
+        "caphv.io/cluster": [f"{case.name}.{case.name}"],
+    }
 
 
 async def test_lost_placeholder_is_made_again_with_the_same_address(case: Case) -> None:

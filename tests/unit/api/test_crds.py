@@ -19,10 +19,15 @@ VERSIONED = [(plural, version) for plural in CRDS for version in names.VERSIONS]
 GUEST_CONFIG = {".guestConfig"} | {
     f".guestConfig.{name}" for name in ("disableFstrimTimer", "installGuestAgent", "userData")
 }
+CLOUD_CONFIG = {".cloudConfig", ".cloudConfig.delivery"}
 # What ours have beyond the Go provider's, below the spec or status of a kind.
 ADDED = {
-    "harvesterclusters": set(),
-    "harvesterclustertemplates": set(),
+    "harvesterclusters": {
+        *(f".spec{field}" for field in CLOUD_CONFIG),
+        ".status.harvester",
+        ".status.harvester.uid",
+    },
+    "harvesterclustertemplates": {f".spec.template.spec{field}" for field in CLOUD_CONFIG},
     "harvestermachines": {
         ".spec.networkConfig.subnetMask",
         *(f".spec{field}" for field in GUEST_CONFIG),

@@ -1,0 +1,64 @@
+"""Objects of a cluster on Harvester: recognised, taken over, or refused; and deleted only when they are its own.
+
+Nothing but a user's word proves that a cluster owns a load balancer or a pool (a machine has the uid of its VM), so
+after a move or the loss of the management cluster annotation `caphv.io/adopt` is asked for.
+"""
+
+from __future__ import annotations
+
+from caphv.api import names
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.cache import Informer
+from caphv.runtime.errors import Conflict, NotFound
+from caphv.runtime.resource import Obj, annotations_of, being_deleted, key_of, uid_of
+from reconciler.cluster.scope import ClusterScope
+from reconciler.flow import Blocked
+from reconciler.harvester.ownership import Ownership, owned_by, record, wants_adoption
+
+
+def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
+    """Whether an object belongs to somebody else, and the user has not said that this cluster takes it over."""
+    return owned_by(obj, scope.owner) is Ownership.FOREIGN and not wants_adoption(scope.obj)
+
+
+async def recognise(scope: ClusterScope, informer: Informer, obj: Obj, condition: ConditionType, reason: Reason) -> Obj:
+    """Write the cluster's record on an object that lacks it; raises `Blocked` when it is somebody else's."""
+    what = f"{informer.resource.kind} {key_of(obj)}"
+    if is_foreign(scope, obj):
+        owner = annotations_of(obj).get(names.OWNER_ANNOTATION, "somebody else")
+        raise Blocked(
+            condition,
+            reason,
+            f"{what} on Harvester belongs to {owner}; give this HarvesterCluster another name, or, if it is really "
+            f'that of this cluster, set annotation {names.ADOPT_ANNOTATION}: "true" on the HarvesterCluster',
+            warn=True,
+        )
+    if owned_by(obj, scope.owner) is Ownership.OURS:
+        return obj
+    metadata = obj["metadata"]
+    patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": record(scope.owner)}}
+    client = scope.connected().client
+    taken = await client.patch(informer.resource, metadata["name"], metadata.get("namespace", ""), patch)
+    informer.observe(taken)
+    scope.tell("Adopted", f"took over {what} on Harvester")
+    return taken
+
+
+async def delete(scope: ClusterScope, informer: Informer, obj: Obj | None) -> None:
+    """Delete an object of the cluster's; returns once it is gone, raises `Blocked` until then."""
+    if obj is None or is_foreign(scope, obj):
+        return
+    key = key_of(obj)
+    if not being_deleted(obj):
+        try:
+            answer = await scope.connected().client.delete(informer.resource, key.name, key.namespace, uid=uid_of(obj))
+            if informer.deleted(*key, answer):
+                return
+        except (NotFound, Conflict):
+            informer.forget(*key)
+            return
+    raise Blocked(
+        ConditionType.INFRASTRUCTURE_READY,
+        Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+        f"waiting for {informer.resource.kind} {key} on Harvester to go",
+    )

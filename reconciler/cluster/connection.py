@@ -1,0 +1,80 @@
+"""From a session to a Harvester that answers, is the one the cluster lives on, and has the target namespace."""
+
+from __future__ import annotations
+
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.errors import AlreadyExists, NotFound
+from caphv.runtime.resource import NAMESPACES, being_deleted, key_of
+from reconciler.cluster.identity import failed, secret_of
+from reconciler.cluster.scope import ClusterScope
+from reconciler.flow import Blocked
+
+_CONNECTION = ConditionType.HARVESTER_CONNECTION_READY
+
+
+async def ensure_connection(scope: ClusterScope) -> None:
+    """Harvester answers, is the right one, and its own Deployment is available (contract)."""
+    session = scope.connected()
+    if session.unauthorized:
+        raise refused(scope)
+    if session.error:
+        raise failed(f"Harvester at {session.server} cannot be reached: {session.error}")
+    if not session.synced:
+        raise Blocked(
+            _CONNECTION, Reason.HARVESTER_CONNECTION_IN_PROGRESS, f"connecting to {session.server}", after=0.2
+        )
+    await _ensure_same_harvester(scope)
+    if not session.available:
+        raise failed("Deployment harvester-system/harvester on Harvester is not available")
+    scope.draft.set_true(_CONNECTION)
+
+
+async def ensure_namespace(scope: ClusterScope) -> None:
+    """The target namespace exists; a missing one is created (contract)."""
+    if not scope.draft.is_true(ConditionType.TARGET_NAMESPACE_READY):
+        client, name = scope.connected().client, scope.target_namespace
+        try:
+            await client.get(NAMESPACES, name)
+        except NotFound:
+            try:
+                await client.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+                scope.tell("TargetNamespaceCreated", f"created namespace {name} on Harvester")
+            except AlreadyExists:
+                pass
+    scope.namespace()
+    scope.draft.set_true(ConditionType.TARGET_NAMESPACE_READY)
+
+
+def refused(scope: ClusterScope, *, after: float | None = None) -> Blocked:
+    """Harvester answered 401."""
+    message = (
+        f"Harvester refuses the credentials in identity Secret {secret_of(scope.obj)} (401): "
+        "the token may have expired; put a new kubeconfig into the Secret"
+    )
+    scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, Reason.HARVESTER_AUTHENTICATION_FAILED, message)
+    return Blocked(_CONNECTION, Reason.HARVESTER_AUTHENTICATION_FAILED, message, warn=True, after=after)
+
+
+async def _ensure_same_harvester(scope: ClusterScope) -> None:
+    """Remember the Harvester, and refuse another one: there all machines would look as if they were lost."""
+    session = scope.connected()
+    uid = await scope.context.sessions.identify(session)
+    known = str((scope.draft.fields.get("harvester") or {}).get("uid") or "")
+    if known and uid and known != uid:
+        machines = scope.context.machines_of(scope.cluster)
+        if machines or being_deleted(scope.obj):
+            raise Blocked(
+                _CONNECTION,
+                Reason.ANOTHER_HARVESTER,
+                f"{session.server} is another Harvester (kube-system has uid {uid}) than the one this cluster lives on "
+                f"({known}); put a kubeconfig of the old one into identity Secret {secret_of(scope.obj)}, "
+                "or delete the machines first",
+                warn=True,
+            )
+        scope.draft.set_false(ConditionType.TARGET_NAMESPACE_READY, Reason.TARGET_NAMESPACE_CHECKING)
+        scope.warn("HarvesterChanged", f"moved to Harvester {uid}; what was made on {known} is still there")
+    if uid:
+        scope.draft.fields["harvester"] = {"uid": uid}
+    if scope.context.sessions.accept(scope.key):
+        for machine in scope.context.machines_of(scope.cluster):
+            scope.context.enqueue_machine(key_of(machine))

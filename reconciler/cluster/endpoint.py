@@ -1,0 +1,112 @@
+"""The control plane's address, from a placeholder Service: it is there before the first VM is.
+
+Bootstrap data has to contain the endpoint. Harvester's LoadBalancer of the same name comes when a control plane VM
+does, because its controller wants backends; it then takes the Service over without owning it, so we delete both.
+"""
+
+from __future__ import annotations
+
+from caphv.api import names
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.errors import AlreadyExists
+from caphv.runtime.resource import SERVICES, Obj, key_of
+from reconciler.cluster import adoption
+from reconciler.cluster.pools import ensure_load_balancer_pool, recognise_load_balancer_pool
+from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope, generated_names
+from reconciler.flow import Blocked
+from reconciler.harvester import ipam
+from reconciler.harvester.ownership import record
+
+API_PORT = 6443
+_READY = ConditionType.LOAD_BALANCER_READY
+
+
+async def ensure_endpoint(scope: ClusterScope) -> None:
+    """Placeholder Service, its address, and `spec.controlPlaneEndpoint` (overwritten whatever it was: contract)."""
+    await recognise_load_balancer_pool(scope)
+    services = scope.connected().services
+    service = services.get(scope.target_namespace, scope.load_balancer_name)
+    if service is None:
+        service = await _create_placeholder(scope)
+    service = await adoption.recognise(scope, services, service, _READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED)
+    address = service_address(service)
+    if not address:
+        raise Blocked(
+            _READY,
+            Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+            f"waiting for kube-vip on Harvester to give Service {key_of(service)} an address",
+        )
+    endpoint = {"host": address, "port": API_PORT}
+    if scope.obj["spec"].get("controlPlaneEndpoint") != endpoint:
+        await scope.patch_spec({"controlPlaneEndpoint": endpoint})
+        scope.tell("ControlPlaneEndpointSet", f"control plane endpoint is {address}:{API_PORT}")
+
+
+async def delete_placeholder(scope: ClusterScope) -> None:
+    """Delete the Service; returns once it is gone: as long as it lives, it announces the address."""
+    services = scope.connected().services
+    await adoption.delete(scope, services, services.get(scope.target_namespace, scope.load_balancer_name))
+
+
+async def release_address(scope: ClusterScope) -> None:
+    """Give back what pools still hold for this control plane, whether or not the LoadBalancer had taken over."""
+    session = scope.connected()
+    candidates = generated_names(scope.obj, LOAD_BALANCER)
+    own = scope.reservation(candidates[0])
+    ids = {scope.reservation(name) for name in candidates if not _somebody_elses(scope, name)}
+    endpoint = (scope.obj["spec"].get("controlPlaneEndpoint") or {}).get("host")
+    for pool in session.pools.store:
+        for address, holder in ((pool.get("status") or {}).get("allocated") or {}).items():
+            # Clusters with long names may have the Go provider's name for them in common, but not the address.
+            if holder in ids and (holder == own or address == endpoint):
+                await session.allocator.release(pool["metadata"]["name"], address, holder)
+
+
+def service_address(service: Obj) -> str:
+    """Address that kube-vip gave a Service, empty for none yet."""
+    ingress = (service.get("status") or {}).get("loadBalancer", {}).get("ingress") or ()
+    return next((entry["ip"] for entry in ingress if entry.get("ip")), "")
+
+
+def placeholder_service(scope: ClusterScope, address: str) -> Obj:
+    """Placeholder Service with an address of a pool, or `0.0.0.0` for one by DHCP (contract)."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": scope.load_balancer_name,
+            "namespace": scope.target_namespace,
+            "labels": {names.SERVICE_LB_LABEL: "true"},
+            "annotations": record(scope.owner),
+        },
+        "spec": {
+            "type": "LoadBalancer",
+            "ipFamilies": ["IPv4"],
+            "ipFamilyPolicy": "SingleStack",
+            "loadBalancerIP": address,
+            "ports": [{"name": "api-server", "port": API_PORT, "targetPort": API_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def _somebody_elses(scope: ClusterScope, name: str) -> bool:
+    service = scope.connected().services.get(scope.target_namespace, name)
+    return service is not None and adoption.is_foreign(scope, service)
+
+
+async def _create_placeholder(scope: ClusterScope) -> Obj:
+    session, name = scope.connected(), scope.load_balancer_name
+    address = "0.0.0.0"
+    if scope.obj["spec"]["loadBalancerConfig"]["ipamType"] == "pool":
+        pool = await ensure_load_balancer_pool(scope)
+        answer = await session.allocator.allocate(ipam.AddressRequest(scope.reservation(name), (pool,)))
+        if isinstance(answer, ipam.Refusal):
+            scope.context.waiters.wait(("pool", session.fingerprint, pool), scope.key)
+            raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, answer.message, warn=True)
+        address = answer.address
+    try:
+        service = await session.client.create(SERVICES, placeholder_service(scope, address))
+    except AlreadyExists:
+        service = await session.client.get(SERVICES, name, scope.target_namespace)
+    session.services.observe(service)
+    return service

@@ -1,0 +1,329 @@
+"""The load balancer follows the spec, keeps its address, takes traffic of its own cluster only, and changes hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from caphv.runtime.resource import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, uid_of
+from sandbox.harvester import kinds
+from tests.integration.reconciler.case import (
+    AT_ONCE,
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINES,
+    Case,
+    condition_of,
+    is_ready,
+    lacks,
+    until,
+)
+from tests.integration.reconciler.conftest import opened
+from tests.integration.reconciler.environment import Environment
+from tests.integration.simulation import virtual_machine
+
+pytestmark = pytest.mark.integration
+
+MACHINE_TYPE, CLUSTER = "harvestercluster/machinetype", "caphv.io/cluster"
+LISTENER = {"name": "rke2", "port": 9345, "protocol": "TCP", "backendPort": 9345}
+FOREIGN = {"caphv.io/management-cluster": "lost", "caphv.io/owner-uid": "lost"}
+SERVICE_LABEL = {"loadbalancer.harvesterhci.io/servicelb": "true"}
+
+
+async def balanced(case: Case, **config: object) -> Obj:
+    """A cluster with a control plane machine and a load balancer that has its address."""
+    await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers", **config})
+    await case.ready_machine("first", control_plane=True)
+    return await taken_over(case)
+
+
+async def taken_over(case: Case, timeout: float = 30.0) -> Obj:
+    return await case.until(
+        kinds.LOAD_BALANCERS, case.balancer, lambda obj: obj.get("status", {}).get("address"), timeout=timeout
+    )
+
+
+async def until_spec(case: Case, wanted: Obj) -> None:
+    def fulfilled(obj: Obj) -> bool:
+        return all(obj["spec"].get(name) == value for name, value in wanted.items())
+
+    await case.until(kinds.LOAD_BALANCERS, case.balancer, fulfilled, timeout=AT_ONCE)
+
+
+# The spec
+
+
+async def test_changes_of_the_spec_reach_listeners_ports_and_description(case: Case) -> None:
+    before = await balanced(case, description="old")
+    config: Obj = {"listeners": [LISTENER], "description": "new"}
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": config}})
+    await until_spec(case, {"listeners": [LISTENER, *before["spec"]["listeners"]], "description": "new"})
+    ports = {9345, 6443}
+    await case.until(SERVICES, case.balancer, lambda obj: {port["port"] for port in obj["spec"]["ports"]} == ports)
+    await case.patch(
+        HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": {"listeners": None, "description": None}}}
+    )
+    await until_spec(case, {"listeners": before["spec"]["listeners"], "description": None})
+
+
+async def test_drift_is_repaired_at_once_and_told(case: Case) -> None:
+    before = (await balanced(case, listeners=[LISTENER]))["spec"]
+    selector = {MACHINE_TYPE: ["somebody-else"], "tier": ["gold"]}
+    changed = {"listeners": [], "backendServerSelector": selector, "healthCheck": {"port": 1}, "description": "mine"}
+    await case.patch(kinds.LOAD_BALANCERS, case.balancer, {"spec": changed})
+    await until_spec(case, {name: before.get(name) for name in changed})
+    await case.until_event(case.name, "Normal", "LoadBalancerUpdated")
+
+
+async def test_what_is_as_it_should_be_is_not_written(case: Case) -> None:
+    await balanced(case)
+    await asyncio.sleep(1)
+    since = case.environment.audit_position(case.environment.harvester)
+    for value in ("1", "2", "3"):
+        annotations = {"caphv.io/reconcile-at": value}
+        await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": annotations}})
+        await asyncio.sleep(0.3)
+    assert await case.writes(since) == []
+
+
+# The address
+
+
+async def test_address_is_safe_through_many_takeovers(case: Case, other: Case) -> None:
+    pool = await case.pool("tight", 1, 4)
+    await case.ready_cluster(
+        loadBalancerConfig={"ipamType": "pool", "ipPoolRef": pool}, vmNetworkConfig=case.vm_network("machines-a")
+    )
+    endpoint = (await case.get(HARVESTER_CLUSTERS, case.name))["spec"]["controlPlaneEndpoint"]
+    await case.ready_machine("first", control_plane=True)
+    await taken_over(case)
+    # As many machines as there are other addresses come and go, of a cluster in another namespace.
+    await other.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    for number in range(6):
+        await case.ask_deletion(kinds.LOAD_BALANCERS, case.balancer)
+        names = [f"m-{number}-{n}" for n in range(3)]
+        await asyncio.gather(*(other.create_machine(name) for name in names))
+        machines = [await other.until(HARVESTER_MACHINES, name, is_ready) for name in names]
+        assert endpoint["host"] not in [machine["status"]["allocatedIPAddress"] for machine in machines]
+        again = await taken_over(case)
+        assert again["status"]["address"] == endpoint["host"]
+        await asyncio.gather(*(other.delete_machine(name) for name in names))
+    found = await case.get(HARVESTER_CLUSTERS, case.name)
+    assert found["spec"]["controlPlaneEndpoint"] == endpoint
+    assert await case.allocated(pool) == {endpoint["host"]: f"{case.target}/{case.balancer}"}
+    await case.delete()
+    assert await case.allocated(pool) == {}
+
+
+# Two clusters of one name
+
+
+async def test_vm_of_a_cluster_of_the_same_name_gets_no_traffic(case: Case) -> None:
+    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
+    labels = {MACHINE_TYPE: f"controlplane-{case.name}", CLUSTER: f"elsewhere.{case.name}"}
+    theirs = virtual_machine(case.target, "theirs")
+    theirs["metadata"]["annotations"]["caphv.io/owner"] = "HarvesterMachine/elsewhere/theirs"
+    theirs["metadata"]["labels"] = labels
+    theirs["spec"]["template"]["metadata"] = {"labels": labels}
+    await case.harvester.create(kinds.VIRTUAL_MACHINES, theirs)
+    await case.ready_cluster()
+    assert lacks("InitMachineCreated", "MachineNotFound")(await case.get(HARVESTER_CLUSTERS, case.name))
+    assert await case.names(kinds.LOAD_BALANCERS) == []
+    machine = await case.ready_machine("first", control_plane=True)
+    (address,) = [entry["address"] for entry in machine["status"]["addresses"]]
+    await case.until(
+        kinds.LOAD_BALANCERS, case.balancer, lambda obj: (obj.get("status") or {}).get("backendServers") == [address]
+    )
+    await until_spec(
+        case,
+        {
+            "backendServerSelector": {
+                MACHINE_TYPE: [f"controlplane-{case.name}"],
+                CLUSTER: [f"{case.name}.{case.name}"],
+            }
+        },
+    )
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "theirs")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "theirs")
+    for disk in await case.names(PERSISTENT_VOLUME_CLAIMS):
+        if disk.startswith("theirs"):
+            await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, disk)
+
+
+async def test_control_plane_of_the_go_provider_is_labelled_without_a_restart(case: Case) -> None:
+    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
+    old = virtual_machine(case.target, "first")
+    secret = {"metadata": {"name": "first-cloud-init", "namespace": case.target}}
+    text = "#cloud-config\npackages: [qemu-guest-agent]\n"
+    await case.harvester.create(SECRETS, {**secret, "stringData": {"userdata": text}})
+    label = {MACHINE_TYPE: f"controlplane-{case.name}"}
+    old["metadata"]["labels"] = label
+    old["spec"]["template"]["metadata"] = {"labels": label}
+    vm = await case.harvester.create(kinds.VIRTUAL_MACHINES, old)
+    instance = await case.until(kinds.INSTANCES, "first", lambda obj: obj.get("status", {}).get("interfaces"))
+    await case.ready_cluster()
+    await case.ready_machine("first", control_plane=True, providerID=f"harvester://{uid_of(vm)}")
+    ours = f"{case.name}.{case.name}"
+    await case.until(kinds.INSTANCES, "first", lambda obj: obj["metadata"]["labels"].get(CLUSTER) == ours)
+    await until_spec(case, {"backendServerSelector": {MACHINE_TYPE: [f"controlplane-{case.name}"], CLUSTER: [ours]}})
+    assert uid_of(await case.get(kinds.INSTANCES, "first")) == uid_of(instance)
+    after = await case.vm("first")
+    assert after["spec"]["template"]["spec"] == vm["spec"]["template"]["spec"]
+    assert after["metadata"]["labels"] == {**label, CLUSTER: ours}
+
+
+# Whose it is
+
+
+async def place(case: Case, name: str, annotations: Obj, address: str = "0.0.0.0") -> Obj:
+    """A placeholder Service that somebody made."""
+    metadata = {"name": name, "namespace": case.target, "labels": SERVICE_LABEL, "annotations": annotations}
+    spec = {"type": "LoadBalancer", "loadBalancerIP": address, "ports": [{"port": 6443}]}
+    return await case.harvester.create(SERVICES, {"metadata": metadata, "spec": spec})
+
+
+async def test_service_and_load_balancer_of_the_go_provider_are_adopted(case: Case) -> None:
+    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
+    service = await place(case, case.balancer, {})
+    spec = {"workloadType": "vm", "ipam": "dhcp", "listeners": [], "description": ""}
+    metadata = {"name": case.balancer, "namespace": case.target}
+    old = await case.harvester.create(
+        kinds.LOAD_BALANCERS, kinds.typed(kinds.LOAD_BALANCERS, {"metadata": metadata, "spec": spec})
+    )
+    await case.ready_cluster()
+    for kind, before in ((SERVICES, service), (kinds.LOAD_BALANCERS, old)):
+        taken = await case.get(kind, case.balancer)
+        assert uid_of(taken) == uid_of(before)
+        assert taken["metadata"]["annotations"]["caphv.io/owner"] == f"HarvesterCluster/{case.name}/{case.name}"
+    await case.until_event(case.name, "Normal", "Adopted")
+    assert [entry["port"] for entry in (await case.get(kinds.LOAD_BALANCERS, case.balancer))["spec"]["listeners"]]
+
+
+async def test_what_another_management_cluster_recorded_is_taken_over_on_demand_only(case: Case) -> None:
+    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
+    owner = {**FOREIGN, "caphv.io/owner": f"HarvesterCluster/{case.name}/{case.name}"}
+    service = await place(case, case.balancer, owner)
+    await case.cluster()
+    says = lacks("LoadBalancerReady", "InfrastructureProvisioningFailed", "caphv.io/adopt")
+    found = await case.until(HARVESTER_CLUSTERS, case.name, says)
+    assert f"HarvesterCluster/{case.name}/{case.name}" in condition_of(found, "LoadBalancerReady")["message"]
+    await case.until_event(case.name, "Warning", "InfrastructureProvisioningFailed")
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/adopt": "true"}}})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
+    taken = await case.get(SERVICES, case.balancer)
+    assert uid_of(taken) == uid_of(service)
+    assert taken["metadata"]["annotations"]["caphv.io/management-cluster"] != "lost"
+    gone = await case.get(HARVESTER_CLUSTERS, case.name)
+    assert "caphv.io/adopt" not in gone["metadata"].get("annotations", {})
+
+
+async def test_pool_of_a_lost_management_cluster_is_taken_over_and_deleted_in_the_end(case: Case) -> None:
+    described = {
+        "subnet": f"{case.environment.prefix}.0.0/17",
+        "rangeStart": f"{case.subnet}.1",
+        "rangeEnd": f"{case.subnet}.4",
+        "gateway": case.gateway,
+    }
+    name = f"{case.name}-{case.name}-ippool"
+    owner = {**FOREIGN, "caphv.io/owner": f"HarvesterCluster/{case.name}/{case.name}"}
+    spec = {"ranges": [dict(described)]}
+    described["vmNetwork"] = "default/production"
+    status = {"total": 4, "available": 4, "lastAllocated": ""}
+    pool = {"metadata": {"name": name, "annotations": owner}, "spec": spec, "status": status}
+    await case.harvester.create(kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, pool))
+    await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPool": described})
+    await case.until(
+        HARVESTER_CLUSTERS, case.name, lacks("CustomIPPoolCreated", "CustomPoolCreationInHarvesterFailed", name)
+    )
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/adopt": "true"}}})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
+    await case.delete()
+    assert await case.leftovers() == []
+
+
+async def test_address_of_a_refused_service_stays_with_its_owner(case: Case) -> None:
+    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
+    pool = await case.pool("theirs", 1, 4)
+    address, holder = f"{case.subnet}.1", f"{case.target}/{case.balancer}"
+    await case.reserve(pool, address, holder)
+    await place(case, case.balancer, {**FOREIGN, "caphv.io/owner": "HarvesterCluster/a/b"}, address)
+    await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": pool})
+    await case.until(HARVESTER_CLUSTERS, case.name, lacks("LoadBalancerReady", "InfrastructureProvisioningFailed"))
+    await case.delete()
+    assert await case.allocated(pool) == {address: holder}
+    await case.ask_deletion(SERVICES, case.balancer)
+    await case.reserve(pool, address, None)
+
+
+# Long names
+
+
+@pytest.fixture
+def long(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
+    """A cluster whose names on Harvester are too long."""
+    with opened(environment, runner, prefix="a-cluster-with-a-very-long-name") as case:
+        yield case
+
+
+async def test_long_name_ends_in_a_hash(long: Case) -> None:
+    await long.ready_cluster()
+    (name,) = await long.names(SERVICES)
+    assert len(name) <= 63
+    assert name != long.balancer[:63].rstrip("-")
+    assert name.endswith("-lb")
+
+
+async def test_name_of_the_go_provider_stays(long: Case) -> None:
+    await long.harvester.create(NAMESPACES, {"metadata": {"name": long.target}})
+    old = long.balancer[:63].rstrip("-")
+    pool = await long.pool("go", 1, 4)
+    await long.reserve(pool, f"{long.subnet}.2", f"{long.target}/{old}")
+    await place(long, old, {}, f"{long.subnet}.2")
+    found = await long.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": pool})
+    assert found["spec"]["controlPlaneEndpoint"]["host"] == f"{long.subnet}.2"
+    await long.ready_machine("first", control_plane=True)
+    await until(lambda: _named(long, old), lambda: "the load balancer does not come under the old name")
+    assert await long.names(SERVICES) == [old]
+    await long.delete()
+    assert await long.allocated(pool) == {}
+
+
+async def _named(case: Case, name: str) -> bool:
+    return await case.names(kinds.LOAD_BALANCERS) == [name]
+
+
+async def test_cut_name_of_another_cluster_is_left_to_it(long: Case) -> None:
+    await long.harvester.create(NAMESPACES, {"metadata": {"name": long.target}})
+    old = long.balancer[:63].rstrip("-")
+    await place(long, old, {**FOREIGN, "caphv.io/owner": "HarvesterCluster/a/b"})
+    await long.ready_cluster()
+    assert len(await long.names(SERVICES)) == 2
+    await long.delete()
+    assert await long.names(SERVICES) == [old]
+    await long.ask_deletion(SERVICES, old)
+
+
+# Letting go
+
+
+async def test_deletion_without_harvester_waits_until_somebody_lets_go(case: Case) -> None:
+    await case.ready_cluster()
+    await case.identity(case.environment.identity(token="expired"))
+    await case.until(HARVESTER_CLUSTERS, case.name, lacks("Ready", "HarvesterAuthenticationFailed"))
+    await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
+    says = lacks("HarvesterConnectionReady", "HarvesterAuthenticationFailed", "caphv.io/force-delete")
+    await case.until(HARVESTER_CLUSTERS, case.name, says)
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})
+    await case.until_gone(HARVESTER_CLUSTERS, case.name, timeout=AT_ONCE)
+    await case.until_event(case.name, "Warning", "ForcedDeletion")
+    assert f"there may be left: LoadBalancer and Service {case.target}/{case.balancer}" in case.environment.provider.log
+    await case.ask_deletion(SERVICES, case.balancer)
+
+
+async def test_with_harvester_there_nothing_is_let_go(case: Case) -> None:
+    await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers"})
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})
+    await case.delete()
+    assert await case.leftovers() == []
+    assert ("Warning", "ForcedDeletion") not in await case.events(case.name)

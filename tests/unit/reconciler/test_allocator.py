@@ -1,0 +1,132 @@
+"""Allocators of several identities on one Harvester write its pools in turn, and never give an address out twice."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from caphv.runtime.errors import Conflict
+from reconciler.harvester import ipam
+from reconciler.harvester.allocator import AddressAllocator, Peers
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+
+
+def pool(size: int) -> Obj:
+    ranges = [{"subnet": "10.0.0.0/16", "rangeStart": "10.0.1.1", "rangeEnd": f"10.0.1.{size}"}]
+    status = {"total": size, "available": size, "lastAllocated": "", "allocated": {}}
+    return {"metadata": {"name": "pool", "resourceVersion": "1"}, "spec": {"ranges": ranges}, "status": status}
+
+
+class Server:
+    """One pool behind an API: each write needs the version that is there, and takes a while."""
+
+    def __init__(self, obj: Obj) -> None:
+        self.obj = obj
+        self.writes = self.conflicts = 0
+
+    async def get(self, *_where: str) -> Obj:
+        await asyncio.sleep(0)
+        return copy.deepcopy(self.obj)
+
+    async def patch(self, _resource: object, _name: str, _namespace: str, patch: Obj) -> Obj:
+        await asyncio.sleep(0.001)
+        self.writes += 1
+        if patch["metadata"]["resourceVersion"] != self.obj["metadata"]["resourceVersion"]:
+            self.conflicts += 1
+            raise Conflict(409, "Conflict", "somebody was faster")
+        status = self.obj["status"]
+        changed = {name: value for name, value in patch["status"].items() if name != "allocated"}
+        held = {**status["allocated"], **patch["status"].get("allocated", {})}
+        allocated = {address: holder for address, holder in held.items() if holder is not None}
+        self.obj = copy.deepcopy(self.obj)
+        self.obj["status"] = {**status, **changed, "allocated": allocated}
+        self.obj["metadata"]["resourceVersion"] = str(int(self.obj["metadata"]["resourceVersion"]) + 1)
+        return copy.deepcopy(self.obj)
+
+
+class Copy:
+    """A cache of the pool that no watch keeps true: it knows what it is told."""
+
+    def __init__(self, obj: Obj) -> None:
+        self._obj = copy.deepcopy(obj)
+
+    @property
+    def store(self) -> Iterator[Obj]:
+        return iter([self._obj])
+
+    def get(self, _namespace: str, _name: str) -> Obj:
+        return self._obj
+
+    def observe(self, obj: Obj) -> None:
+        if int(obj["metadata"]["resourceVersion"]) > int(self._obj["metadata"]["resourceVersion"]):
+            self._obj = obj
+
+
+def allocator(server: Server) -> AddressAllocator:
+    return AddressAllocator(server, Copy(server.obj), set)  # type: ignore[arg-type]
+
+
+def request(number: int) -> ipam.AddressRequest:
+    return ipam.AddressRequest(f"ns/machine-{number}", ("pool",))
+
+
+async def allocate_all(allocators: list[AddressAllocator], each: int) -> list[str]:
+    numbered = enumerate(allocators)
+    calls = [one.allocate(request(number * each + n)) for number, one in numbered for n in range(each)]
+    answers = await asyncio.gather(*calls)
+    return [answer.address for answer in answers if isinstance(answer, ipam.Grant)]
+
+
+def test_identities_of_one_harvester_do_not_conflict() -> None:
+    server, peers = Server(pool(100)), Peers()
+    allocators = [allocator(server) for _ in range(20)]
+    for one in allocators:
+        one.join(peers)
+    addresses = asyncio.run(allocate_all(allocators, 5))
+    assert len(set(addresses)) == 100
+    assert server.conflicts == 0
+    assert server.writes <= 2 * 20  # requests that come at the same time share one
+
+
+def test_without_each_other_they_get_there_too() -> None:
+    server = Server(pool(20))
+    addresses = asyncio.run(allocate_all([allocator(server) for _ in range(4)], 5))
+    assert len(set(addresses)) == 20
+    assert server.conflicts > 0
+
+
+def test_address_that_one_gives_back_is_free_for_the_other_at_once() -> None:
+    async def main() -> None:
+        server, peers = Server(pool(1)), Peers()
+        one, other = allocator(server), allocator(server)
+        one.join(peers)
+        other.join(peers)
+        first = await one.allocate(request(1))
+        assert isinstance(first, ipam.Grant)
+        assert isinstance(await other.allocate(request(2)), ipam.Refusal)
+        assert await one.release("pool", first.address, "ns/machine-1")
+        assert await other.allocate(request(2)) == ipam.Grant("pool", first.address)
+        assert server.conflicts == 0
+
+    asyncio.run(main())
+
+
+def test_who_has_left_is_told_no_more() -> None:
+    async def main() -> None:
+        server, peers = Server(pool(5)), Peers()
+        one, gone = allocator(server), allocator(server)
+        one.join(peers)
+        gone.join(peers)
+        gone.leave()
+        await one.allocate(request(1))
+        assert len(peers.pools) == 1
+        assert not next(iter(gone._pools.store))["status"]["allocated"]
+
+    asyncio.run(main())
