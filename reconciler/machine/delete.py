@@ -16,7 +16,6 @@ from reconciler.machine.address import release_address
 from reconciler.machine.adoption import judge
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.etcd import ensure_member_removed
-from reconciler.machine.etcd import ensure_member_removed
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import is_machine_pvc
 
@@ -41,7 +40,6 @@ async def delete_machine(scope: MachineScope) -> None:
         await _delete_secret(scope)
     scope.context.deleting.pop(scope.owner.uid, None)
     await release_address(scope)
-    scope.context.members_removed.discard(scope.owner.uid)
     scope.context.members_removed.discard(scope.owner.uid)
 
 
