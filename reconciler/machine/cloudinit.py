@@ -191,10 +191,12 @@ def _extra(text: str) -> dict[str, Any]:
         if isinstance(error, CloudInitError):
             raise
         raise CloudInitError(f"{_EXTRA.name} has {error}: {_EXTRA.remedy}") from None
-    for key in found:
+    for key, value in found.items():
         if not isinstance(key, str) or not _TOP_KEY.fullmatch(key):
             raise CloudInitError(f"{_EXTRA.name} has a key that is no name of cloud-config: {_EXTRA.remedy}")
-    return found
+        if key in JOINED and not isinstance(value, list | None):
+            raise CloudInitError(f"{key} of {_EXTRA.name} is not a list: write it as one")
+    return {key: value for key, value in found.items() if key not in JOINED or value is not None}
 
 
 def _mask(text: str) -> str:

@@ -458,6 +458,7 @@ def test_dates_stay_text() -> None:
         ("secret: !!binary c2VjcmV0\n", "bytes"),
         ("x: .nan\n", "not finite"),
         ("1: secret\n", "no name of cloud-config"),
+        ("packages: secret\n", "packages of spec.guestConfig.userData is not a list"),
     ],
 )
 def test_extra_user_data_that_cannot_be_used_is_refused_by_its_field(text: str, words: str) -> None:
@@ -485,9 +486,11 @@ def test_any_two_documents_are_joined(
         assert "is not a list" in str(error)  # noqa: PT017
         return
     base = load(userdata(""))
-    expected = {**base, **lower, **higher}
+    expected = {**base, **{key: value for key, value in lower.items() if key not in JOINED or value is not None}}
+    expected |= higher
     for key in JOINED:
-        lists = [part[key] for part in (base, lower, higher) if key in part]
-        if all(isinstance(part, list) for part in lists) and lists:
+        # A key without a value counts as an empty list.
+        lists = [part[key] for part in (base, lower, higher) if part.get(key) is not None]
+        if lists and all(isinstance(part, list) for part in lists):
             expected[key] = [*itertools.chain(*lists)]
     assert (render(written) if template else load(written)) == expected
