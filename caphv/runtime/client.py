@@ -22,7 +22,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
 
 from caphv.runtime import metrics
-from caphv.runtime.errors import Unreachable, error_from
+from caphv.runtime.errors import Conflict, NotFound, Unreachable, error_from
 from caphv.runtime.resource import Obj, Resource
 
 log = logging.getLogger(__name__)
@@ -163,14 +163,23 @@ class ApiClient:
     async def delete(
         self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", propagation: str = "Background"
     ) -> Obj | None:
-        """Ask for the deletion of an object, only the one with that uid when given. Raises `NotFound`, `Conflict`.
+        """Ask for the deletion of an object, only the one with that uid when given.
 
-        Answers the object while finalizers keep it (with its deletionTimestamp), None when it is gone.
+        Raises `NotFound` when that is not there (though another of its name may be), `Conflict` when somebody else
+        writes it at the same time. Answers the object while finalizers keep it (with its deletionTimestamp), None when
+        it is gone.
         """
         body: Obj = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
         if uid:
             body["preconditions"] = {"uid": uid}
-        answer = await self.request("DELETE", _object_path(resource, namespace, name), resource=resource, body=body)
+        try:
+            answer = await self.request("DELETE", _object_path(resource, namespace, name), resource=resource, body=body)
+        except Conflict:
+            # The API server says 409 for both, and who took one for the other would leave the object behind.
+            if uid and (await self.get(resource, name, namespace))["metadata"]["uid"] != uid:
+                message = f"{resource} {name} of uid {uid} is gone, its name is used anew"
+                raise NotFound(404, "NotFound", message) from None
+            raise
         return answer if "deletionTimestamp" in (answer.get("metadata") or {}) else None
 
     async def request(

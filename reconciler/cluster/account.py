@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from caphv.api.names import ConditionType, Reason
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Conflict, NotFound
+from caphv.runtime.errors import NotFound
 from caphv.runtime.resource import CONFIG_MAPS, SECRETS, SERVICES, Key, Obj, Resource, uid_of
 from reconciler.cluster.kubeconfig import virtual_address
 from reconciler.cluster.scope import ClusterScope
@@ -204,5 +204,5 @@ async def _delete(client: ApiClient, resource: Resource, obj: Obj) -> None:
     metadata = obj["metadata"]
     try:
         await client.delete(resource, metadata["name"], metadata.get("namespace", ""), uid=metadata["uid"])
-    except (NotFound, Conflict):
+    except NotFound:
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
 from caphv.runtime.cache import Informer
-from caphv.runtime.errors import Conflict, NotFound
+from caphv.runtime.errors import NotFound
 from caphv.runtime.resource import Obj, annotations_of, being_deleted, key_of, uid_of
 from reconciler.cluster.scope import ClusterScope
 from reconciler.flow import Blocked
@@ -54,7 +54,7 @@ async def delete(scope: ClusterScope, informer: Informer, obj: Obj | None) -> No
             answer = await scope.connected().client.delete(informer.resource, key.name, key.namespace, uid=uid_of(obj))
             if informer.deleted(*key, answer):
                 return
-        except (NotFound, Conflict):
+        except NotFound:
             informer.forget(*key)
             return
     raise Blocked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound
+from caphv.runtime.errors import AlreadyExists, ApiError, NotFound
 from caphv.runtime.resource import Obj, uid_of
 from reconciler import resources
 from reconciler.cluster import adoption
@@ -86,7 +86,7 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
     name = pool["metadata"]["name"]
     try:
         await session.client.delete(resources.IP_POOLS, name, uid=uid_of(pool))
-    except (NotFound, Conflict):
+    except NotFound:
         session.pools.forget("", name)
     except ApiError as error:
         if error.status not in (400, 403, 422):

@@ -109,12 +109,13 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
             answer = await client.delete(
                 resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
             )
-        except (NotFound, Conflict):
+        except NotFound:
             namespace.vms.forget(scope.target_namespace, scope.name)
             return
         except (ApiError, Unreachable) as error:
             metrics.MACHINE_DELETE_ERRORS.inc()
-            scope.warn("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
+            if not isinstance(error, Conflict):
+                scope.warn("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
             raise
         scope.context.deleting[scope.owner.uid] = time.monotonic()
         if namespace.vms.deleted(scope.target_namespace, scope.name, answer):
@@ -156,7 +157,7 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None
                 PERSISTENT_VOLUME_CLAIMS, name, scope.target_namespace, uid=claim["metadata"]["uid"]
             )
             namespace.claims.deleted(scope.target_namespace, name, answer)
-        except (NotFound, Conflict):
+        except NotFound:
             namespace.claims.forget(scope.target_namespace, name)
     left = [claim for claim in left if namespace.claims.get(scope.target_namespace, claim["metadata"]["name"])]
     if left:
@@ -178,5 +179,5 @@ async def _delete_secret(scope: MachineScope) -> None:
         secret = await client.get(SECRETS, name, scope.target_namespace)
         if owned_by(secret, scope.owner) is not Ownership.FOREIGN:
             await client.delete(SECRETS, name, scope.target_namespace, uid=secret["metadata"]["uid"])
-    except (NotFound, Conflict):
+    except NotFound:
         return

@@ -77,7 +77,7 @@ def test_preconditions_protect_objects_of_others(api_server: ApiServer) -> None:
         created = await client.create(CONFIG_MAPS, config_map("precious", a="1"))
         with pytest.raises(AlreadyExists):
             await client.create(CONFIG_MAPS, config_map("precious"))
-        with pytest.raises(Conflict):
+        with pytest.raises(NotFound, match="its name is used anew"):
             await client.delete(CONFIG_MAPS, "precious", "runtime-client", uid="00000000-0000-0000-0000-000000000000")
         await client.patch(CONFIG_MAPS, "precious", "runtime-client", {"data": {"a": "2"}})
         with pytest.raises(Conflict):
