@@ -14,6 +14,7 @@ from reconciler import resources
 from reconciler.flow import StatusDraft, Waiters
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Sessions
+from reconciler.rancher import Rancher
 from reconciler.single import SingleWatches
 from reconciler.workload import Workloads
 
@@ -33,6 +34,7 @@ class Context:
     sessions: Sessions
     workloads: Workloads
     singles: SingleWatches
+    rancher: Rancher
     waiters: Waiters
     enqueue_cluster: Callable[[Key], None]
     enqueue_machine: Callable[[Key], None]

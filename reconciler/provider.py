@@ -22,11 +22,13 @@ from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import Addresses, Manager
 from caphv.runtime.resource import NAMESPACES, SECRETS, Key, Obj, key_of, uid_of
 from reconciler import resources
+from reconciler.cluster import fleet
 from reconciler.cluster.controller import ClusterReconciler
 from reconciler.context import Context
 from reconciler.flow import Waiters
 from reconciler.harvester.session import Session, SessionEvents, Sessions
 from reconciler.machine.controller import MachineReconciler
+from reconciler.rancher import Rancher
 from reconciler.single import SingleWatches
 from reconciler.watches import Watches
 from reconciler.workload import Workloads
@@ -106,6 +108,7 @@ class Provider:
             sessions=Sessions(SessionEvents(self._harvester_changed, self._harvester_health)),
             workloads=Workloads(client, secrets, self._node_changed, self._workload_reached),
             singles=SingleWatches(self._enqueue_cluster),
+            rancher=Rancher(client, self._rancher_changed),
             waiters=Waiters(self._enqueue_any),
             enqueue_cluster=self._enqueue_cluster,
             enqueue_machine=self._enqueue_machine,
@@ -167,6 +170,9 @@ class Provider:
     def _node_changed(self, cluster: Key, change: Change) -> None:
         self.watches.node(cluster, change)
 
+    def _rancher_changed(self) -> None:
+        self.context.waiters.notify(fleet.TOPIC)
+
     def _workload_reached(self, cluster: Key) -> None:
         self.watches.workload_reached(cluster)
 
@@ -183,6 +189,7 @@ class Provider:
 
     async def _stop(self) -> None:
         await self.context.events.flush()
+        await self.context.rancher.close()
         await self.context.singles.close()
         await self.context.workloads.close()
         await self.context.sessions.close()

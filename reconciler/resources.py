@@ -19,6 +19,10 @@ KEY_PAIRS = Resource("harvesterhci.io", "v1beta1", "keypairs", "KeyPair")
 IP_POOLS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "ippools", "IPPool", namespaced=False)
 LOAD_BALANCERS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "loadbalancers", "LoadBalancer")
 
+RANCHER_CLUSTERS = Resource("provisioning.cattle.io", "v1", "clusters", "Cluster")
+MANAGED_CLUSTERS = Resource("management.cattle.io", "v3", "clusters", "Cluster", namespaced=False)
+FLEET_CLUSTERS = Resource("fleet.cattle.io", "v1alpha1", "clusters", "Cluster")
+
 
 def clusters(version: str) -> Resource:
     """Cluster API's Cluster in one of its versions."""

@@ -15,6 +15,7 @@ from reconciler import resources
 from reconciler.cluster.scope import LOAD_BALANCER, generated_names
 from reconciler.context import Context
 from reconciler.harvester.session import Session
+from reconciler.machine.addresses import paused
 from reconciler.machine.node import topology
 
 _METADATA = ("generation", "deletionTimestamp", "finalizers", "ownerReferences", "annotations", "labels")
@@ -189,7 +190,10 @@ def _what_infrastructure_reads(obj: Obj) -> list[Any]:
         spec.get("infrastructureRef"),
         clusterapi.infrastructure_provisioned(obj),
         obj["metadata"].get("deletionTimestamp"),
-        labels_of(obj).get(names.WATCH_FILTER_LABEL),
+        *(
+            labels_of(obj).get(name)
+            for name in (names.WATCH_FILTER_LABEL, names.AUTO_IMPORT_LABEL, *names.FLEET_LABELS)
+        ),
     ]
 
 
@@ -213,6 +217,7 @@ def _what_a_vm_says(obj: Obj) -> list[Any]:
         status.get("phase"),
         status.get("nodeName"),
         status.get("interfaces"),
+        paused(obj),
     ]
 
 

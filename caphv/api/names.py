@@ -69,6 +69,8 @@ REGION_LABEL = "topology.kubernetes.io/region"
 AUTO_IMPORT_LABEL = "cluster-api.cattle.io/rancher-auto-import"
 CAPI_OWNER_LABEL = "cluster-api.cattle.io/capi-cluster-owner"
 CAPI_OWNER_NAMESPACE_LABEL = "cluster-api.cattle.io/capi-cluster-owner-ns"
+# Labels of a Cluster by which bundles are chosen, copied to its Fleet Cluster.
+FLEET_LABELS = ("cni", "csi", "cloud-config")
 
 
 class ConditionType(StrEnum):

@@ -26,7 +26,7 @@ import orjson
 from caphv.api import names
 from caphv.api.conditions import rfc3339
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import Forbidden, Invalid, NotFound, Unreachable
+from caphv.runtime.errors import Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from caphv.runtime.resource import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, labels_of, uid_of
 from reconciler.cluster import account
 from reconciler.cluster.kubeconfig import SECRET_NAMESPACE, ManifestError, kubeconfig, with_credentials
@@ -57,8 +57,8 @@ class CloudConfigs:
         self.written.pop(cluster, None)
 
 
-async def ensure_cloud_config(scope: ClusterScope, state: CloudConfigs) -> float | None:
-    """Bring the cloud config to where the spec wants it; answers when to come back to renew a token.
+async def ensure_cloud_config(scope: ClusterScope, state: CloudConfigs) -> None:
+    """Bring the cloud config to where the spec wants it, and come back when a token is to be renewed.
 
     What stands in the way goes into the condition `CloudProviderConfigReady` and nowhere else.
     """
@@ -67,22 +67,23 @@ async def ensure_cloud_config(scope: ClusterScope, state: CloudConfigs) -> float
         if scope.draft.has(_READY):
             await delete_cloud_config(scope, state)
             scope.draft.drop(_READY)
-        return None
+        return
     try:
-        delays = [await step(scope, state) for step in steps]
+        for step in steps:
+            scope.come_back(await step(scope, state))
     except Blocked as blocked:
         if blocked.warn and not scope.draft.said(_READY, blocked.message):
             scope.warn(blocked.reason, blocked.message)
         scope.draft.set_false(_READY, blocked.reason, blocked.message)
-        return blocked.after
+        scope.come_back(blocked.after)
     except (Forbidden, Invalid) as error:
         message = f"an API server refuses what the cloud config needs: {error.message}"
         if not scope.draft.said(_READY, message):
             scope.warn(Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
         scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
-        return 60.0
-    scope.draft.set_true(_READY)
-    return min((delay for delay in delays if delay is not None), default=None)
+        scope.come_back(60.0)
+    else:
+        scope.draft.set_true(_READY)
 
 
 async def delete_cloud_config(scope: ClusterScope, state: CloudConfigs) -> None:
@@ -198,7 +199,7 @@ async def _secret(scope: ClusterScope, state: CloudConfigs) -> float | None:
         except NotFound:
             watch.forget(*SECRET)
             known = None
-        except Unreachable as error:
+        except (Unreachable, Unauthorized) as error:
             raise _in_progress(f"the API of the workload cluster does not answer: {error}", after=10) from None
     if time.monotonic() - state.written.get(scope.key, -_PAUSE) < _PAUSE:
         # Somebody keeps changing it: each time costs a token.
@@ -217,7 +218,7 @@ async def _secret(scope: ClusterScope, state: CloudConfigs) -> float | None:
             written = await client.replace(SECRETS, wanted)
         else:
             written = await client.create(SECRETS, wanted)
-    except Unreachable as error:
+    except (Unreachable, Unauthorized) as error:
         raise _in_progress(f"the API of the workload cluster does not answer: {error}", after=10) from None
     watch.observe(written)
     state.written[scope.key] = time.monotonic()

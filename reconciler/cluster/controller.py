@@ -17,6 +17,7 @@ from reconciler.cluster import (
     deletion,
     endpoint,
     failuredomains,
+    fleet,
     identity,
     loadbalancer,
     pools,
@@ -76,7 +77,7 @@ class ClusterReconciler:
             if being_deleted(scope.obj):
                 await self._delete(scope)
                 return None
-            again = await self._normal(scope)
+            await self._normal(scope)
         except Blocked as blocked:
             return await self._blocked(scope, blocked)
         except Unauthorized:
@@ -88,9 +89,9 @@ class ClusterReconciler:
             await self._write(scope)
             raise
         await self._write(scope)
-        return _soonest(again, scope.again)
+        return scope.again
 
-    async def _normal(self, scope: ClusterScope) -> float | None:
+    async def _normal(self, scope: ClusterScope) -> None:
         await self._context.ensure_finalizer(
             self._context.harvester_clusters,
             scope.obj,
@@ -111,11 +112,11 @@ class ClusterReconciler:
         scope.draft.set_true(ConditionType.READY)
         scope.draft.provisioned(ready=True)
         await self._context.workloads.ensure(scope.cluster_key)
-        again = await cloudconfig.ensure_cloud_config(scope, self._cloud_configs)
+        await fleet.ensure_fleet_labels(scope)
+        await cloudconfig.ensure_cloud_config(scope, self._cloud_configs)
         if wants_adoption(scope.obj):
             # Once: with two management clusters told to, they would take everything from each other for ever.
             await scope.drop_annotation(names.ADOPT_ANNOTATION)
-        return again
 
     async def _delete(self, scope: ClusterScope) -> None:
         if not set(scope.obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
@@ -136,7 +137,8 @@ class ClusterReconciler:
             blocked.message += deletion.advice(blocked)
         self._report(scope, blocked)
         await self._write(scope)
-        return _soonest(blocked.after, scope.again)
+        scope.come_back(blocked.after)
+        return scope.again
 
     async def _let_go(self, scope: ClusterScope, blocked: Blocked) -> None:
         message = f"let go by annotation while {blocked.message}; {deletion.left_over(scope.obj)}"
@@ -174,7 +176,3 @@ class ClusterReconciler:
         await self._context.sessions.release(key)
         with contextlib.suppress(KeyError):
             metrics.CLUSTER_READY.remove(str(key))
-
-
-def _soonest(*delays: float | None) -> float | None:
-    return min((delay for delay in delays if delay is not None), default=None)

@@ -67,4 +67,6 @@ def left_over(obj: Obj) -> str:
     for config, suffix in (("loadBalancerConfig", pools.LOAD_BALANCER_SUFFIX), ("vmNetworkConfig", pools.VM_SUFFIX)):
         if (spec.get(config) or {}).get("ipPool"):
             parts.append(f"IPPool {' or '.join(generated_names(obj, suffix))}")
+    if spec.get("cloudConfig") or spec.get("updateCloudProviderConfig"):
+        parts.append("ServiceAccount, ClusterRoleBinding and token of the cloud provider")
     return f"on Harvester {spec.get('server') or '(unknown)'} there may be left: {', '.join(parts)}"

@@ -98,6 +98,10 @@ class ClusterScope:
         """Event for an operator: something went well."""
         self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Normal", reason, message)
 
+    def come_back(self, delay: float | None) -> None:
+        """Have the cluster looked at after a delay in seconds, or sooner when somebody else wants that."""
+        self.again = min((wanted for wanted in (self.again, delay) if wanted), default=None)
+
     async def drop_annotation(self, name: str) -> None:
         """Take an annotation off the HarvesterCluster that has done its work."""
         patch = {"metadata": {"annotations": {name: None}}}

@@ -1,0 +1,97 @@
+"""Labels of a cluster on its Fleet Cluster, so that bundles for CNI, CSI and cloud provider find it.
+
+Rancher imports a Cluster with label `cluster-api.cattle.io/rancher-auto-import=true` in one of two ways (contract):
+older ones make a `provisioning.cattle.io` Cluster of the same name, whose status names the managed cluster; today's
+make the managed cluster with labels that say whose it is. The Fleet Cluster has the managed cluster's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from caphv.api import names
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.cache import Informer
+from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound
+from caphv.runtime.resource import Key, Obj, key_of, labels_of
+from reconciler import resources
+from reconciler.cluster.scope import ClusterScope
+
+_READY = ConditionType.FLEET_INTEGRATION_READY
+DEFAULT_WORKSPACE = "fleet-default"
+TOPIC = "rancher"
+
+
+async def ensure_fleet_labels(scope: ClusterScope) -> None:
+    """Label the Fleet Cluster; what it waits for is in the condition `FleetIntegrationReady` and gates nothing."""
+    if labels_of(scope.cluster).get(names.AUTO_IMPORT_LABEL) != "true":
+        scope.draft.drop(_READY)
+        return
+    rancher = scope.context.rancher
+    scope.context.waiters.wait(TOPIC, scope.key)
+    rancher.start()
+    managed, fleet = rancher.informer(resources.MANAGED_CLUSTERS), rancher.informer(resources.FLEET_CLUSTERS)
+    if rancher.installed is None or not rancher.synced:
+        scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_IN_PROGRESS, "reading what Rancher knows")
+    elif managed is None or fleet is None:
+        message = "this management cluster has no Rancher with Fleet: their CRDs are missing"
+        scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_NOT_APPLICABLE, message)
+    else:
+        try:
+            missing = await _label(scope, managed, fleet)
+        except (Forbidden, Invalid, NotFound) as error:
+            _failed(scope, error)
+        else:
+            if missing:
+                scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_IN_PROGRESS, missing)
+            else:
+                scope.draft.set_true(_READY)
+
+
+def managed_cluster_name(cluster: Key, imported: Obj | None, managed: Iterable[Obj]) -> str:
+    """Name of the managed cluster (`management.cattle.io`) of a Cluster, by label or import; empty for none."""
+    owner = {names.CAPI_OWNER_LABEL: cluster.name, names.CAPI_OWNER_NAMESPACE_LABEL: cluster.namespace}
+    labelled = sorted(str(obj["metadata"]["name"]) for obj in managed if owner.items() <= labels_of(obj).items())
+    if labelled:
+        return labelled[0]
+    return str(((imported or {}).get("status") or {}).get("clusterName") or "")
+
+
+def fleet_labels(cluster: Obj) -> dict[str, str]:
+    """Labels that the Fleet Cluster gets: the Cluster's name, and those of the Cluster that bundles are chosen by."""
+    own = labels_of(cluster)
+    chosen = {name: own[name] for name in names.FLEET_LABELS if name in own}
+    return {**chosen, names.CLUSTER_NAME_LABEL: cluster["metadata"]["name"]}
+
+
+async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str:
+    """Write workspace and labels; answers what is not there yet."""
+    imports = scope.context.rancher.informer(resources.RANCHER_CLUSTERS)
+    imported = imports.get(*scope.cluster_key) if imports else None
+    name = managed_cluster_name(scope.cluster_key, imported, managed.store)
+    found = managed.get("", name) if name else None
+    if found is None:
+        return "waiting for Rancher to import the cluster"
+    workspace = found["spec"]["fleetWorkspaceName"]
+    client = scope.context.client
+    if not workspace:
+        workspace = DEFAULT_WORKSPACE
+        patch: Obj = {"spec": {"fleetWorkspaceName": workspace}}
+        managed.observe(await client.patch(resources.MANAGED_CLUSTERS, name, "", patch))
+    target = fleet.get(workspace, name)
+    if target is None:
+        return f"waiting for Fleet Cluster {workspace}/{name}"
+    wanted = fleet_labels(scope.cluster)
+    if not wanted.items() <= labels_of(target).items():
+        patch = {"metadata": {"labels": wanted}}
+        fleet.observe(await client.patch(resources.FLEET_CLUSTERS, name, workspace, patch))
+        scope.tell("FleetClusterLabelled", f"wrote the labels of the Cluster on Fleet Cluster {key_of(target)}")
+    return ""
+
+
+def _failed(scope: ClusterScope, error: ApiError) -> None:
+    message = f"the Fleet Cluster cannot be labelled: {error.message}"
+    if not scope.draft.said(_READY, message):
+        scope.warn(Reason.FLEET_INTEGRATION_FAILED, message)
+    scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_FAILED, message)
+    scope.come_back(60.0)

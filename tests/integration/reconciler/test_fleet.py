@@ -1,0 +1,96 @@
+"""The Fleet Cluster of an imported cluster gets its labels, whichever way Rancher imports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from caphv.runtime.errors import NotFound
+from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, labels_of
+from sandbox.rancher import AUTO_IMPORT, FLEET, IMPORTS, MANAGED, Rancher, install, managed_name
+from tests.integration.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case, holds, lacks, until
+
+pytestmark = pytest.mark.integration
+
+READY = "FleetIntegrationReady"
+LABELS = {AUTO_IMPORT: "true", "cni": "calico", "csi": "harvester", "cloud-config": "secret"}
+
+
+@contextlib.asynccontextmanager
+async def rancher(case: Case, *, turtles: bool) -> AsyncIterator[str]:
+    """Run Rancher; answers the name that it gives the cluster. Its objects go with the block."""
+    name = managed_name(Key(case.name, case.name))
+    task = asyncio.create_task(Rancher(case.management, turtles=turtles).run())
+    try:
+        yield name
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for resource, space, of in (
+            (FLEET, "fleet-default", name),
+            (IMPORTS, case.name, case.name),
+            (MANAGED, "", name),
+        ):
+            with contextlib.suppress(NotFound):
+                await case.management.delete(resource, of, space)
+
+
+async def imported(case: Case) -> None:
+    await case.ready_cluster()
+    await case.patch(CLUSTERS, case.name, {"metadata": {"labels": LABELS}})
+
+
+async def until_labels(case: Case, name: str, wanted: dict[str, str]) -> Obj:
+    found: Obj = {}
+
+    async def there() -> bool:
+        nonlocal found
+        with contextlib.suppress(NotFound):
+            found = await case.management.get(FLEET, name, "fleet-default")
+            return wanted.items() <= labels_of(found).items()
+        return False
+
+    await until(there, lambda: f"the Fleet Cluster has not its labels: {found}")
+    return found
+
+
+async def test_rancher_may_come_later(case: Case) -> None:
+    listed = await case.management.list(CUSTOM_RESOURCE_DEFINITIONS)
+    if any(crd["metadata"]["name"].endswith("cattle.io") for crd in listed["items"]):
+        pytest.skip("another test has installed Rancher's CRDs")
+    await imported(case)
+    await case.until(HARVESTER_CLUSTERS, case.name, lacks(READY, "FleetIntegrationNotApplicable"))
+    await install(case.management)
+    await case.until(HARVESTER_CLUSTERS, case.name, lacks(READY, "FleetIntegrationInProgress", "waiting for Rancher"))
+    async with rancher(case, turtles=True):
+        await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+
+
+@pytest.mark.parametrize("turtles", [True, False], ids=["Turtles", "provisioning"])
+async def test_fleet_cluster_gets_the_labels_and_keeps_them(case: Case, turtles: bool) -> None:
+    await install(case.management)
+    async with rancher(case, turtles=turtles) as name:
+        await imported(case)
+        wanted = {**LABELS, "cluster.x-k8s.io/cluster-name": case.name}
+        del wanted[AUTO_IMPORT]
+        found = await until_labels(case, name, wanted)
+        assert found["metadata"]["labels"]["management.cattle.io/cluster-name"] == name
+        await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+        managed = await case.management.get(MANAGED, name)
+        assert managed["spec"]["fleetWorkspaceName"] == "fleet-default"
+        await case.until_event(case.name, "Normal", "FleetClusterLabelled")
+        # Labels of the Cluster change; somebody removes one of them.
+        await case.patch(CLUSTERS, case.name, {"metadata": {"labels": {"cni": "cilium"}}})
+        await until_labels(case, name, {**wanted, "cni": "cilium"})
+        await case.management.patch(FLEET, name, "fleet-default", {"metadata": {"labels": {"csi": None}}})
+        await until_labels(case, name, {**wanted, "cni": "cilium"})
+        await case.patch(CLUSTERS, case.name, {"metadata": {"labels": {AUTO_IMPORT: None}}})
+        await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: READY not in str(obj["status"]["conditions"]))
+
+
+async def test_clusters_that_are_not_imported_do_not_speak_of_it(case: Case) -> None:
+    found = await case.ready_cluster()
+    assert READY not in str(found["status"]["conditions"])
