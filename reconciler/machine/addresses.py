@@ -127,8 +127,8 @@ def _phase(vm: Obj | None, vmi: Obj | None) -> tuple[VmPhase, str]:
     printable = str((vm.get("status") or {}).get("printableStatus") or "")
     instance = str(((vmi or {}).get("status") or {}).get("phase") or "")
     phase = _PHASES.get(printable, VmPhase.STARTING if not printable else VmPhase.UNKNOWN)
-    if instance == "Unknown":
-        return VmPhase.UNKNOWN, printable
+    if instance == "Unknown" or paused(vmi or {}):
+        return (VmPhase.UNKNOWN if instance == "Unknown" else VmPhase.PAUSED), printable
     # The status of the VM follows its instance; where the two differ the instance is newer.
     if phase is VmPhase.RUNNING and instance != "Running":
         return VmPhase.STARTING, ""
@@ -137,9 +137,21 @@ def _phase(vm: Obj | None, vmi: Obj | None) -> tuple[VmPhase, str]:
     return phase, printable
 
 
+def paused(vmi: Obj) -> bool:
+    """Whether the instance stands still: somebody paused it, or its disk has errors. Its VM says so a moment later."""
+    conditions = (vmi.get("status") or {}).get("conditions") or ()
+    return any((condition.get("type"), condition.get("status")) == ("Paused", "True") for condition in conditions)
+
+
 def _detail(vm: Obj | None, vmi: Obj | None) -> str:
     """Return the message of the condition that explains best why the VM does not run."""
-    wanted = (("PodScheduled", "False"), ("Failure", "True"), ("Synchronized", "False"), ("Ready", "False"))
+    wanted = (
+        ("Paused", "True"),
+        ("PodScheduled", "False"),
+        ("Failure", "True"),
+        ("Synchronized", "False"),
+        ("Ready", "False"),
+    )
     conditions = [
         condition
         for obj in (vmi, vm)

@@ -87,6 +87,8 @@ class TestState:
             (vm("Stopping"), vmi(), VmPhase.STOPPING),
             (vm("Stopped"), None, VmPhase.STOPPED),
             (vm("Paused"), vmi(), VmPhase.PAUSED),
+            (vm("Running"), vmi(conditions=[{"type": "Paused", "status": "True"}]), VmPhase.PAUSED),
+            (vm("Running"), vmi(conditions=[{"type": "Paused", "status": "False"}]), VmPhase.RUNNING),
             (vm("ErrorUnschedulable"), vmi(phase="Scheduling"), VmPhase.UNSCHEDULABLE),
             (vm("ErrorPvcNotFound"), None, VmPhase.FAILED),
             (vm("CrashLoopBackOff"), None, VmPhase.FAILED),

@@ -1,0 +1,236 @@
+"""VMs that change hands: of the Go provider, after a move, on request; and letting go without Harvester."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from caphv.runtime.resource import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, uid_of
+from sandbox import pki
+from sandbox.harvester import kinds
+from tests.integration.reconciler.case import (
+    AT_ONCE,
+    CLUSTERS,
+    HARVESTER_MACHINES,
+    Case,
+    is_ready,
+    lacks,
+)
+from tests.integration.simulation import virtual_machine
+
+pytestmark = pytest.mark.integration
+
+CLUSTER, OWNER, OWNER_UID = "caphv.io/management-cluster", "caphv.io/owner", "caphv.io/owner-uid"
+ADOPT = {"metadata": {"annotations": {"caphv.io/adopt": "true"}}}
+FORCE = {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}}
+FAILED = "VMProvisioningFailed"
+ELSEWHERE = "5e1f0e4c-elsewhere"
+
+
+def recorded(case: Case, name: str) -> Obj:
+    """The record of a former management cluster for a machine of this name."""
+    return {CLUSTER: ELSEWHERE, OWNER: f"HarvesterMachine/{case.name}/{name}", OWNER_UID: "before"}
+
+
+async def left_behind(case: Case, name: str, annotations: Obj) -> Obj:
+    """A VM with disk and cloud-init Secret that somebody else made, with these annotations on all three."""
+    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
+    metadata = {"name": f"{name}-cloud-init", "namespace": case.target, "annotations": annotations}
+    text = "#cloud-config\npackages: [qemu-guest-agent]\n"
+    await case.harvester.create(SECRETS, {"metadata": metadata, "stringData": {"userdata": text}})
+    vm = virtual_machine(case.target, name)
+    (claim,) = json.loads(vm["metadata"]["annotations"][kinds.CLAIM_TEMPLATES])
+    claim["metadata"] = {"name": f"{name}-disk-0-x7k2p", "annotations": annotations}
+    vm["metadata"]["annotations"] = {kinds.CLAIM_TEMPLATES: json.dumps([claim]), **annotations}
+    vm["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim["metadata"]["name"]
+    return await case.harvester.create(kinds.VIRTUAL_MACHINES, vm)
+
+
+async def owners(case: Case, name: str) -> set[str]:
+    """Management clusters that VM, disk and Secret are recorded for."""
+    objects = [
+        await case.vm(name),
+        await case.get(PERSISTENT_VOLUME_CLAIMS, f"{name}-disk-0-x7k2p"),
+        await case.get(SECRETS, f"{name}-cloud-init"),
+    ]
+    return {annotations_of(obj).get(CLUSTER, "nobody") for obj in objects}
+
+
+async def ours(case: Case) -> str:
+    return uid_of(await case.management.get(NAMESPACES, "kube-system"))
+
+
+async def test_taking_over_from_the_go_provider_is_one_request_and_restarts_nothing(case: Case) -> None:
+    vm = await left_behind(case, "one", {})
+    await case.until(kinds.VIRTUAL_MACHINES, "one", lambda obj: obj.get("status", {}).get("ready"))
+    instance = uid_of(await case.get(kinds.INSTANCES, "one"))
+    await case.ready_cluster()
+    since = case.environment.audit_position(case.environment.harvester)
+    await case.ready_machine("one", providerID=f"harvester://{uid_of(vm)}")
+    assert await case.writes(since) == [f"patch /apis/kubevirt.io/v1/namespaces/{case.target}/virtualmachines/one"]
+    assert uid_of(await case.get(kinds.INSTANCES, "one")) == instance
+    assert (await case.vm("one"))["metadata"]["generation"] == vm["metadata"]["generation"]
+
+
+async def test_provider_id_renews_all_records_after_a_move(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    vm = await left_behind(case, "one", recorded(case, "one"))
+    address = f"{case.subnet}.3"
+    await case.reserve(pool, address, f"{case.name}/one")
+    await case.patch(kinds.IP_POOLS, pool, {"metadata": {"annotations": {f"addresses.caphv.io/{address}": "5e1f0e4c"}}})
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    machine = await case.ready_machine("one", providerID=f"harvester://{uid_of(vm)}")
+    assert await owners(case, "one") == {await ours(case)}
+    assert machine["status"]["allocatedIPAddress"] == address
+    await case.until_event("one", "Normal", "VMAdopted")
+    # Somebody else deletes the VM: its disk and Secret are the machine's all the same.
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "one")
+    await case.delete_machine("one")
+    assert await case.allocated(pool) == {}
+    assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []
+
+
+async def test_machine_left_behind_on_the_former_cluster_neither_takes_back_nor_deletes(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    vm = await case.vm("one")
+    taken = {CLUSTER: ELSEWHERE, OWNER: f"HarvesterMachine/{case.name}/one", OWNER_UID: "new"}
+    disks = await case.names(PERSISTENT_VOLUME_CLAIMS)
+    for kind, name in [
+        (PERSISTENT_VOLUME_CLAIMS, disks[0]),
+        (SECRETS, "one-cloud-init"),
+        (kinds.VIRTUAL_MACHINES, "one"),
+    ]:
+        await case.patch(kind, name, {"metadata": {"annotations": taken}})
+    since = case.environment.audit_position(case.environment.harvester)
+    await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", FAILED, "belongs to HarvesterMachine"))
+    await case.delete_machine("one")
+    assert await case.writes(since) == []
+    assert uid_of(await case.vm("one")) == uid_of(vm)
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "one")
+    for kind, name in [(PERSISTENT_VOLUME_CLAIMS, disks[0]), (SECRETS, "one-cloud-init")]:
+        await case.ask_deletion(kind, name)
+
+
+async def test_foreign_vm_is_taken_over_on_request_once(case: Case) -> None:
+    vm = await left_behind(case, "one", recorded(case, "one"))
+    await case.ready_cluster()
+    await case.create_machine("one")
+    says = lacks("VMProvisioningReady", FAILED, 'annotation caphv.io/adopt: "true"')
+    await case.until(HARVESTER_MACHINES, "one", says)
+    assert await owners(case, "one") == {ELSEWHERE}
+    await case.patch(HARVESTER_MACHINES, "one", ADOPT)
+    machine = await case.until(HARVESTER_MACHINES, "one", is_ready)
+    assert await owners(case, "one") == {await ours(case)}
+    assert machine["spec"]["providerID"] == f"harvester://{uid_of(vm)}"
+    assert "caphv.io/adopt" not in annotations_of(machine)
+    assert (await case.vm("one"))["metadata"]["generation"] == vm["metadata"]["generation"]
+
+
+# Addresses
+
+
+async def test_address_of_a_namesake_in_another_management_cluster_is_neither_shared_nor_released(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    address = f"{case.subnet}.1"
+    await case.reserve(pool, address, f"{case.name}/one")
+    await case.patch(kinds.IP_POOLS, pool, {"metadata": {"annotations": {f"addresses.caphv.io/{address}": "5e1f0e4c"}}})
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    machine = await case.ready_machine("one")
+    assert machine["status"]["allocatedIPAddress"] == f"{case.subnet}.2"
+    found = await case.harvester.get(kinds.IP_POOLS, pool)
+    assert annotations_of(found)[f"addresses.caphv.io/{case.subnet}.2"] == (await ours(case))[:8]
+    await case.delete_machine("one")
+    found = await case.harvester.get(kinds.IP_POOLS, pool)
+    assert found["status"]["allocated"] == {address: f"{case.name}/one"}
+    assert list(annotations_of(found)) == [f"addresses.caphv.io/{address}"]
+    await case.reserve(pool, address, None)
+
+
+async def test_unmarked_address_is_left_to_another_vm_of_the_name(case: Case, other: Case) -> None:
+    """The Go provider of another management cluster marks nothing, but its VM is to be seen."""
+    await left_behind(other, "one", {})
+    pool = await case.pool("pool", 1, 5)
+    address = f"{case.subnet}.1"
+    await case.reserve(pool, address, f"{case.name}/one")
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    machine = await case.ready_machine("one")
+    assert machine["status"]["allocatedIPAddress"] == f"{case.subnet}.2"
+    await case.delete_machine("one")
+    assert await case.allocated(pool) == {address: f"{case.name}/one"}
+    await case.reserve(pool, address, None)
+    await other.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
+    await other.until_gone(kinds.VIRTUAL_MACHINES, "one")
+    await other.ask_deletion(PERSISTENT_VOLUME_CLAIMS, "one-disk-0-x7k2p")
+    await other.ask_deletion(SECRETS, "one-cloud-init")
+    await other.cluster()
+
+
+# Letting go
+
+
+async def remove_from_harvester(case: Case, name: str) -> None:
+    """What an operator has to do after a forced deletion."""
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, name)
+    await case.until_gone(kinds.VIRTUAL_MACHINES, name)
+    for disk in await case.names(PERSISTENT_VOLUME_CLAIMS):
+        await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, disk)
+        await case.until_gone(PERSISTENT_VOLUME_CLAIMS, disk)
+    await case.ask_deletion(SECRETS, f"{name}-cloud-init")
+
+
+async def test_machine_is_let_go_on_request_while_harvester_is_away(case: Case) -> None:
+    pool = await case.pool("pool", 1, 5)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.ready_machine("one")
+    server = case.environment.harvester
+    away = pki.kubeconfig(
+        "https://127.0.0.1:1", server.ca.certificate, name="away", user="caphv", credentials={"token": "none"}
+    )
+    await case.identity(away)
+    await case.ask_deletion(HARVESTER_MACHINES, "one")
+    says = lacks("VMProvisioningReady", "HarvesterConnectionFailed", 'caphv.io/force-delete: "true"')
+    await case.until(HARVESTER_MACHINES, "one", says)
+    await case.patch(HARVESTER_MACHINES, "one", FORCE)
+    await case.until_gone(HARVESTER_MACHINES, "one", timeout=AT_ONCE)
+    await case.until_event("one", "Warning", "ForcedDeletion")
+    (message,) = [
+        event["message"]
+        for event in (await case.management.list(EVENTS, case.name))["items"]
+        if event["reason"] == "ForcedDeletion"
+    ]
+    for left in (f"VirtualMachine {case.target}/one", "Secret one-cloud-init", f"address {case.subnet}.1", pool):
+        assert left in message
+    assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
+    await case.identity()
+    await remove_from_harvester(case, "one")
+    await case.reserve(pool, f"{case.subnet}.1", None)
+
+
+async def test_force_changes_nothing_while_harvester_answers(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    await case.patch(HARVESTER_MACHINES, "one", FORCE)
+    await case.delete_machine("one")
+    assert await case.names(kinds.VIRTUAL_MACHINES) == []
+    assert ("Warning", "ForcedDeletion") not in await case.events("one")
+
+
+async def test_machine_without_its_cluster_waits_until_it_is_let_go(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    cluster = await case.get(CLUSTERS, case.name)
+    await case.patch(CLUSTERS, case.name, {"metadata": {"finalizers": None}})
+    await case.ask_deletion(CLUSTERS, case.name)
+    await case.until_gone(CLUSTERS, case.name)
+    await case.ask_deletion(HARVESTER_MACHINES, "one")
+    says = lacks("VMProvisioningReady", "HarvesterConnectionFailed", "the Cluster or its HarvesterCluster is gone")
+    await case.until(HARVESTER_MACHINES, "one", says)
+    await case.patch(HARVESTER_MACHINES, "one", FORCE)
+    await case.until_gone(HARVESTER_MACHINES, "one", timeout=AT_ONCE)
+    await case.until_event("one", "Warning", "ForcedDeletion")
+    await remove_from_harvester(case, "one")
+    await case.create(CLUSTERS, case.name, cluster["spec"])  # for the end of the test

@@ -1,0 +1,235 @@
+"""What happens to a VM behind the provider's back is told at once, by condition and Event, and never covered up."""
+
+from __future__ import annotations
+
+import pytest
+
+from caphv.api import names
+from caphv.runtime.resource import NODES, Obj, annotations_of, labels_of, uid_of
+from sandbox.harvester import kinds, troubles
+from tests.integration.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, holds, is_ready, lacks
+
+pytestmark = pytest.mark.integration
+
+FAILED, IN_PROGRESS = "VMProvisioningFailed", "VMProvisioningInProgress"
+
+
+async def until_said(case: Case, name: str, reason: str, text: str = "") -> Obj:
+    """Wait for a machine that is not ready any more, and for the Event that says so."""
+    found = await case.until(HARVESTER_MACHINES, name, lacks("VMProvisioningReady", reason, text), timeout=AT_ONCE)
+    await case.until_event(name, "Warning", reason)
+    assert lacks("Ready", reason)(found)
+    assert found["status"]["initialization"]["provisioned"]
+    return found
+
+
+async def test_address_by_dhcp_follows(case: Case) -> None:
+    await case.ready_cluster()
+    before = (await case.ready_machine("one"))["status"]["addresses"]
+    await troubles.change_address(case.harvester, f"{case.target}/one")
+    vmi = await case.get(kinds.INSTANCES, "one")
+    now = [{"type": "ExternalIP", "address": vmi["status"]["interfaces"][0]["ipAddress"]}]
+    assert now != before
+    found = await case.until(HARVESTER_MACHINES, "one", lambda obj: obj["status"]["addresses"] == now, timeout=AT_ONCE)
+    assert is_ready(found)
+
+
+async def test_restart_is_told_and_the_identity_kept(case: Case) -> None:
+    await case.ready_cluster()
+    before = await case.ready_machine("one")
+    vmi = await case.get(kinds.INSTANCES, "one")
+    assert before["status"]["virtualMachine"] == {
+        "uid": uid_of(await case.vm("one")),
+        "instanceUID": uid_of(vmi),
+        "host": vmi["status"]["nodeName"],
+    }
+    await case.ask_deletion(kinds.INSTANCES, "one")
+    await until_said(case, "one", IN_PROGRESS)
+    await case.until_event("one", "Warning", "VMRestarted")
+    after = await case.until(HARVESTER_MACHINES, "one", is_ready)
+    assert after["spec"]["providerID"] == before["spec"]["providerID"]
+    assert after["status"]["virtualMachine"]["instanceUID"] == uid_of(await case.get(kinds.INSTANCES, "one"))
+
+
+async def test_stopped_vm_is_not_started_behind_the_operators_back(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    since = case.environment.audit_position(case.environment.harvester)
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Halted"}})
+    await until_said(case, "one", FAILED, "the VM is stopped")
+    found = await case.until(HARVESTER_MACHINES, "one", lacks("VMUpToDate", "VMDiffers"))
+    assert lacks("VMUpToDate", "VMDiffers", "runStrategy is Halted, not Always")(found)
+    assert await case.writes(since) == []
+    # Harvester turns the start into RerunOnFailure, which is as good.
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Always"}})
+    found = await case.until(HARVESTER_MACHINES, "one", is_ready)
+    assert holds("VMUpToDate")(found)
+    assert (await case.vm("one"))["spec"]["runStrategy"] == "RerunOnFailure"
+
+
+async def test_paused_vm_is_told(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    conditions = (await case.get(kinds.INSTANCES, "one"))["status"]["conditions"]
+    stands = kinds.condition("Paused", True, "PausedIOError", "VMI was paused, low-level IO error detected")
+    await case.patch(kinds.INSTANCES, "one", {"status": {"conditions": [*conditions, stands]}})
+    await until_said(case, "one", FAILED, "the VM is paused: unpause it")
+    await case.patch(kinds.INSTANCES, "one", {"status": {"conditions": conditions}})
+    await case.until(HARVESTER_MACHINES, "one", is_ready, timeout=AT_ONCE)
+
+
+async def test_vm_that_finds_no_host_any_more_is_told(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    nowhere = [{"matchExpressions": [{"key": "nowhere", "operator": "Exists"}]}]
+    node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": nowhere}}
+    affinity = {"spec": {"template": {"spec": {"affinity": {"nodeAffinity": node}}}}}
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", affinity)
+    await case.ask_deletion(kinds.INSTANCES, "one")
+    await until_said(case, "one", FAILED, "no host of Harvester can run the VM")
+
+
+async def test_another_vm_of_the_same_name_is_not_the_machines(case: Case) -> None:
+    await case.ready_cluster()
+    before = await case.ready_machine("one")
+    vm = await case.vm("one")
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "one")
+    copied = {name: vm["metadata"][name] for name in ("name", "namespace", "labels", "annotations")}
+    again = await case.harvester.create(
+        kinds.VIRTUAL_MACHINES, kinds.typed(kinds.VIRTUAL_MACHINES, {"metadata": copied, "spec": vm["spec"]})
+    )
+    await case.until(kinds.VIRTUAL_MACHINES, "one", lambda obj: obj.get("status", {}).get("ready"))
+    found = await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "MachineNotFound"))
+    assert found["spec"]["providerID"] == before["spec"]["providerID"] != f"harvester://{uid_of(again)}"
+
+
+# Zones
+
+
+async def test_zone_of_the_host_is_on_the_node_in_one_request_and_follows_a_migration(case: Case) -> None:
+    await case.ready_cluster()
+    await case.connect_workload()
+    name = f"{case.name}-one"
+    await case.ready_machine(name)
+    zone = await zone_of(case, name)
+    await case.register_node(name)
+    node = await until_zone(case, name, zone)
+    assert node["spec"]["providerID"]
+    version = node["metadata"]["resourceVersion"]
+    await troubles.migrate(case.harvester, f"{case.target}/{name}")
+    other = await zone_of(case, name)
+    assert other != zone
+    moved = await until_zone(case, name, other)
+    assert node["spec"] == moved["spec"]
+    assert moved["metadata"]["resourceVersion"] != version
+    found = await case.until(
+        HARVESTER_MACHINES, name, lambda obj: obj["status"]["failureDomain"] == other, timeout=AT_ONCE
+    )
+    assert is_ready(found)
+    await case.until_event(name, "Normal", "VMMigrated")
+    assert ("Warning", "VMRestarted") not in await case.events(name)
+
+
+async def zone_of(case: Case, name: str) -> str:
+    host = (await case.get(kinds.INSTANCES, name))["status"]["nodeName"]
+    return labels_of(await case.harvester.get(NODES, host))[names.ZONE_LABEL]
+
+
+async def until_zone(case: Case, name: str, zone: str) -> Obj:
+    def there(node: Obj) -> bool:
+        return labels_of(node).get(names.ZONE_LABEL) == zone
+
+    return await case.until(NODES, name, there, client=case.workload, timeout=AT_ONCE)
+
+
+# Drift
+
+
+async def test_vm_as_harvester_stores_it_is_up_to_date(case: Case) -> None:
+    await case.ready_cluster()
+    terms = [{"matchExpressions": [{"key": "kubevirt.io/schedulable", "operator": "Exists"}]}]
+    machine = await case.ready_machine(
+        "one",
+        control_plane=True,
+        failure_domain="zone-1",
+        memory="4096Mi",
+        networks=["default/production", "default/storage"],
+        firmware={"efi": True, "secureBoot": True},
+        tpm={"enabled": True},
+        nodeAffinity={"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}},
+    )
+    assert holds("VMUpToDate")(machine)
+
+
+async def test_drift_is_told_in_both_directions_and_passes_without_a_request_to_harvester(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    since = case.environment.audit_position(case.environment.harvester)
+    cores = {"spec": {"template": {"spec": {"domain": {"cpu": {"cores": 4}}}}}}
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", cores)
+    says = lacks("VMUpToDate", "VMDiffers", "cores is 4, not 2")
+    found = await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
+    assert is_ready(found)  # a difference is for people; the machine works
+    await case.until_event("one", "Warning", "VMDrifted")
+    await case.patch(HARVESTER_MACHINES, "one", {"spec": {"cpu": 4}})
+    says = lacks("VMUpToDate", "VMDiffers", "CPU limit is 2, not 4")
+    await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
+    limits = {"spec": {"template": {"spec": {"domain": {"resources": {"limits": {"cpu": "4"}}}}}}}
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", limits)
+    await case.until(HARVESTER_MACHINES, "one", holds("VMUpToDate"), timeout=AT_ONCE)
+    assert await case.writes(since) == []
+
+
+async def test_series_of_a_machine_goes_with_it(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    labels = frozenset({("cluster", f"{case.name}/{case.name}"), ("machine", f"{case.name}/one")})
+    provider = case.environment.provider
+    assert (await provider.metrics())["caphv_machine_status", labels] == 1
+    await case.delete_machine("one")
+    await case.ready_machine("two")
+    assert ("caphv_machine_status", labels) not in await provider.metrics()
+
+
+# What the guest is given
+
+
+async def test_template_of_bootstrap_data_reaches_a_guest_that_boots(case: Case) -> None:
+    await case.ready_cluster()
+    text = "## template: jinja\n#cloud-config\nhostname: '{{ v1.local_hostname }}'\nruncmd:\n- echo {{ hostname }}\n"
+    await case.write_secret("bootstrap", {"value": text})
+    await case.ready_machine("one", guestConfig={"userData": "#cloud-config\nruncmd: [date]\n"})
+
+
+async def test_other_formats_than_cloud_config_are_refused_by_their_name(case: Case) -> None:
+    await case.ready_cluster()
+    await case.write_secret("bootstrap", {"value": "{}", "format": "ignition"})
+    await case.create_machine("one")
+    says = lacks("VMProvisioningReady", FAILED, "bootstrap Secret bootstrap: format is 'ignition', not cloud-config")
+    await case.until(HARVESTER_MACHINES, "one", says)
+    await case.write_secret("bootstrap", {"value": '{"ignition": {"version": "3.4.0"}}'})
+    says = lacks("VMProvisioningReady", FAILED, "bootstrap data is an Ignition configuration")
+    await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
+
+
+async def test_guest_config_is_in_the_user_data(case: Case) -> None:
+    await case.ready_cluster()
+    await case.write_secret("bootstrap", {"value": "#cloud-config\ntimezone: UTC\npackages: [jq]\n"})
+    extra = "#cloud-config\ntimezone: Europe/Berlin\nlocale: C.UTF-8\npackages: [vim]\n"
+    config = {"installGuestAgent": False, "disableFstrimTimer": True, "userData": extra}
+    await case.create_machine("one", guestConfig=config)
+    await case.vm("one")
+    user, _ = await case.user_data("one")
+    assert user["packages"] == ["iptables", "vim", "jq"]
+    assert user["runcmd"] == [["systemctl", "disable", "--now", "fstrim.timer"]]
+    assert (user["timezone"], user["locale"]) == ("UTC", "C.UTF-8")
+
+
+async def test_user_data_of_the_spec_that_is_broken_is_named(case: Case) -> None:
+    await case.ready_cluster()
+    await case.create_machine("one", guestConfig={"userData": "#!/bin/sh\n"})
+    says = lacks("VMProvisioningReady", FAILED, "spec.guestConfig.userData is a shell script")
+    await case.until(HARVESTER_MACHINES, "one", says)
+    await case.patch(HARVESTER_MACHINES, "one", {"spec": {"guestConfig": {"userData": "locale: C.UTF-8\n"}}})
+    assert annotations_of(await case.vm("one", timeout=AT_ONCE))
