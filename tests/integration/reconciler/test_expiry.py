@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from caphv.runtime.resource import NAMESPACES, Obj, Resource, uid_of
+from sandbox import pki
 from sandbox.harvester import kinds
 from tests.integration.reconciler.case import (
     AT_ONCE,
@@ -181,3 +186,43 @@ async def test_identities_of_one_harvester_share_pools_without_conflicts(case: C
     assert set(codes) == {200}
     # The pool is the other's to use, but not to delete.
     await other.delete()
+
+
+async def test_harvester_behind_a_proxy_with_a_bundle_of_authorities(case: Case) -> None:
+    kubeconfig = case.environment.identity()
+    async with proxy() as (url, asked):
+        bundle = pki.CA.create("somebody else").certificate + case.environment.harvester.ca.certificate
+        kubeconfig["clusters"][0]["cluster"] |= {
+            "proxy-url": url,
+            "certificate-authority-data": base64.b64encode(bundle).decode(),
+        }
+        await case.identity(kubeconfig)
+        await case.create_cluster()
+        await case.ready()
+        assert set(asked) == {case.environment.harvester.url.removeprefix("https://")}
+        await case.delete()
+
+
+@asynccontextmanager
+async def proxy() -> AsyncIterator[tuple[str, list[str]]]:
+    """An HTTP proxy: its URL, and to where it was asked to connect."""
+    asked: list[str] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(65536):
+                writer.write(chunk)
+                await writer.drain()
+
+    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        target = head.split()[1].decode()
+        asked.append(target)
+        host, _, port = target.rpartition(":")
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+    server = await asyncio.start_server(tunnel, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked

@@ -1,15 +1,22 @@
-"""What is said of credentials that expire, and when to look again."""
+"""Identity Secrets: when they are read, what is refused, and what is said of credentials that expire."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.names import Reason
-from reconciler.cluster.identity import WARN_AHEAD, judge
+from caphv.runtime.resource import Key
+from reconciler.cluster.identity import WARN_AHEAD, Identities, Identity, judge
+from reconciler.flow import Blocked
+from sandbox import pki
 
 pytestmark = pytest.mark.unit
 
@@ -46,3 +53,65 @@ def test_each_timer_leads_to_the_next_verdict(left: timedelta) -> None:
     if first.again is not None:
         assert first.again > 0
         assert judge(NOW + left, NOW + timedelta(seconds=first.again)).reason is not first.reason
+
+
+class Secrets:
+    """One identity Secret on a management cluster; `reads` counts how often it was read."""
+
+    def __init__(self, **cluster: Any) -> None:
+        inner = {"server": "https://harvester", **cluster}
+        config = pki.kubeconfig("", b"", name="h", user="u", credentials={"token": "opaque"})
+        config["clusters"][0]["cluster"] = inner
+        self.secret = {
+            "metadata": {"resourceVersion": "1"},
+            "data": {"kubeconfig": base64.b64encode(pki.to_yaml(config)).decode()},
+        }
+        self.reads = 0
+
+    def scope(self, name: str = "demo", **annotations: str) -> Any:
+        reference = {"namespace": "ns", "name": "identity"}
+        metadata = {"namespace": "ns", "name": name, "annotations": annotations}
+        context = SimpleNamespace(client=self, secrets=SimpleNamespace(get=lambda *_: self.secret))
+        obj = {"metadata": metadata, "spec": {"identitySecret": reference}}
+        return SimpleNamespace(key=Key("ns", name), obj=obj, context=context)
+
+    async def get(self, *_where: object) -> dict[str, Any]:
+        self.reads += 1
+        return self.secret
+
+
+def read(identities: Identities, scope: Any) -> Identity:
+    return asyncio.run(identities.read(scope))
+
+
+def test_server_that_is_not_verified_is_refused_unless_allowed() -> None:
+    secrets = Secrets(**{"insecure-skip-tls-verify": True})
+    with pytest.raises(Blocked, match=r"ns/identity: .*insecure-skip-tls-verify: refused"):
+        read(Identities(allow_insecure=False), secrets.scope())
+    assert read(Identities(allow_insecure=True), secrets.scope()).access.insecure
+
+
+def test_secret_is_read_once_for_all_clusters_until_it_changes_or_somebody_asks() -> None:
+    secrets, identities = Secrets(), Identities(allow_insecure=False)
+    for name in ("one", "two", "one", "two"):
+        read(identities, secrets.scope(name))
+    assert secrets.reads == 1
+    secrets.secret["metadata"]["resourceVersion"] = "2"
+    for name in ("one", "two"):
+        read(identities, secrets.scope(name))
+    assert secrets.reads == 2
+    for _ in range(2):
+        read(identities, secrets.scope("one", **{"caphv.io/reconcile-at": "now"}))
+    assert secrets.reads == 3
+
+
+def test_secret_that_nobody_uses_is_forgotten() -> None:
+    secrets, identities = Secrets(), Identities(allow_insecure=False)
+    read(identities, secrets.scope("one"))
+    read(identities, secrets.scope("two"))
+    identities.release(Key("ns", "one"))
+    read(identities, secrets.scope("two"))
+    assert secrets.reads == 1
+    identities.release(Key("ns", "two"))
+    read(identities, secrets.scope("two"))
+    assert secrets.reads == 2
