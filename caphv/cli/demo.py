@@ -42,7 +42,7 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
     replaced; the workers are scaled up and down; the cluster is deleted, and Harvester is searched for leftovers.
     Exit status 1 when any of that does not come out.
     """
-    from caphv.cli.sandbox import build_report, failures, print_part
+    from caphv.cli.common import build_report, failures, print_part
     from sandbox import binaries
     from sandbox.environment import Sandbox, Settings
 

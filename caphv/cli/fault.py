@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from caphv.cli import CONTEXT_SETTINGS
-from caphv.cli.options import which_sandbox
+from caphv.cli.common import which_sandbox
 
 if TYPE_CHECKING:
     from sandbox.faults import Faults, Kind
@@ -109,7 +109,7 @@ def _explained(kind: "Kind") -> str:
 
 def _with_faults(ctx: click.Context, work: Callable[["Faults"], Awaitable[_Answer]]) -> _Answer:
     """Do something with the faults of the sandbox that the options of the group name."""
-    from caphv.cli.sandbox import failures, running_sandbox
+    from caphv.cli.common import failures, running_sandbox
     from caphv.runtime.access import parse_kubeconfig
     from sandbox.faults import Faults
     from sandbox.harvester.troubles import FaultError

@@ -1,23 +1,26 @@
 """`caphv sandbox`: start, look at and remove a sandbox on this machine."""
 
 import asyncio
-import contextlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from caphv.cli import CONTEXT_SETTINGS
+from caphv.cli.common import (
+    build_report,
+    failures,
+    named_sandbox,
+    print_part,
+    which_sandbox,
+)
 from caphv.cli.demo import demo
 from caphv.cli.fault import fault
-from caphv.cli.options import which_sandbox
 
 if TYPE_CHECKING:
-    from sandbox.environment import Sandbox, Settings
-    from sandbox.golang import Report
+    pass
 
 NOT_RUNNING = 1
 _SERVERS = ("management", "harvester", "identity")
@@ -80,7 +83,7 @@ def up(name: str | None, folder: Path | None, **settings: Any) -> None:
     from sandbox import binaries
     from sandbox.environment import Settings
 
-    box = _sandbox(name, folder, Settings(**settings))
+    box = named_sandbox(name, folder, Settings(**settings))
     with failures():
         with build_report() as report:
             binaries.prepare(report)
@@ -104,7 +107,7 @@ Examples:
 )
 def status(name: str | None, folder: Path | None, output: str) -> None:
     """Show the parts of a sandbox. Exit status 1 when it is not running, or not as a whole."""
-    found = _sandbox(name, folder).status()
+    found = named_sandbox(name, folder).status()
     if output == "json":
         click.echo(json.dumps(found, indent=2))
     elif output == "yaml":
@@ -151,74 +154,10 @@ Examples:
 @which_sandbox
 def down(name: str | None, folder: Path | None) -> None:
     """Stop all processes of a sandbox and remove its folder, whatever state it is in."""
-    box = _sandbox(name, folder)
+    box = named_sandbox(name, folder)
     with failures():
         removed = asyncio.run(box.down())
     click.echo(f"Sandbox {box.folder.name} {'is removed' if removed else 'was not there'}: {box.folder}")
-
-
-def _sandbox(name: str | None, folder: Path | None, settings: "Settings | None" = None) -> "Sandbox":
-    from sandbox.environment import Sandbox, default_folder
-
-    if name and folder:
-        raise click.UsageError("--name and --dir both say which sandbox: give one of them")
-    return Sandbox(folder or default_folder(name or "default"), settings)
-
-
-def running_sandbox(name: str | None, folder: Path | None) -> "Sandbox":
-    """The sandbox of that name or folder; it is there, though perhaps not as a whole."""
-    box = _sandbox(name, folder)
-    if box.status()["status"] == "absent":
-        raise click.ClickException(f"no sandbox in {box.folder}: start it with `caphv sandbox up`")
-    return box
-
-
-@contextlib.contextmanager
-def failures() -> Iterator[None]:
-    """Turn what can go wrong into a message and exit status 1."""
-    from caphv.runtime.errors import ApiError, Unreachable
-    from sandbox.environment import SandboxError
-    from sandbox.golang import BuildError
-    from sandbox.network import NoNetworkError
-    from sandbox.processes import ProcessError
-
-    try:
-        yield
-    except (ApiError, BuildError, NoNetworkError, OSError, ProcessError, SandboxError, Unreachable) as error:
-        raise click.ClickException(str(error)) from error
-
-
-@contextlib.contextmanager
-def build_report() -> Iterator["Report"]:
-    """Show the progress of builds: bars on a terminal, a line now and then elsewhere."""
-    from sandbox import binaries
-
-    if not sys.stderr.isatty():
-        yield binaries.plain_report(_print_build)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(name: str, step: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=None)
-            bars.update(tasks[name], description=f"{name}: {step}", completed=done, total=total or None)
-
-        yield report
-
-
-def _print_build(name: str, step: str, done: int, total: int) -> None:
-    counted = f", {done} of {total} packages" if total else f", {done} so far" if done else ""
-    click.echo(f"{name}: {step}{counted}", err=True)
-
-
-def print_part(part: str, seconds: float) -> None:
-    """Print a line for a part of a sandbox that is up."""
-    click.echo(f"  {part:<22} {seconds:5.1f} s")
 
 
 def _print_table(found: dict[str, Any]) -> None:
