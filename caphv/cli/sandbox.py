@@ -14,6 +14,7 @@ from caphv.cli.common import (
     failures,
     named_sandbox,
     print_part,
+    running_sandbox,
     which_sandbox,
 )
 from caphv.cli.demo import demo
