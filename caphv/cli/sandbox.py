@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,9 +19,6 @@ from caphv.cli.common import (
 )
 from caphv.cli.demo import demo
 from caphv.cli.fault import fault
-
-if TYPE_CHECKING:
-    pass
 
 NOT_RUNNING = 1
 _SERVERS = ("management", "harvester", "identity")
