@@ -1,0 +1,202 @@
+"""The provider is stopped after each of its writes, and loses its lease with a write under way: the end is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from caphv.runtime.errors import ApiError
+from caphv.runtime.resource import LEASES, NODES, Obj, being_deleted, uid_of
+from sandbox.faults import Fault, Faults
+from sandbox.harvester import kinds
+from tests.integration.reconciler import inprocess
+from tests.integration.reconciler.case import (
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINES,
+    UNINITIALIZED,
+    Case,
+    is_ready,
+)
+from tests.integration.reconciler.environment import Environment
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runner")]
+
+SIDE_BY_SIDE = 6
+NEVER = 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone(environment: Environment) -> Iterator[None]:
+    """Without the provider that serves the other tests."""
+    asyncio.run(environment.provider.stop())
+    yield
+    asyncio.run(environment.provider.start())
+
+
+@pytest.fixture(autouse=True)
+def _hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    inprocess.install(monkeypatch)
+
+
+# Stopped
+
+
+async def test_stop_after_any_write_changes_nothing_in_the_end(environment: Environment) -> None:
+    writes = await live(environment, inprocess.StopAtWrite(NEVER))
+    assert writes > 20
+    hooks = [inprocess.StopAtWrite(number) for number in range(1, writes + 1)]
+    waiting = iter(hooks)
+
+    async def one_after_the_other() -> None:
+        for hook in waiting:
+            await live(environment, hook)
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(SIDE_BY_SIDE)))
+    # How often a life writes varies by a few: what comes together goes into one write.
+    assert sum(hook.stopped.is_set() for hook in hooks) > writes - 5
+
+
+async def live(environment: Environment, hook: inprocess.StopAtWrite) -> int:
+    """One life of a cluster, with a provider that the hook may stop; answers how many writes it took."""
+    since = environment.audit_position(environment.harvester)
+    async with inprocess.opened(environment) as case, inprocess.running(case, hook):
+        # Nodes of all cases are in one workload cluster, and are named as the machines.
+        first, second = f"{case.name}-first", f"{case.name}-second"
+        try:
+            await create(case, first)
+            await scale_and_migrate(case, first, second)
+            left = await case.remove()
+        except AssertionError as error:
+            raise AssertionError(f"stopped at write {hook.writes}: {error}") from error
+        assert left == [], f"stopped at write {hook.writes}"
+        assert created(case, since) == Counter({first: 1, second: 1}), f"stopped at write {hook.writes}"
+    return hook.writes
+
+
+async def create(case: Case, name: str) -> None:
+    front, pool = await case.pool("front", 1, 3), await case.pool("pool", 11, 14)
+    balancer = {"ipamType": "pool", "ipPoolRef": front}
+    await case.ready_cluster(loadBalancerConfig=balancer, vmNetworkConfig=case.vm_network(pool))
+    await case.connect_workload()
+    await case.create_machine(name, control_plane=True)
+    await case.vm(name, lambda vm: (vm.get("status") or {}).get("ready"))
+    await case.register_node(name)
+    machine = await case.until(HARVESTER_MACHINES, name, is_ready)
+    provider_id = f"harvester://{uid_of(await case.vm(name))}"
+    assert machine["spec"]["providerID"] == provider_id
+    await case.until(
+        NODES,
+        name,
+        lambda node: (
+            node["spec"].get("providerID") == provider_id and UNINITIALIZED not in node["spec"].get("taints", ())
+        ),
+        client=case.workload,
+    )
+
+
+async def scale_and_migrate(case: Case, first: str, second: str) -> None:
+    vm = await case.vm(first)
+    await case.ready_machine(second)
+    await Faults(case.harvester).cause(Fault("migration", f"{case.target}/{first}"))
+    host = (await case.get(kinds.INSTANCES, first))["status"]["nodeName"]
+    zone = f"zone-{host.rpartition('-')[2]}"
+    await case.until(HARVESTER_MACHINES, first, lambda machine: machine["status"].get("failureDomain") == zone)
+    assert await held(case, "front") == [f"{case.target}/{case.balancer}"]
+    assert await held(case, "pool") == [f"{case.name}/{first}", f"{case.name}/{second}"]
+    await case.delete_machine(second)
+    assert await held(case, "pool") == [f"{case.name}/{first}"]
+    assert await case.names(kinds.VIRTUAL_MACHINES) == [first]
+    assert uid_of(await case.vm(first)) == uid_of(vm)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+
+
+async def held(case: Case, suffix: str) -> list[str]:
+    """Who holds the addresses of a pool; its count of free ones must agree."""
+    pool = await case.harvester.get(kinds.IP_POOLS, f"{case.name}-{suffix}")
+    status = pool["status"]
+    allocated = status.get("allocated") or {}
+    assert status["available"] == status["total"] - len(allocated)
+    return sorted(allocated.values())
+
+
+def created(case: Case, since: int) -> Counter[str]:
+    """VMs that were made for a case since a position in the audit log, by name."""
+    return Counter(
+        event["objectRef"]["name"]
+        for event in case.environment.requests(case.environment.harvester, since)
+        if event["verb"] == "create"
+        and event["objectRef"]["resource"] == "virtualmachines"
+        and event["objectRef"]["namespace"] == case.target
+        and event["responseStatus"]["code"] == 201
+    )
+
+
+# Two replicas
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "deleting"),
+    [
+        ("PATCH", "/ippools/", False),
+        ("POST", "/virtualmachines", False),
+        ("DELETE", "/virtualmachines/", True),
+        ("PATCH", "/ippools/", True),
+    ],
+    ids=["reservation", "creation", "deletion", "release"],
+)
+async def test_write_that_outlives_the_lease_does_no_harm(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, method: str, part: str, deleting: bool
+) -> None:
+    since = environment.audit_position(environment.harvester)
+    async with inprocess.opened(environment) as case:
+        monkeypatch.setenv("POD_NAMESPACE", case.name)
+        hook = inprocess.Delay(method, part)
+        first = asyncio.create_task(inprocess.run(case, None if deleting else hook, leader_elect=True))
+        pool = await case.pool("pool", 1, 4)
+        await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+        if deleting:
+            await case.ready_machine("one")
+            await inprocess.cancelled(first)
+            first = asyncio.create_task(inprocess.run(case, hook, leader_elect=True))
+            await case.ask_deletion(HARVESTER_MACHINES, "one")
+        else:
+            await case.create_machine("one")
+        await asyncio.wait_for(hook.under_way.wait(), 10)
+        second = asyncio.create_task(inprocess.run(case, None, leader_elect=True))
+        await steal_lease(case)
+        # The first one stops by itself; its write is still under way.
+        await asyncio.wait_for(asyncio.wait([first]), 10)
+        first.result()
+        if deleting:
+            await case.until_gone(HARVESTER_MACHINES, "one")
+            # Somebody else lives there by now.
+            await case.ready_machine("two")
+        else:
+            await case.until(HARVESTER_MACHINES, "one", is_ready)
+        name = "two" if deleting else "one"
+        vm, allocated = await case.vm(name), await case.allocated(pool)
+        assert list(allocated.values()) == [f"{case.name}/{name}"]
+        late_method, path, options = hook.late
+        with contextlib.suppress(ApiError):
+            await case.harvester.request(late_method, path, **options)
+        assert uid_of(await case.vm(name, is_kept)) == uid_of(vm)
+        assert await case.allocated(pool) == allocated
+        assert await case.names(kinds.VIRTUAL_MACHINES) == [name]
+        assert created(case, since)[name] == 1
+        assert await case.remove() == []
+        await inprocess.cancelled(second)
+
+
+async def steal_lease(case: Case) -> None:
+    """Let a stranger hold the lease for a second, as after a pause of the process that was longer than the lease."""
+    (lease,) = (await case.management.list(LEASES, case.name))["items"]
+    spec = {"holderIdentity": "stranger", "leaseDurationSeconds": 1}
+    await case.management.patch(LEASES, lease["metadata"]["name"], case.name, {"spec": spec})
+
+
+def is_kept(vm: Obj) -> bool:
+    return not being_deleted(vm)

@@ -1,0 +1,158 @@
+"""Harvester refuses, is slow or away: no storm of requests, conditions say so, and all goes on when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import pytest
+
+from caphv.runtime.access import Access
+from caphv.runtime.resource import Obj
+from sandbox.faultproxy import FaultProxy
+from sandbox.faults import Fault
+from sandbox.harvester import kinds
+from tests.integration.reconciler.case import (
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINES,
+    Case,
+    condition_of,
+    is_ready,
+    lacks,
+)
+from tests.integration.reconciler.environment import Environment
+
+pytestmark = pytest.mark.integration
+
+STORM_SECONDS = 3.0
+# `<machines>x<seconds>` of the outage; the long one of a release is 200x600.
+MACHINES, OUTAGE_SECONDS = (int(part) for part in os.environ.get("CAPHV_TEST_OUTAGE", "50x60").split("x"))
+SETTLED = 5.0
+GOES_ON = 5.0
+UNDISTURBED = 10.0
+# A key that has failed for STORM_SECONDS comes again within twice of that; a VM that was refused, within 15 s.
+WELL_AGAIN = 20.0
+
+# What a storm may cost the API server: requests of one cluster with two machines, in STORM_SECONDS.
+MOST_REQUESTS = 90
+CONNECTION = "HarvesterConnectionReady"
+
+
+@pytest.fixture
+def proxy(environment: Environment, runner: asyncio.Runner) -> Iterator[FaultProxy]:
+    """A way to Harvester that can be troubled; it outlives the case, which needs it to be deleted."""
+    stack = AsyncExitStack()
+    server = environment.harvester
+    access = Access(server=server.url, ca=server.ca.certificate.decode())
+    own = server.folder / server.name
+    proxy = FaultProxy(access, certificate=own / "tls.crt", key=own / "tls.key")
+    runner.run(stack.enter_async_context(proxy.serving()))
+    yield proxy
+    runner.run(stack.aclose())
+
+
+async def ready_cluster(case: Case, proxy: FaultProxy) -> None:
+    """Create a cluster whose Harvester is behind the proxy."""
+    kubeconfig = case.environment.identity()
+    kubeconfig["clusters"][0]["cluster"]["server"] = proxy.url
+    await case.identity(kubeconfig)
+    await case.write_secret("bootstrap", {"value": "#cloud-config\n{}\n"})
+    await case.create_cluster()
+    await case.ready()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("away", "HarvesterConnectionFailed"),
+        ("unauthorized", "HarvesterAuthenticationFailed"),
+        ("watches-gone", ""),
+        ("forbidden", ""),
+        ("conflict", ""),
+        ("too-many-requests", ""),
+        ("slow", ""),
+    ],
+)
+async def test_all_goes_on_after_a_storm(proxy: FaultProxy, case: Case, name: str, says: str) -> None:
+    await ready_cluster(case, proxy)
+    await case.ready_machine("old")
+    before = proxy.requests
+    with trouble(proxy, Fault(name, delay=1.0)):
+        await case.create_machine("new")
+        await case.ask_deletion(HARVESTER_MACHINES, "old")
+        if says:
+            await case.until(HARVESTER_CLUSTERS, case.name, lacks(CONNECTION, says))
+        await asyncio.sleep(STORM_SECONDS)
+        assert proxy.requests - before < MOST_REQUESTS
+    over = time.monotonic()
+    await case.until(HARVESTER_MACHINES, "new", is_ready)
+    await case.until_gone(HARVESTER_MACHINES, "old")
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+    assert time.monotonic() - over < WELL_AGAIN
+    assert await case.names(kinds.VIRTUAL_MACHINES) == ["new"]
+
+
+@pytest.mark.parametrize("name", ["conflict", "too-many-requests", "watches-gone", "slow"])
+async def test_work_is_done_during_a_storm_that_leaves_gaps(proxy: FaultProxy, case: Case, name: str) -> None:
+    with trouble(proxy, Fault(name, share=0.3, delay=0.3)):
+        await ready_cluster(case, proxy)
+        await case.ready_machine("one")
+        await case.delete_machine("one")
+    assert await case.names(kinds.VIRTUAL_MACHINES) == []
+
+
+@pytest.mark.timeout(OUTAGE_SECONDS + 540)
+async def test_outage_is_quiet_and_said_and_nothing_to_others(proxy: FaultProxy, case: Case, other: Case) -> None:
+    await ready_cluster(case, proxy)
+    await other.ready_cluster()
+    names = [f"m-{number}" for number in range(MACHINES)]
+    for name in names:
+        await case.create_machine(name)
+    for name in names:
+        await case.until(HARVESTER_MACHINES, name, is_ready, timeout=120)
+    with trouble(proxy, Fault("away")):
+        await asyncio.sleep(SETTLED)
+        position, before = case.environment.audit_position(case.environment.management), proxy.requests
+        started = time.monotonic()
+        await case.until(HARVESTER_CLUSTERS, case.name, lacks(CONNECTION, "HarvesterConnectionFailed", proxy.url))
+        await case.create_machine("late")
+        await case.until(HARVESTER_MACHINES, "late", is_in_doubt)
+        await case.ask_deletion(HARVESTER_MACHINES, names[0])
+        await other.ready_machine("one")
+        await other.delete_machine("one")
+        assert time.monotonic() - started < UNDISTURBED
+        await asyncio.sleep(OUTAGE_SECONDS - (time.monotonic() - started))
+        elapsed = time.monotonic() - started
+        assert (proxy.requests - before) / elapsed < 2
+        assert requests_of(case, position) / elapsed < 2
+    over = time.monotonic()
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+    await case.vm("late")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, names[0])
+    assert time.monotonic() - over < GOES_ON
+    await case.until(HARVESTER_MACHINES, "late", is_ready)
+
+
+@contextmanager
+def trouble(proxy: FaultProxy, fault: Fault) -> Iterator[None]:
+    """Let requests meet a fault inside the block."""
+    proxy.apply([fault])
+    try:
+        yield
+    finally:
+        proxy.apply([])
+
+
+def is_in_doubt(machine: Obj) -> bool:
+    """Whether a machine says that Harvester cannot be asked about it."""
+    ready = condition_of(machine, "Ready")
+    return (ready.get("status"), ready.get("reason")) == ("Unknown", "HarvesterConnectionFailed")
+
+
+def requests_of(case: Case, position: int) -> int:
+    """Requests of the provider to the management cluster about a case since an audit position."""
+    events = case.environment.requests(case.environment.management, position)
+    return sum(f"/namespaces/{case.name}/" in event["requestURI"] for event in events)
