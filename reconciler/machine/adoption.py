@@ -44,10 +44,10 @@ def judge(scope: MachineScope, vm: Obj) -> Ownership:
 
 async def recognise(scope: MachineScope, vm: Obj) -> Obj:
     """The VM with our record on it. Raises `Blocked` when it belongs to somebody else, or is another than ours was."""
-    if _known_uid(scope) not in ("", uid_of(vm)):
+    told = wants_adoption(scope.obj)
+    if _known_uid(scope) not in ("", uid_of(vm)) and not told:
         raise gone(scope)
     judged = judge(scope, vm)
-    told = wants_adoption(scope.obj)
     if judged is Ownership.FOREIGN and not told:
         owner = annotations_of(vm).get(names.OWNER_ANNOTATION, "somebody else")
         raise scope.failed(
@@ -67,6 +67,8 @@ async def recognise(scope: MachineScope, vm: Obj) -> Obj:
         scope.namespace().vms.observe(vm)
         scope.tell("VMAdopted", f"took over VirtualMachine {key_of(vm)}")
     if told:
+        scope.draft.fields["virtualMachine"] = {"uid": uid_of(vm)}
+        await scope.context.write_status(scope.context.harvester_machines, scope.obj, scope.draft)
         # Once: with two management clusters told to, they would take the VM from each other for ever.
         await scope.drop_annotation(names.ADOPT_ANNOTATION)
     return vm

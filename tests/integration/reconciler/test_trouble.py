@@ -102,6 +102,11 @@ async def test_another_vm_of_the_same_name_is_not_the_machines(case: Case) -> No
     await case.until(kinds.VIRTUAL_MACHINES, "one", lambda obj: obj.get("status", {}).get("ready"))
     found = await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "MachineNotFound"))
     assert found["spec"]["providerID"] == before["spec"]["providerID"] != f"harvester://{uid_of(again)}"
+    # Restored from a backup, say: only somebody who knows that can tell.
+    await case.patch(HARVESTER_MACHINES, "one", {"metadata": {"annotations": {names.ADOPT_ANNOTATION: "true"}}})
+    taken = await case.until(HARVESTER_MACHINES, "one", is_ready)
+    assert taken["status"]["virtualMachine"]["uid"] == uid_of(again)
+    assert taken["spec"]["providerID"] == before["spec"]["providerID"]
 
 
 # Zones
