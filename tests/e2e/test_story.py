@@ -50,6 +50,13 @@ async def events(story: Story) -> set[tuple[str, str, str]]:
     }
 
 
+def the_loss_alone_is_warned_of(told: set[tuple[str, str, str]]) -> None:
+    """Of the destroyed VM: that it goes, if anybody saw it go, and that it is gone."""
+    warned = {reason for _, kind, reason in told if kind == "Warning"}
+    assert "MachineNotFound" in warned
+    assert warned <= {"MachineNotFound", "VMProvisioningInProgress"}
+
+
 def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_trace(box: Sandbox) -> None:
     async def live() -> None:
         story = story_of(box, ClusterSpec(name="zones", namespace="zones", target_namespace="zones-vms"))
@@ -67,7 +74,7 @@ def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_trace(
             await story.delete()
             assert await story.leftovers() == []
             told = await events(story)
-            assert {reason for _, kind, reason in told if kind == "Warning"} == {"MachineNotFound"}
+            the_loss_alone_is_warned_of(told)
             assert {reason for _, kind, reason in told if kind == "Normal"} >= {
                 "ControlPlaneEndpointSet",
                 "InfrastructureReady",
@@ -119,6 +126,6 @@ def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
             assert [(step.failed, bool(step.outcome)) for step in story.view.steps] == [(False, True)] * 6
             assert await story.leftovers() == []
             told = await events(story)
-            assert {reason for _, kind, reason in told if kind == "Warning"} == {"MachineNotFound"}
+            the_loss_alone_is_warned_of(told)
 
     asyncio.run(live())
