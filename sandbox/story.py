@@ -97,7 +97,8 @@ class Story:
         self.timeout = timeout
         self.on_change = on_change
         self._notified = asyncio.Event()
-        self._kubeconfig = {name: (folder / f"{name}.kubeconfig").read_bytes() for name in ("management", "harvester")}
+        names = ("management", "harvester", "identity")
+        self._kubeconfig = {name: (folder / f"{name}.kubeconfig").read_bytes() for name in names}
         self.management = self._client("management")
         self.harvester = self._client("harvester")
         namespace = spec.namespace
@@ -141,7 +142,7 @@ class Story:
     async def create_infrastructure(self) -> None:
         """The HarvesterCluster gives the control plane an address before there is any machine."""
         async with self._step("Create a cluster: control plane endpoint") as step:
-            await manifests.apply(self.management, cluster.infrastructure(self.spec, self._kubeconfig["harvester"]))
+            await manifests.apply(self.management, cluster.infrastructure(self.spec, self._kubeconfig["identity"]))
             await self._until("HarvesterCluster is ready", lambda: _ready(self.harvester_cluster()))
             step.outcome = f"endpoint {self.endpoint()}"
 

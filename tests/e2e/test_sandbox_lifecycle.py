@@ -1,18 +1,22 @@
 """A sandbox comes up with the real Cluster API core, survives kill -9 of its parts, and leaves nothing behind."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
-from caphv.runtime.access import own_configuration
+from caphv.cli.sandbox import sandbox
+from caphv.runtime.access import own_configuration, parse_kubeconfig
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Invalid, NotFound
-from caphv.runtime.resource import NAMESPACES, Obj, Resource
+from caphv.runtime.errors import Forbidden, Invalid, NotFound
+from caphv.runtime.resource import NAMESPACES, NODES, Obj, Resource
 from sandbox import binaries, processes
 from sandbox.environment import Sandbox, Settings
 
@@ -52,6 +56,29 @@ def pids(box: Sandbox) -> dict[str, int]:
     return {part["name"]: part["pid"] for part in box.status()["processes"]}
 
 
+async def faults_by_command_meet_the_identity(box: Sandbox) -> None:
+    identity, administrator = (
+        parse_kubeconfig(box.kubeconfig(name).read_bytes()).client(name=name) for name in ("identity", "harvester")
+    )
+
+    async def allowed(client: ApiClient) -> bool:
+        with contextlib.suppress(Forbidden):
+            return bool(await client.list(NODES))
+        return False
+
+    assert await allowed(identity)
+    for command, expected in ((["forbidden"], False), (["clear"], True)):
+        words = ["fault", "--dir", str(box.folder), *command]
+        await asyncio.to_thread(CliRunner().invoke, sandbox, words, catch_exceptions=False)
+        deadline = time.monotonic() + 5
+        while await allowed(identity) is not expected:
+            assert time.monotonic() < deadline, command
+            await asyncio.sleep(0.05)
+        assert await allowed(administrator)
+    await identity.close()
+    await administrator.close()
+
+
 def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: list[Path]) -> None:
     one, two = (Sandbox(folder, SETTINGS) for folder in folders)
 
@@ -60,6 +87,7 @@ def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: list[P
         assert one.status()["network"] != two.status()["network"]
         client_one, client_two = await management(one), await management(two)
         await the_core_converts_and_validates(client_one)
+        await faults_by_command_meet_the_identity(one)
         with pytest.raises(NotFound):
             await client_two.get(CLUSTERS["v1beta2"], "old-style", "default")
         running = processes.find(one.folder)
