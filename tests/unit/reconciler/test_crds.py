@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from caphv.runtime.resource import Key
+from reconciler.cluster.loadbalancer import load_balancer_spec
 from reconciler.cluster.pools import pool_object
 from reconciler.harvester.ipam import AddressRequest, plan_allocations, plan_releases
 from reconciler.harvester.ownership import Owner
@@ -143,3 +144,20 @@ def test_created_pool() -> None:
     }
     pool = pool_object("made", description, {"caphv.io/owner": "HarvesterCluster/ns/c"})
     assert violations(pool, schema("loadbalancer.harvesterhci.io_ippools.yaml", "v1beta1")) == []
+
+
+def test_load_balancer() -> None:
+    listener = {"name": "rke2", "port": 9345, "protocol": "TCP", "backendPort": 9345}
+    config = {"ipamType": "pool", "ipPoolRef": "balancers", "description": "of a cluster", "listeners": [listener]}
+    spec = load_balancer_spec({"loadBalancerConfig": config}, {"harvestercluster/machinetype": ["controlplane-c"]})
+    assert set(spec) == {
+        "workloadType",
+        "ipam",
+        "ipPool",
+        "description",
+        "listeners",
+        "healthCheck",
+        "backendServerSelector",
+    }
+    found = {"metadata": {"name": "lb"}, "spec": spec}
+    assert violations(found, schema("loadbalancer.harvesterhci.io_loadbalancers.yaml", "v1beta1")) == []
