@@ -1,0 +1,1 @@
+"""The packager: settings of clusters become Fleet bundles, and both become commits."""
