@@ -8,6 +8,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 import click
@@ -77,7 +78,7 @@ async def _measure(
     bench: Bench, watcher: Watcher, pairs: list[tuple[str, str]], *, steady: bool, idle_seconds: float
 ) -> dict[str, Any]:
     count = len(pairs)
-    requests, (cpu, _) = bench.requests(), bench.provider_usage()
+    requests, (cpu, _), parts = bench.requests(), bench.provider_usage(), bench.cpu_by_part()
     started = time.monotonic()
     await (_steadily(bench, pairs) if steady else create_machines(bench, pairs))
     times = watcher.times
@@ -97,6 +98,7 @@ async def _measure(
     }
     cpu_ready, _ = bench.provider_usage()
     figures["CPU a machine until ready, ms"] = round((cpu_ready - cpu) / count * 1000, 1)
+    figures["  of everything that runs"] = _each(bench.cpu_by_part() - parts, count)
     if idle_seconds:
         figures |= await _idle(bench, idle_seconds)
     figures |= await _delete(bench, watcher, pairs)
@@ -127,7 +129,7 @@ async def _idle(bench: Bench, seconds: float) -> dict[str, Any]:
 
 
 async def _delete(bench: Bench, watcher: Watcher, pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    requests, (cpu, _) = bench.requests(), bench.provider_usage()
+    requests, (cpu, _), parts = bench.requests(), bench.provider_usage(), bench.cpu_by_part()
     started = time.monotonic()
     await delete_machines(bench, pairs)
     await watcher.until("all machines are gone", lambda: all(watcher.times[n].gone for _, n in pairs), _TIMEOUT)
@@ -138,7 +140,12 @@ async def _delete(bench: Bench, watcher: Watcher, pairs: list[tuple[str, str]]) 
         "all deleted after s": round(seconds, 2),
         "requests a machine for its deletion": _requests(after.minus(requests), len(pairs)),
         "CPU a machine for its deletion, ms": round((cpu_after - cpu) / len(pairs) * 1000, 1),
+        "  of everything that runs ": _each(bench.cpu_by_part() - parts, len(pairs)),
     }
+
+
+def _each(counted: Counter[str], machines: int) -> dict[str, float]:
+    return {name: round(count / machines, 1) for name, count in counted.most_common()}
 
 
 def _requests(requests: Requests, machines: int) -> dict[str, Any]:
