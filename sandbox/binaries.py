@@ -47,7 +47,41 @@ CLUSTER_API_CORE = Recipe(
     # Its webhook server has no flag for the address and would listen on all networks.
     patch=("\t\t\t\tPort:     webhookPort,\n", '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n'),
 )
+# What a sandbox runs.
 RECIPES = {recipe.name: recipe for recipe in (ETCD, KUBE_APISERVER, CLUSTER_API_CORE)}
+# What users install the provider with: built for tests of that, never for a sandbox.
+TOOLS = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            name="helm",
+            version="3.22.0",
+            module="helm.sh/helm/v3",
+            package="helm.sh/helm/v3/cmd/helm",
+            # Without them it takes every cluster for Kubernetes 1.20 when it renders.
+            variables=(
+                "helm.sh/helm/v3/internal/version.version=v3.22.0",
+                "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1",
+                "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor=36",
+                "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor=1",
+                "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=36",
+            ),
+        ),
+        Recipe(
+            name="kustomize",
+            version="5.8.1",
+            module="sigs.k8s.io/kustomize/kustomize/v5",
+            package="sigs.k8s.io/kustomize/kustomize/v5",
+        ),
+        Recipe(
+            name="clusterctl",
+            version=CLUSTER_API_CORE.version,
+            module=CLUSTER_API_CORE.module,
+            package="sigs.k8s.io/cluster-api/cmd/clusterctl",
+            variables=(f"sigs.k8s.io/cluster-api/version.gitVersion=v{CLUSTER_API_CORE.version}",),
+        ),
+    )
+}
 
 LOG_EVERY_SECONDS = 15.0
 
@@ -74,11 +108,11 @@ def plain_report(write: Report | None = None, every: float = LOG_EVERY_SECONDS) 
 
 
 def binary(name: str, report: Report | None = None) -> Path:
-    """Return the path of a program of `RECIPES`, building it when it is nowhere. Raises `golang.BuildError`.
+    """Return the path of a program of `RECIPES` or `TOOLS`, building it when it is nowhere. Raises `golang.BuildError`.
 
     Several processes may call this at once: one builds, the others wait for it.
     """
-    recipe = RECIPES[name]
+    recipe = (RECIPES | TOOLS)[name]
     if found := _on_machine(recipe):
         return found
     path = cache_folder() / "bin" / f"{recipe.name}-{recipe.version}"

@@ -1,0 +1,61 @@
+"""Write the files of a release: `python -m release --help`."""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+
+import click
+
+from release import chart, components, lock, sbom
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+DEPLOY = CHECKOUT / "deploy"
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="""\b
+Examples:
+  python -m release
+  python -m release --image registry.example.com/caphv:test && kubectl apply --server-side -f out/caphv.yaml
+""",
+)
+@click.option("--image", default="", help="Image of the provider; default: the released one of this version.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=CHECKOUT / "out",
+    help="Folder to write to.",
+    show_default="out",
+)
+def main(image: str, output: Path) -> None:
+    """Write manifests for kubectl, clusterctl and Turtles, the Helm chart, a bill of materials and check sums."""
+    output.mkdir(parents=True, exist_ok=True)
+    files = contents(image)
+    for name, content in sorted(files.items()):
+        (output / name).write_bytes(content)
+        click.echo(f"{output.name}/{name}")
+
+
+def contents(image: str = "") -> dict[str, bytes]:
+    """All files of a release by name; the same checkout gives the same bytes."""
+    version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    image = image or f"{components.IMAGE}:v{version}"
+    objects = components.with_image(components.objects(DEPLOY / "kustomize" / "base"), image)
+    bill = sbom.bill(lock.at_run_time(CHECKOUT), version)
+    files = {
+        "caphv.yaml": components.dump(objects).encode(),
+        "infrastructure-components.yaml": components.dump(components.with_variables(objects)).encode(),
+        "monitoring.yaml": components.dump(components.objects(DEPLOY / "kustomize" / "monitoring")).encode(),
+        "sbom.cdx.json": json.dumps(bill, indent=2).encode() + b"\n",
+        f"caphv-{version}.tgz": chart.archive(DEPLOY / "chart"),
+    }
+    for folder in ("clusterctl", "turtles", "harvester"):
+        files |= {path.name: path.read_bytes() for path in sorted((DEPLOY / folder).glob("*.yaml"))}
+    sums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items())]
+    return {**files, "SHA256SUMS": "".join(sums).encode()}
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m release")

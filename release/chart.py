@@ -1,0 +1,25 @@
+"""The Helm chart as one archive, as `helm package` makes it, but the same bytes for the same files."""
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def archive(chart: Path) -> bytes:
+    """A gzipped tar of the chart's folder; what symbolic links lead to is in it as files."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for path in sorted(_files(chart)):
+            data = path.read_bytes()
+            member = tarfile.TarInfo(f"caphv/{path.relative_to(chart).as_posix()}")
+            member.size, member.mode = len(data), 0o644
+            tar.addfile(member, io.BytesIO(data))
+    return gzip.compress(content.getvalue(), mtime=0)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for where, _, names in os.walk(folder, followlinks=True):
+        yield from (Path(where) / name for name in names)

@@ -1,0 +1,62 @@
+"""The objects of an installation, read from `deploy/kustomize`, and their forms for kubectl and for clusterctl.
+
+The files there are the one source: kustomize and the Helm chart read the same ones, and no program of a user's machine
+is needed to make a release.
+"""
+
+import copy
+from pathlib import Path
+
+import yaml
+
+from caphv.runtime.resource import Obj
+
+IMAGE = "ghcr.io/rancher-sandbox/cluster-api-provider-harvester"
+# Options of `caphv run` that `clusterctl init` (and a CAPIProvider's configSecret) can set, with what the manifest has
+# as their default.
+VARIABLES = {"--log-level": "CAPHV_LOG_LEVEL", "--concurrency": "CAPHV_CONCURRENCY"}
+_KUSTOMIZATIONS = ("kustomization.yaml", "Kustomization")
+
+
+def objects(folder: Path) -> list[Obj]:
+    """All objects of a kustomization that only collects files and folders, in the order of its resources."""
+    kustomization = next(folder / name for name in _KUSTOMIZATIONS if (folder / name).is_file())
+    found: list[Obj] = []
+    for name in yaml.safe_load(kustomization.read_text(encoding="utf-8"))["resources"]:
+        path = (folder / name).resolve()
+        found += objects(path) if path.is_dir() else yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    return found
+
+
+def with_image(source: list[Obj], image: str) -> list[Obj]:
+    """The same objects, with this image in all containers of Deployments."""
+    changed = copy.deepcopy(source)
+    for container in _containers(changed):
+        container["image"] = image
+    return changed
+
+
+def with_variables(source: list[Obj]) -> list[Obj]:
+    """The same objects, with clusterctl's `${NAME:=default}` for what `VARIABLES` lists."""
+    changed = copy.deepcopy(source)
+    for container in _containers(changed):
+        container["args"] = [_variable(argument) for argument in container["args"]]
+    return changed
+
+
+def dump(source: list[Obj]) -> str:
+    """YAML documents in this order."""
+    return "---\n".join(
+        yaml.safe_dump(obj, sort_keys=False, width=10_000, allow_unicode=True, default_flow_style=False)
+        for obj in source
+    )
+
+
+def _containers(source: list[Obj]) -> list[Obj]:
+    deployments = [obj for obj in source if obj["kind"] == "Deployment"]
+    return [each for obj in deployments for each in obj["spec"]["template"]["spec"]["containers"]]
+
+
+def _variable(argument: str) -> str:
+    option, _, default = argument.partition("=")
+    return f"{option}=${{{VARIABLES[option]}:={default}}}" if option in VARIABLES else argument

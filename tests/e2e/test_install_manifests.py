@@ -1,0 +1,186 @@
+"""The Helm chart and the kustomizations give the same objects; helm and kustomize are the real ones."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from release.__main__ import contents
+from sandbox import binaries
+
+pytestmark = pytest.mark.e2e
+
+Obj = dict[str, Any]
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "kubernetes.io/hostname",
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "labelSelector": {
+        "matchLabels": {
+            "cluster.x-k8s.io/provider": "infrastructure-harvester",
+            "control-plane": "controller-manager",
+        }
+    },
+}
+PRODUCTION: Obj = {
+    "replicas": 2,
+    "topologySpreadConstraints": [SPREAD],
+    "serviceMonitor": {"enabled": True},
+    "networkPolicy": {"enabled": True},
+    "podDisruptionBudget": {"enabled": True},
+}
+
+
+def call(*command: str | Path) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def refused(*command: str | Path) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def helm() -> Path:
+    return binaries.binary("helm")
+
+
+@pytest.fixture(scope="module")
+def chart(checkout: Path) -> Path:
+    return checkout / "deploy" / "chart"
+
+
+def identity(obj: Obj) -> tuple[str, str, str]:
+    return obj["kind"], obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def parsed(text: str) -> dict[tuple[str, str, str], Obj]:
+    """Objects by kind, namespace and name, without what only one of the two tools has."""
+    found = {identity(obj): obj for obj in yaml.safe_load_all(text) if obj and obj["kind"] != "Namespace"}
+    for obj in found.values():
+        if obj["kind"] == "CustomResourceDefinition":
+            obj["metadata"].pop("annotations", None)
+    return found
+
+
+def template(helm: Path, chart: Path, folder: Path, values: Obj, *, namespace: str = "caphv-system") -> str:
+    (folder / "values.yaml").write_text(yaml.safe_dump(values))
+    return call(helm, "template", "caphv", chart, f"--namespace={namespace}", f"--values={folder / 'values.yaml'}")
+
+
+@pytest.mark.parametrize(("values", "kustomization"), [({}, "base"), (PRODUCTION, "overlays/production")])
+def test_chart_and_kustomization_give_the_same_objects(
+    helm: Path, chart: Path, checkout: Path, tmp_path: Path, values: Obj, kustomization: str
+) -> None:
+    built = call(binaries.binary("kustomize"), "build", checkout / "deploy" / "kustomize" / kustomization)
+    ours, theirs = parsed(template(helm, chart, tmp_path, values)), parsed(built)
+    assert ours.keys() == theirs.keys()
+    for key, obj in ours.items():
+        assert obj == theirs[key], key
+
+
+def test_release_for_kubectl_is_the_base(checkout: Path) -> None:
+    built = call(binaries.binary("kustomize"), "build", checkout / "deploy" / "kustomize" / "base")
+    assert parsed(contents()["caphv.yaml"].decode()) == parsed(built)
+
+
+@pytest.mark.parametrize("values", [{}, PRODUCTION, {"crds": {"enabled": False}}])
+def test_chart_passes_lint(helm: Path, chart: Path, tmp_path: Path, values: Obj) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    call(helm, "lint", "--strict", chart, f"--values={tmp_path / 'values.yaml'}")
+
+
+def test_crds_stay_when_the_chart_goes(helm: Path, chart: Path, tmp_path: Path) -> None:
+    objects = [obj for obj in yaml.safe_load_all(template(helm, chart, tmp_path, {})) if obj]
+    crds = [obj for obj in objects if obj["kind"] == "CustomResourceDefinition"]
+    assert len(crds) == 4
+    assert {crd["metadata"]["annotations"]["helm.sh/resource-policy"] for crd in crds} == {"keep"}
+    without = parsed(template(helm, chart, tmp_path, {"crds": {"enabled": False}}))
+    assert "CustomResourceDefinition" not in {kind for kind, _, _ in without}
+
+
+def test_all_is_in_the_namespace_of_the_release(helm: Path, chart: Path, tmp_path: Path) -> None:
+    objects = parsed(template(helm, chart, tmp_path, PRODUCTION, namespace="elsewhere"))
+    assert {namespace for _, namespace, _ in objects} == {"", "elsewhere"}
+    bindings = [obj for (kind, _, _), obj in objects.items() if kind.endswith("Binding")]
+    assert {subject["namespace"] for obj in bindings for subject in obj["subjects"]} == {"elsewhere"}
+
+
+def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path: Path) -> None:
+    values = {
+        "image": {"repository": "registry.example.com/caphv", "tag": "x", "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "pull"}],
+        "leaderElection": False,
+        "logLevel": "debug",
+        "concurrency": 8,
+        "watchNamespace": "team-a",
+        "watchFilter": "blue",
+        "allowInsecureIdentities": True,
+        "caBundle": {"configMap": "authorities", "key": "all.pem"},
+        "tolerations": [],
+        "nodeSelector": {"disk": "ssd"},
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-cluster-critical",
+        "podLabels": {"team": "a", "control-plane": "other"},
+        "podAnnotations": {"note": "x"},
+        "resources": {"limits": {"memory": "1Gi"}},
+    }
+    deployment = parsed(template(helm, chart, tmp_path, values))[
+        ("Deployment", "caphv-system", "caphv-controller-manager")
+    ]
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert container["args"] == [
+        "run",
+        "--log-level=debug",
+        "--concurrency=8",
+        "--namespace=team-a",
+        "--watch-filter=blue",
+        "--allow-insecure-identities",
+    ]
+    assert (container["image"], container["imagePullPolicy"]) == ("registry.example.com/caphv:x", "Always")
+    assert container["resources"]["limits"]["memory"] == "1Gi"
+    assert {"name": "SSL_CERT_FILE", "value": "/etc/caphv/ca/all.pem"} in container["env"]
+    assert {"name": "ca", "configMap": {"name": "authorities"}} in pod["spec"]["volumes"]
+    assert "tolerations" not in pod["spec"]
+    for name in ("imagePullSecrets", "nodeSelector", "affinity", "priorityClassName"):
+        assert pod["spec"][name] == values[name]
+    # What the selector needs cannot be taken away.
+    assert pod["metadata"]["labels"]["control-plane"] == "controller-manager"
+    assert pod["metadata"]["labels"]["team"] == "a"
+    assert pod["metadata"]["annotations"]["note"] == "x"
+
+
+def test_values_of_objects_around_it(helm: Path, chart: Path, tmp_path: Path) -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    values = {
+        "serviceMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
+        "networkPolicy": {"enabled": True, "metricsFrom": peers},
+    }
+    objects = parsed(template(helm, chart, tmp_path, values))
+    monitor = objects[("ServiceMonitor", "caphv-system", "caphv-controller-manager-metrics-monitor")]
+    assert monitor["spec"]["endpoints"][0]["interval"] == "30s"
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    policy = objects[("NetworkPolicy", "caphv-system", "caphv-controller-manager")]
+    assert policy["spec"]["ingress"][0]["from"] == peers
+    assert "from" not in policy["spec"]["ingress"][1]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"replicas": "two"}, "replicas"),
+        ({"replica": 2}, "replica"),
+        ({"logLevel": "loud"}, "logLevel"),
+        ({"serviceMonitor": {"interval": "soon"}}, "interval"),
+        ({"replicas": 2, "leaderElection": False}, "more than one needs leaderElection"),
+    ],
+)
+def test_wrong_values_are_refused(helm: Path, chart: Path, tmp_path: Path, values: Obj, text: str) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    assert text in refused(helm, "template", "caphv", chart, f"--values={tmp_path / 'values.yaml'}")

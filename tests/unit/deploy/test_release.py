@@ -1,0 +1,137 @@
+"""What a release consists of, without the programs that read it."""
+
+import hashlib
+import io
+import json
+import re
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from release import components, lock
+from release.__main__ import contents
+
+pytestmark = pytest.mark.unit
+
+LOCK = f"""\
+# comment
+alpha==1.0 \\
+    --hash=sha256:{"a" * 64} \\
+    --hash=sha256:{"b" * 64}
+    # via
+    #   caphv (pyproject.toml)
+    #   gamma
+beta==2.0 ; sys_platform != 'win32' \\
+    --hash=sha256:{"c" * 64}
+    # via alpha
+gamma==3.0 \\
+    --hash=sha256:{"d" * 64}
+    # via caphv (pyproject.toml)
+"""
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    return contents("registry.example.com/caphv:test")
+
+
+@pytest.fixture(scope="module")
+def version(checkout: Path) -> str:
+    return tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["version"]
+
+
+def objects(content: bytes) -> list[dict[str, object]]:
+    return [obj for obj in yaml.safe_load_all(content) if obj]
+
+
+def test_same_checkout_gives_the_same_bytes(files: dict[str, bytes]) -> None:
+    assert contents("registry.example.com/caphv:test") == files
+
+
+def test_check_sums_cover_all_files(files: dict[str, bytes]) -> None:
+    lines = files["SHA256SUMS"].decode().splitlines()
+    assert {line.split("  ")[1]: line.split("  ")[0] for line in lines} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != "SHA256SUMS"
+    }
+
+
+def test_components_for_kubectl_have_nothing_to_fill_in(files: dict[str, bytes]) -> None:
+    assert b"${" not in files["caphv.yaml"]
+    (deployment,) = [obj for obj in objects(files["caphv.yaml"]) if obj["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example.com/caphv:test"
+
+
+def test_components_for_clusterctl_differ_by_variables_with_defaults_only(files: dict[str, bytes]) -> None:
+    text = files["infrastructure-components.yaml"].decode()
+    assert set(re.findall(r"\$\{(\w+):=", text)) == set(components.VARIABLES.values())
+    filled = re.sub(r"\$\{\w+:=([^}]*)\}", r"\1", text)
+    assert objects(filled.encode()) == objects(files["caphv.yaml"])
+
+
+def test_every_object_carries_the_label_of_the_provider(files: dict[str, bytes]) -> None:
+    for obj in objects(files["infrastructure-components.yaml"]):
+        assert obj["metadata"]["labels"]["cluster.x-k8s.io/provider"] == "infrastructure-harvester", obj["metadata"]
+
+
+def test_chart_archive_holds_files_and_no_links(files: dict[str, bytes], version: str) -> None:
+    with tarfile.open(fileobj=io.BytesIO(files[f"caphv-{version}.tgz"])) as archive:
+        members = {member.name: member for member in archive.getmembers()}
+        assert all(member.isfile() for member in members.values())
+    assert {"caphv/Chart.yaml", "caphv/values.schema.json", "caphv/files/base/rbac.yaml"} <= members.keys()
+    assert len([name for name in members if name.startswith("caphv/files/crds/infrastructure")]) == 4
+
+
+def test_all_files_name_the_version_of_the_project(checkout: Path, version: str) -> None:
+    deploy = checkout / "deploy"
+    chart = yaml.safe_load((deploy / "chart" / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, f"v{version}")
+    kustomization = yaml.safe_load((deploy / "kustomize" / "base" / "kustomization.yaml").read_text())
+    assert kustomization["images"] == [{"name": components.IMAGE, "newTag": f"v{version}"}]
+
+
+def test_every_crd_is_in_the_kustomization(checkout: Path) -> None:
+    folder = checkout / "deploy" / "crds"
+    listed = yaml.safe_load((folder / "Kustomization").read_text())["resources"]
+    assert sorted(listed) == sorted(path.name for path in folder.glob("*.yaml"))
+
+
+def test_pins_are_read_with_hashes_markers_and_reasons() -> None:
+    alpha, beta, gamma = lock.packages(LOCK)
+    assert alpha.hashes == ("a" * 64, "b" * 64)
+    assert alpha.needed_by == ("caphv", "gamma")
+    assert (beta.marker, beta.needed_by) == ("sys_platform != 'win32'", ("alpha",))
+    assert beta.requirement == f"beta==2.0 ; sys_platform != 'win32' \\\n    --hash=sha256:{'c' * 64}"
+    assert gamma.needed_by == ("caphv",)
+
+
+def test_what_is_needed_follows_the_reasons() -> None:
+    assert [package.name for package in lock.needed(lock.packages(LOCK), {"alpha"})] == ["alpha", "beta"]
+    assert [package.name for package in lock.needed(lock.packages(LOCK), {"gamma"})] == ["alpha", "beta", "gamma"]
+
+
+def test_a_root_without_a_pin_is_named() -> None:
+    with pytest.raises(ValueError, match=r"does not pin delta: run `make lock`"):
+        lock.needed(lock.packages(LOCK), {"delta"})
+
+
+def test_a_strange_line_is_told() -> None:
+    with pytest.raises(ValueError, match="line 2 of the lock file"):
+        lock.packages("# comment\n--index-url https://example.com\n")
+
+
+def test_bill_of_materials_is_what_runs_and_not_what_tests(files: dict[str, bytes], version: str) -> None:
+    bill = json.loads(files["sbom.cdx.json"])
+    names = {component["name"] for component in bill["components"]}
+    assert {"aiohttp", "kubernetes", "cryptography", "urllib3"} <= names
+    assert names & {"pytest", "mypy", "hypothesis", "ruff"} == set()
+    assert bill["metadata"]["component"]["version"] == version
+    known = {component["bom-ref"] for component in bill["components"]} | {bill["metadata"]["component"]["bom-ref"]}
+    edges = {edge["ref"]: edge["dependsOn"] for edge in bill["dependencies"]}
+    assert edges.keys() == known
+    assert all(set(targets) <= known for targets in edges.values())
+    # Nothing stands there without a reason.
+    assert {target for targets in edges.values() for target in targets} == known - {f"pkg:pypi/caphv@{version}"}
