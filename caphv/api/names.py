@@ -45,6 +45,16 @@ RENEW_AT_ANNOTATION = "caphv.io/renew-at"
 # And on IPPools, with an address behind it: which management cluster holds that address.
 ADDRESS_HOLDER_PREFIX = "addresses.caphv.io/"
 
+# Settings of a cluster's add-ons, on the Cluster: ours, and those that the Go provider's generator wrote.
+ADDON_VALUES_ANNOTATION = "addons.caphv.io/values"
+ALLOW_NETWORK_CHANGE_ANNOTATION = "addons.caphv.io/allow-network-change"
+ADDONS_VARIABLE = "addons"
+CNI_LABEL = "cni"
+CSI_LABEL = "csi"
+OLD_CNI_MTU_ANNOTATION = "caphv.io/cni-mtu"
+OLD_CNI_ENCAPSULATION_ANNOTATION = "caphv.io/cni-encapsulation"
+OLD_CNI_BGP_ANNOTATION = "caphv.io/cni-bgp"
+
 # Harvester
 CREATOR_LABEL = "harvesterhci.io/creator"
 VM_NAME_LABEL = "harvesterhci.io/vmName"

@@ -17,7 +17,7 @@ Obj = dict[str, Any]
 FILES: dict[str, Obj] = {
     path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(data.folder("schemas").glob("*.json"))
 }
-KINDS = [name for name, schema in FILES.items() if "properties" in schema]
+KINDS = [name for name, schema in FILES.items() if {"properties", "x-caphv-crd"} <= schema.keys()]
 REGISTRY: Registry[Any] = Registry().with_resources(
     (schema["$id"], Resource(contents=schema, specification=DRAFT202012)) for schema in FILES.values()
 )

@@ -1,0 +1,189 @@
+"""What a schema cannot say about the settings of a cluster: how fields go together, and with the cluster itself."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from caphv.api import names
+from caphv.schema.findings import Fault, FieldPath, Finding
+from packager.merge import Obj, origin
+from packager.sources import CAAPF, ClusterFacts, Gathered, labels_of_cluster
+
+_Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_ENCAPSULATIONS = {
+    "calico": ("VXLANCrossSubnet", "VXLAN", "IPIP", "IPIPCrossSubnet", "None"),
+    "canal": ("VXLAN", "WireGuard", "None"),
+    "cilium": ("VXLAN", "Geneve", "None"),
+}
+"""What each CNI can do; the first is the default."""
+_POLICY_SINCE = (1, 36)
+"""First Kubernetes with MutatingAdmissionPolicy in `admissionregistration.k8s.io/v1`."""
+
+
+def encapsulation(cni: Obj) -> str:
+    """Return the encapsulation of CNI settings, the CNI's default where none is set; empty without a CNI."""
+    if cni["name"] == "none":
+        return ""
+    return str(cni.get("encapsulation") or _ENCAPSULATIONS[cni["name"]][0])
+
+
+def check(facts: ClusterFacts, gathered: Gathered) -> list[Finding]:
+    """Return what is wrong with settings that are valid field by field."""
+    return [
+        Finding(origin(gathered.origins, found.path), found.fault, found.detail, found.rule, found.value, found.advice)
+        for rule in (_cni, _bgp, _networks, _distribution, _installed, _cloud_provider, _storage_classes, _fleet)
+        for found in rule(facts, gathered.values)
+    ]
+
+
+def minor_version(version: str) -> tuple[int, int] | None:
+    """Return major and minor of a version such as `v1.34.2+rke2r1`, None for none."""
+    match = re.match(r"v?(\d{1,4})\.(\d{1,4})", version)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+# The rules; paths are those of the settings
+
+
+def _cni(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    cni = values["cni"]
+    name = cni["name"]
+    if name == "none":
+        return
+    if encapsulation(cni) not in _ENCAPSULATIONS[name]:
+        detail = f"{name} knows {', '.join(_ENCAPSULATIONS[name])}: take one of them or another CNI"
+        yield Finding(("cni", "encapsulation"), Fault.UNSUPPORTED, detail, "cni-encapsulation", cni["encapsulation"])
+    if name == "canal" and cni.get("kubeProxyReplacement"):
+        detail = "canal cannot replace kube-proxy: take calico or cilium, or leave it out"
+        yield Finding(("cni", "kubeProxyReplacement"), Fault.UNSUPPORTED, detail, "cni-kube-proxy", value=True)
+
+
+def _bgp(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    cni = values["cni"]
+    enabled = cni.get("bgp") == "Enabled"
+    if enabled and cni["name"] == "canal":
+        detail = "canal speaks no BGP: take calico or cilium, or leave it out"
+        yield Finding(("cni", "bgp"), Fault.UNSUPPORTED, detail, "cni-bgp", "Enabled")
+    if cni["name"] == "calico" and not enabled and encapsulation(cni) in ("IPIP", "IPIPCrossSubnet", "None"):
+        detail = "Calico needs BGP for it: set cni.bgp to Enabled, or take VXLAN or VXLANCrossSubnet"
+        yield Finding(("cni", "encapsulation"), Fault.INVALID, detail, "cni-bgp", cni["encapsulation"])
+
+
+def _networks(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    cni, ccm = values["cni"], values.get("ccm", {})
+    known: dict[str, list[_Network]] = {}
+    for name in ("podCIDRs", "serviceCIDRs"):
+        known[name] = []
+        for index, text in enumerate(cni[name]):
+            network, fault = _network(text)
+            if network:
+                known[name].append(network)
+            else:
+                yield Finding(("cni", name, index), Fault.INVALID, fault, "cidr", text)
+        if len({network.version for network in known[name]}) < len(known[name]):
+            detail = "two networks must be of two IP families"
+            yield Finding(("cni", name), Fault.INVALID, detail, "cidr", cni[name])
+    for pods in known["podCIDRs"]:
+        if any(pods.version == services.version and pods.overlaps(services) for services in known["serviceCIDRs"]):
+            detail = "overlaps with the networks of the Services: choose networks apart"
+            yield Finding(("cni", "podCIDRs"), Fault.INVALID, detail, "cidr-overlap", str(pods))
+    yield from _outside(facts, known)
+    texts: list[tuple[FieldPath, str]] = [(("ccm", "nodeIPCIDR"), ccm["nodeIPCIDR"])] if "nodeIPCIDR" in ccm else []
+    texts += [(("ccm", "nodeExcludeIPRanges", i), text) for i, text in enumerate(ccm.get("nodeExcludeIPRanges", ()))]
+    for path, text in texts:
+        network, fault = _network(text)
+        if not network:
+            yield Finding(path, Fault.INVALID, fault, "cidr", text)
+
+
+def _outside(facts: ClusterFacts, known: dict[str, list[_Network]]) -> Iterator[Finding]:
+    """Networks that are not part of what the Cluster says, which the API server and controllers go by."""
+    said = (facts.cluster.get("spec") or {}).get("clusterNetwork") or {}
+    for name, kind in (("podCIDRs", "pods"), ("serviceCIDRs", "services")):
+        blocks = [_network(str(text))[0] for text in (said.get(kind) or {}).get("cidrBlocks") or ()]
+        around = [block for block in blocks if block]
+        for network in known[name]:
+            if around and not any(_within(network, block) for block in around):
+                detail = f"is not within spec.clusterNetwork.{kind} of the Cluster: change one of them"
+                yield Finding(("cni", name), Fault.INVALID, detail, "cidr-of-cluster", str(network))
+
+
+def _distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    if values["distribution"] != "k3s":
+        return
+    if values["cni"]["name"] == "canal":
+        detail = 'K3s has no canal: take calico, cilium, or "none" for its own flannel'
+        yield Finding(("cni", "name"), Fault.UNSUPPORTED, detail, "cni-distribution", "canal")
+    if values["cloudProviderName"] == "harvester":
+        detail = 'K3s brings no Harvester cloud provider: take "external"'
+        yield Finding(("cloudProviderName",), Fault.UNSUPPORTED, detail, "cloud-provider-distribution", "harvester")
+
+
+def _installed(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    """RKE2 installs the CNI of its control plane's configuration; bundles can only configure that one."""
+    server = ((facts.control_plane or {}).get("spec") or {}).get("serverConfig") or {}
+    installed, wanted = server.get("cni"), values["cni"]["name"]
+    if values["distribution"] == "rke2" and installed and wanted not in (installed, "none"):
+        detail = f"the control plane's spec.serverConfig.cni installs {installed}: change one of them"
+        yield Finding(("cni", "name"), Fault.INVALID, detail, "cni-installed", wanted)
+    theirs = server.get("cloudProviderName") == "harvester"
+    if theirs and values["cloudProviderName"] == "external":
+        detail = "the control plane's spec.serverConfig.cloudProviderName installs RKE2's own: there would be two"
+        yield Finding(("cloudProviderName",), Fault.INVALID, detail, "cloud-provider-installed", "external")
+
+
+def _cloud_provider(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    ccm = values.get("ccm", {})
+    load_balancer = ccm.get("loadBalancer", {})
+    path: FieldPath = ("ccm", "loadBalancer", "ipam")
+    ipam = load_balancer.get("ipam")
+    version = minor_version(facts.kubernetes_version)
+    if ipam and version and version < _POLICY_SINCE:
+        detail = (
+            "needs Kubernetes 1.36, which can set it for each Service; "
+            f"in {facts.kubernetes_version} put annotation cloudprovider.harvesterhci.io/ipam on the Services"
+        )
+        yield Finding(path, Fault.FORBIDDEN, detail, "load-balancer-ipam")
+    if ipam == "dhcp" and load_balancer.get("kubeVip") is False:
+        detail = "DHCP needs kube-vip: set ccm.loadBalancer.kubeVip, or take pool"
+        yield Finding(path, Fault.INVALID, detail, "load-balancer-kube-vip", ipam)
+
+
+def _storage_classes(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    classes: Sequence[Any] = values.get("csi", {}).get("storageClasses", ())
+    path: FieldPath = ("csi", "storageClasses")
+    for index, found in enumerate(classes):
+        if found["name"] in [earlier["name"] for earlier in classes[:index]]:
+            detail = "two storage classes have this name: give each its own"
+            yield Finding((*path, index, "name"), Fault.DUPLICATE, detail, "storage-class-name", found["name"])
+    defaults = [index for index, found in enumerate(classes) if found.get("default")]
+    for index in defaults[1:]:
+        detail = "only one storage class can be the default: remove it from the others"
+        yield Finding((*path, index, "default"), Fault.INVALID, detail, "storage-class-default", value=True)
+
+
+def _fleet(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    path: FieldPath = ("fleet", "importedBy")
+    remedy = "two Fleet agents in one cluster undo each other's work"
+    imported = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
+    if imported and values["fleet"]["importedBy"] == CAAPF:
+        detail = f"label {names.AUTO_IMPORT_LABEL} has Rancher import the cluster as well, and {remedy}: drop one"
+        yield Finding(path, Fault.FORBIDDEN, detail, "fleet-twice")
+    if len(facts.fleet_clusters) > 1:
+        detail = f"Fleet has a Cluster of CAAPF and one of Rancher for it, and {remedy}: remove one of them"
+        yield Finding(path, Fault.FORBIDDEN, detail, "fleet-twice")
+
+
+def _network(text: str) -> tuple[_Network | None, str]:
+    try:
+        return ipaddress.ip_network(text), ""
+    except ValueError:
+        return None, "must be an IP network with no bits set behind its prefix, for example 10.42.0.0/16"
+
+
+def _within(network: _Network, block: _Network) -> bool:
+    return network.version == block.version and network.subnet_of(block)  # type: ignore[arg-type]

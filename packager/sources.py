@@ -1,0 +1,301 @@
+"""Where the settings of a cluster come from, in the order in which they win.
+
+1. What the cluster says by itself: networks of the Cluster, kind and fields of its control plane, and where its
+   HarvesterCluster has the cloud config put.
+2. Labels `cni` and `csi`, and the annotations `caphv.io/cni-*` that the Go provider's generator wrote.
+3. Topology variable `addons`.
+4. Annotation `addons.caphv.io/values`: YAML.
+
+Each source is checked by itself, so that a finding names the place which somebody has to edit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from caphv.api import names
+from caphv.runtime.resource import Key, annotations_of, labels_of
+from caphv.schema import compiled
+from caphv.schema.findings import Fault, FieldPath, Finding
+from packager.merge import Obj, Origins, leaves, merged
+
+SCHEMA = "cluster-addons.json"
+CAAPF, RANCHER = "caapf", "rancher"
+_LONGEST_ANNOTATION = 64 * 1024
+_DEEPEST = 64
+_DEFAULT_POD_CIDRS = ["10.42.0.0/16"]
+_DEFAULT_SERVICE_CIDRS = ["10.43.0.0/16"]
+# The Secret that the controller keeps in the workload cluster (`cloudConfig.delivery: Secret`), and the file it writes
+# on each node (`File`).
+_SECRET_NAME, _SECRET_KEY, _HOST_PATH = "harvester-cloud-config", "cloud-config", "/etc/kubernetes/cloud-config"
+_K3S_CONTROL_PLANES = frozenset({"KThreesControlPlane"})
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """What is known of one cluster: objects as the API server or a file has them, and what Fleet knows.
+
+    `fleet_clusters` names the worlds (`caapf`, `rancher`) in which Fleet has a Cluster for it, as far as somebody
+    looked: empty says nothing.
+    """
+
+    cluster: Obj
+    harvester_cluster: Obj | None = None
+    control_plane: Obj | None = None
+    fleet_clusters: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name of the Cluster; the namespace is `default` where an object in a file has none."""
+        metadata = self.cluster.get("metadata") or {}
+        return Key(str(metadata.get("namespace") or "default"), str(metadata.get("name") or ""))
+
+    @property
+    def kubernetes_version(self) -> str:
+        """Wanted version, such as `v1.34.2+rke2r1`; empty when neither topology nor control plane says it."""
+        topology = _at(self.cluster, "spec", "topology", "version")
+        return str(topology or _at(self.control_plane, "spec", "version") or "")
+
+
+@dataclass
+class Gathered:
+    """The merged settings of all sources, where each field came from, and what was wrong with a source."""
+
+    values: Obj = field(default_factory=dict)
+    origins: Origins = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add_one(self, path: FieldPath, value: Any, source: FieldPath) -> None:
+        """Merge one field, which stands at `source`."""
+        self.add(_nested(path, value), lambda _: source)
+
+    def add(self, values: Obj, source: Callable[[FieldPath], FieldPath]) -> None:
+        """Merge one source over the earlier ones; `source` tells where in it a field stands."""
+        self.values = merged(self.values, values)
+        for path in leaves(values):
+            # A list or scalar that replaces an object leaves no trace of its parts, and the other way round.
+            gone = [known for known in self.origins if known[: len(path)] == path or path[: len(known)] == known]
+            for known in gone:
+                del self.origins[known]
+            self.origins[path] = source(path)
+
+
+def gather(facts: ClusterFacts) -> Gathered:
+    """Read all sources of a cluster; a source with a finding is left out."""
+    gathered = Gathered()
+    for read in (_said_by_cluster, _labels, _variable, _annotation):
+        read(facts, gathered)
+    return gathered
+
+
+# The sources
+
+
+def _said_by_cluster(facts: ClusterFacts, gathered: Gathered) -> None:
+    said: dict[FieldPath, tuple[Any, FieldPath]] = {
+        **_control_plane_facts(facts),
+        **_network_facts(facts),
+        **_harvester_facts(facts),
+    }
+    auto_import = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
+    said["fleet", "importedBy"] = RANCHER if auto_import else CAAPF, ("metadata", "labels", names.AUTO_IMPORT_LABEL)
+    values: Obj = {}
+    for path, (value, _) in said.items():
+        values = merged(values, _nested(path, value))
+    # They are said by objects that have schemas of their own, but files may hold anything.
+    findings = compiled.load(SCHEMA).findings(values)
+    faulty = {found.path[: len(path)]: found for found in findings for path in said}
+    for path, (value, source) in said.items():
+        if path in faulty:
+            gathered.findings.append(_moved(faulty[path], (*source, *faulty[path].path[len(path) :])))
+        else:
+            gathered.add_one(path, value, source)
+
+
+def _control_plane_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
+    ref = ("spec", "controlPlaneRef", "kind")
+    kind = str((facts.control_plane or {}).get("kind") or _at(facts.cluster, *ref) or "")
+    k3s = kind in _K3S_CONTROL_PLANES or "+k3s" in facts.kubernetes_version
+    server = _at(facts.control_plane, "spec", "serverConfig") or {}
+    replicas_path: FieldPath = ("spec", "topology", "controlPlane", "replicas")
+    replicas = _at(facts.cluster, *replicas_path) or _at(facts.control_plane, "spec", "replicas")
+    cni = "none" if k3s else (server.get("cni") or "calico")
+    return {
+        ("distribution",): ("k3s" if k3s else "rke2", ref),
+        ("cloudProviderName",): (
+            "harvester" if not k3s and server.get("cloudProviderName") == "harvester" else "external",
+            ("spec", "serverConfig", "cloudProviderName"),
+        ),
+        ("singleNode",): (replicas == 1, replicas_path),
+        ("cni", "name"): (cni, ("spec", "serverConfig", "cni")),
+    }
+
+
+def _network_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
+    pods: FieldPath = ("spec", "clusterNetwork", "pods", "cidrBlocks")
+    services: FieldPath = ("spec", "clusterNetwork", "services", "cidrBlocks")
+    return {
+        ("cni", "podCIDRs"): (_at(facts.cluster, *pods) or _DEFAULT_POD_CIDRS, pods),
+        ("cni", "serviceCIDRs"): (_at(facts.cluster, *services) or _DEFAULT_SERVICE_CIDRS, services),
+    }
+
+
+def _harvester_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
+    spec = _at(facts.harvester_cluster, "spec") or {}
+    manifest = spec.get("updateCloudProviderConfig")
+    if manifest and not spec.get("cloudConfig"):
+        root: FieldPath = ("spec", "updateCloudProviderConfig")
+        name, key = "cloudConfigCredentialsSecretName", "cloudConfigCredentialsSecretKey"
+        return {
+            ("cloudConfig", "secretName"): (manifest.get(name), (*root, name)),
+            ("cloudConfig", "secretKey"): (manifest.get(key), (*root, key)),
+        }
+    delivery: FieldPath = ("spec", "cloudConfig", "delivery")
+    if _at(facts.harvester_cluster, *delivery) == "File":
+        return {("cloudConfig", "hostPath"): (_HOST_PATH, delivery)}
+    return {
+        ("cloudConfig", "secretName"): (_SECRET_NAME, delivery),
+        ("cloudConfig", "secretKey"): (_SECRET_KEY, delivery),
+    }
+
+
+def _labels(facts: ClusterFacts, gathered: Gathered) -> None:
+    labels, notes = labels_of_cluster(facts), annotations_of_cluster(facts)
+    if names.CNI_LABEL in labels:
+        _one(gathered, ("cni", "name"), labels[names.CNI_LABEL], ("metadata", "labels", names.CNI_LABEL))
+    if names.CSI_LABEL in labels:
+        _csi_label(gathered, labels[names.CSI_LABEL])
+    for name, path in (
+        (names.OLD_CNI_MTU_ANNOTATION, ("cni", "mtu")),
+        (names.OLD_CNI_ENCAPSULATION_ANNOTATION, ("cni", "encapsulation")),
+        (names.OLD_CNI_BGP_ANNOTATION, ("cni", "bgp")),
+    ):
+        if name in notes:
+            text = notes[name]
+            # Annotations are text; only the MTU is a number.
+            value = int(text) if path[1] == "mtu" and text.isascii() and text.isdigit() and len(text) < 9 else text
+            _one(gathered, path, value, ("metadata", "annotations", name))
+
+
+def _csi_label(gathered: Gathered, label: str) -> None:
+    source: FieldPath = ("metadata", "labels", names.CSI_LABEL)
+    if label in ("harvester", "none"):
+        gathered.add({"csi": {"enabled": label == "harvester"}}, lambda _: source)
+        return
+    detail = 'must be "harvester" or "none": other drivers are not installed by these bundles'
+    gathered.findings.append(Finding(source, Fault.UNSUPPORTED, detail, "addons-csi-label", label))
+
+
+def _variable(facts: ClusterFacts, gathered: Gathered) -> None:
+    variables = _at(facts.cluster, "spec", "topology", "variables") or ()
+    for index, variable in enumerate(variables):
+        if isinstance(variable, dict) and variable.get("name") == names.ADDONS_VARIABLE:
+            root: FieldPath = ("spec", "topology", "variables", index, "value")
+            _checked(gathered, variable.get("value"), root)
+
+
+def _annotation(facts: ClusterFacts, gathered: Gathered) -> None:
+    text = annotations_of_cluster(facts).get(names.ADDON_VALUES_ANNOTATION)
+    if text is None:
+        return
+    root: FieldPath = ("metadata", "annotations", names.ADDON_VALUES_ANNOTATION)
+    value, fault = parsed(text)
+    if fault:
+        gathered.findings.append(Finding(root, Fault.INVALID, fault, "addons-yaml"))
+    elif value is not None:
+        _checked(gathered, value, root)
+
+
+def parsed(text: str) -> tuple[Any, str]:
+    """Parse YAML of a user: the value, or what is wrong with it. Aliases are refused: a few make gigabytes."""
+    if len(text) > _LONGEST_ANNOTATION:
+        return None, f"must have at most {_LONGEST_ANNOTATION} characters"
+    loader = _LOADER(text)
+    try:
+        while loader.check_event():
+            event = loader.get_event()
+            if isinstance(event, yaml.AliasEvent):
+                return None, "must not use YAML aliases (*name): write the value out"
+    except (yaml.YAMLError, ValueError) as error:
+        return None, f"is no YAML{_place(error)}: correct it"
+    finally:
+        loader.dispose()
+    try:
+        return yaml.load(text, Loader=_LOADER), ""  # noqa: S506 - the safe loader in C
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return None, f"is no YAML{_place(error)}: correct it"
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _place(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+
+
+# Inside
+
+
+def labels_of_cluster(facts: ClusterFacts) -> dict[str, str]:
+    """Labels of the Cluster; empty for an object without metadata."""
+    return labels_of({"metadata": {}} | facts.cluster)
+
+
+def annotations_of_cluster(facts: ClusterFacts) -> dict[str, str]:
+    """Annotations of the Cluster; empty for an object without metadata."""
+    return annotations_of({"metadata": {}} | facts.cluster)
+
+
+def _one(gathered: Gathered, path: FieldPath, value: Any, source: FieldPath) -> None:
+    values = _nested(path, value)
+    found = compiled.load(SCHEMA).findings(values)
+    gathered.findings += [_moved(finding, source) for finding in found]
+    if not found:
+        gathered.add_one(path, value, source)
+
+
+def _checked(gathered: Gathered, values: Any, root: FieldPath) -> None:
+    found = _unwritable(values, root) or compiled.load(SCHEMA).findings(values, root=root)
+    gathered.findings += found
+    if not found:
+        gathered.add(values, lambda path: (*root, *path))
+
+
+def _unwritable(value: Any, path: FieldPath) -> list[Finding]:  # noqa: PLR0911 - one for each type
+    """Findings for what YAML knows and JSON does not: dates, keys that are no text, numbers that are none."""
+    if len(path) > _DEEPEST:
+        return [Finding(path[:8], Fault.INVALID, f"must not be nested deeper than {_DEEPEST} levels", "addons-yaml")]
+    if isinstance(value, Mapping):
+        if bad := [key for key in value if not isinstance(key, str)]:
+            return [Finding(path, Fault.WRONG_TYPE, f"keys must be text: quote {bad[0]!r}", "addons-yaml")]
+        return [found for key, item in value.items() for found in _unwritable(item, (*path, key))]
+    if isinstance(value, list):
+        return [found for index, item in enumerate(value) for found in _unwritable(item, (*path, index))]
+    if isinstance(value, str):
+        bad = not value.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in value)
+        return [Finding(path, Fault.INVALID, "must be text that UTF-8 can hold", "addons-yaml")] if bad else []
+    known = value is None or isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf"))
+    detail = f"must be text, number, boolean, list or object, not {type(value).__name__}: quote it"
+    return [] if known else [Finding(path, Fault.WRONG_TYPE, detail, "addons-yaml")]
+
+
+def _moved(finding: Finding, path: FieldPath) -> Finding:
+    return Finding(path, finding.fault, finding.detail, finding.rule, finding.value, finding.advice)
+
+
+def _nested(path: FieldPath, value: Any) -> Obj:
+    for key in reversed(path):
+        value = {key: value}
+    return dict(value)
+
+
+def _at(obj: Any, *path: str | int) -> Any:
+    """What stands at a path, None where there is nothing, whatever the object holds on the way."""
+    for key in path:
+        obj = obj.get(key) if isinstance(obj, dict) else None
+    return obj

@@ -1,0 +1,44 @@
+"""Files of a repository as plain data: what rendering makes, Git commits and tests compare.
+
+Every path passes through `path_of`, so that a hostile name of a cluster, bundle or template cannot leave its folder
+and means nothing to Git or a shell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+Tree = Mapping[str, bytes]
+"""POSIX path relative to the repository → content of the file."""
+
+CLUSTERS = "clusters"
+"""The folder in the repository that holds all clusters."""
+
+# A name of Kubernetes or a file name: never hidden, never an option, never `..`.
+_SEGMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+
+
+def path_of(*segments: str) -> str:
+    """Join segments to a path. Raises ValueError when one is no plain name of letters, digits, '.', '_' and '-'."""
+    for segment in segments:
+        if not _SEGMENT.fullmatch(segment) or ".." in segment:
+            msg = f"{segment!r} cannot be part of a path: take letters, digits, '-', '_' and '.' between them"
+            raise ValueError(msg)
+    return "/".join(segments)
+
+
+def cluster_folder(namespace: str, name: str) -> str:
+    """Folder of a cluster: `clusters/<namespace>/<name>`. Raises ValueError as `path_of` does."""
+    return path_of(CLUSTERS, namespace, name)
+
+
+def content_hash(tree: Tree) -> str:
+    """Hash over paths and contents, the same whatever the order: 64 hexadecimal digits (SHA-256)."""
+    digest = hashlib.sha256()
+    for path in sorted(tree):
+        for part in (path.encode(), tree[path]):
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+    return digest.hexdigest()

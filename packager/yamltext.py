@@ -1,0 +1,110 @@
+"""Writes YAML that a person reviews: the same bytes for the same data, a changed value is one changed line.
+
+A writer of its own, because the common one spends more time on a document than all the rest of a rendering, and
+breaks long lines at places that move. It knows what JSON knows; whatever is not plainly a word is quoted. Readers of
+YAML 1.1 and 1.2 understand the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+# Words that need no quotes, whatever the reader's idea of numbers, dates, booleans and merges.
+_WORD = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
+_AMBIGUOUS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+# A text of several lines that a literal block can hold: printable, ends with one line feed, begins with a word.
+_HIDDEN = r"\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff"
+_BLOCK = re.compile(rf"[^\s{_HIDDEN}](?:[^{_HIDDEN}]*[^\s{_HIDDEN}])?\n")
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
+
+
+def dump(value: Any) -> str:
+    """Return a document with a line feed at its end; keys stay in their order.
+
+    Raises TypeError for what JSON does not know, ValueError for what is no text (lone surrogates) and numbers
+    that are none.
+    """
+    return "".join(_node(value, ""))
+
+
+def dump_all(documents: Sequence[Any]) -> str:
+    """Return several documents with `---` between them."""
+    return "---\n".join(map(dump, documents))
+
+
+def _node(value: Any, indent: str) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        yield from _mapping(value, indent)
+    elif isinstance(value, list | tuple) and value:
+        yield from _sequence(value, indent)
+    else:
+        yield f"{indent}{_scalar(value)}\n"
+
+
+def _mapping(value: Mapping[Any, Any], indent: str) -> Iterator[str]:
+    for key, item in value.items():
+        if not isinstance(key, str):
+            msg = f"keys are text, not {type(key).__name__}"
+            raise TypeError(msg)
+        head = f"{indent}{_text(key)}:"
+        if isinstance(item, Mapping) and item:
+            yield head + "\n"
+            yield from _mapping(item, indent + "  ")
+        elif isinstance(item, list | tuple) and item:
+            yield head + "\n"
+            yield from _sequence(item, indent + "  ")
+        elif isinstance(item, str) and "\n" in item and _BLOCK.fullmatch(item):
+            yield head + " |\n"
+            yield from (f"{indent}  {line}\n" if line else "\n" for line in item[:-1].split("\n"))
+        else:
+            yield f"{head} {_scalar(item)}\n"
+
+
+def _sequence(value: Sequence[Any], indent: str) -> Iterator[str]:
+    for item in value:
+        if isinstance(item, Mapping | list | tuple) and item:
+            first, *rest = _node(item, indent + "  ")
+            yield f"{indent}- {first[len(indent) + 2 :]}"
+            yield from rest
+        else:
+            yield f"{indent}- {_scalar(item)}\n"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return _text(value)
+    if value is None or isinstance(value, bool | int | float):
+        return _number(value) if isinstance(value, float) else json.dumps(value)
+    if isinstance(value, Mapping):
+        return "{}"
+    if isinstance(value, list | tuple):
+        return "[]"
+    msg = f"{type(value).__name__} cannot be written as YAML"
+    raise TypeError(msg)
+
+
+def _number(value: float) -> str:
+    text = json.dumps(value, allow_nan=False)
+    # YAML 1.1 takes an exponent without a point or a sign for text.
+    mantissa, e, exponent = text.partition("e")
+    if not e:
+        return text
+    return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{exponent if exponent[0] in '+-' else '+' + exponent}"
+
+
+def _text(value: str) -> str:
+    if _WORD.fullmatch(value) and value.lower() not in _AMBIGUOUS:
+        return value
+    quoted = json.dumps(value, ensure_ascii=False)
+    return _UNPRINTABLE.sub(_escaped, quoted)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xD800 <= code <= 0xDFFF:
+        msg = "a lone surrogate is no text"
+        raise ValueError(msg)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
