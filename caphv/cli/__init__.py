@@ -9,6 +9,7 @@ import click
 # Command -> where it is, and the line in the list of commands.
 COMMANDS = {
     "run": ("caphv.cli.run:run", "Run the Cluster API provider for Harvester."),
+    "identity": ("caphv.cli.identity:identity", "Accounts for the provider on Harvester."),
     "sandbox": ("caphv.cli.sandbox:sandbox", "Real API servers and a simulated Harvester on this machine."),
     "completion": ("caphv.cli.completion:completion", "Print the completion script of a shell."),
 }

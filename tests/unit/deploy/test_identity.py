@@ -1,0 +1,99 @@
+"""The account for the provider on Harvester: what would be applied, without a Harvester."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from caphv.cli.identity import identity
+from reconciler.harvester.accounts import Account, api_server, identity_secret, objects
+
+pytestmark = pytest.mark.unit
+
+
+def bindings(account: Account) -> set[tuple[str, str, str]]:
+    """Kind, namespace and role of all bindings."""
+    found = [obj for obj in objects(account) if obj["kind"].endswith("Binding")]
+    assert all(obj["subjects"][0]["name"] == account.name for obj in found)
+    return {(obj["kind"], obj["metadata"].get("namespace", ""), obj["roleRef"]["name"]) for obj in found}
+
+
+def test_without_target_namespaces_the_rights_hold_everywhere() -> None:
+    assert bindings(Account("caphv", "caphv-system")) == {
+        ("ClusterRoleBinding", "", "caphv-identity"),
+        ("ClusterRoleBinding", "", "caphv-identity-namespace"),
+        ("RoleBinding", "harvester-system", "caphv-identity"),
+    }
+
+
+def test_with_target_namespaces_machines_are_touched_there_only() -> None:
+    account = Account("caphv", "caphv-system", ("a", "b"))
+    assert {place for _, place, role in bindings(account) if role == "caphv-identity-namespace"} == {"a", "b"}
+    assert {obj["metadata"]["name"] for obj in objects(account) if obj["kind"] == "Namespace"} == {
+        "caphv-system",
+        "a",
+        "b",
+    }
+
+
+def test_no_role_grants_everything_of_anything() -> None:
+    roles = [obj for obj in objects(Account("caphv", "caphv-system")) if obj["kind"] in ("ClusterRole", "Role")]
+    assert len(roles) == 3
+    for rule in (rule for role in roles for rule in role["rules"]):
+        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://192.0.2.1:6443", "https://192.0.2.1:6443"),
+        ("https://192.0.2.1/k8s/clusters/local", "https://192.0.2.1:6443"),
+        ("https://harvester.example.com:443/k8s/clusters/local/", "https://harvester.example.com:6443"),
+        ("https://[2001:db8::1]/k8s/clusters/local", "https://[2001:db8::1]:6443"),
+    ],
+)
+def test_server_of_the_identity_is_the_api_server_itself(url: str, expected: str) -> None:
+    assert api_server(url) == expected
+
+
+def test_identity_secret_moves_with_its_clusters() -> None:
+    secret = identity_secret("harvester-identity", "team-a", "apiVersion: v1\n")
+    assert secret["metadata"]["labels"] == {"clusterctl.cluster.x-k8s.io/move": ""}
+    assert secret["stringData"] == {"kubeconfig": "apiVersion: v1\n"}
+
+
+def test_dry_run_prints_what_would_be_applied(tmp_path: Path) -> None:
+    (tmp_path / "admin.yaml").write_text("{}")
+    arguments = [
+        "create",
+        "--harvester-kubeconfig",
+        str(tmp_path / "admin.yaml"),
+        "--dry-run",
+        "--target-namespace",
+        "a",
+    ]
+    result = CliRunner().invoke(identity, arguments)
+    assert result.exit_code == 0
+    assert list(yaml.safe_load_all(result.output)) == objects(Account("caphv", "caphv-system", ("a",)))
+
+
+@pytest.mark.parametrize("name", ["Team", "../a", "a b", ""])
+def test_wrong_names_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "admin.yaml").write_text("{}")
+    arguments = [
+        "create",
+        "--harvester-kubeconfig",
+        str(tmp_path / "admin.yaml"),
+        "--dry-run",
+        "--target-namespace",
+        name,
+    ]
+    assert CliRunner().invoke(identity, arguments).exit_code == 2
+
+
+def test_unreadable_kubeconfig_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "admin.yaml").write_text("{}")
+    result = CliRunner().invoke(identity, ["create", "--harvester-kubeconfig", str(tmp_path / "admin.yaml")])
+    assert result.exit_code == 1
+    assert "cannot read the kubeconfig" in result.output
