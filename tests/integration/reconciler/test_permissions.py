@@ -1,0 +1,280 @@
+"""The shipped rules are enough for the provider, and none of them is too many.
+
+API servers with RBAC write down what is asked and what their rules say to it. The provider goes through all that it
+does with the account of the shipped manifests on the management cluster, and with one that `caphv identity create`
+makes on Harvester.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from caphv import data
+from caphv.runtime.access import parse_kubeconfig
+from caphv.runtime.errors import ApiError
+from caphv.runtime.manager import Addresses
+from caphv.runtime.resource import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, uid_of
+from reconciler.harvester import accounts
+from reconciler.provider import Options, Provider
+from release.components import objects
+from sandbox import binaries, manifests, network, pki, processes, rancher
+from sandbox.apiserver import ApiServer, Etcd, private_file
+from sandbox.environment import STATE_FILE
+from sandbox.harvester import kinds
+from sandbox.harvester.world import World
+from sandbox.workload import FLAGS as WORKLOAD_FLAGS
+from tests.conftest import CHECKOUT
+from tests.integration.reconciler import environment, inprocess
+from tests.integration.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case, holds, lacks
+from tests.integration.reconciler.environment import TIMES, Environment, core_crds
+from tests.integration.reconciler.test_adoption import left_behind, recorded
+from tests.integration.reconciler.test_cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
+from tests.integration.reconciler.test_fleet import LABELS
+from tests.integration.reconciler.test_loadbalancer import place
+
+pytestmark = pytest.mark.integration
+
+BASE = objects(CHECKOUT / "deploy" / "kustomize" / "base")
+HARVESTER = [
+    role
+    for path in sorted(data.folder("deploy/harvester").glob("*.yaml"))
+    for role in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+]
+MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
+ACCOUNT = accounts.Account("caphv", "caphv-system")
+NARROW = accounts.Account("narrow", "caphv-system", ("narrow-3-vms",))
+ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
+GROUPS = ["system:serviceaccounts", "system:serviceaccounts:caphv-system", "system:authenticated"]
+# Asked by the API server within another request, so that no request of its own shows it: without the right the
+# binding of a cloud provider's account is refused, and the story does not come to its end.
+WITHIN = {("rbac.authorization.k8s.io", "clusterroles", "bind")}
+
+Permission = tuple[str, str, str]
+
+
+def granted(roles: list[Obj]) -> set[Permission]:
+    """Group, resource and verb of all that the rules of roles allow."""
+    rules = [rule for role in roles if role["kind"] in ("ClusterRole", "Role") for rule in role["rules"]]
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def asked(server: ApiServer, user: str, decision: str) -> set[Permission]:
+    """What a user asked of an API server and its rules answered with `allow` or `forbid`."""
+    found: set[Permission] = set()
+    for line in server.audit_log.read_text().splitlines():
+        event = json.loads(line)
+        target = event.get("objectRef")
+        said = (event.get("annotations") or {}).get("authorization.k8s.io/decision")
+        if target and event["user"]["username"] == user and said == decision:
+            resource = "/".join(filter(None, (target["resource"], target.get("subresource"))))
+            found.add((target.get("apiGroup", ""), resource, event["verb"]))
+    return found
+
+
+class Twice(inprocess.Hook):
+    """Sends each creation of these kinds a second time, as if the first answer had been lost."""
+
+    KINDS = ("virtualmachines", "loadbalancers", "ippools", "services")
+
+    async def asked(self, method: str, path: str, _options: Mapping[str, Any], send: Callable[[], Any]) -> Any:
+        if method == "POST" and path.rpartition("/")[2] in self.KINDS:
+            with contextlib.suppress(ApiError):
+                await send()
+        return await send()
+
+
+class Restricted(Environment):
+    """The environment with an identity of the shipped rights."""
+
+    kubeconfig: str
+
+    def identity(self, token: str = "") -> Obj:
+        return yaml.safe_load(self.kubeconfig)
+
+
+@pytest.fixture(scope="module")
+def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restricted]:
+    """API servers and simulated Harvester, with the shipped accounts and without a provider."""
+    binaries.prepare()
+    folder = tmp_path_factory.mktemp("rights")
+    with network.claim() as (claimed, _):
+        try:
+            yield asyncio.run(start(folder, str(claimed)))
+        finally:
+            asyncio.run(processes.stop_all(folder))
+
+
+async def start(folder: Path, claimed: str) -> Restricted:
+    await Etcd(folder).start()
+    management, harvester = (
+        ApiServer(folder, name, audit=True, service_range=services)
+        for name, services in (("management", "10.96.0.0/16"), ("harvester", "10.53.0.0/16"))
+    )
+    workload = ApiServer(folder, "workload", flags=WORKLOAD_FLAGS)
+    await asyncio.gather(*(server.start() for server in (management, harvester, workload)))
+    for server in (management, harvester):
+        private_file(folder / f"{server.name}.kubeconfig", pki.to_yaml(server.kubeconfig()))
+    private_file(folder / STATE_FILE, json.dumps({"network": claimed, "settings": TIMES}).encode())
+    async with management.client() as client:
+        await manifests.apply(client, [*BASE, *core_crds("v1beta2")])
+        await rancher.install(client)
+    await environment._simulate(folder)
+    found = Restricted(folder, management, harvester, workload, World.from_settings(claimed, TIMES), None)  # type: ignore[arg-type]
+    async with harvester.client() as client:
+        found.kubeconfig = await accounts.create(client, ACCOUNT, harvester.url)
+    return found
+
+
+@contextlib.asynccontextmanager
+async def provider(server: ApiServer) -> AsyncIterator[None]:
+    """The provider as the account of its Deployment, in this process."""
+    inprocess._hook.set(Twice())
+    access = parse_kubeconfig(pki.to_yaml(server.kubeconfig(MANAGER, GROUPS)))
+    client, stop = access.client(name="management"), asyncio.Event()
+    running = await Provider.connect(client, Options(leader_elect=True, addresses=Addresses("", "")))
+    work = asyncio.create_task(running.manager.run(stop))
+    inprocess._hook.set(None)
+    try:
+        yield
+        assert not work.done(), work.result()
+    finally:
+        stop.set()
+        await work
+        await client.close()
+
+
+@contextlib.asynccontextmanager
+async def clusters(environment: Restricted, *names: str) -> AsyncIterator[list[Case]]:
+    """Cases by name; they are deleted when the story has come to its end, and nothing of them may be left."""
+    found = [Case(environment, number, name) for number, name in enumerate(names, 1)]
+    for case in found:
+        await case.open()
+    try:
+        yield found
+        for case in found:
+            assert await case.remove() == []
+    finally:
+        for case in found:
+            await case.close()
+
+
+@pytest.mark.usefixtures("runner")
+async def test_shipped_rules_are_enough_and_none_is_too_many(
+    restricted: Restricted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inprocess.install(monkeypatch)
+    async with provider(restricted.management), clusters(restricted, "full", "taken", "narrow") as cases:
+        full, taken, narrow = cases
+        await live(full)
+        await take_over(taken)
+        await stay_in(narrow)
+    management, harvester = restricted.management, restricted.harvester
+    assert asked(management, MANAGER, "forbid") == set()
+    for account in (ACCOUNT, NARROW):
+        assert asked(harvester, f"system:serviceaccount:{account.namespace}:{account.name}", "forbid") == set()
+    assert granted(BASE) - asked(management, MANAGER, "allow") == set()
+    assert granted(HARVESTER) - WITHIN - asked(harvester, ON_HARVESTER, "allow") == set()
+
+
+async def live(case: Case) -> None:
+    """A cluster with everything: created pools, load balancer, Rancher, and the cloud config in two of its places."""
+
+    def described(first: int, last: int) -> Obj:
+        bounds = {"rangeStart": f"{case.subnet}.{first}", "rangeEnd": f"{case.subnet}.{last}"}
+        return {"subnet": f"{case.environment.prefix}.0.0/17", "gateway": case.gateway, "vmNetwork": "", **bounds}
+
+    await connect(case)
+    await case.ready_cluster(
+        loadBalancerConfig={"ipamType": "pool", "ipPool": described(1, 2)},
+        vmNetworkConfig={"ipPool": described(11, 14), "gateway": case.gateway, "subnetMask": "255.255.128.0"},
+        updateCloudProviderConfig=await config_map(case),
+        cloudConfig={"delivery": "Secret"},
+    )
+    await case.until(HARVESTER_CLUSTERS, case.name, holds("CloudProviderConfigReady"))
+    await until_workload_secret(case, lambda _: True)
+    await case.ready_machine("cp", control_plane=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, holds("InitMachineCreated"))
+    await repaired(case)
+    await imported(case)
+
+
+async def repaired(case: Case) -> None:
+    """Listeners of the spec reach load balancer and Service."""
+    listener = {"name": "rke2", "port": 9345, "protocol": "TCP", "backendPort": 9345}
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": {"listeners": [listener]}}})
+    await case.until(kinds.LOAD_BALANCERS, case.balancer, lambda obj: len(obj["spec"]["listeners"]) == 2)
+    await case.until(SERVICES, case.balancer, lambda obj: len(obj["spec"]["ports"]) == 2)
+
+
+async def imported(case: Case) -> None:
+    """Rancher imports the cluster, in the older way that needs all three of its kinds."""
+    name = rancher.managed_name(Key(case.name, case.name))
+    await case.management.create(NAMESPACES, {"metadata": {"name": "fleet-default"}})
+    task = asyncio.create_task(rancher.Rancher(case.management, turtles=False).run())
+    try:
+        await case.patch(CLUSTERS, case.name, {"metadata": {"labels": LABELS}})
+        await case.until(HARVESTER_CLUSTERS, case.name, holds("FleetIntegrationReady"), timeout=60)
+        fleet = await case.management.get(rancher.FLEET, name, "fleet-default")
+        assert fleet["metadata"]["labels"]["cni"] == LABELS["cni"]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def take_over(case: Case) -> None:
+    """A machine and an account that somebody else left; then somebody deletes the VM, and the machine goes."""
+    await case.identity("not a kubeconfig")
+    await case.write_secret("bootstrap", {"value": "#cloud-config\nruncmd: [echo]\n"})
+    pool = await case.pool("pool", 1, 5)
+    vm = await left_behind(case, "one", recorded(case, "one"))
+    await pair_without_record(case)
+    await place(case, case.balancer, {})
+    await case.create_cluster(vmNetworkConfig=case.vm_network(pool), updateCloudProviderConfig=await config_map(case))
+    await case.until_event(case.name, "Warning", "HarvesterConnectionFailed")
+    await case.identity()
+    await case.ready()
+    # The same trouble again is the same Event once more.
+    await case.identity("not a kubeconfig")
+    await case.until(HARVESTER_CLUSTERS, case.name, lacks("HarvesterConnectionReady", "HarvesterConnectionFailed"))
+    await case.identity()
+    await case.until(HARVESTER_CLUSTERS, case.name, holds("HarvesterConnectionReady"))
+    await case.until(HARVESTER_CLUSTERS, case.name, holds("CloudProviderConfigReady"))
+    await case.ready_machine("one", providerID=f"harvester://{uid_of(vm)}")
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "one")
+    await case.delete_machine("one")
+    assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []
+
+
+async def stay_in(case: Case) -> None:
+    """A cluster by an account that has its rights in this target namespace only."""
+    assert NARROW.targets == (case.target,)
+    identity = await accounts.create(case.harvester, NARROW, case.environment.harvester.url)
+    await case.identity(identity)
+    await case.write_secret("bootstrap", {"value": "#cloud-config\nruncmd: [echo]\n"})
+    await case.create_cluster(cloudConfig={"delivery": "File"})
+    await case.ready()
+    await case.ready_machine("one")
+
+
+async def pair_without_record(case: Case) -> None:
+    """ServiceAccount and binding of a cloud provider as the Go provider leaves them."""
+    place = {"name": case.name, "namespace": case.target}
+    await case.harvester.create(ACCOUNTS, {"metadata": place})
+    role = {"apiGroup": BINDINGS.group, "kind": "ClusterRole", "name": "harvesterhci.io:cloudprovider"}
+    subjects = [{"kind": "ServiceAccount", **place}]
+    await case.harvester.create(BINDINGS, {"metadata": {"name": case.name}, "roleRef": role, "subjects": subjects})
