@@ -1,0 +1,168 @@
+"""The clone on disk, which is only a cache: everything in it can be lost at any moment and is fetched again.
+
+It is bare and shallow, and belongs to one process at a time, by a lock on its folder that dies with the process and
+with what it has started. Whoever finds it half written cleans it up; when it is damaged beyond that, it is made anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import git
+
+from packager.git.credentials import PRIVATE, Credentials, handed_over, private_file
+from packager.git.errors import Busy, Redactor
+from packager.git.process import environment, run
+from packager.git.remote import Remote
+
+_CLONE = "clone.git"
+
+
+class Clone:
+    """A bare repository below `folder`, and calls of Git in it. Between `open` and `close` it holds the lock."""
+
+    def __init__(self, remote: Remote, folder: Path, credentials: Credentials) -> None:
+        self.remote = remote
+        self.credentials = credentials
+        self._folder = folder
+        self._path = folder / _CLONE
+        self._variables = environment(folder, self._path, remote.scheme)
+        self._redact = Redactor(credentials.secrets)
+        self._lock: int | None = None
+        self._objects: git.Repo | None = None
+
+    def open(self) -> None:
+        """Take the lock and remove what killed processes have left. Raises Busy."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(self._folder / "lock", self.remote.timeout)
+        _clean(self._folder, self._path)
+
+    def close(self) -> None:
+        """Let go of the lock and of the process that reads objects."""
+        self._close_objects()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def discard(self) -> None:
+        """Delete everything: the next access makes it anew."""
+        self._close_objects()
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    @property
+    def objects(self) -> git.Repo:
+        """GitPython's view of the clone, for reading; an empty clone is made where there is none."""
+        if self._objects is None:
+            if not self._path.is_dir():
+                fresh = self._folder / f"{_CLONE}.new"
+                shutil.rmtree(fresh, ignore_errors=True)
+                arguments = ["init", "--bare", "--quiet", "--template="]
+                self.locally("making the clone", arguments, variables={"GIT_DIR": str(fresh)})
+                fresh.rename(self._path)
+            self._objects = git.Repo(self._path, expand_vars=False)
+            self._objects.git.update_environment(**self._variables)
+        return self._objects
+
+    @property
+    def is_shallow(self) -> bool:
+        """Whether its history was cut once; later fetches then bring only what came after."""
+        return (self._path / "shallow").exists()
+
+    def ref(self, name: str) -> str:
+        """Return the commit of a ref of the clone, empty where there is none."""
+        out = self.locally("reading the clone", ["for-each-ref", "--format=%(objectname)", name])
+        return out.decode().strip()
+
+    def locally(
+        self,
+        action: str,
+        arguments: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        variables: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """Run Git without the remote. Raises DiskFull, or Damaged for everything else that fails."""
+        return self._run(action, arguments, stdin, (), variables or {}, local=True)
+
+    def remotely(self, action: str, arguments: Sequence[str]) -> bytes:
+        """Run Git with credentials for the remote. Raises GitErrors."""
+        with handed_over(self.remote, self.credentials, self._folder) as (variables, settings):
+            return self._run(action, arguments, b"", settings, variables, local=False)
+
+    def signed(self, arguments: Sequence[str], text: str, variables: Mapping[str, str]) -> str:
+        """Run `git commit-tree` with the signing key and return the commit. Raises GitError."""
+        with self._signing_key() as key:
+            settings = ["gpg.format=ssh", f"user.signingKey={key}"]
+            out = self._run("signing the commit", arguments, text.encode(), settings, variables, local=False)
+        return out.decode().strip()
+
+    @contextlib.contextmanager
+    def _signing_key(self) -> Iterator[Path]:
+        private = self._folder / f"{PRIVATE}signing"
+        private.mkdir(mode=0o700)
+        try:
+            yield private_file(private, "key", self.credentials.signing_key)
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
+
+    def _run(
+        self,
+        action: str,
+        arguments: Sequence[str],
+        stdin: bytes,
+        settings: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        local: bool,
+    ) -> bytes:
+        if self._lock is None:
+            raise RuntimeError("a clone is used between open and close")
+        return run(
+            f"{action} ({self.remote.url})",
+            arguments,
+            variables={**self._variables, **variables},
+            settings=settings,
+            stdin=stdin,
+            timeout=self.remote.timeout,
+            redact=self._redact,
+            local=local,
+            # Children of a killed process go on writing for a while: the lock is theirs, too.
+            inherit=(self._lock,),
+        )
+
+    def _close_objects(self) -> None:
+        if self._objects is not None:
+            self._objects.close()
+            self._objects = None
+
+
+def _locked(path: Path, timeout: float) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(descriptor)
+                raise Busy(f"{path.parent} is in use by another process; give each its own cache folder") from None
+            time.sleep(0.05)
+        else:
+            return descriptor
+
+
+def _clean(folder: Path, clone: Path) -> None:
+    for left in folder.glob(f"{PRIVATE}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    for pattern in ("**/*.lock", "objects/**/tmp_*", "fast_import_crash_*"):
+        for path in list(clone.glob(pattern)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,79 @@
+"""A folder that the packager writes, with the record of its files, and the id that Git gives it.
+
+Git's own ids say whether a folder changed, so that for a thousand folders that did not, nothing is read. The record
+says which files are the packager's: what others put beside them is theirs and stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from packager.git.paths import checked, fault_of
+from packager.tree import Tree
+
+RECORD = ".caphv-files"
+_HEADER = "# Written by caphv, which replaces and removes the files listed here and no others.\n"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Files of one cluster, by path relative to the folder. Raises ValueError for a path that cannot be written."""
+
+    files: Tree
+
+    def __post_init__(self) -> None:
+        for path in self.files:
+            parents = path.split("/")[:-1]
+            if checked(path) == RECORD or any(
+                "/".join(parents[:end]) in self.files for end in range(1, len(parents) + 1)
+            ):
+                raise ValueError(f"path {path!r}: stands where another file does")
+
+    @cached_property
+    def with_record(self) -> Tree:
+        """The files and their record."""
+        return {**self.files, RECORD: record(self.files)}
+
+    @cached_property
+    def id(self) -> str:
+        """What Git calls a folder with exactly these files and their record."""
+        return tree_id(self.with_record)
+
+
+def record(paths: Iterable[str]) -> bytes:
+    """Write the record of these paths: one a line, sorted."""
+    return (_HEADER + "".join(f"{path}\n" for path in sorted(paths))).encode()
+
+
+def recorded(content: bytes | None) -> frozenset[str]:
+    """Read a record; lines that are no paths are left out, because a folder ends where it ends."""
+    lines = (content or b"").decode(errors="replace").splitlines()
+    return frozenset(line for line in lines if not line.startswith("#") and not fault_of(line))
+
+
+def blob_id(content: bytes) -> str:
+    """Return what Git calls a file with this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def tree_id(files: Tree) -> str:
+    """Return what Git calls a folder with these regular files."""
+    return _tree(files).hex()
+
+
+def _tree(files: Mapping[str, bytes]) -> bytes:
+    below: dict[str, dict[str, bytes]] = {}
+    rows: list[tuple[str, bytes]] = []
+    for path, content in files.items():
+        name, slash, rest = path.partition("/")
+        if slash:
+            below.setdefault(name, {})[rest] = content
+        else:
+            rows.append((name, b"100644 %s\0%s" % (name.encode(), bytes.fromhex(blob_id(content)))))
+    # Git sorts folders as if their names ended with a slash.
+    rows += [(f"{name}/", b"40000 %s\0%s" % (name.encode(), _tree(inner))) for name, inner in below.items()]
+    body = b"".join(row for _, row in sorted(rows))
+    return hashlib.sha1(b"tree %d\0" % len(body) + body, usedforsecurity=False).digest()

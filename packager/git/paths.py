@@ -1,0 +1,34 @@
+"""Which paths the packager writes: a hostile name must not leave its folder, and not mean something to Git."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 1024
+_SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
+# Names that a checkout on some file system takes for `.git`, or that Git itself reads from a work tree.
+_RESERVED = re.compile(r"\.git|git~\d+|\.gitmodules|\.gitattributes|\.gitignore|\.lfsconfig", re.I)
+
+
+def fault_of(path: str) -> str:
+    """Return what is wrong with a relative POSIX path, or nothing when it can be written."""
+    if len(path) > LONGEST:
+        return f"must have at most {LONGEST} characters"
+    for segment in path.split("/"):
+        if not _SEGMENT.fullmatch(segment) or segment.strip(".") == "":
+            return "must be a relative path of letters, digits, '.', '_' and '-', with '/' between its parts"
+        if _RESERVED.fullmatch(segment.rstrip(".")):
+            return f"must not hold {segment}, which Git reads"
+    return ""
+
+
+def checked(path: str) -> str:
+    """Return the path; raises ValueError when it cannot be written."""
+    if fault := fault_of(path):
+        raise ValueError(f"path {path!r}: {fault}")
+    return path
+
+
+def joined(*parts: str) -> str:
+    """Join parts with '/', leaving out empty ones."""
+    return "/".join(part for part in parts if part)

@@ -1,0 +1,202 @@
+"""What a commit changes: a pure decision, and a careful one.
+
+A bundle that goes takes a cluster's network with it, and a definition that goes takes the cluster. So nothing is
+removed on the word of caches that are not in sync; more removals at once than the budget allows are more likely a fault
+than a wish, and then none of them is done; definitions wait for a confirmation. What is held back is told, and stays
+recorded as the packager's, so that a later call can still remove it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from packager.git.folder import RECORD, Folder, blob_id, record
+from packager.git.paths import joined
+
+
+@dataclass(frozen=True)
+class Current:
+    """A folder as it is: ids of the packager's own files, and of those of others, by path relative to the folder.
+
+    What is no regular file has no id: it is a link or a submodule, of which nothing is known.
+    """
+
+    owned: Mapping[str, str] = field(default_factory=dict)
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    record: str = ""
+    obstacle: str = ""
+    """What stands in the way of the folder itself, when it is no folder."""
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What may be removed.
+
+    `complete`: caches are in sync, so what is not wanted is known not to be. `budget`: bundles and definitions that one
+    commit may remove. `scope`: folders that the caller speaks of; None for all. `confirmed`: folders of definitions
+    whose removal somebody has confirmed.
+    """
+
+    complete: bool
+    budget: int
+    scope: Collection[str] | None = None
+    confirmed: Collection[str] = ()
+
+
+@dataclass(frozen=True, order=True)
+class Removal:
+    """A bundle of a folder, or the whole folder where `bundle` is empty; `files` by path relative to the folder."""
+
+    folder: str
+    bundle: str
+    files: tuple[str, ...]
+    definition: bool = False
+
+    @property
+    def weight(self) -> int:
+        """How much of the budget it takes: one for each bundle, and one for a definition."""
+        return 1 if self.definition else max(1, len({path.split("/")[0] for path in self.files if "/" in path}))
+
+    def __str__(self) -> str:
+        return joined(self.folder, self.bundle)
+
+
+@dataclass(frozen=True, order=True)
+class Told:
+    """Something that was not done: a removal held back, or a folder that was left alone; `why` names the remedy."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Changes to files by path relative to the remote's path, and what they mean."""
+
+    write: Mapping[str, bytes] = field(default_factory=dict)
+    delete: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[Removal, ...] = ()
+    held: tuple[Told, ...] = ()
+    refused: tuple[Told, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        return not self.write and not self.delete
+
+
+def plan(
+    current: Mapping[str, Current], wanted: Mapping[str, Folder], pruning: Pruning, definitions: Collection[str] = ()
+) -> Plan:
+    """Compare folders as they are with those that are wanted.
+
+    `current` holds every folder that differs from what is wanted or is not wanted; those left out are equal already.
+    `definitions` are the folders, wanted or not, whose removal deletes a cluster.
+    """
+    refused = {folder: why for folder in wanted if (why := _clash(current.get(folder), wanted[folder]))}
+    asked = sorted(_removals(current, wanted, pruning, definitions, refused))
+    held = _held(asked, pruning)
+    kept = {removal.folder: set[str]() for removal in held}
+    for removal in held:
+        kept[removal.folder].update(removal.files)
+    write: dict[str, bytes] = {}
+    delete: list[str] = []
+    added: list[str] = []
+    changed: list[str] = []
+    for folder, now in sorted(current.items()):
+        if folder in refused:
+            continue
+        if folder in wanted:
+            files, gone = _difference(now, wanted[folder], kept.get(folder, set()))
+            if files or gone:
+                (changed if now.owned else added).append(folder)
+        else:
+            mine = [*now.owned, *([RECORD] if now.record else ())]
+            files, gone = {}, [] if folder in kept or not _in_scope(folder, pruning) else mine
+        write.update({joined(folder, path): content for path, content in files.items()})
+        delete += [joined(folder, path) for path in gone]
+    return Plan(
+        write=write,
+        delete=tuple(sorted(delete)),
+        added=tuple(added),
+        changed=tuple(changed),
+        removed=tuple(removal for removal in asked if removal not in held),
+        held=tuple(Told(str(removal), why) for removal, why in held.items()),
+        refused=tuple(Told(folder, why) for folder, why in sorted(refused.items())),
+    )
+
+
+def _in_scope(folder: str, pruning: Pruning) -> bool:
+    return pruning.scope is None or folder in pruning.scope
+
+
+def _removals(
+    current: Mapping[str, Current],
+    wanted: Mapping[str, Folder],
+    pruning: Pruning,
+    definitions: Collection[str],
+    refused: Collection[str],
+) -> Iterator[Removal]:
+    for folder, now in current.items():
+        if folder not in wanted:
+            if (now.owned or now.record) and _in_scope(folder, pruning):
+                yield Removal(folder, "", tuple(sorted(now.owned)), folder in definitions)
+        elif folder not in refused:
+            staying = {path.split("/")[0] for path in wanted[folder].files}
+            going: dict[str, list[str]] = {}
+            for path in sorted(now.owned):
+                bundle, slash, _ = path.partition("/")
+                if slash and bundle not in staying:
+                    going.setdefault(bundle, []).append(path)
+            yield from (Removal(folder, bundle, tuple(files)) for bundle, files in going.items())
+
+
+def _held(asked: Iterable[Removal], pruning: Pruning) -> dict[Removal, str]:
+    """Return what must not be removed now, each with the reason and the remedy."""
+    if not pruning.complete:
+        return dict.fromkeys(asked, "not all clusters are known yet; it is decided when caches are in sync")
+    held = {
+        removal: "removing a definition deletes its cluster; confirm it with --confirm or the annotation"
+        for removal in asked
+        if removal.definition and removal.folder not in pruning.confirmed
+    }
+    rest = [removal for removal in asked if removal not in held]
+    weight = sum(removal.weight for removal in rest)
+    if weight > pruning.budget:
+        why = f"{weight} removals at once are more than --max-prune {pruning.budget}; check them, then raise it"
+        held |= dict.fromkeys(rest, why)
+    return held
+
+
+def _difference(now: Current, folder: Folder, kept: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
+    """Return files to write and paths to delete; `kept` files are not wanted and stay nevertheless."""
+    have = {**now.foreign, **now.owned}
+    files = {path: content for path, content in folder.files.items() if have.get(path) != blob_id(content)}
+    listed = record([*folder.files, *kept])
+    if now.record != blob_id(listed):
+        files[RECORD] = listed
+    return files, [path for path in now.owned if path not in folder.files and path not in kept]
+
+
+def _clash(now: Current | None, folder: Folder) -> str:
+    """Return why a folder cannot be written without touching what is not the packager's."""
+    if now is None:
+        return ""
+    if now.obstacle:
+        return f"{now.obstacle} is not a folder; move it away"
+    for path, content in folder.files.items():
+        if path in now.foreign and now.foreign[path] != blob_id(content):
+            return f"{path} was not written by caphv; move it away, or add it to {RECORD} to hand it over"
+    parents = {parent for path in folder.files for parent in _parents(path)}
+    for path in sorted(now.foreign):
+        if path in parents or any(parent in folder.files for parent in _parents(path)):
+            return f"{path} was not written by caphv and stands in the way; move it away"
+    return ""
+
+
+def _parents(path: str) -> Iterator[str]:
+    parts = path.split("/")
+    return ("/".join(parts[:end]) for end in range(1, len(parts)))

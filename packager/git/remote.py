@@ -1,0 +1,99 @@
+"""Which repository, branch and folder: checked before any of it reaches Git, where a value could become an option."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from caphv.schema.findings import Fault, Finding
+from packager.git.errors import InvalidRemote
+from packager.git.paths import fault_of
+
+_SCHEMES = ("https", "http", "ssh", "git", "file")
+_SCP = re.compile(r"(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?(?P<host>[A-Za-z0-9][\w.-]*):(?!//)(?P<path>[^-\s].*)")
+_USER = re.compile(r"[A-Za-z0-9_][\w.+%-]*")
+_UNSAFE = re.compile(r"[\x00-\x20\x7f]")
+_BAD_BRANCH = re.compile(r"^[-/.@]$|^[-/.]|[/.]$|\.lock(/|$)|\.\.|//|/\.|@\{|[\x00-\x20\x7f~^:?*\[\\]|^refs/|^HEAD$")
+REVIEW_PREFIX = "caphv/"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A branch and a folder of a repository. Raises `InvalidRemote` with all that is wrong.
+
+    `url`: https, http, ssh, git or file, or `user@host:path`, or an absolute path; never with a password in it.
+    `path`: folder in the repository below which everything is read and written, empty for its root.
+    `review`: push to this branch instead of `branch`, for a pull request. It begins with `caphv/`, because the
+    packager builds it anew whenever `branch` moves.
+    `timeout`: seconds that one exchange with the remote may take.
+    """
+
+    url: str
+    branch: str = "main"
+    path: str = ""
+    review: str = ""
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        found = [*_url_findings(self.url), *self._findings()]
+        if found:
+            raise InvalidRemote(found)
+
+    @property
+    def scheme(self) -> str:
+        """One of https, http, ssh, git and file."""
+        if self.url.startswith("/"):
+            return "file"
+        return urllib.parse.urlsplit(self.url).scheme if "://" in self.url else "ssh"
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port: where credentials may go."""
+        parts = urllib.parse.urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+    def _findings(self) -> Iterator[Finding]:
+        for field, branch in (("branch", self.branch), ("review", self.review)):
+            if (branch or field == "branch") and _BAD_BRANCH.search(branch or "/"):
+                yield Finding((field,), Fault.INVALID, "must be the name of a branch", f"git-{field}", branch)
+        if self.review and not self.review.startswith(REVIEW_PREFIX):
+            detail = f"must begin with {REVIEW_PREFIX}: the packager builds a branch for review anew"
+            yield Finding(("review",), Fault.INVALID, detail, "git-review", self.review)
+        if self.path and (fault := fault_of(self.path)):
+            yield Finding(("path",), Fault.INVALID, fault, "git-path", self.path)
+        if not 0 < self.timeout <= 3600:
+            yield Finding(("timeout",), Fault.INVALID, "must be within 1 and 3600 s", "git-timeout", self.timeout)
+
+
+def _url_findings(url: str) -> Iterator[Finding]:
+    """What is wrong with an address. It is not shown: it may hold a password."""
+
+    def finding(detail: str) -> Finding:
+        return Finding(("url",), Fault.INVALID, detail, "git-url")
+
+    if not url or _UNSAFE.search(url):
+        yield finding("must be an address without blanks and control characters")
+        return
+    if url.startswith("/") or ("://" not in url and "::" not in url and _SCP.fullmatch(url)):
+        return
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:
+        yield finding("must be an address with a valid host and port")
+        return
+    if parts.scheme not in _SCHEMES or not url.startswith(f"{parts.scheme}://"):
+        yield finding(f"must begin with {', '.join(f'{scheme}://' for scheme in _SCHEMES)} or be user@host:path")
+        return
+    if parts.password is not None:
+        yield finding("must not hold a password: give it in the Secret or the environment")
+    if parts.username is not None and not _USER.fullmatch(parts.username):
+        yield finding("must name a plain user")
+    if parts.scheme == "file" and (host or not parts.path.startswith("/")):
+        yield finding("must name an absolute path: file:///path")
+    if parts.scheme != "file" and not re.fullmatch(r"[A-Za-z0-9][\w.-]*|[0-9A-Fa-f:.]+", host):
+        yield finding("must name a host")
+    if parts.query or parts.fragment:
+        yield finding("must have no query and no fragment")

@@ -1,0 +1,239 @@
+"""One branch of a remote, read and committed to.
+
+A commit is pushed only onto the commit that it was made from; when somebody else was first, the caller decides again on
+what is there by then. So nobody's change is lost, and there is no lock at the remote that could be left behind.
+
+GitPython reads objects. What talks to a remote or writes goes through `process.run`, for its time limits and because
+nothing that a remote says may be shown as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from packager.git.clone import Clone
+from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_of, message, stream
+from packager.git.credentials import Credentials
+from packager.git.errors import Damaged, Foreign, GitError, LostRaces, Rejected
+from packager.git.prune import Plan
+from packager.git.remote import Remote
+from packager.git.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_TARGET_REF = "refs/caphv/target"
+_REVIEW_REF = "refs/caphv/review"
+_ATTEMPTS = 40
+_LONGEST_PAUSE = 1.0
+# A server that moves the same branch for somebody else at this very moment says so in one of these ways.
+_RACES = ("cannot lock ref", "failed to update ref", "incorrect old value", "reference already exists")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Commits at the remote: of the branch, and of the branch for review; empty where there is no such branch."""
+
+    target: str = ""
+    review: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a call: `commit` is empty when nothing had to change; `branch` is where it was pushed to."""
+
+    plan: Plan
+    head: str
+    branch: str
+    commit: str = ""
+    attempts: int = 1
+    push_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _State:
+    """What was last seen of the remote."""
+
+    heads: Heads
+    target: Snapshot
+    review: Snapshot
+
+
+class Repository:
+    """Reads a remote and commits to it. Use it as a context manager, from one thread at a time; calls block.
+
+    `folder` is the cache, for this remote alone. Methods raise GitErrors.
+    """
+
+    def __init__(
+        self, remote: Remote, folder: Path, credentials: Credentials | None = None, identity: Identity | None = None
+    ) -> None:
+        self.remote = remote
+        self._identity = identity or Identity()
+        self._clone = Clone(remote, folder, credentials or Credentials())
+        self._state: _State | None = None
+
+    def __enter__(self) -> Repository:
+        self._clone.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state = None
+        self._clone.close()
+
+    def heads(self) -> Heads:
+        """Ask the remote for its commits and fetch nothing: one short exchange, for polling."""
+        branches = [branch for branch in (self.remote.branch, self.remote.review) if branch]
+        arguments = ["ls-remote", "--", self.remote.url, *(f"refs/heads/{branch}" for branch in branches)]
+        lines = self._clone.remotely("reading branches", arguments).decode().splitlines()
+        found = {ref: commit for commit, _, ref in (line.partition("\t") for line in lines)}
+        return Heads(*(found.get(f"refs/heads/{branch}", "") for branch in branches))
+
+    def sync(self) -> Snapshot:
+        """Return the newest commit of the branch, with what is below the remote's path."""
+        return self._healed(self._synced).target
+
+    def commit(self, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result:
+        """Commit and push what `decide` plans for the newest snapshot, as one commit.
+
+        `decide` is asked again for each newer snapshot until a push succeeds, so it must not remember what it said.
+        Nothing is written when its plan is empty.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            result = self._healed(lambda: self._attempt(decide, reason))
+            if result is not None:
+                return replace(result, attempts=attempt)
+            log.info("somebody else pushed first; deciding again on what is there now")
+            time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**attempt)))
+        raise LostRaces(f"somebody else pushed to {self.remote.branch} first, {_ATTEMPTS} times; try again later")
+
+    def _healed(self, call: Callable[[], T]) -> T:
+        """Call, and once more with a new clone when the clone turns out to be damaged."""
+        try:
+            return call()
+        except Damaged as error:
+            log.warning("the clone is made anew: %s", error)
+            self._state = None
+            self._clone.discard()
+            return call()
+
+    def _synced(self) -> _State:
+        heads = self.heads()
+        if self._state is None or heads != self._state.heads:
+            self._state = self._fetched(heads)
+        return self._state
+
+    def _fetched(self, heads: Heads) -> _State:
+        objects = self._clone.objects
+        wanted = [(self.remote.branch, _TARGET_REF, heads.target), (self.remote.review, _REVIEW_REF, heads.review)]
+        refs = [f"+refs/heads/{branch}:{ref}" for branch, ref, commit in wanted if commit]
+        if refs:
+            depth = [] if self._clone.is_shallow or self._clone.ref(_TARGET_REF) else ["--depth=1"]
+            arguments = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", *depth]
+            self._clone.remotely("fetching", [*arguments, "--", self.remote.url, *refs])
+        # A branch may have moved on since it was asked for: what counts is what came.
+        target, review = (self._clone.ref(ref) if commit else "" for _, ref, commit in wanted)
+        return _State(
+            Heads(target, review),
+            Snapshot(objects, target, self.remote.path),
+            Snapshot(objects, review, self.remote.path),
+        )
+
+    def _attempt(self, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
+        """Return the result, or None when somebody else was first."""
+        state = self._synced()
+        if self.remote.review:
+            return self._attempt_review(state, decide, reason)
+        plan = decide(state.target)
+        if plan.is_empty:
+            return Result(plan, state.target.commit, self.remote.branch)
+        return self._written(state, plan, state.target, reason)
+
+    def _attempt_review(self, state: _State, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
+        """Add to the branch for review while it stands on the branch's head, and begin it anew when that moved."""
+        base = state.target
+        if not base.commit:
+            raise Foreign(f"branch {self.remote.branch} does not exist; make it before changes to it are reviewed")
+        plan = decide(base)
+        if plan.is_empty:
+            return Result(plan, base.commit, self.remote.branch)
+        if state.review.commit and self._reviewed_base(state.review) == base.commit:
+            base = state.review
+            plan = decide(base)
+            if plan.is_empty:
+                return Result(plan, base.commit, self.remote.review)
+        trailers = {**reason.trailers, BASE_TRAILER: state.target.commit}
+        return self._written(state, plan, base, Reason(reason.why, trailers))
+
+    def _reviewed_base(self, review: Snapshot) -> str:
+        """Return the commit that the branch for review stands on. Raises Foreign when it is not all the packager's."""
+        if base := base_of(review.message):
+            return base
+        raise Foreign(
+            f"branch {self.remote.review} ends with {review.commit[:12]}, a commit of somebody else; "
+            "merge or delete the branch"
+        )
+
+    def _written(self, state: _State, plan: Plan, base: Snapshot, reason: Reason) -> Result | None:
+        branch = self.remote.review or self.remote.branch
+        lease = state.review.commit if self.remote.review else state.target.commit
+        commit = self._commit(plan, base.commit, message(plan, reason))
+        started = time.monotonic()
+        if not self._push(commit, branch, lease):
+            return None
+        result = Result(plan, commit, branch, commit, push_seconds=time.monotonic() - started)
+        self._go_on_from(state, commit)
+        return result
+
+    def _commit(self, plan: Plan, parent: str, text: str) -> str:
+        parts = b"".join(stream(plan, text, self._identity, parent, self.remote.path))
+        arguments = ["fast-import", "--quiet", "--done", "--force"]
+        commit = self._clone.locally("writing the commit", arguments, stdin=parts).decode().strip()
+        if not self._clone.credentials.signing_key:
+            return commit
+        # fast-import cannot sign, so the same commit is made once more.
+        parents = ["-p", parent] if parent else []
+        arguments = ["commit-tree", "-S", *parents, f"{commit}^{{tree}}"]
+        signed = self._clone.signed(arguments, text, self._identity.variables)
+        self._clone.locally("writing the commit", ["update-ref", WORK_REF, signed])
+        return signed
+
+    def _push(self, commit: str, branch: str, lease: str) -> bool:
+        """Move a branch from `lease` to `commit`; False when somebody else moves it."""
+        ref = f"refs/heads/{branch}"
+        arguments = ["push", "--porcelain", "--no-verify", f"--force-with-lease={ref}:{lease}"]
+        try:
+            self._clone.remotely("pushing", [*arguments, "--", self.remote.url, f"{commit}:{ref}"])
+        except GitError as error:
+            # A connection can break after the branch has moved: what counts is where the branch is.
+            with contextlib.suppress(GitError):
+                heads = self.heads()
+                now = heads.review if self.remote.review else heads.target
+                if now == commit:
+                    return True
+                if now != lease or (isinstance(error, Rejected) and any(race in str(error) for race in _RACES)):
+                    return False
+            raise
+        return True
+
+    def _go_on_from(self, state: _State, commit: str) -> None:
+        """Take the commit just pushed for what the remote has, without fetching it."""
+        snapshot = Snapshot(self._clone.objects, commit, self.remote.path)
+        if self.remote.review:
+            self._state = replace(state, heads=Heads(state.heads.target, commit), review=snapshot)
+        else:
+            self._state = replace(state, heads=Heads(commit, state.heads.review), target=snapshot)
+        with contextlib.suppress(GitError):  # the commit is out; what fails here only costs time later
+            ref = _REVIEW_REF if self.remote.review else _TARGET_REF
+            self._clone.locally("remembering the commit", ["update-ref", ref, commit])
+            self._clone.locally("packing the clone", ["gc", "--auto", "--quiet"])

@@ -1,0 +1,124 @@
+"""What a commit holds, read as data: without a work tree, no link, submodule or filter of a repository does anything.
+
+Objects are read through GitPython's database, one `git cat-file --batch` that stays. Its `Tree` objects cost 40 ms for
+1,000 folders; only names and ids are needed here, which its parser alone gives in a tenth of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import git
+from git.exc import GitError as GitPythonError
+from git.exc import ODBError
+from git.objects.fun import tree_entries_from_data
+
+from packager.git.errors import Damaged
+from packager.git.paths import joined
+
+FOLDER = 0o040000
+_FORMAT = 0o170000
+_FILE = 0o100000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a folder holds under a name: `mode` as in Git's trees, `id` in hexadecimal."""
+
+    mode: int
+    id: str
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, and neither a file, a link nor a submodule."""
+        return self.mode & _FORMAT == FOLDER
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return self.mode & _FORMAT == _FILE
+
+
+class Snapshot:
+    """A commit below the remote's path; `commit` is empty where the branch does not exist. Raises Damaged when read."""
+
+    def __init__(self, repository: git.Repo, commit: str, path: str = "") -> None:
+        self.commit = commit
+        self._repository = repository
+        self._path = path
+        self._root_id = ""
+        self._trees: dict[str, Mapping[str, Entry]] = {}
+
+    @property
+    def message(self) -> str:
+        """The commit's message."""
+        return self._object(self.commit).partition(b"\n\n")[2].decode(errors="replace")
+
+    def entry(self, path: str) -> Entry | None:
+        """Return what stands at a path relative to the remote's path, or None."""
+        return self._entry(joined(self._path, path))
+
+    def entries(self, path: str = "") -> Mapping[str, Entry]:
+        """Return what a folder holds by name; nothing when there is no such folder."""
+        found = self._entry(joined(self._path, path))
+        return self._tree(found.id) if found and found.is_folder else {}
+
+    def read(self, path: str) -> bytes | None:
+        """Return the content of a regular file, or None when there is none."""
+        found = self.entry(path)
+        return self._object(found.id) if found and found.is_file else None
+
+    def files(self, path: str) -> dict[str, Entry]:
+        """Return all that a folder holds below it, by path relative to the folder, without the folders themselves."""
+        found = self.entry(path)
+        return dict(self._walk(found.id, "")) if found and found.is_folder else {}
+
+    def _walk(self, tree: str, prefix: str) -> Iterator[tuple[str, Entry]]:
+        for name, entry in self._tree(tree).items():
+            if entry.is_folder:
+                yield from self._walk(entry.id, f"{prefix}{name}/")
+            else:
+                yield f"{prefix}{name}", entry
+
+    def obstacle(self, path: str) -> str:
+        """Return the part of a path, counted from the root, at which something other than a folder stands."""
+        parts = joined(self._path, path).split("/")
+        for count in range(1, len(parts)):
+            part = "/".join(parts[:count])
+            found = self._entry(part)
+            if found is None:
+                return ""
+            if not found.is_folder:
+                return part
+        return ""
+
+    def _entry(self, path: str) -> Entry | None:
+        if not self.commit:
+            return None
+        entry: Entry | None = Entry(FOLDER, self._root())
+        for name in filter(None, path.split("/")):
+            if entry is None or not entry.is_folder:
+                return None
+            entry = self._tree(entry.id).get(name)
+        return entry
+
+    def _root(self) -> str:
+        if not self._root_id:
+            header = self._object(self.commit).partition(b"\n")[0]
+            if not header.startswith(b"tree "):
+                raise Damaged(f"{self.commit} is no commit")
+            self._root_id = header[5:].decode()
+        return self._root_id
+
+    def _tree(self, tree: str) -> Mapping[str, Entry]:
+        if tree not in self._trees:
+            rows = tree_entries_from_data(self._object(tree))
+            self._trees[tree] = {name: Entry(mode, binary.hex()) for binary, mode, name in rows}
+        return self._trees[tree]
+
+    def _object(self, name: str) -> bytes:
+        try:
+            return bytes(self._repository.odb.stream(bytes.fromhex(name)).read())
+        except (GitPythonError, ODBError, ValueError, OSError) as error:
+            raise Damaged(f"object {name} cannot be read: {type(error).__name__}") from None

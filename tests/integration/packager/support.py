@@ -1,0 +1,99 @@
+"""A repository that is pushed to, looked at from outside with plain Git, and folders to push to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packager.git.commit import Reason
+from packager.git.folder import Folder
+from packager.git.prune import Pruning
+from packager.git.publish import Root, Wanted, publish
+from packager.git.repository import Repository, Result
+
+CLUSTERS = Root("clusters")
+SYNCED = Pruning(complete=True, budget=100)
+BUNDLES = ("ccm", "cni", "csi")
+_SOMEBODY = {f"GIT_{role}_{what}": "somebody@else" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+_ENVIRONMENT = {"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", **_SOMEBODY}
+
+
+def git(folder: Path, *arguments: str, stdin: bytes = b"") -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, check=False, env=_ENVIRONMENT)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+@dataclass
+class Origin:
+    """A bare repository."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Origin:
+        folder.mkdir(parents=True)
+        git(folder, "init", "--quiet", "--bare", "--initial-branch=main")
+        return cls(folder)
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.folder}"
+
+    def files(self, branch: str = "main") -> dict[str, str]:
+        """Contents by path."""
+        names = git(self.folder, "ls-tree", "-r", "--name-only", branch).splitlines()
+        return {name: git(self.folder, "cat-file", "blob", f"{branch}:{name}") for name in names}
+
+    def tree(self, branch: str = "main") -> str:
+        return git(self.folder, "rev-parse", f"{branch}^{{tree}}")
+
+    def head(self, branch: str = "main") -> str:
+        return git(self.folder, "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}")
+
+    def count(self, branch: str = "main") -> int:
+        return int(git(self.folder, "rev-list", "--count", branch))
+
+    def message(self, branch: str = "main") -> str:
+        return git(self.folder, "log", "-1", "--format=%B", branch)
+
+    def push(self, files: Mapping[str, str], branch: str = "main", mode: str = "100644", *, anew: bool = False) -> str:
+        """Commit as somebody else; with `anew` without any history."""
+        known = subprocess.run(
+            ["git", "-C", str(self.folder), "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}"],
+            capture_output=True, check=False, env=_ENVIRONMENT,
+        )  # fmt: skip
+        parent = "" if anew else known.stdout.decode().strip()
+        lines = [f"reset refs/heads/{branch}\n\n"] if anew else []
+        lines += [f"commit refs/heads/{branch}\ncommitter somebody <somebody@else> 1 +0000\ndata 4\nmine\n"]
+        lines += [f"from {parent}\n"] if parent else []
+        for path, content in files.items():
+            lines.append(f"M {mode} inline {path}\ndata {len(content.encode())}\n{content}\n")
+        lines.append("done\n")
+        git(self.folder, "fast-import", "--quiet", "--done", "--force", stdin="".join(lines).encode())
+        return self.head(branch)
+
+
+def folder(cluster: str, mtu: int = 1500, bundles: tuple[str, ...] = BUNDLES) -> Folder:
+    return Folder({f"{bundle}/fleet.yaml": f"name: {cluster}-{bundle}\nmtu: {mtu}\n".encode() for bundle in bundles})
+
+
+def wanted(*names: str, mtu: int = 1500) -> dict[str, Folder]:
+    return {name: folder(name, mtu) for name in names}
+
+
+def put(
+    repository: Repository, folders: Mapping[str, Folder], pruning: Pruning = SYNCED, why: str = "a test"
+) -> Result:
+    everything: Wanted = {CLUSTERS: folders}
+    return publish(repository, lambda _: everything, pruning, Reason(why))
+
+
+def paths(*clusters: str) -> set[str]:
+    """What these clusters have in a repository."""
+    files = [*(f"{bundle}/fleet.yaml" for bundle in BUNDLES), ".caphv-files"]
+    return {f"clusters/{cluster}/{file}" for cluster in clusters for file in files}

@@ -1,0 +1,84 @@
+"""Credentials come from a Secret or the environment, and never show."""
+
+import base64
+import stat
+from pathlib import Path
+
+import pytest
+
+from packager.git.credentials import Credentials, handed_over
+from packager.git.errors import InvalidRemote
+from packager.git.remote import Remote
+
+pytestmark = pytest.mark.unit
+CANARY = "c4nary/+ ü"
+
+
+def encoded(**values: str) -> dict[str, str]:
+    return {key.replace("_", "-"): base64.b64encode(value.encode()).decode() for key, value in values.items()}
+
+
+def test_secrets_as_fleet_takes_them() -> None:
+    assert Credentials.from_secret(encoded(username="u", password="p")) == Credentials(username="u", password="p")
+    data = {**encoded(ssh_privatekey="KEY"), "known_hosts": base64.b64encode(b"host key").decode()}
+    assert Credentials.from_secret(data) == Credentials(ssh_key="KEY", known_hosts="host key")
+    assert Credentials.from_secret({"cacerts": base64.b64encode(b"PEM").decode()}) == Credentials(ca_bundle="PEM")
+
+
+@pytest.mark.parametrize("data", [{}, {"token": "eA=="}, {"password": CANARY}, {"password": "/w=="}])
+def test_bad_secrets_name_the_key_only(data: dict[str, str]) -> None:
+    with pytest.raises(InvalidRemote) as error:
+        Credentials.from_secret(data)
+    assert error.value.findings[0].field.startswith("data")
+    assert CANARY not in str(error.value)
+
+
+def test_environment(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("KEY")
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "known_hosts").write_text("host key")
+    environ = {"CAPHV_GIT_PASSWORD": "p", "CAPHV_GIT_SSH_KEY_FILE": str(tmp_path / "key"), "HOME": str(tmp_path)}
+    assert Credentials.from_environment(environ) == Credentials(password="p", ssh_key="KEY", known_hosts="host key")
+    missing = {"CAPHV_GIT_CA_FILE": str(tmp_path / "none"), "CAPHV_GIT_SSH_KEY_FILE": str(tmp_path)}
+    with pytest.raises(InvalidRemote) as error:
+        Credentials.from_environment(missing)
+    assert {finding.field for finding in error.value.findings} == set(missing)
+
+
+def test_representation_shows_names_only() -> None:
+    credentials = Credentials(username=CANARY, password=CANARY, ssh_key=CANARY, proxy=f"http://u:{CANARY}@host")
+    assert repr(credentials) == "Credentials(username, password, ssh_key, proxy)"
+
+
+def test_files_are_private_and_go(tmp_path: Path) -> None:
+    credentials = Credentials(username="u", password=CANARY, ca_bundle="PEM")
+    with handed_over(Remote("https://host:8443/a.git"), credentials, tmp_path) as (variables, settings):
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert {path.name for path in files} == {"credentials", "ca.crt"}
+        assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+        assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700
+        store = next(path for path in files if path.name == "credentials")
+        assert store.read_text() == "https://u:c4nary%2F%2B%20%C3%BC@host:8443\n"
+        assert CANARY not in str((variables, settings))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_passwords_are_for_http_and_keys_for_ssh(tmp_path: Path) -> None:
+    credentials = Credentials(password=CANARY, ssh_key="KEY", known_hosts="host key", proxy="http://proxy:3128")
+    with handed_over(Remote("ssh://git@host/a.git"), credentials, tmp_path) as (variables, settings):
+        assert settings == []
+        assert "StrictHostKeyChecking=yes" in variables["GIT_SSH_COMMAND"]
+        assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"known_hosts", "key"}
+    with handed_over(Remote("git://host/a.git"), credentials, tmp_path) as (variables, settings):
+        assert (variables, settings, len(list(tmp_path.rglob("*")))) == ({}, [], 1)
+    with handed_over(Remote("https://host/a.git"), credentials, tmp_path) as (variables, _):
+        assert variables == {"http_proxy": "http://proxy:3128", "https_proxy": "http://proxy:3128"}
+
+
+def test_ssh_needs_known_hosts(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InvalidRemote, match="known_hosts"),
+        handed_over(Remote("git@host:a.git"), Credentials(ssh_key="KEY"), tmp_path),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
