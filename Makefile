@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs demo test test-unit test-integration test-e2e lint format generate bench wheel lock clean
+.PHONY: help setup programs demo test test-unit test-integration test-e2e lint format generate bench wheel release deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,12 @@ bench: setup ## Measure the provider on a simulated Harvester
 
 wheel: setup ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
+
+release: setup ## Write manifests, chart and bill of materials of a release into out/
+	$(BIN)/python -m release $(if $(IMG),--image $(IMG))
+
+deploy: release ## Install on the cluster that kubectl reaches; IMG=... names another image
+	kubectl apply --server-side --force-conflicts -f out/caphv.yaml
 
 lock: ## Resolve all dependencies anew into requirements.lock
 	$(require-python)
