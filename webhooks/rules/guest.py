@@ -1,0 +1,106 @@
+"""Rules about the cloud-config that a machine's `guestConfig` adds, which would stop the VM from being made.
+
+It may hold what should not be repeated: no finding quotes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import yaml
+
+from caphv.schema.findings import Fault
+from webhooks.rules.model import MACHINES, Problem, Rules, Subject
+from webhooks.rules.values import KI
+
+RULES = Rules()
+
+_LONGEST = 128 * KI
+_LISTS = ("packages", "runcmd", "ssh_authorized_keys", "groups", "users", "write_files", "bootcmd")
+_TEMPLATE = re.compile(r"##\s*template:\s*jinja\s*", re.IGNORECASE)
+_FOREIGN = re.compile(
+    r"#!|#include|#cloud-boothook|#cloud-config-\w+|#part-handler|content-type:|mime-version:|variant:|\x1f",
+    re.IGNORECASE,
+)
+_SECRET_WORDS = ("password", "passwd", "plain_text_passwd", "hashed_passwd", "token", "private_key", "ssh_keys")
+# The C parser is an optional part of PyYAML.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@RULES.rule(
+    "user-data-length",
+    MACHINES,
+    "`guestConfig.userData` has at most 128Ki characters: with the bootstrap data it goes into one Secret of 1Mi.",
+    "guestConfig.userData",
+    example="userData: a file of 1 MiB in write_files",
+)
+def _user_data_length(subject: Subject) -> Iterator[Problem]:
+    data = subject.spec.at("guestConfig", "userData")
+    if len(data.text) > _LONGEST:
+        yield Problem(data.path, Fault.TOO_LONG, f"must have at most {_LONGEST} characters: put files into the image")
+
+
+@RULES.rule(
+    "user-data-format",
+    MACHINES,
+    "`guestConfig.userData` is cloud-config: a YAML mapping, no script, no Jinja template, with or without its header.",
+    "guestConfig.userData",
+    example='userData: "#!/bin/sh"',
+)
+def _user_data_format(subject: Subject) -> Iterator[Problem]:
+    data = subject.spec.at("guestConfig", "userData")
+    if 0 < len(data.text) <= _LONGEST and (fault := _fault(data.text)):
+        yield Problem(data.path, Fault.INVALID, f"{fault}: write plain cloud-config, a YAML mapping")
+
+
+@RULES.rule(
+    "user-data-secret",
+    MACHINES,
+    "`guestConfig.userData` can be read by whoever may read the object: it is no place for secrets.",
+    "guestConfig.userData",
+    example='userData: "password: …"',
+    advice=True,
+)
+def _user_data_secret(subject: Subject) -> Iterator[Problem]:
+    data = subject.spec.at("guestConfig", "userData")
+    if len(data.text) <= _LONGEST and any(f"{word}:" in data.text for word in _SECRET_WORDS):
+        detail = "seems to hold a secret, and whoever may read this object reads it: put it into the bootstrap data"
+        yield Problem(data.path, Fault.INVALID, detail)
+
+
+@lru_cache(maxsize=64)
+def _fault(text: str) -> str:
+    """What keeps a text from being cloud-config, empty for nothing. The machines of one template ask the same."""
+    body = text.removeprefix("\ufeff").lstrip()
+    if _TEMPLATE.fullmatch(body.partition("\n")[0]):
+        return "is a Jinja template"
+    if _FOREIGN.match(body):
+        return "is no cloud-config but of another format"
+    try:
+        root = yaml.compose(body, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        return f"is no YAML from line {mark.line + 1} on" if mark else "is no YAML"
+    if root is None or (isinstance(root, yaml.ScalarNode) and root.value in ("", "null", "~")):
+        return ""
+    if not isinstance(root, yaml.MappingNode):
+        return "is no mapping of cloud-config keys"
+    return _fault_of_keys(root)
+
+
+def _fault_of_keys(root: yaml.MappingNode) -> str:
+    seen: set[str] = set()
+    for key, value in root.value:
+        name = key.value if isinstance(key, yaml.ScalarNode) else ""
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
+            return "has a key that is no name of cloud-config"
+        if name in seen:
+            return f"has key {name} twice"
+        seen.add(name)
+        is_null = isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:null"
+        if name in _LISTS and not (isinstance(value, yaml.SequenceNode) or is_null):
+            return f"has key {name} that is no list"
+    return ""

@@ -1,0 +1,138 @@
+"""Rules about what must not change any more.
+
+They look at the object before the change, so they find nothing in one that is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from caphv.api import names
+from webhooks.rules.cluster import UNSET_HOST
+from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Problem, Rules, Subject
+from webhooks.rules.values import quantity
+
+RULES = Rules()
+
+# Server side apply of Cluster API's topology controller asks by such a request whether a template has to be replaced.
+_TOPOLOGY_DRY_RUN = "topology.cluster.x-k8s.io/dry-run"
+_LIVE_FIELDS = (
+    "cpu",
+    "memory",
+    "volumes",
+    "networks",
+    "networkConfig",
+    "vmNetworkConfig",
+    "firmware",
+    "tpm",
+    "failureDomain",
+    "nodeAffinity",
+    "workloadAffinity",
+    "sshUser",
+    "sshKeyPair",
+    "guestConfig",
+)
+_QUANTITIES = frozenset({"memory", "volumeSize"})
+
+
+@RULES.rule(
+    "template-immutable",
+    (CLUSTER_TEMPLATE, MACHINE_TEMPLATE),
+    "Templates do not change: a changed one would not reach what was made from it. Make another and refer to that.",
+    "spec.template.spec",
+    example="cpu: 4 changed to cpu: 8",
+)
+def _template_immutable(subject: Subject) -> Iterator[Problem]:
+    if subject.old is None or (subject.dry_run and _TOPOLOGY_DRY_RUN in subject.annotations):
+        return
+    if not _same(subject.spec.value, subject.old.spec.value):
+        yield subject.spec.forbidden("is immutable: make a new template and refer to that")
+
+
+@RULES.rule(
+    "target-namespace-immutable",
+    (CLUSTER,),
+    "A cluster does not move: its VMs are in the namespace it began with.",
+    "targetNamespace",
+    example="targetNamespace: demo changed to production",
+)
+def _target_namespace_immutable(subject: Subject) -> Iterator[Problem]:
+    if subject.old is None:
+        return
+    now, before = subject.spec.at("targetNamespace"), subject.old.spec.at("targetNamespace")
+    if before.text and now.value != before.value:
+        yield now.forbidden(f"is immutable: the cluster's VMs are in {before.text}")
+
+
+@RULES.rule(
+    "endpoint-immutable",
+    (CLUSTER,),
+    "The endpoint of a provisioned cluster stays: certificates, kubeconfigs and nodes know it.",
+    "controlPlaneEndpoint",
+    example="host: 172.17.1.50 changed to 172.17.1.60",
+)
+def _endpoint_immutable(subject: Subject) -> Iterator[Problem]:
+    if subject.old is None or not _provisioned(subject.old):
+        return
+    now, before = subject.spec.at("controlPlaneEndpoint"), subject.old.spec.at("controlPlaneEndpoint")
+    if before.at("host").text not in ("", UNSET_HOST) and now.value != before.value:
+        yield now.forbidden("is immutable once the cluster is provisioned: nodes and kubeconfigs use it")
+
+
+@RULES.rule(
+    "provider-id-immutable",
+    (MACHINE,),
+    "`providerID` stays once it is set: Machine and Node carry it as well. Only the one that the controller made of the "
+    "VM's uid gives way to that of the Node. The annotation "
+    f"`{names.ADOPT_ANNOTATION}`, which gives a machine another VM, allows another.",
+    "providerID",
+    example="providerID: harvester://a changed to harvester://b",
+)
+def _provider_id_immutable(subject: Subject) -> Iterator[Problem]:
+    if subject.old is None or names.ADOPT_ANNOTATION in subject.annotations:
+        return
+    now, before = subject.spec.at("providerID"), subject.old.spec.at("providerID")
+    vm = subject.old.obj.at("status", "virtualMachine", "uid").text
+    # A cloud provider in the workload cluster may name the Node in its own way after the controller named the VM.
+    renamed = now.text and vm and before.text == f"{names.PROVIDER_ID_PREFIX}{vm}"
+    if before.text and now.value != before.value and not renamed:
+        yield now.forbidden("is immutable once it is set: Machine and Node carry it as well")
+
+
+@RULES.rule(
+    "machine-immutable",
+    (MACHINE,),
+    "A machine whose VM exists keeps what the VM was made from: nothing would apply the change. The annotation "
+    f"`{names.ADOPT_ANNOTATION}`, which gives a machine another VM, allows it.",
+    *_LIVE_FIELDS,
+    example="cpu: 2 changed to cpu: 4",
+)
+def _machine_immutable(subject: Subject) -> Iterator[Problem]:
+    old = subject.old
+    if old is None or names.ADOPT_ANNOTATION in subject.annotations:
+        return
+    if not (old.spec.at("providerID").text or _provisioned(old)):
+        return
+    for name in _LIVE_FIELDS:
+        now, before = subject.spec.at(name), old.spec.at(name)
+        if (now.present or before.present) and not _same(now.value, before.value, name):
+            yield now.forbidden("cannot be changed on a VM that exists: make a new machine, by a new template")
+
+
+def _provisioned(subject: Subject) -> bool:
+    status = subject.obj.at("status")
+    return status.at("initialization", "provisioned").value is True or status.at("ready").value is True
+
+
+def _same(now: Any, before: Any, name: str = "") -> bool:
+    """Whether two values mean the same; `4096Mi` is `4Gi`."""
+    if now == before:
+        return True
+    if name in _QUANTITIES and (size := quantity(now)) is not None:
+        return size == quantity(before)
+    if isinstance(now, dict) and isinstance(before, dict):
+        return now.keys() == before.keys() and all(_same(now[key], before[key], key) for key in now)
+    if isinstance(now, list) and isinstance(before, list):
+        return len(now) == len(before) and all(_same(one, other) for one, other in zip(now, before, strict=True))
+    return False

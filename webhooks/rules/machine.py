@@ -1,0 +1,193 @@
+"""Rules about the size, firmware and login of a machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from caphv.schema.findings import Fault
+from webhooks.rules.model import MACHINE_TEMPLATE, MACHINES, Problem, Rules, Subject
+from webhooks.rules.values import MI, TI, quantity
+
+RULES = Rules()
+
+_MOST_CORES = 512
+_LEAST_MEMORY, _MOST_MEMORY = 256 * MI, 16 * TI
+_MOST_NETWORKS = 16
+_USER = re.compile(r"[A-Za-z_][-A-Za-z0-9_.]{0,31}")
+_PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
+
+
+@RULES.rule(
+    "cpu-most",
+    MACHINES,
+    f"A VM has at most {_MOST_CORES} cores: `cpu` counts cores, not thousandths.",
+    "cpu",
+    example="cpu: 4000",
+)
+def _cpu_most(subject: Subject) -> Iterator[Problem]:
+    cpu = subject.spec.at("cpu")
+    if cpu.number is not None and cpu.number > _MOST_CORES:
+        yield cpu.invalid(f"must be at most {_MOST_CORES}: give whole cores, not thousandths of one")
+
+
+@RULES.rule(
+    "memory-size",
+    MACHINES,
+    "Memory is from 256Mi to 16Ti in whole bytes; a number without a suffix counts bytes.",
+    "memory",
+    example='memory: "4096"',
+)
+def _memory_size(subject: Subject) -> Iterator[Problem]:
+    memory = subject.spec.at("memory")
+    size = quantity(memory.text)
+    if size is None:
+        return
+    if not _LEAST_MEMORY <= size <= _MOST_MEMORY:
+        yield memory.invalid("must be from 256Mi to 16Ti; without a suffix it counts bytes, so write for example 4Gi")
+    elif size != int(size):
+        yield memory.invalid("must be a whole number of bytes, for example 4Gi")
+
+
+@RULES.rule(
+    "small-machine",
+    MACHINES,
+    "RKE2 wants 2 cores and 4Gi of memory for a node.",
+    "cpu",
+    "memory",
+    example='cpu: 1, memory: "2Gi"',
+    advice=True,
+)
+def _small_machine(subject: Subject) -> Iterator[Problem]:
+    cpu, memory = subject.spec.at("cpu"), subject.spec.at("memory")
+    if cpu.number == 1:
+        yield cpu.invalid("RKE2 wants at least 2 cores for a node")
+    size = quantity(memory.text)
+    # Decimal units a little below are meant as four, too.
+    if size is not None and _LEAST_MEMORY <= size < 4 * 1000**3:
+        yield memory.invalid("RKE2 wants at least 4Gi of memory for a node")
+
+
+@RULES.rule(
+    "ssh-user-name",
+    MACHINES,
+    "`sshUser` is a user name: letters, digits, `.`, `_` and `-`, at most 32.",
+    "sshUser",
+    example='sshUser: "opensuse user"',
+)
+def _ssh_user_name(subject: Subject) -> Iterator[Problem]:
+    user = subject.spec.at("sshUser")
+    if user.present and user.text and not _USER.fullmatch(user.text):
+        yield user.invalid("must be a user name: at most 32 letters, digits, '.', '_' or '-', a letter first")
+
+
+@RULES.rule(
+    "ssh-user-root",
+    MACHINES,
+    "Log in as a user of the image rather than as root, which images forbid by default.",
+    "sshUser",
+    example="sshUser: root",
+    advice=True,
+)
+def _ssh_user_root(subject: Subject) -> Iterator[Problem]:
+    user = subject.spec.at("sshUser")
+    if user.text == "root":
+        yield user.invalid("most images forbid root to log in: use the image's own user, for example opensuse")
+
+
+@RULES.rule(
+    "networks-unique",
+    MACHINES,
+    "A VM has one interface in a network.",
+    "networks[]",
+    example="networks: [default/production, default/production]",
+)
+def _networks_unique(subject: Subject) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for network in subject.spec.at("networks").each():
+        if network.text and network.text in seen:
+            yield network.problem(Fault.DUPLICATE, "the VM is in this network already: name each network once")
+        seen.add(network.text)
+
+
+@RULES.rule(
+    "networks-most",
+    MACHINES,
+    f"A VM has at most {_MOST_NETWORKS} interfaces.",
+    "networks",
+    example="networks: seventeen networks",
+)
+def _networks_most(subject: Subject) -> Iterator[Problem]:
+    networks = subject.spec.at("networks")
+    if len(networks.each()) > _MOST_NETWORKS:
+        yield Problem(networks.path, Fault.TOO_MANY, f"must have at most {_MOST_NETWORKS} items")
+
+
+@RULES.rule(
+    "secure-boot-needs-efi",
+    MACHINES,
+    "Secure Boot is a feature of UEFI: `firmware.secureBoot` needs `firmware.efi`.",
+    "firmware.secureBoot",
+    "firmware.efi",
+    example="firmware: {secureBoot: true}",
+)
+def _secure_boot_needs_efi(subject: Subject) -> Iterator[Problem]:
+    firmware = subject.spec.at("firmware")
+    if firmware.at("secureBoot").value is True and firmware.at("efi").value is not True:
+        yield firmware.at("secureBoot").invalid("needs firmware.efi: true, because only UEFI has Secure Boot")
+
+
+@RULES.rule(
+    "tpm-persistent-needs-tpm",
+    MACHINES,
+    "A TPM that keeps its state is a TPM: `tpm.persistent` needs `tpm.enabled`.",
+    "tpm.persistent",
+    "tpm.enabled",
+    example="tpm: {persistent: true}",
+)
+def _tpm_persistent_needs_tpm(subject: Subject) -> Iterator[Problem]:
+    tpm = subject.spec.at("tpm")
+    if tpm.at("persistent").value is True and tpm.at("enabled").value is not True:
+        yield tpm.at("persistent").invalid("needs tpm.enabled: true")
+
+
+@RULES.rule(
+    "provider-id",
+    MACHINES,
+    "`providerID` is a scheme and an id; the controller sets it.",
+    "providerID",
+    example="providerID: 0c4f1a52",
+)
+def _provider_id(subject: Subject) -> Iterator[Problem]:
+    provider_id = subject.spec.at("providerID")
+    if provider_id.text and not _PROVIDER_ID.fullmatch(provider_id.text):
+        yield provider_id.invalid(
+            "must be a scheme and an id, for example harvester://<uid of the VM>; or leave it out"
+        )
+
+
+@RULES.rule(
+    "provider-id-of-template",
+    (MACHINE_TEMPLATE,),
+    "Machines of a template have identities of their own: a template has no `providerID`.",
+    "providerID",
+    example="providerID: harvester://0c4f1a52-5f0e-4f0a-9d3c-2f6d1c1f7a10",
+)
+def _provider_id_of_template(subject: Subject) -> Iterator[Problem]:
+    provider_id = subject.spec.at("providerID")
+    if provider_id.text:
+        yield provider_id.forbidden("each machine gets an identity of its own: remove it")
+
+
+@RULES.rule(
+    "static-address-of-template",
+    (MACHINE_TEMPLATE,),
+    "All machines of a template with `networkConfig` get the same address, so it suits one machine only.",
+    "networkConfig.address",
+    example="networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1}",
+    advice=True,
+)
+def _static_address_of_template(subject: Subject) -> Iterator[Problem]:
+    static = subject.spec.at("networkConfig", "address")
+    if static.text:
+        yield static.invalid("every machine of this template gets this one address: use vmNetworkConfig with a pool")

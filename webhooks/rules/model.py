@@ -1,0 +1,175 @@
+"""What a rule is, and how it looks at an object of whatever shape.
+
+Anything may arrive in a review, so rules read through `Field`, which answers with nothing where there is nothing of the
+wanted type: whatever is of the wrong type is told by the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from caphv.schema.findings import Fault, FieldPath, Finding
+
+Obj = dict[str, Any]
+
+CLUSTER, CLUSTER_TEMPLATE = "HarvesterCluster", "HarvesterClusterTemplate"
+MACHINE, MACHINE_TEMPLATE = "HarvesterMachine", "HarvesterMachineTemplate"
+CLUSTERS, MACHINES = (CLUSTER, CLUSTER_TEMPLATE), (MACHINE, MACHINE_TEMPLATE)
+KINDS = (CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE)
+
+
+class Field(NamedTuple):
+    """A value and its path; `value` is None where the object has nothing there."""
+
+    value: Any
+    path: FieldPath
+
+    def at(self, *keys: str) -> Field:
+        """Field below this one."""
+        value = self.value
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return Field(value, (*self.path, *keys))
+
+    def each(self) -> list[Field]:
+        """Items of a list, none for anything else."""
+        if not isinstance(self.value, list):
+            return []
+        return [Field(value, (*self.path, index)) for index, value in enumerate(self.value)]
+
+    @property
+    def text(self) -> str:
+        """The string, empty for none."""
+        return self.value if isinstance(self.value, str) else ""
+
+    @property
+    def number(self) -> int | None:
+        """The integer, None for none."""
+        return self.value if isinstance(self.value, int) and not isinstance(self.value, bool) else None
+
+    @property
+    def mapping(self) -> Obj:
+        """The object, empty for none."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def present(self) -> bool:
+        """Whether there is something; the Go provider takes empty strings, lists and objects for nothing."""
+        return self.value not in (None, "", [], {})
+
+    def problem(self, fault: Fault, detail: str) -> Problem:
+        """Something wrong with this field."""
+        return Problem(self.path, fault, detail, self.value if fault is not Fault.REQUIRED else None)
+
+    def invalid(self, detail: str) -> Problem:
+        """A value that cannot be used."""
+        return self.problem(Fault.INVALID, detail)
+
+    def required(self, detail: str) -> Problem:
+        """A value that has to be there."""
+        return self.problem(Fault.REQUIRED, detail)
+
+    def forbidden(self, detail: str) -> Problem:
+        """A field that must not be set as things are."""
+        return self.problem(Fault.FORBIDDEN, detail)
+
+
+class Problem(NamedTuple):
+    """What a check finds; with the rule's name and severity it becomes a `Finding`."""
+
+    path: FieldPath
+    fault: Fault
+    detail: str
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An object as rules see it: `spec` is that of the cluster or machine, also where it stands in a template.
+
+    `old` is the object before the change, None for one that is new.
+    """
+
+    kind: str
+    obj: Field
+    spec: Field
+    old: Subject | None = None
+    dry_run: bool = False
+
+    @classmethod
+    def of(cls, kind: str, obj: Obj, *, old: Obj | None = None, dry_run: bool = False) -> Subject:
+        """Subject for an object of a kind."""
+        whole = Field(obj, ())
+        spec = (
+            whole.at("spec", "template", "spec") if kind in (CLUSTER_TEMPLATE, MACHINE_TEMPLATE) else whole.at("spec")
+        )
+        return cls(kind, whole, spec, cls.of(kind, old) if old is not None else None, dry_run)
+
+    @property
+    def is_template(self) -> bool:
+        """Whether it is a template."""
+        return self.kind in (CLUSTER_TEMPLATE, MACHINE_TEMPLATE)
+
+    @property
+    def annotations(self) -> Obj:
+        """Annotations, empty for none."""
+        return self.obj.at("metadata", "annotations").mapping
+
+
+Check = Callable[[Subject], Iterator[Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule. `fields` are paths below the spec of cluster or machine, `example` is a wrong value with its remedy.
+
+    `go` tells that the Go provider refused it too. An `advice` only warns.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    description: str
+    fields: tuple[str, ...]
+    example: str
+    check: Check
+    go: bool = False
+    advice: bool = False
+
+    @property
+    def severity(self) -> str:
+        """`error` or `warning`."""
+        return "warning" if self.advice else "error"
+
+    def findings(self, subject: Subject) -> Iterator[Finding]:
+        """What the rule finds in an object."""
+        for path, fault, detail, value in self.check(subject):
+            yield Finding(path, fault, detail, self.name, value, self.advice)
+
+
+class Rules(list[Rule]):
+    """Rules of one theme, in the order in which they are documented."""
+
+    def rule(
+        self,
+        name: str,
+        kinds: tuple[str, ...],
+        description: str,
+        *fields: str,
+        example: str,
+        go: bool = False,
+        advice: bool = False,
+    ) -> Callable[[Check], Check]:
+        """Register the decorated check."""
+
+        def register(check: Check) -> Check:
+            self.append(Rule(name, kinds, description, fields, example, check, go, advice))
+            return check
+
+        return register
+
+
+def as_advice(finding: Finding) -> Finding:
+    """The same, as a warning."""
+    return replace(finding, advice=True)

@@ -1,0 +1,123 @@
+"""Rules about names: of the machine itself, which its VM gets, and of what the objects refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from caphv.schema.findings import Fault
+from webhooks.rules.model import CLUSTERS, KINDS, MACHINE, MACHINES, Field, Problem, Rules, Subject
+from webhooks.rules.values import LABEL_LENGTH, is_label, is_reference, is_subdomain
+
+RULES = Rules()
+
+_REFERENCE = "must be namespace/name, or a bare name in the target namespace"
+# What an API server appends to metadata.generateName, and what it stands for in a check.
+_GENERATED = "xxxxx"
+
+
+@RULES.rule(
+    "machine-name",
+    (MACHINE,),
+    "The VM and its guest are called as the machine: at most 63 lower case letters, digits and `-`.",
+    "metadata.name",
+    example="name: demo.worker.1",
+)
+def _machine_name(subject: Subject) -> Iterator[Problem]:
+    name, prefix = subject.obj.at("metadata", "name"), subject.obj.at("metadata", "generateName")
+    told = name if name.text else prefix
+    full = name.text or (prefix.text[: LABEL_LENGTH - len(_GENERATED)] + _GENERATED if prefix.text else "")
+    if len(full) > LABEL_LENGTH:
+        yield told.problem(Fault.TOO_LONG, f"the VM's host name is made of it: at most {LABEL_LENGTH} characters")
+    elif full and not is_label(full):
+        yield told.invalid("the VM's host name is made of it: use lower case letters, digits and '-' only")
+
+
+@RULES.rule(
+    "network-reference",
+    MACHINES,
+    "A network is `namespace/name`, or a bare name in the target namespace.",
+    "networks[]",
+    example="networks: [default/production/vlan-1]",
+)
+def _network_reference(subject: Subject) -> Iterator[Problem]:
+    for network in subject.spec.at("networks").each():
+        yield from _no_reference(network)
+
+
+@RULES.rule(
+    "ssh-key-pair-reference",
+    MACHINES,
+    "A KeyPair is `namespace/name`, or a bare name in the target namespace.",
+    "sshKeyPair",
+    example="sshKeyPair: ssh-ed25519 AAAA…",
+)
+def _ssh_key_pair_reference(subject: Subject) -> Iterator[Problem]:
+    pair = subject.spec.at("sshKeyPair")
+    if pair.text:
+        yield from _no_reference(pair)
+
+
+@RULES.rule(
+    "image-reference",
+    MACHINES,
+    "An image is `namespace/name`, or a bare name in the target namespace; its display name may be used.",
+    "volumes[].imageName",
+    example="imageName: /opensuse",
+)
+def _image_reference(subject: Subject) -> Iterator[Problem]:
+    for volume in subject.spec.at("volumes").each():
+        image = volume.at("imageName")
+        namespace, slash, name = image.text.rpartition("/")
+        # A display name may hold nearly everything.
+        named = name.strip() == name and name.isprintable() and name != ""
+        if image.text and not (named and (not slash or is_label(namespace))):
+            yield image.invalid(_REFERENCE)
+
+
+@RULES.rule(
+    "storage-class-name",
+    MACHINES,
+    "A StorageClass is named without a namespace.",
+    "volumes[].storageClass",
+    example="storageClass: default/harvester-longhorn",
+)
+def _storage_class_name(subject: Subject) -> Iterator[Problem]:
+    for volume in subject.spec.at("volumes").each():
+        storage_class = volume.at("storageClass")
+        if storage_class.text and not is_subdomain(storage_class.text):
+            yield storage_class.invalid("must be the name of a StorageClass, for example harvester-longhorn")
+
+
+@RULES.rule(
+    "pool-reference",
+    KINDS,
+    "A pool is named; a namespace before it is allowed and means nothing.",
+    "vmNetworkConfig.ipPoolRef",
+    "vmNetworkConfig.ipPoolRefs[]",
+    "loadBalancerConfig.ipPoolRef",
+    example="ipPoolRef: 172.17.1.0/24",
+)
+def _pool_reference(subject: Subject) -> Iterator[Problem]:
+    config = subject.spec.at("vmNetworkConfig")
+    optional = [config.at("ipPoolRef"), subject.spec.at("loadBalancerConfig", "ipPoolRef")]
+    for reference in [field for field in optional if field.present] + config.at("ipPoolRefs").each():
+        if isinstance(reference.value, str) and not is_reference(reference.text):
+            yield reference.invalid("must be the name of an IPPool on Harvester, for example vm-pool")
+
+
+@RULES.rule(
+    "pool-network-reference",
+    CLUSTERS,
+    "The network of a pool is `namespace/name`, or a bare name in the target namespace.",
+    "vmNetworkConfig.ipPool.vmNetwork",
+    "loadBalancerConfig.ipPool.vmNetwork",
+    example="vmNetwork: default/production/vlan-1",
+)
+def _pool_network_reference(subject: Subject) -> Iterator[Problem]:
+    for config in ("loadBalancerConfig", "vmNetworkConfig"):
+        yield from _no_reference(subject.spec.at(config, "ipPool", "vmNetwork"))
+
+
+def _no_reference(field: Field) -> Iterator[Problem]:
+    if isinstance(field.value, str) and not is_reference(field.text):
+        yield field.invalid(f"{_REFERENCE}, for example default/production")

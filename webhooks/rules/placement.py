@@ -1,0 +1,194 @@
+"""Rules about the affinities of a machine, which KubeVirt would refuse with the VM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from caphv.schema.findings import Fault
+from webhooks.rules.model import MACHINES, Field, Problem, Rules, Subject
+from webhooks.rules.values import is_label, is_label_key, is_label_value
+
+RULES = Rules()
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
+_NODE_OPERATORS = (*_SELECTOR_OPERATORS, "Gt", "Lt")
+_INTEGER = re.compile(r"-?[0-9]+")
+
+
+@RULES.rule(
+    "affinity-operator",
+    MACHINES,
+    "The operator of a demand is one that Kubernetes knows.",
+    "nodeAffinity",
+    "workloadAffinity",
+    example="{key: kubernetes.io/hostname, operator: Equals, values: [host-1]}",
+)
+def _affinity_operator(subject: Subject) -> Iterator[Problem]:
+    for demand, operators in _demands(subject):
+        operator = demand.at("operator")
+        if isinstance(operator.value, str) and operator.text not in operators:
+            yield operator.problem(Fault.UNSUPPORTED, f"must be one of {', '.join(operators)}")
+
+
+@RULES.rule(
+    "affinity-values",
+    MACHINES,
+    "`In` and `NotIn` take values, `Exists` and `DoesNotExist` none, `Gt` and `Lt` one integer.",
+    "nodeAffinity",
+    "workloadAffinity",
+    example="{key: kubernetes.io/hostname, operator: In}",
+)
+def _affinity_values(subject: Subject) -> Iterator[Problem]:
+    for demand, _ in _demands(subject):
+        operator, values = demand.at("operator").text, demand.at("values")
+        texts = [value.text for value in values.each()]
+        if operator in ("In", "NotIn") and not texts:
+            yield values.required(f"operator {operator} compares with values: name at least one")
+        if operator in ("Exists", "DoesNotExist") and texts:
+            yield values.forbidden(f"operator {operator} takes no values: remove them, or use In")
+        if operator in ("Gt", "Lt") and not (len(texts) == 1 and _INTEGER.fullmatch(texts[0])):
+            yield values.invalid(f"operator {operator} takes exactly one integer")
+
+
+@RULES.rule(
+    "affinity-labels",
+    MACHINES,
+    "Keys are those of labels, and values can be values of labels.",
+    "nodeAffinity",
+    "workloadAffinity",
+    example='{key: "rack number", operator: Exists}',
+)
+def _affinity_labels(subject: Subject) -> Iterator[Problem]:
+    for demand, _ in _demands(subject):
+        if isinstance(demand.at("key").value, str) and not is_label_key(demand.at("key").text):
+            yield demand.at("key").invalid("must be the key of a label, for example topology.kubernetes.io/zone")
+        for value in demand.at("values").each():
+            if isinstance(value.value, str) and not is_label_value(value.text):
+                yield value.invalid("must be the value of a label: at most 63 letters, digits, '-', '_' or '.'")
+    for term in _pod_terms(subject):
+        for selector in (term.at("labelSelector"), term.at("namespaceSelector")):
+            for key, value in selector.at("matchLabels").mapping.items():
+                field = selector.at("matchLabels", key)
+                if not is_label_key(key) or (isinstance(value, str) and not is_label_value(value)):
+                    yield field.invalid("must be key and value of a label")
+
+
+@RULES.rule(
+    "affinity-weight",
+    MACHINES,
+    "The weight of a wish is from 1 to 100.",
+    f"nodeAffinity.{_PREFERRED}[].weight",
+    f"workloadAffinity.{_PREFERRED}[].weight",
+    example="weight: 0",
+)
+def _affinity_weight(subject: Subject) -> Iterator[Problem]:
+    for field in ("nodeAffinity", "workloadAffinity"):
+        for wish in subject.spec.at(field, _PREFERRED).each():
+            weight = wish.at("weight")
+            if weight.number is not None and not 1 <= weight.number <= 100:
+                yield weight.invalid("must be from 1 to 100")
+
+
+@RULES.rule(
+    "node-affinity-terms",
+    MACHINES,
+    "A demand on hosts has terms.",
+    f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms",
+    example="nodeSelectorTerms: []",
+)
+def _node_affinity_terms(subject: Subject) -> Iterator[Problem]:
+    terms = subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms")
+    if terms.value == []:
+        yield terms.required("name at least one term, or remove the demand")
+
+
+@RULES.rule(
+    "node-affinity-empty-term",
+    MACHINES,
+    "A term without demands matches no host.",
+    f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms[]",
+    example="nodeSelectorTerms: [{}]",
+    advice=True,
+)
+def _node_affinity_empty_term(subject: Subject) -> Iterator[Problem]:
+    for term in subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms").each():
+        if isinstance(term.value, dict) and not any(
+            term.at(key).present for key in ("matchExpressions", "matchFields")
+        ):
+            yield term.invalid("matches no host: give it demands, or remove it")
+
+
+@RULES.rule(
+    "node-affinity-fields",
+    MACHINES,
+    "The only field of a host to choose by is `metadata.name`, with one value.",
+    "nodeAffinity",
+    example="matchFields: [{key: metadata.namespace, operator: In, values: [default]}]",
+)
+def _node_affinity_fields(subject: Subject) -> Iterator[Problem]:
+    for term in _node_terms(subject):
+        for demand in term.at("matchFields").each():
+            if isinstance(demand.at("key").value, str) and demand.at("key").text != "metadata.name":
+                yield demand.at("key").problem(Fault.UNSUPPORTED, "must be metadata.name")
+            if demand.at("operator").text not in ("", "In", "NotIn"):
+                yield demand.at("operator").problem(Fault.UNSUPPORTED, "must be In or NotIn")
+            elif demand.at("operator").text and len(demand.at("values").each()) != 1:
+                yield demand.at("values").invalid("must be exactly one name of a host")
+
+
+@RULES.rule(
+    "workload-affinity-topology",
+    MACHINES,
+    "Nearness to other VMs is measured by a label of hosts.",
+    "workloadAffinity",
+    example='topologyKey: ""',
+)
+def _workload_affinity_topology(subject: Subject) -> Iterator[Problem]:
+    for term in _pod_terms(subject):
+        key = term.at("topologyKey")
+        if isinstance(key.value, str) and not is_label_key(key.text):
+            yield key.invalid("must be the key of a label of hosts, for example kubernetes.io/hostname")
+        for namespace in term.at("namespaces").each():
+            if isinstance(namespace.value, str) and not is_label(namespace.text):
+                yield namespace.invalid("must be the name of a namespace")
+
+
+@RULES.rule(
+    "failure-domain",
+    MACHINES,
+    "A failure domain is the value of a label: the name of a zone or host.",
+    "failureDomain",
+    example='failureDomain: "zone a"',
+)
+def _failure_domain(subject: Subject) -> Iterator[Problem]:
+    domain = subject.spec.at("failureDomain")
+    if domain.text and not is_label_value(domain.text):
+        yield domain.invalid("must be a name from the HarvesterCluster's status.failureDomains")
+
+
+def _demands(subject: Subject) -> Iterator[tuple[Field, tuple[str, ...]]]:
+    """Every demand on labels, with the operators it may have."""
+    for term in _node_terms(subject):
+        for demand in term.at("matchExpressions").each():
+            yield demand, _NODE_OPERATORS
+    for term in _pod_terms(subject):
+        for selector in (term.at("labelSelector"), term.at("namespaceSelector")):
+            for demand in selector.at("matchExpressions").each():
+                yield demand, _SELECTOR_OPERATORS
+
+
+def _node_terms(subject: Subject) -> Iterator[Field]:
+    affinity = subject.spec.at("nodeAffinity")
+    yield from affinity.at(_REQUIRED, "nodeSelectorTerms").each()
+    for wish in affinity.at(_PREFERRED).each():
+        yield wish.at("preference")
+
+
+def _pod_terms(subject: Subject) -> Iterator[Field]:
+    affinity = subject.spec.at("workloadAffinity")
+    yield from affinity.at(_REQUIRED).each()
+    for wish in affinity.at(_PREFERRED).each():
+        yield wish.at("podAffinityTerm")

@@ -1,0 +1,174 @@
+"""Rules about the disks of a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from caphv.schema.findings import Fault
+from webhooks.rules.model import MACHINES, Field, Problem, Rules, Subject
+from webhooks.rules.values import MI, TI, quantity
+
+RULES = Rules()
+
+IMAGE, STORAGE_CLASS = "image", "storageClass"
+_LEAST, _MOST = 10 * MI, 100 * TI
+_BOOT_DISK = 20 * 1000**3
+_MOST_VOLUMES = 32
+
+
+@RULES.rule(
+    "volume-type",
+    MACHINES,
+    "A disk is of type `image` or `storageClass`.",
+    "volumes[].volumeType",
+    example="volumeType: pvc",
+    go=True,
+)
+def _volume_type(subject: Subject) -> Iterator[Problem]:
+    for volume in _volumes(subject):
+        kind = volume.at("volumeType")
+        if isinstance(kind.value, str) and kind.value not in (IMAGE, STORAGE_CLASS):
+            yield kind.problem(Fault.UNSUPPORTED, 'must be "image" or "storageClass"')
+
+
+@RULES.rule(
+    "volume-image",
+    MACHINES,
+    "A disk of type `image` names its image.",
+    "volumes[].imageName",
+    "volumes[].volumeType",
+    example="{volumeType: image, volumeSize: 40Gi}",
+    go=True,
+)
+def _volume_image(subject: Subject) -> Iterator[Problem]:
+    for volume in _volumes(subject):
+        name = volume.at("imageName")
+        if volume.at("volumeType").value == IMAGE and not name.present:
+            yield name.required("a disk of type image needs one, for example default/opensuse-leap-micro")
+
+
+@RULES.rule(
+    "volume-storage-class",
+    MACHINES,
+    "A disk of type `storageClass` names its StorageClass.",
+    "volumes[].storageClass",
+    "volumes[].volumeType",
+    example="{volumeType: storageClass, volumeSize: 40Gi}",
+    go=True,
+)
+def _volume_storage_class(subject: Subject) -> Iterator[Problem]:
+    for volume in _volumes(subject):
+        name = volume.at("storageClass")
+        if volume.at("volumeType").value == STORAGE_CLASS and not name.present:
+            yield name.required("a disk of type storageClass needs one, for example harvester-longhorn")
+
+
+@RULES.rule(
+    "volume-source",
+    MACHINES,
+    "A disk comes from an image or from a StorageClass: the field of the other type is left out.",
+    "volumes[].imageName",
+    "volumes[].storageClass",
+    example="{volumeType: storageClass, storageClass: harvester-longhorn, imageName: default/opensuse}",
+)
+def _volume_source(subject: Subject) -> Iterator[Problem]:
+    for volume in _volumes(subject):
+        kind, image, storage_class = (volume.at(key) for key in ("volumeType", "imageName", "storageClass"))
+        if kind.value == STORAGE_CLASS and image.present:
+            yield image.forbidden("a disk of type storageClass is empty: use type image, or remove the image")
+        if kind.value == IMAGE and storage_class.present:
+            yield storage_class.forbidden("a disk of type image gets the StorageClass of its image: remove it")
+
+
+@RULES.rule(
+    "volume-size",
+    MACHINES,
+    "A disk has a size, from 10Mi to 100Ti; a number without a suffix counts bytes.",
+    "volumes[].volumeSize",
+    example="{volumeType: image, imageName: default/opensuse}",
+)
+def _volume_size(subject: Subject) -> Iterator[Problem]:
+    for volume in _volumes(subject):
+        size = volume.at("volumeSize")
+        if size.value in (None, ""):
+            yield size.required("say how large the disk is, for example 40Gi")
+            continue
+        number = quantity(size.value)
+        if number is not None and not _LEAST <= number <= _MOST:
+            yield size.invalid(
+                "must be from 10Mi to 100Ti; without a suffix it counts bytes, so write for example 40Gi"
+            )
+        elif number is not None and number != int(number):
+            yield size.invalid("must be a whole number of bytes, for example 40Gi")
+
+
+@RULES.rule(
+    "volumes-most",
+    MACHINES,
+    f"A VM has at most {_MOST_VOLUMES} disks.",
+    "volumes",
+    example="volumes: thirty-three disks",
+)
+def _volumes_most(subject: Subject) -> Iterator[Problem]:
+    volumes = subject.spec.at("volumes")
+    if len(volumes.each()) > _MOST_VOLUMES:
+        yield Problem(volumes.path, Fault.TOO_MANY, f"must have at most {_MOST_VOLUMES} items")
+
+
+@RULES.rule(
+    "boot-order-positive",
+    MACHINES,
+    "Ranks in the boot order begin with 1.",
+    "volumes[].bootOrder",
+    example="bootOrder: 0",
+)
+def _boot_order_positive(subject: Subject) -> Iterator[Problem]:
+    for volume in _volumes(subject):
+        order = volume.at("bootOrder")
+        if order.number is not None and order.number < 1:
+            yield order.invalid("must be at least 1, or left out")
+
+
+@RULES.rule(
+    "boot-order-unique",
+    MACHINES,
+    "No two disks have the same rank in the boot order.",
+    "volumes[].bootOrder",
+    example="two disks with bootOrder: 1",
+)
+def _boot_order_unique(subject: Subject) -> Iterator[Problem]:
+    seen: set[int] = set()
+    for volume in _volumes(subject):
+        order = volume.at("bootOrder")
+        if order.number is None:
+            continue
+        if order.number in seen:
+            yield order.problem(Fault.DUPLICATE, "another disk has this rank: give each disk one of its own")
+        seen.add(order.number)
+
+
+@RULES.rule(
+    "boot-disk",
+    MACHINES,
+    "A VM boots from a disk with an image of at least 20Gi.",
+    "volumes[]",
+    example="volumes: [{volumeType: storageClass, storageClass: harvester-longhorn, volumeSize: 40Gi}]",
+    advice=True,
+)
+def _boot_disk(subject: Subject) -> Iterator[Problem]:
+    volumes = _volumes(subject)
+    if not volumes:
+        return
+    first = min(volumes, key=lambda volume: (volume.at("bootOrder").number or len(volumes) + 2**31, volume.path[-1]))
+    if first.at("volumeType").value == STORAGE_CLASS:
+        yield Problem(
+            first.path, Fault.INVALID, "the VM boots from this disk first, and it is empty: rank an image first"
+        )
+        return
+    size = quantity(first.at("volumeSize").value)
+    if size is not None and _LEAST <= size < _BOOT_DISK:
+        yield first.at("volumeSize").invalid("a node needs 20Gi or more for its system, container images and logs")
+
+
+def _volumes(subject: Subject) -> list[Field]:
+    return [volume for volume in subject.spec.at("volumes").each() if volume.mapping]
