@@ -145,6 +145,7 @@ class Informer:
         self.store = Store(indexes)
         self.last_error: Exception | None = None
         self._client = client
+        self._events = metrics.WATCH_EVENTS.labels(client.name, str(resource))
         self._namespace = namespace
         self._selectors = {"label_selector": label_selector, "field_selector": field_selector}
         self._metadata_only = metadata_only
@@ -302,7 +303,7 @@ class Informer:
                 self._version = str(obj["metadata"]["resourceVersion"])
                 self._newest = int(self._version)
                 if kind != "BOOKMARK":
-                    metrics.WATCH_EVENTS.labels(self._client.name, str(self.resource)).inc()
+                    self._events.inc()
 
     def _put(self, key: Key, obj: Obj, *, believe: bool = False) -> None:
         known = self.store.get(*key)

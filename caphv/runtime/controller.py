@@ -40,6 +40,8 @@ class Controller:
         self._reconcile = reconcile
         self._concurrency = concurrency
         self._active: dict[Key, float] = {}
+        self._workers_active = metrics.RECONCILES_ACTIVE.labels(name)
+        self._seconds = metrics.RECONCILE_SECONDS.labels(name)
         self.grace = 20.0
 
     @property
@@ -74,7 +76,7 @@ class Controller:
     async def _once(self, key: Key) -> None:
         started = self._active[key] = time.monotonic()
         result = "error"
-        metrics.RECONCILES_ACTIVE.labels(self.name).inc()
+        self._workers_active.inc()
         try:
             with logs.context(controller=self.name, object=str(key)):
                 again = await self._guarded(key)
@@ -89,9 +91,9 @@ class Controller:
         finally:
             del self._active[key]
             self.queue.done(key)
-            metrics.RECONCILES_ACTIVE.labels(self.name).dec()
+            self._workers_active.dec()
             metrics.RECONCILES.labels(self.name, result).inc()
-            metrics.RECONCILE_SECONDS.labels(self.name).observe(time.monotonic() - started)
+            self._seconds.observe(time.monotonic() - started)
 
     async def _guarded(self, key: Key) -> float | None:
         try:

@@ -36,7 +36,9 @@ class WorkQueue(Generic[K]):
         base: float = 0.05,
         maximum: float = 60.0,
     ) -> None:
-        self._name = name
+        # Looked up once: a look-up by label costs more than the rest of what the queue does for a key.
+        self._adds, self._depth = metrics.QUEUE_ADDS.labels(name), metrics.QUEUE_DEPTH.labels(name)
+        self._seconds = metrics.QUEUE_SECONDS.labels(name)
         self._group_of = group_of or (lambda _key: "")
         self._group_limit = group_limit or (1 << 30)
         self._base, self._maximum = base, maximum
@@ -77,8 +79,8 @@ class WorkQueue(Generic[K]):
             self._turns.append(group)
         self._ready[group].append(key)
         self._queued[key] = time.monotonic()
-        metrics.QUEUE_ADDS.labels(self._name).inc()
-        metrics.QUEUE_DEPTH.labels(self._name).set(len(self._queued))
+        self._adds.inc()
+        self._depth.set(len(self._queued))
         self._changed.set()
 
     def add_after(self, key: K, delay: float) -> None:
@@ -157,8 +159,8 @@ class WorkQueue(Generic[K]):
                 self._turns.remove(group)
             self._working[key] = group
             self._in_work[group] = self._in_work.get(group, 0) + 1
-            metrics.QUEUE_SECONDS.labels(self._name).observe(time.monotonic() - self._queued.pop(key))
-            metrics.QUEUE_DEPTH.labels(self._name).set(len(self._queued))
+            self._seconds.observe(time.monotonic() - self._queued.pop(key))
+            self._depth.set(len(self._queued))
             return key
         return None
 

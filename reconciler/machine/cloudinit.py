@@ -70,6 +70,7 @@ _FOREIGN_STARTS = {
 
 # The C parser is an optional part of PyYAML; large bootstrap data takes twenty times as long without it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class CloudInitError(ValueError):
@@ -115,7 +116,7 @@ def networkdata(address: StaticAddress, nic_count: int) -> str:
         if address.dns_search:
             nameserver["search"] = list(address.dns_search)
         config.append(nameserver)
-    return yaml.safe_dump({"version": 1, "config": config}, sort_keys=False)
+    return str(yaml.dump({"version": 1, "config": config}, Dumper=_Dumper, sort_keys=False))
 
 
 def kubeconfig_file(content: str) -> list[Obj]:
