@@ -6,6 +6,7 @@ with what it has started. Whoever finds it half written cleans it up; when it is
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import fcntl
 import os
@@ -15,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import git
+from git.exc import GitError as GitPythonError
 
 from packager.git.credentials import PRIVATE, Credentials, handed_over, private_file
-from packager.git.errors import Busy, Redactor
+from packager.git.errors import Busy, Damaged, Redactor
 from packager.git.process import environment, run
 from packager.git.remote import Remote
 
@@ -65,8 +67,14 @@ class Clone:
                 arguments = ["init", "--bare", "--quiet", "--template="]
                 self.locally("making the clone", arguments, variables={"GIT_DIR": str(fresh)})
                 fresh.rename(self._path)
-            self._objects = git.Repo(self._path, expand_vars=False)
-            self._objects.git.update_environment(**self._variables)
+            try:
+                self._objects = git.Repo(self._path, expand_vars=False)
+            except (GitPythonError, OSError, ValueError, configparser.Error) as error:
+                raise Damaged(f"the clone cannot be opened: {type(error).__name__}") from None
+            # GitPython passes on this process's environment, where a variable for Git would mean another repository.
+            strange = dict.fromkeys((name for name in os.environ if name.startswith("GIT_")), "")
+            own = {"GIT_COMMON_DIR": str(self._path), "GIT_OBJECT_DIRECTORY": str(self._path / "objects")}
+            self._objects.git.update_environment(**{**strange, **own, **self._variables})
         return self._objects
 
     @property

@@ -89,7 +89,10 @@ def run(
     if process.returncode != 0:
         ended = f"\ngit was stopped by signal {-process.returncode}" if process.returncode < 0 else ""
         refusals = "\n".join(line for line in out.decode(errors="replace").splitlines() if line.startswith("!\t"))
-        raise classified(action, redact(f"{said.decode(errors='replace')}\n{refusals}{ended}"), local=local)
+        text = said.decode(errors="replace")
+        # Git names the clone only when the clone is what it stumbles over.
+        local = local or variables["GIT_DIR"] in text
+        raise classified(action, redact(f"{text}\n{refusals}{ended}"), local=local)
     return out
 
 

@@ -1,0 +1,181 @@
+"""A repository is shared: a folder in it, a branch for review, files of others, links, submodules and hooks."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from packager.git.commit import Identity
+from packager.git.credentials import Credentials
+from packager.git.errors import Foreign, GitError
+from packager.git.prune import Pruning
+from packager.git.remote import Remote
+from packager.git.repository import Repository
+from tests.integration.packager.support import Origin, folder, git, paths, put, wanted
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_folder_in_the_repository(origin: Origin, cache: Path) -> None:
+    origin.push({"clusters/a/one/cni/fleet.yaml": "of others", "fleet/prod/README.md": "x"})
+    with Repository(Remote(origin.url, path="fleet/prod"), cache) as repository:
+        put(repository, wanted("a/one"))
+        put(repository, {})
+        put(repository, wanted("b/two"))
+    expected = {f"fleet/prod/{path}" for path in paths("b/two")}
+    assert set(origin.files()) == expected | {"clusters/a/one/cni/fleet.yaml", "fleet/prod/README.md"}
+
+
+def test_another_branch(origin: Origin, cache: Path) -> None:
+    head = origin.push({"README.md": "x"})
+    with Repository(Remote(origin.url, branch="team/fleet"), cache) as repository:
+        put(repository, wanted("a/one"))
+    assert set(origin.files("team/fleet")) == paths("a/one")
+    assert origin.head() == head
+
+
+def test_message_and_author(origin: Origin, cache: Path) -> None:
+    with Repository(Remote(origin.url), cache, identity=Identity("Packager", "packager@example.com")) as repository:
+        put(repository, wanted("a/one", "a/two"), why="First commit of the site.")
+    told = ["Added:", "- clusters/a/one", "- clusters/a/two"]
+    assert origin.message().splitlines() == ["Add 2 of clusters' folders", "", "First commit of the site.", "", *told]
+    who = git(origin.folder, "log", "-1", "--format=%an <%ae> %cn <%ce>", "main")
+    assert who == "Packager <packager@example.com> Packager <packager@example.com>"
+
+
+def test_what_is_held_back_is_told(origin: Origin, cache: Path) -> None:
+    with Repository(Remote(origin.url), cache) as repository:
+        put(repository, wanted("a/one", "a/two"))
+        wish = {"a/one": folder("a/one", 9000, ("ccm",))}
+        result = put(repository, wish, Pruning(complete=True, budget=1))
+        assert [told.what for told in result.plan.held] == [
+            "clusters/a/one/cni",
+            "clusters/a/one/csi",
+            "clusters/a/two",
+        ]
+        assert "clusters/a/two: 5 removals at once are more than --max-prune 1" in origin.message()
+        assert set(origin.files()) == paths("a/one", "a/two")
+        assert put(repository, wish, Pruning(complete=True, budget=1)).commit == ""
+        put(repository, wish, Pruning(complete=True, budget=5))
+        assert set(origin.files()) == {"clusters/a/one/ccm/fleet.yaml", "clusters/a/one/.caphv-files"}
+        assert "- clusters/a/one/cni" in origin.message()
+
+
+def test_drift_is_repaired_and_files_of_others_stay(origin: Origin, cache: Path) -> None:
+    with Repository(Remote(origin.url), cache) as repository:
+        put(repository, wanted("a/one"))
+        origin.push({"clusters/a/one/cni/fleet.yaml": "edited", "clusters/a/one/extra/fleet.yaml": "of others"})
+        origin.push({"clusters/a/static/fleet.yaml": "of others"})
+        result = put(repository, wanted("a/one"))
+        assert set(result.plan.write) == {"clusters/a/one/cni/fleet.yaml"}
+        assert put(repository, {}).plan.removed[0].folder == "clusters/a/one"
+    assert set(origin.files()) == {"clusters/a/one/extra/fleet.yaml", "clusters/a/static/fleet.yaml"}
+
+
+@pytest.mark.parametrize("where", ["clusters", "clusters/a", "clusters/a/one", "clusters/a/one/cni"])
+def test_links_are_not_followed(where: str, origin: Origin, cache: Path, tmp_path: Path) -> None:
+    target = tmp_path / "outside"
+    target.mkdir()
+    origin.push({where: str(target)}, mode="120000")
+    with Repository(Remote(origin.url), cache) as repository:
+        result = put(repository, wanted("a/one"))
+    assert (result.commit, result.plan.refused[0].what) == ("", "clusters/a/one")
+    assert list(target.iterdir()) == []
+    assert set(origin.files()) == {where}
+
+
+def test_a_link_for_the_whole_path(origin: Origin, cache: Path) -> None:
+    origin.push({"fleet": "somewhere"}, mode="120000")
+    with Repository(Remote(origin.url, path="fleet/prod"), cache) as repository:
+        assert put(repository, wanted("a/one")).plan.refused[0].why == "fleet is not a folder; move it away"
+
+
+def test_hooks_and_settings_of_the_user_do_nothing(
+    origin: Origin, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "trap"
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".gitconfig").write_text(
+        f'[core]\n\tsshCommand = touch {trap}\n[url "file:///nowhere"]\n\tinsteadOf = file:\n'
+    )
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("GIT_CONFIG_PARAMETERS", "'core.pager'='x'")
+    monkeypatch.setenv("GIT_TRACE", str(trap))
+    with Repository(Remote(origin.url), cache) as repository:
+        put(repository, wanted("a/one"))
+        hooks = cache / "clone.git" / "hooks"
+        hooks.mkdir()
+        for name in ("reference-transaction", "pre-push", "post-commit"):
+            (hooks / name).write_text(f"#!/bin/sh\ntouch {trap}\n")
+            (hooks / name).chmod(0o755)
+        put(repository, wanted("a/one", mtu=9000))
+    assert origin.count() == 2
+    assert not trap.exists()
+
+
+def review(origin: Origin) -> Remote:
+    return Remote(origin.url, review="caphv/review")
+
+
+def test_a_branch_for_review(origin: Origin, cache: Path) -> None:
+    head = origin.push({"README.md": "x"})
+    with Repository(review(origin), cache) as repository:
+        first = put(repository, wanted("a/one"))
+        assert (first.branch, origin.head("caphv/review"), origin.head()) == ("caphv/review", first.commit, head)
+        assert put(repository, wanted("a/one")).commit == ""
+        second = put(repository, wanted("a/one", mtu=9000))
+        assert origin.count("caphv/review") == 3
+        moved = origin.push({"README.md": "y"})
+        third = put(repository, wanted("a/one", mtu=9000))
+        assert git(origin.folder, "rev-parse", f"{third.commit}^") == moved
+        assert set(origin.files("caphv/review")) == paths("a/one") | {"README.md"}
+        git(origin.folder, "update-ref", "refs/heads/main", third.commit)
+        assert put(repository, wanted("a/one", mtu=9000)).commit == ""
+        assert second.commit != third.commit
+
+
+def test_work_of_reviewers_is_not_overwritten(origin: Origin, cache: Path) -> None:
+    origin.push({"README.md": "x"})
+    with Repository(review(origin), cache) as repository:
+        put(repository, wanted("a/one"))
+        theirs = origin.push({"clusters/a/one/cni/fleet.yaml": "better"}, "caphv/review")
+        with pytest.raises(Foreign, match=theirs[:12]):
+            put(repository, wanted("a/one"))
+        assert origin.head("caphv/review") == theirs
+
+
+def test_a_review_needs_a_branch_to_compare_with(origin: Origin, cache: Path) -> None:
+    with Repository(review(origin), cache) as repository, pytest.raises(Foreign, match="main does not exist"):
+        put(repository, wanted("a/one"))
+
+
+def test_signed_commits(origin: Origin, cache: Path, tmp_path: Path) -> None:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    public = key.export_public_key().decode().strip()
+    (tmp_path / "signers").write_text(f"packager@example.com {public}\n")
+    credentials = Credentials(signing_key=key.export_private_key().decode())
+    identity = Identity("Packager", "packager@example.com")
+    with Repository(Remote(origin.url), cache, credentials, identity) as repository:
+        for mtu in (1500, 9000):
+            assert put(repository, wanted("a/one", mtu=mtu)).commit == origin.head()
+    verify = ["git", "-C", str(origin.folder), "-c", f"gpg.ssh.allowedSignersFile={tmp_path / 'signers'}"]
+    for commit in ("main", "main^"):
+        done = subprocess.run([*verify, "verify-commit", commit], capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert b"Good" in done.stderr
+    assert origin.message().startswith("Update clusters/a/one\n")
+    assert [path.name for path in cache.iterdir() if path.name.startswith("private-")] == []
+
+
+def test_a_bad_signing_key_pushes_nothing(origin: Origin, cache: Path) -> None:
+    credentials = Credentials(signing_key="no key at all")
+    with Repository(Remote(origin.url), cache, credentials) as repository:
+        with pytest.raises(GitError, match="signing the commit") as error:
+            put(repository, wanted("a/one"))
+        assert repository.heads().target == ""
+    assert "no key at all" not in str(error.value)

@@ -1,0 +1,98 @@
+"""Several that push at once: nobody's change is lost, and all end at the same."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from packager.git import repository as module
+from packager.git.commit import Reason
+from packager.git.errors import LostRaces
+from packager.git.prune import Plan, Pruning
+from packager.git.publish import planned
+from packager.git.remote import Remote
+from packager.git.repository import Repository
+from packager.git.snapshot import Snapshot
+from tests.integration.packager.servers import HttpBackend
+from tests.integration.packager.support import CLUSTERS, SYNCED, Origin, paths, put, wanted
+
+pytestmark = pytest.mark.integration
+
+
+def test_twenty_pushers_lose_nothing(origin: Origin, tmp_path: Path) -> None:
+    names = [f"a/c{number:02}" for number in range(20)]
+
+    def push(name: str, url: str) -> str:
+        only = Pruning(complete=True, budget=1, scope=[f"clusters/{name}"])
+        with Repository(Remote(url), tmp_path / name.replace("/", "-")) as repository:
+            return put(repository, wanted(name), only).commit
+
+    with HttpBackend(origin.folder.parent).serve() as backend, ThreadPoolExecutor(len(names)) as pool:
+        commits = list(pool.map(lambda name: push(name, f"{backend.url}/fleet.git"), names))
+    assert set(origin.files()) == paths(*names)
+    assert origin.count() == len(set(commits)) == len(names)
+
+
+def test_two_packagers_converge(origin: Origin, tmp_path: Path) -> None:
+    """Both run through the same settings, each at its own pace; no round undoes what the other did."""
+    names = [f"a/c{number}" for number in range(5)]
+
+    def run(which: str) -> set[str]:
+        commits = set()
+        with Repository(Remote(origin.url), tmp_path / which) as repository:
+            for count in range(1, 6):
+                commits.add(put(repository, wanted(*names[:count])).commit)
+        return commits - {""}
+
+    with ThreadPoolExecutor(2) as pool:
+        commits = set.union(*pool.map(run, ["one", "two"]))
+    with Repository(Remote(origin.url), tmp_path / "three") as repository:
+        assert put(repository, wanted(*names)).commit == ""
+    assert set(origin.files()) == paths(*names)
+    assert origin.count() == len(commits)
+
+
+def test_a_lost_race_is_decided_again_on_what_is_there(origin: Origin, cache: Path) -> None:
+    seen: list[str] = []
+
+    def decide(snapshot: Snapshot) -> Plan:
+        seen.append((snapshot.read("mtu") or b"").decode())
+        if len(seen) < 3:
+            origin.push({"mtu": f"{9000 + len(seen)}"})
+        mtu = int(seen[-1] or 1500)
+        return planned(snapshot, {CLUSTERS: wanted("a/one", mtu=mtu)}, SYNCED)
+
+    with Repository(Remote(origin.url), cache) as repository:
+        result = repository.commit(decide, Reason("a test"))
+    assert seen == ["", "9001", "9002"]
+    assert (result.attempts, origin.count(), origin.head()) == (3, 3, result.commit)
+    assert "mtu: 9002" in origin.files()["clusters/a/one/cni/fleet.yaml"]
+
+
+def test_it_gives_up_after_many_lost_races(origin: Origin, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ATTEMPTS", 3)
+
+    def decide(snapshot: Snapshot) -> Plan:
+        origin.push({"other": snapshot.commit})
+        return planned(snapshot, {CLUSTERS: wanted("a/one")}, SYNCED)
+
+    with Repository(Remote(origin.url), cache) as repository, pytest.raises(LostRaces, match="3 times"):
+        repository.commit(decide, Reason("a test"))
+    assert set(origin.files()) == {"other"}
+
+
+def test_a_push_whose_answer_is_lost_counts_once(
+    origin: Origin, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hook runs after the branch has moved, and the connection ends before the answer."""
+    with HttpBackend(origin.folder.parent).serve() as backend:
+        hook = origin.folder / "hooks" / "post-receive"
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text("#!/bin/sh\nsleep 3\n")
+        hook.chmod(0o755)
+        remote = Remote(f"{backend.url}/fleet.git", timeout=2)
+        with Repository(remote, cache) as repository:
+            result = put(repository, wanted("a/one"))
+    assert (result.commit, origin.count()) == (origin.head(), 1)
