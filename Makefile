@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs demo test test-unit test-integration test-e2e lint format generate bench wheel release deploy lock clean
+.PHONY: help setup programs tools demo test test-unit test-integration test-e2e lint format generate bench wheel release deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ setup: $(VENV)/project.stamp ## Make .venv with the project and all it needs (.v
 programs: setup ## Build etcd, kube-apiserver and the Cluster API core, where they are not there yet
 	@$(BIN)/python -c 'import logging; from sandbox import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); binaries.prepare()'
+
+tools: setup ## Build helm, kustomize and clusterctl for the tests of installing, where they are not there yet
+	@$(BIN)/python -c 'import logging; from sandbox import binaries; \
+		logging.basicConfig(level=logging.INFO, format="%(message)s"); [binaries.binary(name) for name in binaries.TOOLS]'
 
 demo: setup ## Watch a cluster live on a simulated Harvester, from creation to the last trace
 	$(BIN)/caphv sandbox demo
@@ -34,7 +38,7 @@ test-unit: setup ## Test decisions: no process, no network
 test-integration: programs ## Test against a real kube-apiserver
 	$(PYTEST) tests/integration --junitxml=$(REPORTS)/integration.xml
 
-test-e2e: programs ## Test whole stories with the real Cluster API core
+test-e2e: programs tools ## Test whole stories with the real Cluster API core
 	$(PYTEST) tests/e2e --junitxml=$(REPORTS)/e2e.xml
 
 lint: setup ## Check format, lint, types, import rules, and that generated files are fresh
