@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import socket
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from caphv.api import clusterapi, names
-from caphv.runtime.access import own_configuration
+from caphv.runtime.access import own_configuration, own_namespace
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.events import EventRecorder
-from caphv.runtime.manager import Addresses, Manager
+from caphv.runtime.manager import Addresses, Manager, Part
 from caphv.runtime.resource import NAMESPACES, SECRETS, Key, Obj, key_of, uid_of
 from reconciler import resources
 from reconciler.cluster import fleet
@@ -36,8 +35,6 @@ from reconciler.workload import Workloads
 log = logging.getLogger(__name__)
 
 COMPONENT = "caphv-controller-manager"
-_DEFAULT_NAMESPACE = "caphv-system"
-_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +50,15 @@ class Options:
     addresses: Addresses = field(default_factory=Addresses)
 
 
-async def run(options: Options, stop: asyncio.Event) -> None:
-    """Run the provider until `stop` is set. Raises `KubeconfigError`, `LeaseLost`."""
+async def run(
+    options: Options, stop: asyncio.Event, parts: Callable[[ApiClient], Sequence[Part]] | None = None
+) -> None:
+    """Run the provider until `stop` is set, and `parts` beside it. Raises `KubeconfigError`, `LeaseLost`."""
     client = ApiClient(await own_configuration(options.kubeconfig), name="management")
     try:
         provider = await Provider.connect(client, options)
+        for part in parts(client) if parts else ():
+            provider.manager.add_part(part)
         await provider.manager.run(stop)
     finally:
         await client.close()
@@ -212,17 +213,7 @@ def _election(client: ApiClient, options: Options) -> LeaderElection | None:
     share = re.sub(r"[^a-z0-9]+", "-", f"{options.watch_filter} {options.namespace}".lower()).strip("-")
     name = f"{share}.{names.LEASE}" if share else names.LEASE
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
-    return LeaderElection(client, namespace=_own_namespace(), name=name, identity=identity)
-
-
-def _own_namespace() -> str:
-    if os.environ.get("POD_NAMESPACE"):
-        return os.environ["POD_NAMESPACE"]
-    try:
-        with open(_NAMESPACE_FILE) as file:
-            return file.read().strip() or _DEFAULT_NAMESPACE
-    except OSError:
-        return _DEFAULT_NAMESPACE
+    return LeaderElection(client, namespace=own_namespace(), name=name, identity=identity)
 
 
 def _slim_secret(secret: Obj) -> Obj:

@@ -9,7 +9,10 @@ import click
 # Command -> where it is, and the line in the list of commands.
 COMMANDS = {
     "run": ("caphv.cli.run:run", "Run the Cluster API provider for Harvester."),
+    "webhook": ("caphv.cli.webhook:webhook", "Serve the admission webhooks apart from the provider."),
     "identity": ("caphv.cli.identity:identity", "Accounts for the provider on Harvester."),
+    "validate": ("caphv.cli.validate:validate", "Check manifests without a cluster, as the webhook would."),
+    "schema": ("caphv.cli.schema:schema", "JSON Schemas of the kinds, for editors."),
     "sandbox": ("caphv.cli.sandbox:sandbox", "Real API servers and a simulated Harvester on this machine."),
     "completion": ("caphv.cli.completion:completion", "Print the completion script of a shell."),
 }

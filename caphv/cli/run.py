@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-import signal
 import sys
 from typing import Any
 
 import click
+
+from caphv.cli.webhook import beside, stop_signal, webhook_options
 
 _BOOLEANS = ("leader-elect", "enable-webhooks", "allow-insecure-identities")
 _ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
@@ -65,8 +65,9 @@ Examples:
 @click.option("--leader-elect/--no-leader-elect", help="Run only while holding the lease; for several replicas.")
 @click.option(
     "--enable-webhooks/--no-enable-webhooks",
-    help="Accepted for compatibility; the admission server is not part of this release.",
+    help="Serve the admission webhooks, too, in a process beside the provider; see `caphv webhook --help`.",
 )
+@webhook_options
 @click.option(
     "--concurrency", type=click.IntRange(1, 1000), default=32, help="Objects of a kind that are worked on at a time."
 )
@@ -101,8 +102,7 @@ def run(**flags: Any) -> None:
     level, log_format = _log_settings(flags)
     logs.configure(level, log_format)
     log = logging.getLogger("caphv")
-    if flags["enable_webhooks"]:
-        log.warning("--enable-webhooks: this release has no admission server; the CRDs validate structure only")
+    flags |= {"log_level": level, "log_format": log_format}
     sys.exit(_run(flags, log))
 
 
@@ -120,6 +120,7 @@ def _log_settings(flags: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _run(flags: dict[str, Any], log: logging.Logger) -> int:
+    from caphv.runtime import eventloop
     from caphv.runtime.access import KubeconfigError
     from caphv.runtime.errors import ApiError
     from caphv.runtime.manager import Addresses, LeaseLost
@@ -136,15 +137,13 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         addresses=Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
     )
 
+    parts = beside(flags) if flags["enable_webhooks"] else None
+
     async def main() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, stop.set)
-        await run_provider(options, stop)
+        await run_provider(options, stop_signal(), parts)
 
     try:
-        _event_loop_run(main())
+        eventloop.run(main())
     except LeaseLost as error:
         log.error("%s", error)
         return 3
@@ -152,12 +151,3 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         log.error("%s", error)
         return 1
     return 0
-
-
-def _event_loop_run(main: Any) -> None:
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)

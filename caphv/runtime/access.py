@@ -30,6 +30,8 @@ from yarl import URL
 
 from caphv.runtime.client import ApiClient
 
+_DEFAULT_NAMESPACE = "caphv-system"
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX_BYTES = 1024 * 1024
 _MAX_DEPTH = 30
 _FILES = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
@@ -157,6 +159,16 @@ async def own_configuration(kubeconfig: str = "") -> Configuration:
         where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         raise KubeconfigError(f"cannot read the kubeconfig {where}: {type(error).__name__}: {error}") from None
     return configuration
+
+
+def own_namespace() -> str:
+    """Return the namespace of the Pod that this process runs in; `caphv-system` outside of a cluster."""
+    if os.environ.get("POD_NAMESPACE"):
+        return os.environ["POD_NAMESPACE"]
+    try:
+        return _NAMESPACE_FILE.read_text().strip() or _DEFAULT_NAMESPACE
+    except OSError:
+        return _DEFAULT_NAMESPACE
 
 
 def _token_expires(token: str) -> datetime | None:

@@ -40,6 +40,22 @@ class Addresses:
     health: str = ":9440"
 
 
+class Part:
+    """What runs beside the controllers from the start to the very end, whoever holds the lease."""
+
+    async def run(self) -> None:
+        """Run until cancelled; an error that leaves it ends the process."""
+        raise NotImplementedError
+
+    def not_ready(self) -> list[str]:
+        """Reasons not to count on this part yet."""
+        return []
+
+    def metrics(self) -> bytes:
+        """Metrics that are not in the registry of this process, in the text format of Prometheus."""
+        return b""
+
+
 class Manager:
     """Add informers, controllers and other tasks, then `run`."""
 
@@ -49,6 +65,7 @@ class Manager:
         self._grace = grace
         self._informers: list[Informer] = []
         self._controllers: list[Controller] = []
+        self._parts: list[Part] = []
         self._tasks: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._on_start: list[Callable[[], Awaitable[None]]] = []
         self._on_stop: list[Callable[[], Awaitable[None]]] = []
@@ -70,6 +87,10 @@ class Manager:
         """Run something else while the lease is held."""
         self._tasks.append(task)
 
+    def add_part(self, part: Part) -> None:
+        """Run a part from the start until all controllers have ended; the process is ready once it is."""
+        self._parts.append(part)
+
     def on_start(self, hook: Callable[[], Awaitable[None]]) -> None:
         """Call once the lease is held and before any controller runs."""
         self._on_start.append(hook)
@@ -84,6 +105,7 @@ class Manager:
             await self._serve(stack)
             background = [asyncio.create_task(self._heartbeat())]
             background += [informer.start() for informer in self._informers]
+            background += [asyncio.create_task(part.run()) for part in self._parts]
             stack.push_async_callback(_cancel, background)
             stopped = asyncio.create_task(stop.wait())
             stack.push_async_callback(_cancel, [stopped])
@@ -120,6 +142,8 @@ class Manager:
                 await hook()
             tasks = [asyncio.create_task(c.run()) for c in self._controllers]
             tasks += [asyncio.create_task(task()) for task in self._tasks]
+            if not tasks and not hold:
+                await asyncio.Event().wait()  # a process of parts alone
             done, _ = await asyncio.wait([*tasks, *hold], return_when=asyncio.FIRST_COMPLETED)
             if hold and hold[0] in done:
                 for controller in self._controllers:
@@ -155,6 +179,7 @@ class Manager:
         """Reasons not to count on this process yet (or any more)."""
         reasons = ["stopping"] if self._stopping else []
         reasons += [f"cache of {i.resource} is not in sync" for i in self._informers if not i.synced]
+        reasons += [reason for part in self._parts for reason in part.not_ready()]
         return reasons
 
     async def _healthz(self, _request: web.Request) -> web.Response:
@@ -163,28 +188,34 @@ class Manager:
     async def _readyz(self, _request: web.Request) -> web.Response:
         return _report(self.not_ready() + self.unhealthy())
 
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        body = generate_latest() + b"".join(part.metrics() for part in self._parts)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         health = web.Application()
         health.router.add_get("/healthz", self._healthz)
         health.router.add_get("/readyz", self._readyz)
         metrics = web.Application()
-        metrics.router.add_get("/metrics", _metrics)
+        metrics.router.add_get("/metrics", self._metrics)
         for application, address in ((health, self._addresses.health), (metrics, self._addresses.metrics)):
-            host, separator, port = address.rpartition(":")
-            if not separator or not int(port):
+            place = listening_address(address)
+            if place is None:
                 continue
             runner = web.AppRunner(application, access_log=None)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+            await web.TCPSite(runner, place[0] or None, place[1]).start()
+
+
+def listening_address(address: str) -> tuple[str, int] | None:
+    """Split `[host]:port`; None for a port of 0 or none, which turns a server off. Raises `ValueError`."""
+    host, separator, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if separator and int(port) else None
 
 
 def _report(reasons: list[str]) -> web.Response:
     return web.Response(status=500 if reasons else 200, text="\n".join(reasons) or "ok")
-
-
-async def _metrics(_request: web.Request) -> web.Response:
-    return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

@@ -128,7 +128,7 @@ def test_insecure_identities_are_allowed_by_flag_only(
 ) -> None:
     seen: list[bool] = []
 
-    async def run(options: provider.Options, _stop: object) -> None:
+    async def run(options: provider.Options, *_: object) -> None:
         seen.append(options.allow_insecure_identities)
 
     monkeypatch.setattr(provider, "run", run)

@@ -17,6 +17,7 @@ from caphv.cli import cli
 from caphv.runtime import metrics as runtime_metrics
 from reconciler import metrics as provider_metrics
 from tests.support import object_schema
+from webhooks import metrics as webhook_metrics
 
 pytestmark = pytest.mark.unit
 
@@ -26,7 +27,7 @@ OPERATIONS = (CHECKOUT / "docs" / "operations.md").read_text(encoding="utf-8")
 RECONCILER = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "reconciler").rglob("*.py"))
 METRICS = {
     metric.describe()[0].name + ("_total" if isinstance(metric, prometheus_client.Counter) else ""): metric
-    for module in (provider_metrics, runtime_metrics)
+    for module in (provider_metrics, runtime_metrics, webhook_metrics)
     for metric in vars(module).values()
     if isinstance(metric, MetricWrapperBase)
 }
@@ -89,13 +90,18 @@ def unknown_fields(value: Any, schema: dict[str, Any], path: str = "") -> list[s
     return found
 
 
-@pytest.mark.parametrize("flag", [name for option in visible_options(command_of(["run"])) for name in option.opts])
+PROCESSES = [command_of(["run"]), command_of(["webhook"])]
+
+
+@pytest.mark.parametrize(
+    "flag", sorted({name for command in PROCESSES for option in visible_options(command) for name in option.opts})
+)
 def test_flag_is_explained(flag: str) -> None:
     table_row(OPERATIONS, flag)
 
 
 def test_defaults_of_flags_are_right() -> None:
-    for option in visible_options(command_of(["run"])):
+    for option in (option for command in PROCESSES for option in visible_options(command)):
         if option.default and not option.is_flag:
             assert table_row(OPERATIONS, option.opts[0])[1] == f"`{option.default}`"
 

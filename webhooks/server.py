@@ -1,0 +1,162 @@
+"""The HTTPS server of the admission webhooks.
+
+It knows nothing of what it serves but what is in a request, so any number of replicas serve at once and none leads.
+aiohttp's server without its application layer: a table of paths is all the routing that is needed, and routes,
+middlewares and signals cost as much again as the rest of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from caphv.runtime.manager import Part, listening_address
+from webhooks import metrics
+from webhooks.certificates import Certificates
+from webhooks.review import TARGETS, Answer, BadReview, Target, answer, failure
+
+log = logging.getLogger(__name__)
+
+# etcd takes objects of 1.5 MiB, and an update brings two; an API server sends no more.
+MAX_BODY = 3 * 1024 * 1024
+_BODY_SECONDS = 5.0
+_HANDSHAKE_SECONDS = 10.0
+_LOOK_SECONDS = 1.0
+# How long a server that ends goes on answering: API servers that have not heard of it yet send here all the same.
+_DRAIN_SECONDS = 2.0
+_GRACE_SECONDS = 5.0
+_OPERATIONS = frozenset({"CREATE", "UPDATE", "DELETE", "CONNECT"})
+
+
+class WebhookServer(Part):
+    """Serves on `address` (`[host]:port`) with the certificate of a folder, for which it waits."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self._address = listening_address(address)
+        if self._address is None:
+            raise ValueError(f"{address!r} is no [host]:port to listen on")
+        self._certificates = Certificates(folder)
+        self._serving = self._draining = False
+
+    def not_ready(self) -> list[str]:
+        """Say why no review is answered yet."""
+        if self._serving:
+            return []
+        return [f"webhook: {self._certificates.problem or 'starting'}"]
+
+    def metrics(self) -> bytes:
+        """Return the metrics of this server and its process."""
+        return generate_latest(metrics.REGISTRY)
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises `OSError` when the address cannot be had."""
+        async with contextlib.AsyncExitStack() as stack:
+            while True:
+                if self._certificates.refresh() and not self._serving:
+                    await stack.enter_async_context(self._listening())
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        server = web.Server(self._handle, request_factory=_make_request, access_log=None)
+        host, port = self._address or ("", 0)
+        listener = await asyncio.get_running_loop().create_server(
+            server,
+            host or None,
+            port,
+            ssl=self._certificates.listener(),
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS,
+            backlog=1024,
+        )
+        self._serving = True
+        log.info("webhooks are served on %s", ", ".join(str(sock.getsockname()) for sock in listener.sockets))
+        try:
+            yield
+        finally:
+            self._draining = True
+            try:
+                await asyncio.sleep(_DRAIN_SECONDS)
+            finally:
+                self._serving = False
+                listener.close()
+                await server.shutdown(_GRACE_SECONDS)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        started = time.perf_counter()
+        try:
+            target = _target(request)
+            found = answer(target, await _body(request))
+        except web.HTTPException as error:
+            response = _failed(error.status, error.reason, error.text or "", error.headers.get("Allow"))
+        except BadReview as error:
+            response = _failed(400, "BadRequest", str(error))
+        except Exception as error:
+            # Neither its text nor its trace: both may hold parts of the object.
+            log.error("a review on %s failed: %s", ascii(request.path), _where(error))
+            response = _failed(500, "InternalError", "the webhook failed; its log says where")
+        else:
+            response = web.Response(body=found.body, content_type="application/json")
+            _told(target, found)
+            metrics.REQUEST_SECONDS.labels(target.webhook).observe(time.perf_counter() - started)
+        if self._draining:
+            response.force_close()
+        return response
+
+
+def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
+
+
+def _target(request: web.BaseRequest) -> Target:
+    target = TARGETS.get(request.path)
+    if target is None:
+        raise web.HTTPNotFound(text="no webhook has this path")
+    if request.method != "POST":
+        raise web.HTTPMethodNotAllowed(request.method, ["POST"], text="reviews are sent with POST")
+    if request.content_type != "application/json":
+        raise web.HTTPUnsupportedMediaType(text="reviews are sent as application/json")
+    if (request.content_length or 0) > MAX_BODY:
+        raise web.HTTPRequestEntityTooLarge(MAX_BODY, 0, text=f"a review has at most {MAX_BODY} bytes")
+    return target
+
+
+async def _body(request: web.BaseRequest) -> bytes:
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not arrive within {_BODY_SECONDS:.0f} s") from None
+
+
+def _told(target: Target, found: Answer) -> None:
+    if target.webhook == "validate":
+        operation = found.operation if found.operation in _OPERATIONS else "other"
+        metrics.REQUESTS.labels(target.kind, operation, str(found.allowed).lower()).inc()
+    if not found.allowed:
+        rules = ", ".join(found.rules) or "wrong path"
+        log.info("refused: %s of %s %s: %s", ascii(found.operation), target.kind, ascii(found.name), rules)
+
+
+def _failed(code: int, reason: str, message: str, allow: str | None = None) -> web.Response:
+    metrics.ERRORS.labels(str(code)).inc()
+    headers = {"Allow": allow} if allow else None
+    body = orjson.dumps(failure(code, reason.replace(" ", ""), message))
+    return web.Response(status=code, body=body, content_type="application/json", headers=headers)
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else "nowhere"
+    return f"{type(error).__name__} at {place}"
