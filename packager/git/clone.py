@@ -22,6 +22,7 @@ from packager.git.credentials import PRIVATE, Credentials, handed_over, private_
 from packager.git.errors import Busy, Damaged, Redactor
 from packager.git.process import environment, run
 from packager.git.remote import Remote
+from packager.git.snapshot import Objects
 
 _CLONE = "clone.git"
 
@@ -37,7 +38,8 @@ class Clone:
         self._variables = environment(folder, self._path, remote.scheme)
         self._redact = Redactor(credentials.secrets)
         self._lock: int | None = None
-        self._objects: git.Repo | None = None
+        self._repository: git.Repo | None = None
+        self._objects: Objects | None = None
 
     def open(self) -> None:
         """Take the lock and remove what killed processes have left. Raises Busy."""
@@ -58,8 +60,8 @@ class Clone:
         shutil.rmtree(self._path, ignore_errors=True)
 
     @property
-    def objects(self) -> git.Repo:
-        """GitPython's view of the clone, for reading; an empty clone is made where there is none."""
+    def objects(self) -> Objects:
+        """What the clone holds; an empty clone is made where there is none. Raises Damaged."""
         if self._objects is None:
             if not self._path.is_dir():
                 fresh = self._folder / f"{_CLONE}.new"
@@ -68,13 +70,14 @@ class Clone:
                 self.locally("making the clone", arguments, variables={"GIT_DIR": str(fresh)})
                 fresh.rename(self._path)
             try:
-                self._objects = git.Repo(self._path, expand_vars=False)
+                self._repository = git.Repo(self._path, expand_vars=False)
             except (GitPythonError, OSError, ValueError, configparser.Error) as error:
                 raise Damaged(f"the clone cannot be opened: {type(error).__name__}") from None
             # GitPython passes on this process's environment, where a variable for Git would mean another repository.
             strange = dict.fromkeys((name for name in os.environ if name.startswith("GIT_")), "")
             own = {"GIT_COMMON_DIR": str(self._path), "GIT_OBJECT_DIRECTORY": str(self._path / "objects")}
-            self._objects.git.update_environment(**{**strange, **own, **self._variables})
+            self._repository.git.update_environment(**{**strange, **own, **self._variables})
+            self._objects = Objects(self._repository)
         return self._objects
 
     @property
@@ -145,9 +148,9 @@ class Clone:
         )
 
     def _close_objects(self) -> None:
-        if self._objects is not None:
-            self._objects.close()
-            self._objects = None
+        if self._repository is not None:
+            self._repository.close()
+        self._repository = self._objects = None
 
 
 def _locked(path: Path, timeout: float) -> int:

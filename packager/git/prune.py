@@ -34,13 +34,15 @@ class Pruning:
     """What may be removed.
 
     `complete`: caches are in sync, so what is not wanted is known not to be. `budget`: bundles and definitions that one
-    commit may remove. `scope`: folders that the caller speaks of; None for all. `confirmed`: folders of definitions
-    whose removal somebody has confirmed.
+    commit may remove. `scope`: folders that the caller speaks of; None for all. `keep`: folders that are not wanted
+    and stay, because their cluster is there and cannot be rendered now. `confirmed`: folders of definitions whose
+    removal somebody has confirmed.
     """
 
     complete: bool
     budget: int
     scope: Collection[str] | None = None
+    keep: Collection[str] = ()
     confirmed: Collection[str] = ()
 
 
@@ -130,7 +132,7 @@ def plan(
 
 
 def _in_scope(folder: str, pruning: Pruning) -> bool:
-    return pruning.scope is None or folder in pruning.scope
+    return folder not in pruning.keep and (pruning.scope is None or folder in pruning.scope)
 
 
 def _removals(

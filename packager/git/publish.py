@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from packager.git.commit import Reason
@@ -12,6 +12,7 @@ from packager.git.paths import joined
 from packager.git.prune import Current, Plan, Pruning, plan
 from packager.git.repository import Repository, Result
 from packager.git.snapshot import Snapshot
+from packager.tree import CLUSTERS, Tree
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,34 @@ class Root:
 
     name: str
     definitions: bool = False
+
+
+CLUSTER_ROOT = Root(CLUSTERS)
+
+
+class Folders:
+    """Makes folders of rendered trees, and remembers each while its tree is the very same object."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Tree, Folder]] = {}
+
+    def of(self, trees: Mapping[str, Tree]) -> dict[str, Folder]:
+        """Return folders by `<namespace>/<name>`, of trees by the same whose paths begin with `clusters/` and that.
+
+        Raises ValueError when a file stands outside of its folder.
+        """
+        before, self._known = self._known, {}
+        for name, tree in trees.items():
+            known = before.get(name)
+            self._known[name] = known if known and known[0] is tree else (tree, _folder(name, tree))
+        return {name: folder for name, (_, folder) in self._known.items()}
+
+
+def _folder(name: str, tree: Tree) -> Folder:
+    top = f"{CLUSTERS}/{name}/"
+    if strange := [path for path in tree if not path.startswith(top)]:
+        raise ValueError(f"path {strange[0]!r}: is not below {top}")
+    return Folder({path.removeprefix(top): content for path, content in tree.items()})
 
 
 Wanted = Mapping[Root, Mapping[str, Folder]]
@@ -90,9 +119,3 @@ def _current(snapshot: Snapshot, path: str) -> Current:
         foreign={name: id_ for name, id_ in ids.items() if name not in own or not id_},
         record=listed.id if listed else "",
     )
-
-
-def unrecorded(snapshot: Snapshot, roots: Sequence[Root]) -> list[str]:
-    """Return folders below the roots that are not the packager's: those without a record."""
-    paths = [joined(root.name, name) for root in roots for name in _folders(snapshot, root.name)]
-    return [path for path in paths if snapshot.entry(joined(path, RECORD)) is None]

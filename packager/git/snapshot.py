@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import git
 from git.exc import GitError as GitPythonError
@@ -16,10 +17,13 @@ from git.objects.fun import tree_entries_from_data
 
 from packager.git.errors import Damaged
 from packager.git.paths import joined
+from packager.tree import Tree
 
 FOLDER = 0o040000
 _FORMAT = 0o170000
 _FILE = 0o100000
+_MOST_REMEMBERED = 20_000
+_LONGEST_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +44,62 @@ class Entry:
         return self.mode & _FORMAT == _FILE
 
 
+class Objects:
+    """Objects of a clone by id. What was read is remembered for all snapshots: an id never means something else."""
+
+    def __init__(self, repository: git.Repo) -> None:
+        self._repository = repository
+        self._trees: dict[str, Mapping[str, Entry]] = {}
+        self._contents: dict[str, bytes] = {}
+
+    def tree(self, name: str) -> Mapping[str, Entry]:
+        """Return what a folder holds by name. Raises Damaged."""
+        if name not in self._trees:
+            rows = tree_entries_from_data(self._read(name))
+            _make_room(self._trees)
+            self._trees[name] = {str(key): Entry(mode, binary.hex()) for binary, mode, key in rows}
+        return self._trees[name]
+
+    def content(self, name: str) -> bytes:
+        """Return the content of a file, or a commit as Git stores it. Raises Damaged."""
+        if name not in self._contents:
+            content = self._read(name)
+            if len(content) > _LONGEST_REMEMBERED:
+                return content
+            _make_room(self._contents)
+            self._contents[name] = content
+        return self._contents[name]
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return bytes(self._repository.odb.stream(bytes.fromhex(name)).read())
+        except (GitPythonError, ODBError, ValueError, OSError) as error:
+            raise Damaged(f"object {name} cannot be read: {type(error).__name__}") from None
+
+
+def _make_room(remembered: dict[str, Any]) -> None:
+    if len(remembered) >= _MOST_REMEMBERED:
+        remembered.clear()
+
+
 class Snapshot:
     """A commit below the remote's path; `commit` is empty where the branch does not exist. Raises Damaged when read."""
 
-    def __init__(self, repository: git.Repo, commit: str, path: str = "") -> None:
+    def __init__(self, objects: Objects, commit: str, path: str = "") -> None:
         self.commit = commit
-        self._repository = repository
+        self._objects = objects
         self._path = path
         self._root_id = ""
-        self._trees: dict[str, Mapping[str, Entry]] = {}
+
+    @property
+    def tree(self) -> Tree:
+        """All files below the remote's path; each is read when it is asked for."""
+        return _Files(self)
 
     @property
     def message(self) -> str:
         """The commit's message."""
-        return self._object(self.commit).partition(b"\n\n")[2].decode(errors="replace")
+        return self._objects.content(self.commit).partition(b"\n\n")[2].decode(errors="replace")
 
     def entry(self, path: str) -> Entry | None:
         """Return what stands at a path relative to the remote's path, or None."""
@@ -62,12 +108,12 @@ class Snapshot:
     def entries(self, path: str = "") -> Mapping[str, Entry]:
         """Return what a folder holds by name; nothing when there is no such folder."""
         found = self._entry(joined(self._path, path))
-        return self._tree(found.id) if found and found.is_folder else {}
+        return self._objects.tree(found.id) if found and found.is_folder else {}
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a regular file, or None when there is none."""
         found = self.entry(path)
-        return self._object(found.id) if found and found.is_file else None
+        return self._objects.content(found.id) if found and found.is_file else None
 
     def files(self, path: str) -> dict[str, Entry]:
         """Return all that a folder holds below it, by path relative to the folder, without the folders themselves."""
@@ -75,7 +121,7 @@ class Snapshot:
         return dict(self._walk(found.id, "")) if found and found.is_folder else {}
 
     def _walk(self, tree: str, prefix: str) -> Iterator[tuple[str, Entry]]:
-        for name, entry in self._tree(tree).items():
+        for name, entry in self._objects.tree(tree).items():
             if entry.is_folder:
                 yield from self._walk(entry.id, f"{prefix}{name}/")
             else:
@@ -100,25 +146,30 @@ class Snapshot:
         for name in filter(None, path.split("/")):
             if entry is None or not entry.is_folder:
                 return None
-            entry = self._tree(entry.id).get(name)
+            entry = self._objects.tree(entry.id).get(name)
         return entry
 
     def _root(self) -> str:
         if not self._root_id:
-            header = self._object(self.commit).partition(b"\n")[0]
+            header = self._objects.content(self.commit).partition(b"\n")[0]
             if not header.startswith(b"tree "):
                 raise Damaged(f"{self.commit} is no commit")
             self._root_id = header[5:].decode()
         return self._root_id
 
-    def _tree(self, tree: str) -> Mapping[str, Entry]:
-        if tree not in self._trees:
-            rows = tree_entries_from_data(self._object(tree))
-            self._trees[tree] = {name: Entry(mode, binary.hex()) for binary, mode, name in rows}
-        return self._trees[tree]
 
-    def _object(self, name: str) -> bytes:
-        try:
-            return bytes(self._repository.odb.stream(bytes.fromhex(name)).read())
-        except (GitPythonError, ODBError, ValueError, OSError) as error:
-            raise Damaged(f"object {name} cannot be read: {type(error).__name__}") from None
+class _Files(Mapping[str, bytes]):
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def __getitem__(self, path: str) -> bytes:
+        content = self._snapshot.read(path)
+        if content is None:
+            raise KeyError(path)
+        return content
+
+    def __iter__(self) -> Iterator[str]:
+        return (path for path, entry in self._snapshot.files("").items() if entry.is_file)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -11,10 +11,10 @@ from pathlib import Path
 from packager.git.commit import Reason
 from packager.git.folder import Folder
 from packager.git.prune import Pruning
-from packager.git.publish import Root, Wanted, publish
+from packager.git.publish import CLUSTER_ROOT, Wanted, publish
 from packager.git.repository import Repository, Result
 
-CLUSTERS = Root("clusters")
+CLUSTERS = CLUSTER_ROOT
 SYNCED = Pruning(complete=True, budget=100)
 BUNDLES = ("ccm", "cni", "csi")
 _SOMEBODY = {f"GIT_{role}_{what}": "somebody@else" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

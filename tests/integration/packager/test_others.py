@@ -179,3 +179,11 @@ def test_a_bad_signing_key_pushes_nothing(origin: Origin, cache: Path) -> None:
             put(repository, wanted("a/one"))
         assert repository.heads().target == ""
     assert "no key at all" not in str(error.value)
+
+
+def test_a_snapshot_is_a_tree_for_rendering(origin: Origin, cache: Path) -> None:
+    origin.push({"fleet/clusters/a/one/caphv.yaml": "pinned", "other": "x"})
+    with Repository(Remote(origin.url, path="fleet"), cache) as repository:
+        tree = repository.sync().tree
+        assert dict(tree) == {"clusters/a/one/caphv.yaml": b"pinned"}
+        assert (tree.get("clusters/a/two/caphv.yaml"), tree.get("clusters/a"), len(tree)) == (None, None, 1)

@@ -179,3 +179,9 @@ def test_a_link_in_the_way_is_left() -> None:
     planned = plan({ONE: Current(obstacle="clusters/a")}, {ONE: Folder(BEFORE)}, SYNCED)
     assert planned.is_empty
     assert "clusters/a is not a folder" in planned.refused[0].why
+
+
+def test_what_cannot_be_rendered_is_kept() -> None:
+    kept = plan({ONE: there(BEFORE)}, {}, Pruning(complete=True, budget=100, keep={ONE}))
+    assert kept.is_empty
+    assert (kept.removed, kept.held) == ((), ())
