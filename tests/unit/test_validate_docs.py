@@ -1,0 +1,50 @@
+"""The generated pages are fresh, and say what they are made from."""
+
+from pathlib import Path
+
+import pytest
+
+from caphv.api import reference
+from caphv.manifests.traps import TRAPS
+from webhooks import documentation
+from webhooks.together import CHECKS
+from webhooks.verdict import RULES
+
+pytestmark = pytest.mark.unit
+
+
+def test_reference_is_fresh(checkout: Path) -> None:
+    assert reference.stale(checkout / "docs" / "reference") == []
+    assert reference.main(["--check"]) == 0
+
+
+def test_reference_names_nested_fields_with_limits_versions_and_examples() -> None:
+    pages = reference.rendered()
+    machine, template = pages["harvestermachine.md"], pages["harvestermachinetemplate.md"]
+    assert "| `spec.volumes[].volumeType` | string" in machine
+    assert "In v1alpha1:" in machine
+    assert "`spec.template.spec.volumes[].storageClass`" in template
+    assert "`spec.loadBalancerConfig.ipPool.rangeStart`" in pages["harvestercluster.md"]
+    assert all(f"({name})" in pages["README.md"] for name in pages if name != "README.md")
+
+
+def test_stale_pages_are_noticed(tmp_path: Path) -> None:
+    for name, text in reference.rendered().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "README.md").write_text("old")
+    (tmp_path / "gone.md").write_text("old")
+    assert reference.stale(tmp_path) == ["README.md", "gone.md"]
+
+
+def test_list_of_rules_is_fresh_and_whole(checkout: Path) -> None:
+    page = (checkout / "docs" / "validation.md").read_text(encoding="utf-8")
+    assert documentation.rendered(page) == page
+    assert documentation.main(["--check"]) == 0
+    names = [*RULES, *(check.name for check in CHECKS), *(trap.name for trap in TRAPS)]
+    assert len(set(names)) == len(names)
+    assert [name for name in names if f"### {name}\n" not in page] == []
+
+
+def test_a_page_without_the_mark_is_refused() -> None:
+    with pytest.raises(ValueError, match="has no line"):
+        documentation.rendered("# Validation\n")
