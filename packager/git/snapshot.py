@@ -90,6 +90,7 @@ class Snapshot:
         self._objects = objects
         self._path = path
         self._root_id = ""
+        self._folders: dict[str, Mapping[str, Entry]] = {}
 
     @property
     def tree(self) -> Tree:
@@ -142,12 +143,13 @@ class Snapshot:
     def _entry(self, path: str) -> Entry | None:
         if not self.commit:
             return None
-        entry: Entry | None = Entry(FOLDER, self._root())
-        for name in filter(None, path.split("/")):
-            if entry is None or not entry.is_folder:
-                return None
-            entry = self._objects.tree(entry.id).get(name)
-        return entry
+        if not path:
+            return Entry(FOLDER, self._root())
+        parent, _, name = path.rpartition("/")
+        if parent not in self._folders:
+            found = self._entry(parent)
+            self._folders[parent] = self._objects.tree(found.id) if found and found.is_folder else {}
+        return self._folders[parent].get(name)
 
     def _root(self) -> str:
         if not self._root_id:

@@ -1,0 +1,175 @@
+"""Measure the packager: `python -m bench.packager --help`.
+
+The remote is a bare repository on the same disk, so what is measured is Git's own work and not a network. The process
+is warm: templates are compiled and three clusters were published elsewhere before the clock starts. CPU is that of the
+process and of Git; on a machine that does other things, too, it says more than the time that passed.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from packager.git.commit import Reason
+from packager.git.prune import Pruning
+from packager.git.publish import CLUSTER_ROOT, Folders, Wanted, publish
+from packager.git.remote import Remote
+from packager.git.repository import Repository, Result
+from packager.git.snapshot import Snapshot
+from packager.render import Renderer
+from packager.settings import ClusterFacts
+from packager.tree import Tree
+
+T = TypeVar("T")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--clusters", default=1000, help="Clusters in the repository, each with three bundles.")
+@click.option("--rounds", default=11, help="How often a change and a check without one are measured.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
+def main(clusters: int, rounds: int, output: str) -> None:
+    """Measure the packager: all clusters from nothing, one changed setting, and nothing changed."""
+    with tempfile.TemporaryDirectory(prefix="caphv-bench-") as folder:
+        figures = measure(Path(folder), clusters, rounds)
+    if output == "json":
+        print(json.dumps(figures, indent=2))
+        return
+    for name, value in figures.items():
+        print(f"{name:42} {value:10.3f}" if isinstance(value, float) else f"{name:42} {value:>10}")
+
+
+def measure(folder: Path, count: int, rounds: int) -> dict[str, Any]:
+    """Run the workload; answers its figures by name, in seconds and MiB."""
+    with ExitStack() as stack:
+        _publish_one_elsewhere(folder / "warm")
+        facts = [facts_of(number) for number in range(count)]
+        packager = Packager(stack.enter_context(_repository(folder / "measured")))
+        cpu = _cpu()
+        seconds, first = timed(lambda: packager.publish(facts))
+        cpu = _cpu() - cpu
+        figures: dict[str, Any] = {
+            "clusters": count,
+            "files": len(first.plan.write),
+            "all, s (aim 5)": seconds,
+            "  CPU": cpu,
+            "  of which rendering": packager.rendering,
+            "  of which pushing": first.push_seconds,
+        }
+        packager.publish(facts)  # sees its own records for the first time
+        changed, pushing, files, idle, idle_cpu = [], [], set(), [], []
+        for number in range(rounds):
+            facts[number % count] = facts_of(number % count, mtu=1400 + number)
+            seconds, result = timed(lambda: packager.publish(facts))
+            changed.append(seconds)
+            pushing.append(result.push_seconds)
+            files.add(len(result.plan.write))
+            if not result.commit:
+                sys.exit("a changed setting made no commit")
+            before = _state(folder)
+            packager.publish(facts)  # the first time after a commit, as it comes
+            cpu = _cpu()
+            seconds, result = timed(lambda: packager.publish(facts))
+            idle.append(seconds)
+            idle_cpu.append(_cpu() - cpu)
+            if result.commit or _state(folder) != before:
+                sys.exit("nothing changed, and yet something was written")
+        return figures | {
+            "one changed, median s (aim 0.3)": statistics.median(changed),
+            "one changed, slowest s": max(changed),
+            "  of which pushing, median": statistics.median(pushing),
+            "  files": max(files),
+            "nothing changed, median s (aim 0.05)": statistics.median(idle),
+            "nothing changed, slowest s": max(idle),
+            "  CPU, median": statistics.median(idle_cpu),
+            "peak memory, MiB (aim 150)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+
+
+class Packager:
+    """What the packager does for all clusters: render those that changed, and publish."""
+
+    def __init__(self, repository: Repository) -> None:
+        self.repository = repository
+        self.renderer = Renderer()
+        self.folders = Folders()
+        self.rendering = 0.0
+
+    def publish(self, facts: list[ClusterFacts]) -> Result:
+        def wanted(snapshot: Snapshot) -> Wanted:
+            self.rendering, trees = timed(lambda: self._rendered(facts, snapshot))
+            return {CLUSTER_ROOT: self.folders.of(trees)}
+
+        return publish(self.repository, wanted, Pruning(complete=True, budget=0), Reason("A benchmark."))
+
+    def _rendered(self, facts: list[ClusterFacts], snapshot: Snapshot) -> dict[str, Tree]:
+        results = self.renderer.render(facts, snapshot.tree)
+        if faults := [finding for result in results if not result.ok for finding in result.findings]:
+            sys.exit(f"cannot be rendered: {faults[0]}")
+        return {f"{result.cluster.namespace}/{result.cluster.name}": result.tree for result in results}
+
+
+def facts_of(number: int, mtu: int = 1450) -> ClusterFacts:
+    """A cluster with settings of its own."""
+    cni = ("calico", "canal", "cilium")[number % 3]
+    values = {"cni": {"name": cni, "mtu": mtu}}
+    name, namespace = f"cluster-{number:04}", f"team-{number % 10}"
+    return ClusterFacts(
+        {
+            "metadata": {
+                "name": name,
+                "namespace": namespace,
+                "labels": {"team": namespace},
+                "annotations": {"addons.caphv.io/values": json.dumps(values)},
+            },
+            "spec": {
+                "clusterNetwork": {
+                    "pods": {"cidrBlocks": ["10.42.0.0/16"]},
+                    "services": {"cidrBlocks": ["10.43.0.0/16"]},
+                },
+                "topology": {"version": "v1.34.2+rke2r1"},
+            },
+        },
+        {"metadata": {"name": name, "namespace": namespace}, "spec": {"targetNamespace": namespace}},
+        {"kind": "RKE2ControlPlane", "spec": {"replicas": 3, "version": "v1.34.2+rke2r1"}},
+    )
+
+
+def _publish_one_elsewhere(folder: Path) -> None:
+    with _repository(folder) as repository:
+        Packager(repository).publish([facts_of(number) for number in range(3)])
+
+
+def _repository(folder: Path) -> Repository:
+    origin = folder / "origin.git"
+    subprocess.run(["git", "init", "--quiet", "--bare", str(origin)], check=True)
+    return Repository(Remote(f"file://{origin}"), folder / "cache")
+
+
+def _cpu() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _state(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    started = time.perf_counter()
+    result = call()
+    return time.perf_counter() - started, result
+
+
+if __name__ == "__main__":
+    main()
