@@ -33,7 +33,7 @@ class Packaging(StrEnum):
 
 @dataclass(frozen=True)
 class CloudConfig:
-    """Where the workload cluster has the kubeconfig for Harvester: a file on each node, else a Secret in kube-system."""
+    """Where the workload cluster has its kubeconfig for Harvester: a file on each node, or a Secret in kube-system."""
 
     secret_name: str
     secret_key: str

@@ -266,7 +266,7 @@ def _checked(gathered: Gathered, values: Any, root: FieldPath) -> None:
         gathered.add(values, lambda path: (*root, *path))
 
 
-def _unwritable(value: Any, path: FieldPath) -> list[Finding]:  # noqa: PLR0911 - one for each type
+def _unwritable(value: Any, path: FieldPath) -> list[Finding]:
     """Findings for what YAML knows and JSON does not: dates, keys that are no text, numbers that are none."""
     if len(path) > _DEEPEST:
         return [Finding(path[:8], Fault.INVALID, f"must not be nested deeper than {_DEEPEST} levels", "addons-yaml")]
@@ -277,8 +277,9 @@ def _unwritable(value: Any, path: FieldPath) -> list[Finding]:  # noqa: PLR0911 
     if isinstance(value, list):
         return [found for index, item in enumerate(value) for found in _unwritable(item, (*path, index))]
     if isinstance(value, str):
-        bad = not value.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in value)
-        return [Finding(path, Fault.INVALID, "must be text that UTF-8 can hold", "addons-yaml")] if bad else []
+        surrogates = not value.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in value)
+        detail = "must be text that UTF-8 can hold"
+        return [Finding(path, Fault.INVALID, detail, "addons-yaml")] if surrogates else []
     known = value is None or isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf"))
     detail = f"must be text, number, boolean, list or object, not {type(value).__name__}: quote it"
     return [] if known else [Finding(path, Fault.WRONG_TYPE, detail, "addons-yaml")]

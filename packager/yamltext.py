@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 # Words that need no quotes, whatever the reader's idea of numbers, dates, booleans and merges.
@@ -27,7 +27,9 @@ def dump(value: Any) -> str:
     Raises TypeError for what JSON does not know, ValueError for what is no text (lone surrogates) and numbers
     that are none.
     """
-    return "".join(_node(value, ""))
+    lines: list[str] = []
+    _node(value, "", lines)
+    return "".join(lines)
 
 
 def dump_all(documents: Sequence[Any]) -> str:
@@ -35,42 +37,36 @@ def dump_all(documents: Sequence[Any]) -> str:
     return "---\n".join(map(dump, documents))
 
 
-def _node(value: Any, indent: str) -> Iterator[str]:
-    if isinstance(value, Mapping) and value:
-        yield from _mapping(value, indent)
+def _node(value: Any, indent: str, lines: list[str]) -> None:
+    if isinstance(value, dict) and value:
+        _mapping(value, indent, lines)
     elif isinstance(value, list | tuple) and value:
-        yield from _sequence(value, indent)
+        _sequence(value, indent, lines)
     else:
-        yield f"{indent}{_scalar(value)}\n"
+        lines.append(f"{indent}{_scalar(value)}\n")
 
 
-def _mapping(value: Mapping[Any, Any], indent: str) -> Iterator[str]:
+def _mapping(value: dict[Any, Any], indent: str, lines: list[str]) -> None:
     for key, item in value.items():
         if not isinstance(key, str):
             msg = f"keys are text, not {type(key).__name__}"
             raise TypeError(msg)
         head = f"{indent}{_text(key)}:"
-        if isinstance(item, Mapping) and item:
-            yield head + "\n"
-            yield from _mapping(item, indent + "  ")
-        elif isinstance(item, list | tuple) and item:
-            yield head + "\n"
-            yield from _sequence(item, indent + "  ")
+        if isinstance(item, dict | list | tuple) and item:
+            lines.append(head + "\n")
+            _node(item, indent + "  ", lines)
         elif isinstance(item, str) and "\n" in item and _BLOCK.fullmatch(item):
-            yield head + " |\n"
-            yield from (f"{indent}  {line}\n" if line else "\n" for line in item[:-1].split("\n"))
+            lines.append(head + " |\n")
+            lines += [f"{indent}  {line}\n" if line else "\n" for line in item[:-1].split("\n")]
         else:
-            yield f"{head} {_scalar(item)}\n"
+            lines.append(f"{head} {_scalar(item)}\n")
 
 
-def _sequence(value: Sequence[Any], indent: str) -> Iterator[str]:
+def _sequence(value: Sequence[Any], indent: str, lines: list[str]) -> None:
     for item in value:
-        if isinstance(item, Mapping | list | tuple) and item:
-            first, *rest = _node(item, indent + "  ")
-            yield f"{indent}- {first[len(indent) + 2 :]}"
-            yield from rest
-        else:
-            yield f"{indent}- {_scalar(item)}\n"
+        first = len(lines)
+        _node(item, indent + "  ", lines)
+        lines[first] = f"{indent}- {lines[first][len(indent) + 2 :]}"
 
 
 def _scalar(value: Any) -> str:
@@ -78,7 +74,7 @@ def _scalar(value: Any) -> str:
         return _text(value)
     if value is None or isinstance(value, bool | int | float):
         return _number(value) if isinstance(value, float) else json.dumps(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return "{}"
     if isinstance(value, list | tuple):
         return "[]"
