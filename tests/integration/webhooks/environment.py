@@ -1,0 +1,168 @@
+"""A real API server with our CRDs, and webhook servers as processes that it calls over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from caphv import data
+from caphv.runtime.resource import Obj, Resource
+from sandbox import manifests, pki, processes
+from sandbox.apiserver import ApiServer, private_file
+from sandbox.processes import Process
+from tests.conftest import CHECKOUT
+from webhooks.verdict import KINDS
+
+START_SECONDS = 60.0
+WAIT_SECONDS = 30.0
+VERSIONS = ("v1alpha1", "v1beta1")
+GROUP = "infrastructure.cluster.x-k8s.io"
+
+
+def resource(kind: str, version: str = "v1beta1") -> Resource:
+    return Resource(GROUP, version, KINDS[kind].plural, kind)
+
+
+def write_certificate(folder: Path, ca: pki.CA, *names: str) -> None:
+    """Put a certificate into a folder as a mounted Secret does: all files at one moment, by a link."""
+    folder.mkdir(exist_ok=True)
+    pair = ca.server(names or ("127.0.0.1",))
+    version = folder / f"..{time.monotonic_ns()}"
+    version.mkdir()
+    for name, content in (("tls.crt", pair.certificate), ("tls.key", pair.key), ("ca.crt", ca.certificate)):
+        private_file(version / name, content)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(Path("..data") / name)
+    (folder / "..new").symlink_to(version.name)
+    os.replace(folder / "..new", folder / "..data")
+
+
+class Server:
+    """One `caphv webhook`, or with `command` another command that serves the webhooks."""
+
+    def __init__(self, folder: Path, name: str, *options: str, command: str = "webhook", port: int = 0) -> None:
+        self.folder, self.name, self.command, self.options = folder, name, command, options
+        free = processes.free_ports(3)
+        self.port, self.health, self.metrics_port = port or free[0], free[1], free[2]
+        self.certificates = folder / f"{name}-certificates"
+        self.ca = pki.CA.create(name)
+        self.process: Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "logs" / f"{self.name}.log").read_text()
+
+    def launch(self) -> Process:
+        """Start it, without waiting for anything."""
+        arguments = [
+            f"--webhook-cert-dir={self.certificates}",
+            f"--webhook-bind-address=127.0.0.1:{self.port}",
+            f"--health-probe-bind-address=127.0.0.1:{self.health}",
+            f"--metrics-bind-address=127.0.0.1:{self.metrics_port}",
+            *self.options,
+        ]
+        command = [sys.executable, "-P", "-m", "caphv", self.command, *arguments]
+        self.process = processes.start(self.folder, self.name, command, env={"PYTHONPATH": str(CHECKOUT)})
+        return self.process
+
+    async def start(self) -> None:
+        """Start it with a certificate and wait until it is ready."""
+        if not self.certificates.exists():
+            write_certificate(self.certificates, self.ca)
+        await processes.wait_ready(self.launch(), self.ready, START_SECONDS)
+
+    async def stop(self) -> None:
+        if self.process:
+            await processes.end(self.process)
+
+    async def ready(self) -> bool:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            return (await self.get(self.health, "readyz"))[0] == 200
+        return False
+
+    async def metrics(self) -> str:
+        return (await self.get(self.metrics_port, "metrics"))[1]
+
+    async def get(self, port: int, path: str) -> tuple[int, str]:
+        timeout = aiohttp.ClientTimeout(total=5)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"http://127.0.0.1:{port}/{path}") as answer,
+        ):
+            return answer.status, await answer.text()
+
+
+async def install_crds(server: ApiServer) -> None:
+    async with server.client() as client:
+        await manifests.apply(client, manifests.read(sorted(data.folder("deploy/crds").glob("infrastructure*.yaml"))))
+
+
+async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """Wait until the condition holds; answers what it answered."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := await condition()):
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:.0f} s: {what}"
+        await asyncio.sleep(0.05)
+    return found
+
+
+# Objects
+
+
+def machine_spec(**fields: Any) -> Obj:
+    spec: Obj = {
+        "cpu": 2,
+        "memory": "4Gi",
+        "sshUser": "ubuntu",
+        "sshKeyPair": "default/ops",
+        "networks": ["default/vlan100"],
+        "volumes": [{"volumeType": "image", "imageName": "default/ubuntu", "volumeSize": "40Gi", "bootOrder": 1}],
+    }
+    return spec | fields
+
+
+def cluster_spec(**fields: Any) -> Obj:
+    spec: Obj = {
+        "targetNamespace": "default",
+        "identitySecret": {"name": "identity", "namespace": "default"},
+        "server": "https://harvester.example.com:6443",
+        "loadBalancerConfig": {"ipamType": "dhcp"},
+    }
+    return spec | fields
+
+
+def example(kind: str, version: str, name: str, **fields: Any) -> Obj:
+    """A right object; `fields` change the spec of the machine or cluster, also in a template."""
+    spec = machine_spec(**fields) if "Machine" in kind else cluster_spec(**fields)
+    return {
+        "apiVersion": f"{GROUP}/{version}",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"template": {"spec": spec}} if kind.endswith("Template") else spec,
+    }
+
+
+# A fault that only the webhook sees, with the field below the spec of cluster or machine that is told.
+WRONG: dict[str, tuple[Obj, str]] = {
+    "Machine": ({"cpu": 4000}, "cpu"),
+    "Cluster": ({"vmNetworkConfig": {"gateway": "192.168.0.1", "subnetMask": "255.0.255.0", "ipPoolRef": "pool"}}, ""),
+}
+
+
+def wrong(kind: str, version: str, name: str) -> tuple[Obj, str]:
+    """A wrong object and the path that the refusal has to name."""
+    fields, field = WRONG["Machine" if "Machine" in kind else "Cluster"]
+    prefix = "spec.template.spec" if kind.endswith("Template") else "spec"
+    return example(kind, version, name, **fields), f"{prefix}.{field or 'vmNetworkConfig.subnetMask'}"
