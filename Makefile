@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs tools demo test test-unit test-integration test-e2e lint format generate bench wheel release deploy lock clean
+.PHONY: help setup programs tools demo test test-unit test-integration test-e2e lint format generate bench bench-webhook bench-packager wheel release deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,8 @@ lint: setup ## Check format, lint, types, import rules, and that generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m caphv.api.crds --check
+	$(BIN)/python -m caphv.api.reference --check
+	$(BIN)/python -m webhooks.documentation --check
 
 format: setup ## Format the code and correct what can be corrected without thought
 	$(BIN)/ruff format .
@@ -54,12 +56,20 @@ format: setup ## Format the code and correct what can be corrected without thoug
 
 generate: setup ## Write the files that are made from schemas/
 	$(BIN)/python -m caphv.api.crds
+	$(BIN)/python -m caphv.api.reference
+	$(BIN)/python -m webhooks.documentation
 
 bench: setup ## Measure the provider on a simulated Harvester
 	$(BIN)/python -m bench
 
 wheel: setup ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
+
+bench-webhook: setup ## Measure the admission webhook
+	$(BIN)/python -m bench.webhook
+
+bench-packager: setup ## Measure rendering, committing and pushing of bundles
+	$(BIN)/python -m bench.packager
 
 release: setup ## Write manifests, chart and bill of materials of a release into out/
 	$(BIN)/python -m release $(if $(IMG),--image $(IMG))
