@@ -1,0 +1,337 @@
+"""What several objects have to do with each other: each check with a wrong case, and a right one beside it."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+from webhooks.together import CHECKS, together
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+
+# One cluster with all that belongs to it. Each case changes it.
+OBJECTS = """\
+cluster:
+  apiVersion: cluster.x-k8s.io/v1beta2
+  kind: Cluster
+  metadata: {name: demo, namespace: clusters}
+  spec:
+    clusterNetwork: {pods: {cidrBlocks: [10.42.0.0/16]}, services: {cidrBlocks: [10.43.0.0/16]}}
+    infrastructureRef: {apiGroup: infrastructure.cluster.x-k8s.io, kind: HarvesterCluster, name: demo}
+    controlPlaneRef: {apiGroup: controlplane.cluster.x-k8s.io, kind: RKE2ControlPlane, name: demo}
+infrastructure:
+  apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+  kind: HarvesterCluster
+  metadata: {name: demo, namespace: clusters}
+  spec:
+    targetNamespace: demo
+    identitySecret: {name: identity, namespace: clusters}
+    loadBalancerConfig:
+      ipamType: pool
+      ipPool:
+        {subnet: 172.17.1.0/24, gateway: 172.17.1.1, rangeStart: 172.17.1.50, rangeEnd: 172.17.1.60, vmNetwork: net}
+    vmNetworkConfig: {ipPoolRefs: [vm-pool], gateway: 172.17.1.1, subnetMask: 255.255.255.0}
+secret:
+  apiVersion: v1
+  kind: Secret
+  metadata: {name: identity, namespace: clusters}
+  data: {kubeconfig: eA==}
+control_plane:
+  apiVersion: controlplane.cluster.x-k8s.io/v1beta1
+  kind: RKE2ControlPlane
+  metadata: {name: demo, namespace: clusters}
+  spec:
+    replicas: 3
+    infrastructureRef:
+      apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+      kind: HarvesterMachineTemplate
+      name: template
+workers:
+  apiVersion: cluster.x-k8s.io/v1beta2
+  kind: MachineDeployment
+  metadata: {name: workers, namespace: clusters}
+  spec:
+    clusterName: demo
+    replicas: 3
+    template:
+      spec:
+        failureDomain: zone-a
+        infrastructureRef: {apiGroup: infrastructure.cluster.x-k8s.io, kind: HarvesterMachineTemplate, name: template}
+others:
+  apiVersion: cluster.x-k8s.io/v1beta2
+  kind: MachineDeployment
+  metadata: {name: others, namespace: clusters}
+  spec:
+    clusterName: demo
+    replicas: 3
+    template:
+      spec:
+        failureDomain: zone-b
+        infrastructureRef: {apiGroup: infrastructure.cluster.x-k8s.io, kind: HarvesterMachineTemplate, name: template}
+template:
+  apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+  kind: HarvesterMachineTemplate
+  metadata: {name: template, namespace: clusters}
+  spec: {template: {spec: {volumes: [{volumeType: storageClass, storageClass: fast}]}}}
+machine:
+  apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+  kind: HarvesterMachine
+  metadata: {name: one, namespace: clusters, labels: {cluster.x-k8s.io/cluster-name: demo}}
+  spec: {networks: [net], networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1}}
+pool:
+  apiVersion: loadbalancer.harvesterhci.io/v1beta1
+  kind: IPPool
+  metadata: {name: vm-pool}
+  spec:
+    selector: {network: demo/net}
+    ranges: [{subnet: 172.17.1.0/24, rangeStart: 172.17.1.100, rangeEnd: 172.17.1.120}]
+storage:
+  apiVersion: storage.k8s.io/v1
+  kind: StorageClass
+  metadata: {name: fast}
+  provisioner: driver.longhorn.io
+  parameters: {migratable: "true"}
+class:
+  apiVersion: cluster.x-k8s.io/v1beta2
+  kind: ClusterClass
+  metadata: {name: class, namespace: clusters}
+  spec:
+    controlPlane:
+      machineInfrastructure:
+        templateRef:
+          apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+          kind: HarvesterMachineTemplate
+          name: template
+    workers: {machineDeployments: [{class: default-worker}]}
+    variables:
+      - {name: cpu, required: true, schema: {openAPIV3Schema: {type: integer}}}
+      - name: disk
+        required: true
+        schema:
+          openAPIV3Schema:
+            type: object
+            default: {size: 40Gi}
+            required: [size, class]
+            properties: {size: {type: string}, class: {type: string, default: fast}}
+topology:
+  apiVersion: cluster.x-k8s.io/v1beta2
+  kind: Cluster
+  metadata: {name: made, namespace: clusters}
+  spec:
+    topology:
+      classRef: {name: class}
+      controlPlane: {replicas: 3}
+      workers: {machineDeployments: [{class: default-worker, name: a}]}
+      variables: [{name: cpu, value: 4}, {name: disk, value: {size: 40Gi}}]
+"""
+
+REF = "infrastructureRef"
+TEMPLATE = "spec.template.spec"
+# Name of the check, which object is changed where (values by path, None removes), and where it is told.
+WRONG: list[tuple[str, str, Obj, str]] = [
+    ("metadata", "template", {"metadata.name": None}, "metadata.name"),
+    ("metadata", "template", {"metadata.name": "Upper"}, "metadata.name"),
+    ("metadata", "cluster", {"metadata.namespace": "a.b"}, "metadata.namespace"),
+    ("metadata", "machine", {"metadata.labels": {"a": 1}}, "metadata.labels.a"),
+    ("metadata", "machine", {"metadata.labels": {"a": "b c"}}, "metadata.labels.a"),
+    ("metadata", "machine", {"metadata.annotations": ["a"]}, "metadata.annotations"),
+    ("defined-twice", "others", {"metadata.name": "workers"}, "metadata.name"),
+    (
+        "cluster-endpoint",
+        "cluster",
+        {"spec.controlPlaneEndpoint": {"host": "1.2.3.400"}},
+        "spec.controlPlaneEndpoint.host",
+    ),
+    ("cluster-endpoint", "cluster", {"spec.controlPlaneEndpoint": {"port": 70000}}, "spec.controlPlaneEndpoint.port"),
+    (
+        "cluster-endpoint-given",
+        "cluster",
+        {"spec.controlPlaneEndpoint": {"port": 443}},
+        "spec.controlPlaneEndpoint.port",
+    ),
+    ("reference-kind", "cluster", {f"spec.{REF}.kind": "HarvesterMachine"}, f"spec.{REF}.kind"),
+    ("reference-kind", "workers", {f"{TEMPLATE}.{REF}.kind": "HarvesterMachine"}, f"{TEMPLATE}.{REF}.kind"),
+    ("reference-kind", "workers", {"kind": "MachinePool"}, f"{TEMPLATE}.{REF}.kind"),
+    ("reference-api", "cluster", {f"spec.{REF}.apiVersion": "x/v1"}, f"spec.{REF}.apiVersion"),
+    ("reference-api", "control_plane", {f"spec.{REF}.apiVersion": None}, f"spec.{REF}.apiVersion"),
+    (
+        "reference-api",
+        "control_plane",
+        {f"spec.{REF}.apiVersion": "infrastructure.cluster.x-k8s.io/v1"},
+        f"spec.{REF}.apiVersion",
+    ),
+    ("reference-namespace", "control_plane", {f"spec.{REF}.namespace": "default"}, f"spec.{REF}.namespace"),
+    ("reference-absent", "cluster", {f"spec.{REF}.name": "demmo"}, f"spec.{REF}.name"),
+    ("identity-absent", "secret", {"metadata.name": "identit"}, "spec.identitySecret.name"),
+    ("identity-key", "secret", {"data": {"config": "eA=="}}, "spec.identitySecret.name"),
+    (
+        "pool-name",
+        "infrastructure",
+        {"spec.vmNetworkConfig.ipPoolRefs": ["vm-pol"]},
+        "spec.vmNetworkConfig.ipPoolRefs[0]",
+    ),
+    (
+        "cluster-network",
+        "cluster",
+        {"spec.clusterNetwork.pods.cidrBlocks": ["10.42.0.0/33"]},
+        "spec.clusterNetwork.pods.cidrBlocks[0]",
+    ),
+    (
+        "cluster-network",
+        "cluster",
+        {"spec.clusterNetwork.pods.cidrBlocks": ["10.42.0.0/15"]},
+        "spec.clusterNetwork.services.cidrBlocks[0]",
+    ),
+    (
+        "cluster-network-overlap",
+        "cluster",
+        {"spec.clusterNetwork.pods.cidrBlocks": ["172.17.0.0/16"]},
+        "spec.clusterNetwork.pods.cidrBlocks[0]",
+    ),
+    (
+        "cluster-network-overlap",
+        "template",
+        {f"{TEMPLATE}.vmNetworkConfig": {"gateway": "10.42.1.1", "subnetMask": "255.255.255.0"}},
+        "spec.clusterNetwork.pods.cidrBlocks[0]",
+    ),
+    (
+        "pool-overlap",
+        "pool",
+        {"spec.ranges": [{"subnet": "172.17.1.0/24", "rangeStart": "172.17.1.60"}]},
+        "spec.ranges[0]",
+    ),
+    (
+        "static-address-in-pool",
+        "machine",
+        {"spec.networkConfig.address": "172.17.1.50"},
+        "spec.networkConfig.address",
+    ),
+    (
+        "static-address-template",
+        "template",
+        {f"{TEMPLATE}.networkConfig": {"address": "172.17.1.11"}},
+        f"{TEMPLATE}.networkConfig.address",
+    ),
+    ("control-plane-count", "control_plane", {"spec.replicas": 2}, "spec.replicas"),
+    (
+        "control-plane-count",
+        "topology",
+        {"spec.topology.controlPlane.replicas": 4},
+        "spec.topology.controlPlane.replicas",
+    ),
+    ("one-zone", "template", {f"{TEMPLATE}.failureDomain": "zone-a"}, f"{TEMPLATE}.failureDomain"),
+    ("one-zone", "others", {f"{TEMPLATE}.failureDomain": "zone-a"}, f"{TEMPLATE}.failureDomain"),
+    ("storage-class-migration", "storage", {"parameters": {}}, f"{TEMPLATE}.volumes[0].storageClass"),
+    ("storage-class-absent", "storage", {"metadata.name": "fasts"}, f"{TEMPLATE}.volumes[0].storageClass"),
+    (
+        "topology-class",
+        "topology",
+        {"spec.topology.workers.machineDeployments": [{"class": "worker"}]},
+        "spec.topology.workers.machineDeployments[0].class",
+    ),
+    ("topology-variable", "topology", {"spec.topology.variables": []}, "spec.topology.variables"),
+    *[
+        ("topology-variable", "topology", {"spec.topology.variables": [{"name": "cpu", "value": 4}, variable]}, where)
+        for variable, where in [
+            ({"name": "cpuu", "value": 4}, "spec.topology.variables[1].name"),
+            ({"name": "cpu", "value": "four"}, "spec.topology.variables[1].value"),
+            ({"name": "disk", "value": {"class": "a"}}, "spec.topology.variables[1].value.size"),
+            ({"name": "disk", "value": {"size": "1", "sise": "1"}}, "spec.topology.variables[1].value.sise"),
+        ]
+    ],
+]
+
+
+def changed(obj: Obj, changes: Obj) -> None:
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        place = obj
+        for part in parents:
+            place = place.setdefault(part, {})
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+
+
+def said(objects: dict[str, Obj]) -> set[tuple[str, str]]:
+    return {(remark.finding.rule, remark.finding.field) for remark in together(list(objects.values()))}
+
+
+@pytest.fixture
+def objects() -> dict[str, Obj]:
+    # Through JSON, so that objects share no part with each other.
+    return json.loads(json.dumps(yaml.safe_load(OBJECTS)))
+
+
+def second_cluster(objects: dict[str, Obj]) -> dict[str, Obj]:
+    """The same cluster once more, in another namespace."""
+    more = {name: copy.deepcopy(objects[name]) for name in ("cluster", "infrastructure", "machine")}
+    for obj in more.values():
+        obj["metadata"]["namespace"] = "other"
+    return more
+
+
+def test_nothing_is_wrong_to_begin_with(objects: dict[str, Obj]) -> None:
+    assert said(objects) == set()
+
+
+@pytest.mark.parametrize(("rule", "name", "changes", "field"), WRONG)
+def test_wrong_is_told(objects: dict[str, Obj], rule: str, name: str, changes: Obj, field: str) -> None:
+    changed(objects[name], changes)
+    told = said(objects)
+    assert any(one == rule and where.startswith(field) for one, where in told), told
+
+
+def test_every_check_is_tested() -> None:
+    clashes = {"machine-name-taken", "cluster-name-taken", "static-address-duplicate"}
+    assert {check.name for check in CHECKS} == {row[0] for row in WRONG} | clashes
+
+
+def test_two_clusters_in_one_target_namespace(objects: dict[str, Obj]) -> None:
+    more = second_cluster(objects)
+    rules = {rule for rule, _ in said(objects | {f"second {name}": obj for name, obj in more.items()})}
+    assert rules == {"machine-name-taken", "cluster-name-taken", "static-address-duplicate", "pool-overlap"}
+
+
+def test_two_clusters_apart(objects: dict[str, Obj]) -> None:
+    more = second_cluster(objects)
+    # Another namespace is another VM network `net`, too.
+    more["infrastructure"]["spec"]["targetNamespace"] = "other"
+    assert said(objects | {f"second {name}": obj for name, obj in more.items()}) == set()
+
+
+def test_an_endpoint_that_differs_from_the_infrastructure_is_told(objects: dict[str, Obj]) -> None:
+    changed(objects["cluster"], {"spec.controlPlaneEndpoint": {"host": "172.17.1.51", "port": 6443}})
+    assert said(objects) == set()
+    changed(objects["infrastructure"], {"spec.controlPlaneEndpoint": {"host": "172.17.1.50"}})
+    assert said(objects) == {("cluster-endpoint-given", "spec.controlPlaneEndpoint.host")}
+
+
+def test_a_name_that_is_nearly_one_is_suggested(objects: dict[str, Obj]) -> None:
+    changed(objects["workers"], {f"{TEMPLATE}.{REF}.name": "tempalte"})
+    (remark,) = together(list(objects.values()))
+    assert remark.finding.advice
+    assert 'did you mean "template"?' in remark.finding.detail
+
+
+def test_what_other_providers_do_is_not_judged(objects: dict[str, Obj]) -> None:
+    foreign = {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "DockerCluster", "name": "x"}
+    cluster = copy.deepcopy(objects["cluster"])
+    cluster["spec"] |= {
+        REF: foreign | {"apiGroup": "infrastructure.example.com"},
+        "controlPlaneEndpoint": {"port": 443},
+    }
+    assert said({"cluster": cluster}) == set()
+
+
+def test_remarks_name_the_other_object(objects: dict[str, Obj]) -> None:
+    changed(objects["pool"], {"spec.ranges": [{"subnet": "172.17.1.0/24", "rangeStart": "172.17.1.55"}]})
+    names = list(objects)
+    (remark,) = together(list(objects.values()))
+    assert remark.other is not None
+    assert {names[remark.index], names[remark.other]} == {"pool", "infrastructure"}
