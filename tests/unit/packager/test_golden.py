@@ -1,0 +1,92 @@
+"""The golden tree is what the examples render to, and no line of a template can change without being seen there."""
+
+import re
+from collections.abc import Iterator
+from copy import copy
+from functools import cache
+
+import pytest
+from jinja2 import TemplateSyntaxError
+
+from caphv import data
+from packager.render import Options, Renderer
+from packager.templates import Templates
+from tests.unit.packager.examples import EXAMPLES, GOLDEN, MIRROR, MIRRORED, golden_files, rendered
+
+pytestmark = pytest.mark.unit
+
+TEMPLATES = data.folder("fleet-bundles") / "v1"
+LINES = [
+    (file.relative_to(TEMPLATES).as_posix(), number)
+    for file in sorted(TEMPLATES.glob("*/*.j2"))
+    for number, line in enumerate(file.read_text().splitlines())
+    if line.strip() and not re.fullmatch(r"\s*\{#.*#\}\s*", line)
+]
+
+
+@cache
+def shipped() -> Templates:
+    return Templates([TEMPLATES])
+
+
+@cache
+def tree() -> dict[str, bytes]:
+    return {path.relative_to(GOLDEN).as_posix(): path.read_bytes() for path in GOLDEN.rglob("*") if path.is_file()}
+
+
+def test_golden_tree_is_fresh() -> None:
+    """After a wanted change: `python -m tests.unit.packager.examples`, and read the difference."""
+    wanted, present = golden_files(), tree()
+    assert sorted(present) == sorted(wanted)
+    assert {path for path in wanted if wanted[path] != present[path]} == set()
+
+
+def test_examples_have_no_findings() -> None:
+    assert [str(finding) for result in rendered() for finding in result.findings] == []
+
+
+def test_rendering_again_keeps_every_byte() -> None:
+    first = rendered()
+    repository = {path: content for result in first for path, content in result.tree.items()}
+    again = Renderer().render(reversed(EXAMPLES), repository)
+    assert {path: content for result in again for path, content in result.tree.items()} == repository
+
+
+def mutants(text: str, number: int) -> Iterator[str]:
+    """The template without one line, with another value in it, and with the other branch of its condition."""
+    lines = text.splitlines(keepends=True)
+    line = lines[number]
+    yield "".join([*lines[:number], *lines[number + 1 :]])
+    if re.match(r"\{% (el)?if ", line):
+        yield "".join([*lines[:number], re.sub(r"if (.*?) %\}", r"if not (\1) %}", line), *lines[number + 1 :]])
+    elif ": " in line and "{%" not in line:
+        yield "".join([*lines[:number], line.rstrip().partition(": ")[0] + ": other\n", *lines[number + 1 :]])
+
+
+@pytest.mark.parametrize(("file", "number"), LINES, ids=[f"{file}:{number + 1}" for file, number in LINES])
+def test_every_line_of_a_template_matters(file: str, number: int) -> None:
+    """A mutated template fails, is refused, or renders something that the golden tree does not hold."""
+    text = (TEMPLATES / file).read_text()
+    assert [mutant for mutant in mutants(text, number) if unseen(file, mutant)] == []
+
+
+def unseen(file: str, mutant: str) -> bool:
+    """Whether a mutated template makes what the golden tree holds; ends at the first cluster that differs."""
+    templates = copy(shipped())
+    templates._compiled = dict(templates._compiled)
+    try:
+        templates._compiled[file] = templates._environment.from_string(mutant)
+    except TemplateSyntaxError:
+        return False
+    for examples, mirror, prefix in ((EXAMPLES, "", ""), (MIRRORED, MIRROR, "mirrored/")):
+        renderer = Renderer(Options(chart_repository=mirror))
+        renderer._templates["v1"] = templates
+        for example in examples:
+            result = renderer.render_one(example, {})
+            if not result.ok:
+                return False
+            place = f"{prefix}clusters/{result.cluster.namespace}/{result.cluster.name}/"
+            wanted = {path: content for path, content in tree().items() if path.startswith(place)}
+            if wanted != {prefix + path: content for path, content in result.tree.items()}:
+                return False
+    return True

@@ -1,0 +1,385 @@
+"""Rendering: pinned, refused where it would hurt, never a secret, and no value leaves its place."""
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from caphv import data
+from caphv.runtime.resource import Key
+from packager import safety, yamltext
+from packager.bundles import bundle_name
+from packager.firstboot import first_boot
+from packager.gitrepo import GitRepoOptions, git_repos, group_of
+from packager.render import Options, Renderer
+from packager.tree import path_of
+from packager.versions import checked_repository
+from tests.unit.packager.examples import OPTIONS, cluster
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT
+    | TEXT.map(lambda text: text + "\n"),
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=15,
+)
+
+
+@given(JSON)
+@hypothesis_settings(deadline=None)
+def test_what_is_written_is_read_again(value: Any) -> None:
+    assert yaml.load(yamltext.dump(value), Loader=LOADER) == value
+
+
+@pytest.mark.parametrize("value", [{1: "x"}, object(), "\ud800", float("nan")])
+def test_what_yaml_does_not_know_is_refused(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        yamltext.dump({"a": value} if not isinstance(value, dict) else value)
+
+
+def files(facts: Any, previous: dict[str, bytes] | None = None, **options: Any) -> dict[str, bytes]:
+    result = Renderer(Options(**options)).render_one(facts, previous or {})
+    assert result.ok, result.findings
+    return dict(result.tree)
+
+
+def rules(facts: Any, previous: dict[str, bytes] | None = None, **options: Any) -> set[str]:
+    return {finding.rule for finding in Renderer(Options(**options)).render_one(facts, previous or {}).findings}
+
+
+@given(TEXT)
+@hypothesis_settings(deadline=None, max_examples=50)
+def test_a_hostile_value_is_that_value_and_nothing_else(text: str) -> None:
+    if safety.check({"x": text}):
+        return
+    tree = files(cluster("a", {"ccm": {"values": {"x": text}}, "cni": {"values": {"x": text}}}))
+    fleet = yaml.load(tree["clusters/clusters/a/ccm/fleet.yaml"], Loader=LOADER)
+    plain = yaml.load(files(cluster("a"))["clusters/clusters/a/ccm/fleet.yaml"], Loader=LOADER)
+    assert fleet["helm"]["values"].pop("x") == text
+    assert fleet == plain
+    config = yaml.load(tree["clusters/clusters/a/cni/helmchartconfig.yaml"], Loader=LOADER)
+    assert yaml.load(config["spec"]["valuesContent"], Loader=LOADER)["x"] == text
+
+
+@given(TEXT | st.text(string.ascii_lowercase + "./-_ \n"), TEXT | st.text("abc./-"))
+@hypothesis_settings(deadline=None, max_examples=200)
+def test_a_hostile_name_does_not_leave_its_folder(name: str, namespace: str) -> None:
+    result = Renderer().render_one(cluster(name, namespace=namespace), {})
+    if result.tree:
+        folder = f"clusters/{namespace or 'default'}/{name}/"
+        assert all(path.startswith(folder) for path in result.tree)
+        assert all(
+            part not in ("", ".", "..", ".git") and part[0] not in ".-"
+            for path in result.tree
+            for part in path.split("/")
+        )
+    else:
+        assert result.findings
+
+
+@pytest.mark.parametrize("segment", ["", ".", "..", ".git", "-x", "a/b", "a\\b", "a\n", "a..b", "ä", "a" * 300])
+def test_segments_that_are_no_names(segment: str) -> None:
+    with pytest.raises(ValueError, match="cannot be part of a path"):
+        path_of("clusters", segment)
+
+
+def test_bundle_names_are_unique_and_short() -> None:
+    keys = [Key("a-b", "c"), Key("a", "b-c"), Key("a", "x" * 63), Key("a", "x" * 62 + "y"), Key("a", "b.c")]
+    found = {bundle_name(key, bundle) for key in keys for bundle in ("cni", "storage-classes")}
+    assert len(found) == 10
+    assert all(len(name) <= 53 for name in found)
+
+
+# Pins and live networks
+
+
+def table(path: Path, *, charts: str) -> Path:
+    """The shipped table as a later release may have it: one newer set, made for a newer Kubernetes."""
+    content = json.loads((data.folder("fleet-bundles") / "versions.json").read_text())
+    release = content["releases"][0]
+    release |= {"name": "newer", "supports": {"kubernetes": {"from": "1.40", "to": "1.41"}}}
+    release["charts"] = dict.fromkeys(release["charts"], charts)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_versions_stay_until_an_upgrade_is_asked_for(tmp_path: Path) -> None:
+    first = files(cluster("a"))
+    newer = table(tmp_path / "versions.json", charts="9.9.9")
+    kept = Renderer(versions=newer).render_one(cluster("a"), first)
+    assert dict(kept.tree) == first
+    upgraded = Renderer(Options(upgrade=True), newer).render_one(cluster("a"), first)
+    assert 'version: "9.9.9"' in upgraded.tree["clusters/clusters/a/ccm/fleet.yaml"].decode()
+    assert [finding.rule for finding in upgraded.findings if finding.advice] == ["bundles-kubernetes"]
+    assert upgraded.ok
+
+
+@pytest.mark.parametrize(
+    "addons",
+    [
+        {"cni": {"podCIDRs": ["10.7.0.0/16"]}},
+        {"cni": {"serviceCIDRs": ["10.7.0.0/16"]}},
+        {"cni": {"encapsulation": "VXLAN"}},
+        {"cni": {"name": "cilium"}},
+        {"cni": {"kubeProxyReplacement": True}},
+    ],
+)
+def test_a_live_network_is_not_changed_unless_forced(addons: Obj) -> None:
+    first = files(cluster("a"))
+    refused = Renderer().render_one(cluster("a", addons), first)
+    assert not refused.tree
+    assert {finding.rule for finding in refused.findings} == {"live-network"}
+    assert all("was rendered as" in finding.detail for finding in refused.findings)
+    assert files(cluster("a", addons), first, force=True) != first
+    allowed = cluster("a", addons)
+    allowed.cluster["metadata"]["annotations"]["addons.caphv.io/allow-network-change"] = "true"
+    assert files(allowed, first)
+
+
+def test_other_settings_of_a_live_network_may_change() -> None:
+    assert files(cluster("a", {"cni": {"mtu": 1400, "bgp": "Enabled"}}), files(cluster("a")))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"\xff", b"versions: {}\n", b"versions: 1\nnetwork: {}\ncontentHash: x"]
+)
+def test_a_spoilt_record_is_refused(content: bytes) -> None:
+    assert rules(cluster("a"), {"clusters/clusters/a/caphv.yaml": content}) == {"bundles-record"}
+
+
+def test_templates_that_are_not_there_are_refused() -> None:
+    first = files(cluster("a"))
+    place = "clusters/clusters/a/caphv.yaml"
+    for name in (b"v0", b"../v1"):
+        assert rules(cluster("a"), {place: first[place].replace(b"templates: v1", b"templates: " + name)}) == {
+            "bundles-templates"
+        }
+
+
+def test_one_bad_cluster_leaves_the_others_alone() -> None:
+    good, bad, twice, again = (
+        cluster("a"),
+        cluster("b", {"cni": {"mtu": 1}}),
+        cluster("c"),
+        cluster("c", {"singleNode": True}),
+    )
+    results = Renderer().render([good, bad, twice, again], {})
+    assert [result.ok for result in results] == [True, False, False, False]
+    assert {finding.rule for finding in results[2].findings} == {"cluster-twice"}
+
+
+def test_only_the_changed_cluster_is_rendered_again() -> None:
+    renderer = Renderer()
+    first = renderer.render([cluster("a"), cluster("b")], {})
+    second = renderer.render([cluster("a"), cluster("b", {"cni": {"mtu": 1400}})], {})
+    assert second[0] is first[0]
+    assert second[1].hash != first[1].hash
+    assert {path for path in second[1].tree if second[1].tree[path] != first[1].tree[path]} == {
+        "clusters/clusters/b/cni/helmchartconfig.yaml",
+        "clusters/clusters/b/caphv.yaml",
+    }
+    renderer.forget([Key("clusters", "b")])
+    assert renderer.render_one(cluster("a"), {}) is not first[0]
+
+
+# Secrets
+
+JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJub2JvZHkifQ.c2lnbmF0dXJl"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"extra": JWT},
+        {"extra": "-----BEGIN RSA PRIVATE KEY-----\nMII\n"},
+        {"extra": "-----BEGIN PRIVATE KEY-----"},
+        {"password": "hunter2"},
+        {"adminPasswords": "hunter2"},
+        {"apiKey": "Zm9vYmFyYmF6cXV4MTIzNDU2"},
+        {"env": [{"token": "8f3b1c7d9e2a4f6b8c0d"}]},
+        {"url": "https://user:pa55@example.com/"},
+        {"config": "kind: Config\nusers:\n- user: {client-key-data: AAAA}\n"},
+        {"script": "export X=1\ntoken: 8f3b1c7d9e2a4f6b8c0d\n"},
+        {"objects": [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}}]},
+        {JWT: 1},
+    ],
+)
+@pytest.mark.parametrize("bundle", ["cni", "ccm", "csi"])
+def test_secrets_never_get_into_git(values: Obj, bundle: str) -> None:
+    result = Renderer().render_one(cluster("a", {bundle: {"values": values}}), {})
+    assert {finding.rule for finding in result.findings} == {"no-secrets-in-git"}
+    assert not result.tree
+    told = " ".join(map(str, result.findings))
+    assert "hunter2" not in told
+    assert JWT not in told
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"secretName": "harvester-cloud-config-of-cluster-1"},
+        {"existingSecret": "my-secret-name"},
+        {"secretKey": "cloud-config"},
+        {"tokenReview": True},
+        {"automountServiceAccountToken": "false"},
+        {"password": ""},
+        {"token": "/var/run/secrets/token"},
+        {"image": "example.com/a@sha256:0f3b1c7d9e2a4f6b8c0d0f3b1c7d9e2a4f6b8c0d"},
+    ],
+)
+def test_what_only_names_a_secret_is_fine(values: Obj) -> None:
+    assert files(cluster("a", {"ccm": {"values": values}}))
+
+
+# Templates of users
+
+
+def user_templates(folder: Path, contents: dict[str, str]) -> Path:
+    for name, content in contents.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+    return folder
+
+
+FLEET = """name: {{ bundle_name("extra") }}
+defaultNamespace: default
+helm: {releaseName: extra, disablePreProcess: true}
+overrideTargets: {{ targets }}
+"""
+
+
+def test_users_replace_and_add_templates(tmp_path: Path) -> None:
+    config_map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata: {a: {{ cluster.name }}}\n"
+    folder = user_templates(
+        tmp_path,
+        {"extra/fleet.yaml.j2": FLEET, "extra/x.yaml.j2": config_map, "ccm/values.yaml.j2": "replicasCount: 7\n"},
+    )
+    tree = files(cluster("a"), templates=folder)
+    assert b"  a: a\n" in tree["clusters/clusters/a/extra/x.yaml"]
+    assert b"replicasCount: 7\n" in tree["clusters/clusters/a/ccm/fleet.yaml"]
+    assert tree["clusters/clusters/a/csi/fleet.yaml"] == files(cluster("a"))["clusters/clusters/a/csi/fleet.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        ("a: {{ nothing }}", "bundles-template"),
+        ("a: {{ settings.nothing }}", "bundles-template"),
+        ("a: {{ settings.cni.__class__ }}", "bundles-template"),
+        ("a: {{ ''.__class__.__mro__ }}", "bundles-template"),
+        ("{% for x in range(10000000) %}{% endfor %}", "bundles-template"),
+        ("a: {% if %}", "bundles-template"),
+        ("a: [", "bundles-template"),
+        ("a: {{ bundle_name }}", "bundles-template"),
+        ("a: {{ 1 / 0 }}", "bundles-template"),
+        ("{{ 1 }}: a", "bundles-template"),
+        ("- 1", "bundle-manifest"),
+        ("kind: Secret\napiVersion: v1\nmetadata: {name: x}", "no-secrets-in-git"),
+        ("kind: List\napiVersion: v1\nmetadata: {name: x}\nitems: [{kind: Secret}]", "no-secrets-in-git"),
+        ("kind: X\nmetadata: {name: x}", "bundle-manifest"),
+    ],
+)
+def test_faulty_templates_are_findings(tmp_path: Path, content: str, rule: str) -> None:
+    folder = user_templates(tmp_path, {"extra/fleet.yaml.j2": FLEET, "extra/x.yaml.j2": content})
+    assert rules(cluster("a"), templates=folder) == {rule}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule"),
+    [
+        ('{{ bundle_name("extra") }}', "always-the-same", "bundle-name"),
+        ("{{ targets }}", "[{clusterName: other}]", "bundle-target"),
+        ("disablePreProcess: true", "disablePreProcess: false", "schema-const"),
+        ("releaseName: extra", "releaseNam: extra", "schema-additionalProperties"),
+        ("overrideTargets: {{ targets }}", "", "schema-required"),
+    ],
+)
+def test_a_bundle_is_for_its_cluster_only(tmp_path: Path, old: str, new: str, rule: str) -> None:
+    folder = user_templates(tmp_path, {"extra/fleet.yaml.j2": FLEET.replace(old, new)})
+    assert rule in rules(cluster("a"), templates=folder)
+
+
+def test_links_and_strange_names_are_no_templates(tmp_path: Path) -> None:
+    outside = tmp_path / "outside.j2"
+    outside.write_text("a: 1")
+    folder = user_templates(tmp_path / "t", {"extra/fleet.yaml.j2": FLEET})
+    (folder / "extra" / "x.yaml.j2").symlink_to(outside)
+    assert rules(cluster("a"), templates=folder) == {"bundles-template"}
+    (folder / "extra" / "x.yaml.j2").unlink()
+    (folder / "extra" / "-rf .j2").write_text("a: 1")
+    assert rules(cluster("a"), templates=folder) == {"bundles-template"}
+
+
+# Mirrors, GitRepos, first boot
+
+
+@pytest.mark.parametrize("url", ["http://a", "https://u:p@a", "oci://a/../b", "--upload-pack=x", "https://a b", ""])
+def test_odd_chart_repositories_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is no chart repository"):
+        checked_repository(url)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repo": "https://u:p@example.com/x.git"},
+        {"repo": "https://token@example.com/x.git"},
+        {"repo": "--upload-pack=x"},
+        {"repo": "ext::sh -c x"},
+        {"repo": "https://a/x", "folder": "../x"},
+        {"repo": "https://a/x", "groups": 0},
+        {"repo": "https://a/x", "name": "-a"},
+        {"repo": "https://a/x", "ca_bundle": "-----BEGIN PRIVATE KEY-----"},
+    ],
+)
+def test_odd_options_of_gitrepos_are_refused(options: Obj) -> None:
+    with pytest.raises(ValueError, match=r"repo|path|name|ca_bundle"):
+        GitRepoOptions(**options)
+
+
+def test_gitrepos_share_clusters_by_workspace_and_group() -> None:
+    imported = {"cluster-api.cattle.io/rancher-auto-import": "true"}
+    facts = [cluster(f"c{i}") for i in range(40)]
+    facts += [cluster("r", labels=imported), cluster("g", {"fleet": {"group": "special"}})]
+    settings = [result.settings for result in Renderer().render(facts, {}) if result.settings]
+    options = GitRepoOptions("https://git.example.com/x", groups=4)
+    found = git_repos(settings, options)
+    names = {(repo["metadata"]["namespace"], repo["metadata"]["name"]) for repo in found}
+    assert {("clusters", f"caphv-{n}") for n in range(4)} | {("clusters", "caphv-special")} <= names
+    assert ("fleet-default", f"caphv-{group_of(settings[40], 4)}") in names
+    paths = [path for repo in found for path in repo["spec"]["paths"]]
+    assert sorted(paths) == sorted(f"clusters/clusters/{s.cluster.name}/*" for s in settings)
+    assert git_repos(reversed(settings), options) == found
+
+
+def test_first_boot_is_what_the_bundle_says() -> None:
+    result = Renderer().render_one(cluster("a", {"cni": {"mtu": 1400}}), {})
+    boot = first_boot(result)
+    assert boot.server_config["cni"] == "calico"
+    (manifest,) = boot.server_files.values()
+    assert manifest == result.tree["clusters/clusters/a/cni/helmchartconfig.yaml"]
+    with pytest.raises(ValueError, match="was not rendered"):
+        first_boot(Renderer().render_one(cluster("a", {"cni": {"mtu": 1}}), {}))
+
+
+def test_git_repo_holds_what_the_options_say() -> None:
+    (settings,) = [result.settings for result in Renderer().render([cluster("a")], {}) if result.settings]
+    (repo,) = git_repos([settings], OPTIONS)
+    assert repo["spec"]["clientSecretName"] == "git-access"
+    assert repo["spec"]["caBundle"] == "UEVN"
+    assert repo["spec"]["paths"] == ["add-ons/clusters/clusters/a/*"]

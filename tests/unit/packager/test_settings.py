@@ -1,0 +1,206 @@
+"""Settings of a cluster: sources in their order, every fault at the place where somebody wrote it."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packager.merge import merged
+from packager.settings import ClusterFacts, Packaging, Settings, settings_of
+from tests.unit.packager.examples import cluster
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+
+
+def settings(facts: ClusterFacts) -> Settings:
+    found, findings = settings_of(facts)
+    assert found is not None, findings
+    return found
+
+
+def faults(facts: ClusterFacts) -> dict[str, str]:
+    """Field in the source → rule, for all findings."""
+    return {finding.field: finding.rule for finding in settings_of(facts)[1]}
+
+
+ANNOTATION = "metadata.annotations[addons.caphv.io/values]"
+
+
+def test_defaults_come_from_the_cluster() -> None:
+    network = {"pods": {"cidrBlocks": ["10.9.0.0/16"]}, "services": {"cidrBlocks": ["10.8.0.0/16"]}}
+    found = settings(cluster("a", spec={"clusterNetwork": network, "topology": {"controlPlane": {"replicas": 1}}}))
+    assert found.cni.pod_cidrs == ("10.9.0.0/16",)
+    assert found.cni.service_cidrs == ("10.8.0.0/16",)
+    assert (found.cni.name, found.cni.encapsulation, found.distribution) == ("calico", "VXLANCrossSubnet", "rke2")
+    assert (found.single_node, found.fleet.imported_by, found.packaging) == (True, "caapf", Packaging.CHART)
+
+
+def test_later_sources_win_field_by_field() -> None:
+    facts = cluster("a", {"cni": {"encapsulation": "VXLAN"}}, labels={"cni": "calico"})
+    metadata = facts.cluster["metadata"]
+    metadata["annotations"] |= {"caphv.io/cni-mtu": "1400", "caphv.io/cni-bgp": "Enabled"}
+    variable = {"cni": {"mtu": 1450, "encapsulation": "IPIP"}}
+    facts.cluster["spec"]["topology"]["variables"] = [{"name": "addons", "value": variable}]
+    cni = settings(facts).cni
+    assert (cni.mtu, cni.bgp, cni.encapsulation, cni.name) == (1450, True, "VXLAN", "calico")
+
+
+@pytest.mark.parametrize(
+    ("harvester", "wanted"),
+    [
+        ({"cloudConfig": {"delivery": "Secret"}}, ("harvester-cloud-config", "cloud-config", "")),
+        ({"cloudConfig": {"delivery": "File"}}, ("", "", "/etc/kubernetes/cloud-config")),
+        (
+            {
+                "updateCloudProviderConfig": {
+                    "cloudConfigCredentialsSecretName": "s",
+                    "cloudConfigCredentialsSecretKey": "k",
+                }
+            },
+            ("s", "k", ""),
+        ),
+    ],
+)
+def test_cloud_config_is_where_the_controller_puts_it(harvester: Obj, wanted: tuple[str, str, str]) -> None:
+    found = settings(cluster("a", harvester=harvester)).cloud_config
+    assert (found.secret_name, found.secret_key, found.host_path) == wanted
+
+
+def test_control_plane_tells_distribution_and_cni() -> None:
+    k3s = settings(cluster("a", spec={"controlPlaneRef": {"kind": "KThreesControlPlane"}}))
+    assert (k3s.distribution, k3s.cni.name, k3s.packaging) == ("k3s", "none", Packaging.HELM_CHART)
+    server = {"cni": "cilium", "cloudProviderName": "harvester"}
+    rke2 = settings(cluster("a", control_plane={"kind": "RKE2ControlPlane", "spec": {"serverConfig": server}}))
+    assert (rke2.cni.name, rke2.packaging) == ("cilium", Packaging.HELM_CHART_CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("addons", "field", "rule"),
+    [
+        ({"cni": {"mtu": 1}}, ".cni.mtu", "schema-minimum"),
+        ({"cni": {"colour": 1}}, ".cni.colour", "schema-additionalProperties"),
+        ({"cni": {"encapsulation": "Geneve"}}, ".cni.encapsulation", "cni-encapsulation"),
+        ({"cni": {"encapsulation": "IPIP"}}, ".cni.encapsulation", "cni-bgp"),
+        ({"cni": {"name": "canal", "bgp": "Enabled"}}, ".cni.bgp", "cni-bgp"),
+        ({"cni": {"name": "canal", "kubeProxyReplacement": True}}, ".cni.kubeProxyReplacement", "cni-kube-proxy"),
+        ({"cni": {"podCIDRs": ["10.1.2.0/16"]}}, ".cni.podCIDRs[0]", "cidr"),
+        ({"cni": {"podCIDRs": ["10.43.0.0/24"]}}, ".cni.podCIDRs", "cidr-overlap"),
+        ({"cni": {"podCIDRs": ["10.1.0.0/16", "10.2.0.0/16"]}}, ".cni.podCIDRs", "cidr"),
+        ({"distribution": "k3s", "cni": {"name": "canal"}}, ".cni.name", "cni-distribution"),
+        (
+            {"distribution": "k3s", "cloudProviderName": "harvester"},
+            ".cloudProviderName",
+            "cloud-provider-distribution",
+        ),
+        (
+            {"ccm": {"loadBalancer": {"ipam": "dhcp", "kubeVip": False}}},
+            ".ccm.loadBalancer.ipam",
+            "load-balancer-kube-vip",
+        ),
+        ({"ccm": {"nodeExcludeIPRanges": ["::::"]}}, ".ccm.nodeExcludeIPRanges[0]", "cidr"),
+        (
+            {"csi": {"storageClasses": [{"name": "a", "hostStorageClass": "b"}] * 2}},
+            ".csi.storageClasses[1].name",
+            "storage-class-name",
+        ),
+        (
+            {"csi": {"storageClasses": [{"name": n, "hostStorageClass": "b", "default": True} for n in "ab"]}},
+            ".csi.storageClasses[1].default",
+            "storage-class-default",
+        ),
+    ],
+)
+def test_faults_are_found_where_they_stand(addons: Obj, field: str, rule: str) -> None:
+    assert faults(cluster("a", addons)) == {ANNOTATION + field: rule}
+    assert settings_of(cluster("a", addons))[0] is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "a: &x {}\nb: *x",
+        "- 1",
+        "2: x",
+        "cni: {values: {at: 2026-11-21}}",
+        'cni: {values: {a: "\\ud800"}}',
+        "x" * 70000,
+    ],
+)
+def test_hostile_yaml_is_a_finding(text: str) -> None:
+    facts = cluster("a", {})
+    facts.cluster["metadata"]["annotations"]["addons.caphv.io/values"] = text
+    found, findings = settings_of(facts)
+    assert found is None
+    assert all(finding.field.startswith(ANNOTATION) for finding in findings)
+
+
+def test_nesting_without_end_is_a_finding() -> None:
+    facts = cluster("a", {})
+    facts.cluster["metadata"]["annotations"]["addons.caphv.io/values"] = (
+        "cni: {values: " + "{a: " * 400 + "1" + "}" * 401
+    )
+    assert settings_of(facts)[0] is None
+
+
+def test_labels_and_old_annotations_are_checked() -> None:
+    facts = cluster("a", labels={"cni": "weave", "csi": "rook"})
+    facts.cluster["metadata"]["annotations"] = {"caphv.io/cni-mtu": "big"}
+    assert set(faults(facts)) == {
+        "metadata.labels.cni",
+        "metadata.labels.csi",
+        "metadata.annotations[caphv.io/cni-mtu]",
+    }
+
+
+def test_cluster_and_settings_must_agree() -> None:
+    network = {"pods": {"cidrBlocks": ["10.9.0.0/16"]}}
+    wrong = cluster("a", {"cni": {"podCIDRs": ["10.7.0.0/16"]}}, spec={"clusterNetwork": network})
+    assert faults(wrong) == {f"{ANNOTATION}.cni.podCIDRs": "cidr-of-cluster"}
+    part = cluster("a", {"cni": {"podCIDRs": ["10.9.128.0/17"]}}, spec={"clusterNetwork": network})
+    assert faults(part) == {}
+    control_plane = {"spec": {"serverConfig": {"cni": "canal", "cloudProviderName": "harvester"}}}
+    other = cluster("a", {"cloudProviderName": "external"}, labels={"cni": "calico"}, control_plane=control_plane)
+    assert set(faults(other).values()) == {"cni-installed", "cloud-provider-installed"}
+
+
+def test_load_balancer_default_needs_kubernetes_that_can() -> None:
+    addons = {"ccm": {"loadBalancer": {"ipam": "pool"}}}
+    old = cluster("a", addons, spec={"topology": {"version": "v1.35.9"}})
+    assert faults(old) == {f"{ANNOTATION}.ccm.loadBalancer.ipam": "load-balancer-ipam"}
+    assert faults(cluster("a", addons)) == {}
+
+
+def test_two_fleet_agents_are_refused() -> None:
+    imported = {"cluster-api.cattle.io/rancher-auto-import": "true"}
+    assert set(faults(cluster("a", {"fleet": {"importedBy": "caapf"}}, labels=imported)).values()) == {"fleet-twice"}
+    facts = cluster("a")
+    both = ClusterFacts(facts.cluster, fleet_clusters=frozenset({"caapf", "rancher"}))
+    assert set(faults(both).values()) == {"fleet-twice"}
+
+
+def test_objects_of_any_shape_are_no_exception() -> None:
+    for spec in ({"topology": 1}, {"clusterNetwork": {"pods": {"cidrBlocks": "x"}}}, {"topology": {"variables": [1]}}):
+        settings_of(ClusterFacts({"metadata": {"name": "a"}, "spec": spec}))
+
+
+LAYERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "cni": st.fixed_dictionaries({}, optional={"mtu": st.integers(576, 9216), "bgp": st.sampled_from(["Enabled"])}),
+        "csi": st.fixed_dictionaries({}, optional={"enabled": st.booleans(), "storageClasses": st.just([])}),
+        "singleNode": st.booleans(),
+    },
+)
+
+
+@given(LAYERS, LAYERS, LAYERS)
+def test_merging_is_associative_and_later_wins(a: Obj, b: Obj, c: Obj) -> None:
+    before = copy.deepcopy((a, b, c))
+    assert merged(merged(a, b), c) == merged(a, merged(b, c))
+    assert merged(merged(a, b), b) == merged(a, b)
+    assert (a, b, c) == before
