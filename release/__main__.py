@@ -51,8 +51,15 @@ def contents(image: str = "") -> dict[str, bytes]:
         "sbom.cdx.json": json.dumps(bill, indent=2).encode() + b"\n",
         f"caphv-{version}.tgz": chart.archive(DEPLOY / "chart"),
     }
-    for folder in ("clusterctl", "turtles", "harvester"):
-        files |= {path.name: path.read_bytes() for path in sorted((DEPLOY / folder).glob("*.yaml"))}
+    templates = components.templates(DEPLOY / "clusterctl" / "parts")
+    files |= {name: text.encode() for name, text in templates.items()}
+    for folder in sorted(path for path in (CHECKOUT / "clusterclass").iterdir() if path.is_dir()):
+        # The name under which clusterctl looks for the class of a Cluster.
+        parts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))]
+        files[f"clusterclass-{folder.name}.yaml"] = "---\n".join(parts).encode()
+    for name in ("clusterctl", "turtles"):
+        files |= {path.name: path.read_bytes() for path in sorted((DEPLOY / name).glob("*.yaml"))}
+    files["harvester-clusterroles.yaml"] = (DEPLOY / "harvester" / "clusterroles.yaml").read_bytes()
     sums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items())]
     return {**files, "SHA256SUMS": "".join(sums).encode()}
 

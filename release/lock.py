@@ -1,7 +1,7 @@
 """What requirements.lock pins, and which of it caphv needs to run: the image and the bill of materials hold that alone.
 
-`python -m release.lock` prints those pins with their hashes, for `pip install --require-hashes`. Only the standard
-library is used, because the image is built before anything is installed.
+`python -m release.lock` prints those pins with their hashes, for `pip install --require-hashes`; with names, those
+packages and what they need instead. Only the standard library is used: the image is built before anything is installed.
 """
 
 import re
@@ -69,10 +69,17 @@ def at_run_time(checkout: Path) -> list[Package]:
     """What caphv needs to run, as the checkout's pyproject.toml and requirements.lock say."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = (_NAME.match(requirement) for requirement in project["dependencies"])
-    roots = {name[0].lower().replace("_", "-") for name in names if name}
-    return needed(packages((checkout / "requirements.lock").read_text(encoding="utf-8")), roots)
+    return needed(_pins(checkout), {name[0].lower().replace("_", "-") for name in names if name})
+
+
+def _pins(checkout: Path) -> list[Package]:
+    return packages((checkout / "requirements.lock").read_text(encoding="utf-8"))
+
+
+def _main(checkout: Path, roots: set[str]) -> None:
+    for package in needed(_pins(checkout), roots) if roots else at_run_time(checkout):
+        sys.stdout.write(f"{package.requirement}\n")
 
 
 if __name__ == "__main__":
-    for package in at_run_time(Path(__file__).resolve().parent.parent):
-        sys.stdout.write(f"{package.requirement}\n")
+    _main(Path(__file__).resolve().parent.parent, set(sys.argv[1:]))

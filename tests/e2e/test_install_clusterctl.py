@@ -1,0 +1,309 @@
+"""The real clusterctl with a local repository of our release: init, generate cluster, move, upgrade and delete.
+
+No Pods run on the management API server, so the sandbox's own process is the provider; what clusterctl installs is
+looked at, not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from caphv.runtime.access import own_configuration
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS as CRDS
+from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource, uid_of
+from reconciler.harvester.accounts import identity_secret
+from reconciler.resources import HARVESTER_CLUSTERS
+from release.__main__ import contents
+from sandbox import binaries, core, manifests, pki, processes
+from sandbox.apiserver import ApiServer, private_file
+from sandbox.environment import Sandbox, Settings
+
+pytestmark = pytest.mark.e2e
+
+CLUSTERCTL = "clusterctl.cluster.x-k8s.io"
+CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
+INVENTORY = Resource(CLUSTERCTL, "v1alpha3", "providers", "Provider")
+CONTROL_PLANES = "controlplane.cluster.x-k8s.io"
+NAME = "moved"
+CORE = f"v{binaries.CLUSTER_API_CORE.version}"
+VERSION, NEXT = "v0.11.0", "v0.11.1"
+VARIABLES = {
+    "HARVESTER_GATEWAY": "10.0.0.1",
+    "HARVESTER_SUBNET_MASK": "255.255.255.0",
+    "HARVESTER_DNS": "10.0.0.53",
+    "HARVESTER_IMAGE": "default/sles-15-sp7",
+    "HARVESTER_SSH_KEYPAIR": "default/admin",
+    "HARVESTER_NETWORK": "default/production",
+    "HARVESTER_VM_IP_POOL": "machines",
+    "HARVESTER_LB_IP_POOL": "load-balancers",
+}
+
+
+@dataclass
+class Clusterctl:
+    """clusterctl with a configuration folder of its own."""
+
+    folder: Path
+    kubeconfig: Path
+
+    def __call__(self, *arguments: str | Path) -> str:
+        environment = {
+            **os.environ,
+            **VARIABLES,
+            "CLUSTERCTL_DISABLE_VERSIONCHECK": "true",
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "KUBECONFIG": str(self.kubeconfig),
+        }
+        command = [binaries.binary("clusterctl"), f"--config={self.folder / 'clusterctl.yaml'}", *arguments]
+        done = subprocess.run(
+            [*map(str, command)], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+def repository(folder: Path) -> None:
+    """A repository with this release and one after it, of another image; of the core, only what contract it follows."""
+    for version in (VERSION, NEXT):
+        files = contents(f"registry.example.com/caphv:{version}")
+        _write(folder / "repository" / "infrastructure-harvester" / version, files)
+    series = [{"major": 1, "minor": 13, "contract": "v1beta2"}]
+    metadata = {"apiVersion": "clusterctl.cluster.x-k8s.io/v1alpha3", "kind": "Metadata", "releaseSeries": series}
+    files = {"metadata.yaml": yaml.safe_dump(metadata).encode(), "core-components.yaml": b""}
+    _write(folder / "repository" / "cluster-api" / CORE, files)
+    providers = [
+        ("harvester", "InfrastructureProvider", f"infrastructure-harvester/{VERSION}/infrastructure-components.yaml"),
+        ("cluster-api", "CoreProvider", f"cluster-api/{CORE}/core-components.yaml"),
+    ]
+    configured = [
+        {"name": name, "type": kind, "url": str(folder / "repository" / path)} for name, kind, path in providers
+    ]
+    (folder / "clusterctl.yaml").write_text(yaml.safe_dump({"providers": configured}))
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def crd(group: str, version: str, kind: str) -> Obj:
+    """A CRD for any content: of kinds that clusterctl looks for, and that nothing here reads."""
+    plural = f"{kind.lower()}s"
+    labels = {CLUSTERCTL: "", f"cluster.x-k8s.io/{version}": version}
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}", "labels": labels},
+        "spec": {
+            "group": group,
+            "names": {"kind": kind, "plural": plural},
+            "scope": "Namespaced",
+            "versions": [
+                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
+            ],
+        },
+    }
+
+
+async def prepare(management: ApiClient) -> None:
+    """What a management cluster has before: cert-manager's kinds, and the core as clusterctl would install it."""
+    installed_core = {
+        "apiVersion": INVENTORY.api_version,
+        "kind": INVENTORY.kind,
+        "metadata": {
+            "name": "cluster-api",
+            "namespace": "capi-system",
+            "labels": {"cluster.x-k8s.io/provider": "cluster-api", CLUSTERCTL: ""},
+        },
+        "providerName": "cluster-api",
+        "type": "CoreProvider",
+        "version": CORE,
+    }
+    stand_ins = [crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")]
+    stand_ins.append(crd(CONTROL_PLANES, "v1beta2", "StandIn"))
+    inventory = crd(INVENTORY.group, INVENTORY.version, INVENTORY.kind)
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "cert-manager"}}
+    await manifests.apply(management, [*stand_ins, inventory, space, installed_core])
+    for found in (await management.list(CRDS))["items"]:
+        if found["spec"]["group"].endswith("cluster.x-k8s.io"):
+            # By this label clusterctl finds what it has to move.
+            await management.patch(CRDS, found["metadata"]["name"], "", {"metadata": {"labels": {CLUSTERCTL: ""}}})
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    binaries.prepare()
+    box = Sandbox(tmp_path_factory.mktemp("clusterctl"), Settings())
+    try:
+        asyncio.run(box.up())
+        yield box
+    finally:
+        asyncio.run(processes.stop_all(box.folder))
+
+
+@pytest.fixture(scope="module")
+def clusterctl(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Clusterctl:
+    folder = tmp_path_factory.mktemp("repositories")
+    repository(folder)
+    return Clusterctl(folder, box.kubeconfig("management"))
+
+
+@pytest.mark.parametrize(
+    ("flavor", "kind"),
+    [("", "RKE2ControlPlane"), ("dhcp", "RKE2ControlPlane"), ("kubeadm", "KubeadmControlPlane"),
+     ("k3s", "KThreesControlPlane")],
+)  # fmt: skip
+def test_templates_are_filled_in(clusterctl: Clusterctl, flavor: str, kind: str) -> None:
+    name = f"cluster-template{flavor and '-'}{flavor}.yaml"
+    template = clusterctl.folder / "repository" / "infrastructure-harvester" / VERSION / name
+    text = clusterctl(
+        "generate", "cluster", "demo", "--target-namespace=team-a", f"--from={template}",
+        "--kubernetes-version=v1.34.1", "--control-plane-machine-count=3", "--worker-machine-count=2",
+    )  # fmt: skip
+    objects = {(obj["kind"], obj["metadata"]["name"]): obj for obj in yaml.safe_load_all(text) if obj}
+    assert {obj["metadata"]["namespace"] for obj in objects.values()} == {"team-a"}
+    assert objects[kind, "demo-control-plane"]["spec"]["replicas"] == 3
+    assert objects["MachineDeployment", "demo-workers"]["spec"]["replicas"] == 2
+    spec = objects["HarvesterCluster", "demo"]["spec"]
+    assert spec["loadBalancerConfig"]["ipamType"] == ("dhcp" if flavor == "dhcp" else "pool")
+
+
+def test_from_init_to_delete(box: Sandbox, clusterctl: Clusterctl) -> None:
+    async def live() -> None:
+        management = ApiClient(await own_configuration(str(box.kubeconfig("management"))), name="management")
+        try:
+            await prepare(management)
+            clusterctl("init", f"--infrastructure=harvester:{VERSION}")
+            assert await installed(management) == f"registry.example.com/caphv:{VERSION}"
+            await manifests.apply(management, cluster(box))
+            endpoint = await until_provisioned(management)
+            await until_initialized(management)
+            clusterctl("upgrade", "apply", f"--infrastructure=caphv-system/harvester:{NEXT}")
+            assert await installed(management) == f"registry.example.com/caphv:{NEXT}"
+            assert await until_provisioned(management) == endpoint
+            await moves(box, management, clusterctl)
+            clusterctl("delete", "--infrastructure=harvester")
+            await uninstalled(management)
+        finally:
+            await management.close()
+
+    asyncio.run(live())
+
+
+def cluster(box: Sandbox) -> list[Obj]:
+    """A cluster without machines, and its identity as `caphv identity create` writes it."""
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAME}}
+    metadata = {"name": NAME, "namespace": NAME}
+    identity = identity_secret("identity", NAME, box.kubeconfig("identity").read_text())
+    infrastructure = {
+        "apiVersion": HARVESTER_CLUSTERS.api_version,
+        "kind": HARVESTER_CLUSTERS.kind,
+        "metadata": metadata,
+        "spec": {
+            "targetNamespace": "moved-vms",
+            "identitySecret": {"name": "identity", "namespace": NAME},
+            "loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "load-balancers"},
+        },
+    }
+    reference = {"apiGroup": HARVESTER_CLUSTERS.group, "kind": HARVESTER_CLUSTERS.kind, "name": NAME}
+    whole = {
+        "apiVersion": CLUSTERS.api_version,
+        "kind": CLUSTERS.kind,
+        "metadata": metadata,
+        "spec": {
+            "infrastructureRef": reference,
+            "controlPlaneRef": {"apiGroup": CONTROL_PLANES, "kind": "StandIn", "name": NAME},
+        },
+    }
+    control_plane = {
+        "apiVersion": f"{CONTROL_PLANES}/v1beta2",
+        "kind": "StandIn",
+        "metadata": metadata,
+        "status": {"initialization": {"controlPlaneInitialized": True}},
+    }
+    return [namespace, identity, infrastructure, control_plane, whole]
+
+
+async def until_provisioned(management: ApiClient) -> Obj:
+    """The control plane endpoint, as soon as the core has it from the provider."""
+    found: Obj = {}
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = await management.get(CLUSTERS, NAME, NAME)
+        status = found.get("status") or {}
+        if (status.get("initialization") or {}).get("infrastructureProvisioned"):
+            endpoint: Obj = found["spec"]["controlPlaneEndpoint"]
+            return endpoint
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"not provisioned: {found}")
+
+
+async def until_initialized(management: ApiClient) -> None:
+    """Wait until the core knows of the control plane; clusterctl wants that before a move."""
+    conditions: list[Obj] = []
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        conditions = ((await management.get(CLUSTERS, NAME, NAME)).get("status") or {}).get("conditions") or []
+        if any(each["type"] == "ControlPlaneInitialized" and each["status"] == "True" for each in conditions):
+            return
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"no control plane: {conditions}")
+
+
+async def installed(management: ApiClient) -> str:
+    """Image of the Deployment that clusterctl installed; the inventory knows it, and defaults are filled in."""
+    await management.get(INVENTORY, "infrastructure-harvester", "caphv-system")
+    deployment = await management.get(DEPLOYMENTS, "caphv-controller-manager", "caphv-system")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"--log-level=info", "--concurrency=32"} <= set(container["args"])
+    return str(container["image"])
+
+
+async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl) -> None:
+    """All of the cluster goes to another management cluster, the identity too, and Harvester notices nothing."""
+    target = ApiServer(box.folder, "target")
+    await target.start()
+    kubeconfig = box.folder / "target.kubeconfig"
+    private_file(kubeconfig, pki.to_yaml(target.kubeconfig()))
+    harvester = ApiClient(await own_configuration(str(box.kubeconfig("harvester"))), name="harvester")
+    before = await management.get(HARVESTER_CLUSTERS, NAME, NAME)
+    (service,) = (await harvester.list(SERVICES, "moved-vms"))["items"]
+    async with target.client() as other:
+        core_crds = [obj for obj in core.objects(binaries.cluster_api_manifests(), "", b"") if obj["kind"] == CRDS.kind]
+        for each in core_crds:
+            each["spec"]["conversion"] = {"strategy": "None"}
+        capi = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": core.NAMESPACE}}
+        await manifests.apply(other, [capi, *core_crds])
+        await prepare(other)
+        replace(clusterctl, kubeconfig=kubeconfig)("init", f"--infrastructure=harvester:{NEXT}")
+        clusterctl("move", f"--namespace={NAME}", f"--to-kubeconfig={kubeconfig}")
+        for resource, name in ((CLUSTERS, NAME), (HARVESTER_CLUSTERS, NAME), (SECRETS, "identity")):
+            with pytest.raises(NotFound):
+                await management.get(resource, name, NAME)
+            await other.get(resource, name, NAME)
+        assert (await other.get(HARVESTER_CLUSTERS, NAME, NAME))["spec"] == before["spec"]
+    await target.stop()
+    assert [uid_of(each) for each in (await harvester.list(SERVICES, "moved-vms"))["items"]] == [uid_of(service)]
+    await harvester.close()
+
+
+async def uninstalled(management: ApiClient) -> None:
+    """Deployment and inventory are gone; CRDs and namespace stay, as clusterctl does without further options."""
+    for resource, name in ((DEPLOYMENTS, "caphv-controller-manager"), (INVENTORY, "infrastructure-harvester")):
+        with pytest.raises(NotFound):
+            await management.get(resource, name, "caphv-system")
+    await management.get(NAMESPACES, "caphv-system")
+    await management.get(CRDS, "harvesterclusters.infrastructure.cluster.x-k8s.io")

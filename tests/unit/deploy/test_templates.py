@@ -1,0 +1,94 @@
+"""Cluster templates and the examples that are made from them: accepted by our CRDs, and complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from caphv import data
+from release import components
+from tests.support import object_schema
+from tests.unit.test_docs import unknown_fields
+
+pytestmark = pytest.mark.unit
+
+VALUES = {
+    "CLUSTER_NAME": "production",
+    "NAMESPACE": "team-a",
+    "KUBERNETES_VERSION": "v1.34.1",
+    "CONTROL_PLANE_MACHINE_COUNT": "3",
+    "WORKER_MACHINE_COUNT": "2",
+    "HARVESTER_TARGET_NAMESPACE": "team-a",
+    "HARVESTER_IMAGE": "default/sles-15-sp7",
+    "HARVESTER_SSH_KEYPAIR": "default/admin",
+    "HARVESTER_NETWORK": "default/production",
+    "HARVESTER_VM_IP_POOL": "machines",
+    "HARVESTER_LB_IP_POOL": "load-balancers",
+    "HARVESTER_GATEWAY": "172.16.0.1",
+    "HARVESTER_SUBNET_MASK": "255.255.0.0",
+    "HARVESTER_DNS": "172.16.0.1",
+}
+# Example -> template; the values above are filled in.
+EXAMPLES = {
+    "rke2-pools.yaml": "cluster-template.yaml",
+    "rke2-dhcp.yaml": "cluster-template-dhcp.yaml",
+    "kubeadm.yaml": "cluster-template-kubeadm.yaml",
+    "k3s.yaml": "cluster-template-k3s.yaml",
+    "rke2-clusterclass.yaml": "cluster-template-topology.yaml",
+}
+
+
+@pytest.fixture(scope="module")
+def templates(checkout: Path) -> dict[str, str]:
+    return components.templates(checkout / "deploy" / "clusterctl" / "parts")
+
+
+def filled(template: str) -> str:
+    return re.sub(r"\$\{(\w+)(?::=([^}]*))?\}", lambda found: VALUES.get(found[1], found[2]), template)
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    crds = [yaml.safe_load(path.read_text()) for path in data.folder("deploy/crds").glob("*.yaml")]
+    return {crd["spec"]["names"]["kind"]: object_schema(crd, "v1beta1") for crd in crds}
+
+
+def test_every_template_has_its_example_and_says_the_same(templates: dict[str, str], checkout: Path) -> None:
+    assert set(EXAMPLES.values()) == templates.keys()
+    for example, template in EXAMPLES.items():
+        text = (checkout / "examples" / example).read_text()
+        assert list(yaml.safe_load_all(text)) == list(yaml.safe_load_all(filled(templates[template]))), example
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_objects_of_ours_are_accepted(checkout: Path, example: str) -> None:
+    known = schemas()
+    objects = list(yaml.safe_load_all((checkout / "examples" / example).read_text()))
+    ours = [obj for obj in objects if obj["kind"] in known]
+    assert ours or example == "rke2-clusterclass.yaml"
+    for obj in ours:
+        schema = known[obj["kind"]]
+        Draft202012Validator(schema).validate(obj)
+        assert unknown_fields(obj["spec"], schema["properties"]["spec"]) == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_references_lead_to_objects_of_the_example(checkout: Path, example: str) -> None:
+    objects = list(yaml.safe_load_all((checkout / "examples" / example).read_text()))
+    present = {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
+    assert {(ref["kind"], ref["name"]) for obj in objects for ref in references(obj.get("spec"))} <= present
+
+
+def references(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, list):
+        return [ref for item in value for ref in references(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [
+        child for name, child in value.items() if name.endswith("Ref") and isinstance(child, dict) and "kind" in child
+    ]
+    return own + [ref for child in value.values() for ref in references(child)]
