@@ -25,9 +25,10 @@ import aiohttp
 
 from caphv import data
 from caphv.runtime.resource import Obj
-from sandbox import core, manifests, network, pki, processes
+from sandbox import clusterclass, core, manifests, network, pki, processes
 from sandbox.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes import Process
+from sandbox.rke2 import crds as rke2
 
 STATE_FILE = "sandbox.json"
 SIMULATOR_READY_FILE = "simulator.ready"
@@ -191,8 +192,10 @@ class Sandbox:
     async def _core(self, management: ApiServer) -> Process:
         async with management.client() as client:
             crds = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
-            await manifests.apply(client, crds)
-        return await core.start(self.folder, management)
+            await manifests.apply(client, [*crds, *rke2.custom_resource_definitions()])
+            process = await core.start(self.folder, management)
+            await manifests.apply(client, clusterclass.objects("default"))
+        return process
 
     async def _simulator(self) -> Process:
         ready = self.folder / SIMULATOR_READY_FILE

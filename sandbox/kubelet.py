@@ -30,6 +30,8 @@ _OPTIONS = {
     "--cert": f"{_TLS}/server-client.crt",
     "--key": f"{_TLS}/server-client.key",
 }
+# As RKE2 has it in its etcd Pods.
+ETCDCTL = ("etcdctl", *(f"{name}={value}" for name, value in _OPTIONS.items()))
 
 
 class EtcdError(Exception):

@@ -23,6 +23,7 @@ from sandbox.harvester import kinds
 log = logging.getLogger(__name__)
 
 UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
+PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 4.0
 MARK_ATTEMPTS = 8
 
@@ -77,8 +78,9 @@ async def register(client: ApiClient, node: NodeInfo) -> None:
 
 async def mark_lost(client: ApiClient, name: str) -> None:
     """Set the Node's conditions to unknown, if it is still there; gives up when the API server stays away."""
-    lost = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": kinds.now()}
-    patch = {"status": {"conditions": [lost | {"message": "Kubelet stopped posting node status."}]}}
+    lost = {"status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": kinds.now()}
+    lost["message"] = "Kubelet stopped posting node status."
+    patch = {"status": {"conditions": [{"type": kind, **lost} for kind in ("Ready", *PRESSURES)]}}
     for attempt in range(MARK_ATTEMPTS):
         try:
             await client.patch(NODES, name, "", patch, patch_type="strategic", subresource="status")
@@ -119,6 +121,11 @@ def _node(node: NodeInfo) -> Obj:
         "message": "" if node.ready else "container runtime network not ready: cni plugin not initialized",
         "lastTransitionTime": kinds.now(),
     }
+    # Without them the core would not take a machine for available.
+    calm = [
+        {"type": kind, "status": "False", "reason": "Sufficient", "lastTransitionTime": kinds.now()}
+        for kind in PRESSURES
+    ]
     addresses = [{"type": "InternalIP", "address": address} for address in node.addresses]
     info = {"kubeletVersion": node.version, "systemUUID": node.system_uuid, "machineID": node.system_uuid}
     fixed = {"operatingSystem": "linux", "architecture": "amd64", "containerRuntimeVersion": "containerd://2.0"}
@@ -129,7 +136,7 @@ def _node(node: NodeInfo) -> Obj:
         "spec": {"taints": [{"key": UNINITIALIZED, "value": "true", "effect": "NoSchedule"}]},
         "status": {
             "addresses": [*addresses, {"type": "Hostname", "address": node.name}],
-            "conditions": [ready],
+            "conditions": [ready, *calm],
             "nodeInfo": {**info, **fixed},
             "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.PORT}},
         },

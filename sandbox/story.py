@@ -33,7 +33,6 @@ from sandbox.harvester import kinds
 CORE = "cluster.x-k8s.io"
 CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
 MACHINES = Resource(CORE, "v1beta2", "machines", "Machine")
-MACHINE_DEPLOYMENTS = Resource(CORE, "v1beta2", "machinedeployments", "MachineDeployment")
 _GROUP, _VERSION = cluster.INFRASTRUCTURE_VERSION.split("/")
 HARVESTER_CLUSTERS = Resource(_GROUP, _VERSION, "harvesterclusters", "HarvesterCluster")
 HARVESTER_MACHINES = Resource(_GROUP, _VERSION, "harvestermachines", "HarvesterMachine")
@@ -95,6 +94,7 @@ class Story:
         self.folder = folder
         self.spec = spec
         self.timeout = timeout
+        self._control_planes, self._workers = spec.control_planes, spec.workers
         self.on_change = on_change
         self._notified = asyncio.Event()
         names = ("management", "harvester", "identity")
@@ -129,73 +129,84 @@ class Story:
             await self.harvester.close()
 
     async def run(self) -> None:
-        """All steps in order. Raises `StoryError`."""
-        await self.create_infrastructure()
-        await self.create_machines()
-        await self.replace_lost_worker()
-        await self.scale(4)
-        await self.scale(1)
+        """All steps in order, for a cluster that can lose a control plane machine. Raises `StoryError`."""
+        await self.create()
+        await self.come_up()
+        await self.replace_lost(self.workers()[0])
+        await self.replace_lost(self.control_planes()[0])
+        await self.scale(self.spec.control_planes + 2, self.spec.workers + 1)
+        await self.scale(self.spec.control_planes, 1)
+        await self.upgrade(cluster.LATER_VERSION)
         await self.delete()
 
     # Steps
 
-    async def create_infrastructure(self) -> None:
-        """The HarvesterCluster gives the control plane an address before there is any machine."""
-        async with self._step("Create a cluster: control plane endpoint") as step:
-            await manifests.apply(self.management, cluster.infrastructure(self.spec, self._kubeconfig["identity"]))
+    async def create(self) -> None:
+        """The topology makes a HarvesterCluster, which gives the control plane an address before there is a machine."""
+        async with self._step("Create a cluster from the ClusterClass: control plane endpoint") as step:
+            await manifests.apply(self.management, cluster.objects(self.spec, self._kubeconfig["identity"]))
             await self._until("HarvesterCluster is ready", lambda: _ready(self.harvester_cluster()))
             step.outcome = f"endpoint {self.endpoint()}"
 
-    async def create_machines(self) -> None:
-        """Control plane Machines and a MachineDeployment become Nodes that are initialized."""
-        wanted = self.spec.control_planes + self.spec.workers
-        async with self._step(
-            f"Bring up {self.spec.control_planes} control planes and {self.spec.workers} workers"
-        ) as step:
-            await manifests.apply(self.management, cluster.machines(self.spec, self.endpoint()))
-            await self._until(f"{wanted} machines run", lambda: len(self.running()) == wanted)
+    async def come_up(self) -> None:
+        """Machines of control plane and workers become Nodes that are initialized."""
+        wanted = self._control_planes + self._workers
+        async with self._step(f"Bring up {self._control_planes} control planes and {self._workers} workers") as step:
+            await self._settle()
             disks = await self._names(PERSISTENT_VOLUME_CLAIMS)
-            step.outcome = (
-                f"{wanted} nodes in {len(self.zones())} zones, {len(disks)} disks, "
-                f"addresses from {', '.join(sorted(self.pools_used()))}"
-            )
+            source = ", ".join(sorted(self.pools_used())) or "DHCP"
+            step.outcome = f"{wanted} nodes in {len(self.zones())} zones, {len(disks)} disks, addresses from {source}"
 
-    async def replace_lost_worker(self) -> None:
-        """Somebody destroys the VM of a worker; the MachineHealthCheck has the core replace the machine."""
-        lost = self.workers()[0]
-        name, wanted = lost["metadata"]["name"], len(self.running())
-        async with self._step(f"Destroy the VM of worker {name}") as step:
-            vm = self.view.vms.get(self.spec.target_namespace, name)
+    async def replace_lost(self, lost: Obj) -> None:
+        """Somebody destroys the VM of a machine; a MachineHealthCheck has its owner replace it."""
+        name = lost["metadata"]["name"]
+        kind = "control plane" if cluster.CONTROL_PLANE_LABEL in labels_of(lost) else "worker"
+        vm = self.view.vms.get(self.spec.target_namespace, name)
+        if vm is None:
+            raise StoryError(f"machine {name} has no VM")
+        async with self._step(f"Destroy the VM of {kind} {name}: its machine is replaced") as step:
             await self.harvester.delete(kinds.VIRTUAL_MACHINES, name, self.spec.target_namespace)
             await self._until(f"machine {name} is gone", lambda: self._machine(name) is None)
-            await self._until(f"{wanted} machines run again", lambda: len(self.running()) == wanted)
-            if vm and uid_of(vm) in {uid_of(new) for new in self.view.vms.store}:
+            await self._settle()
+            if uid_of(vm) in {uid_of(new) for new in self.view.vms.store}:
                 raise StoryError(f"VM {name} with its old uid is still there")
-            new = {m["metadata"]["name"] for m in self.workers()} - {name}
-            step.outcome = f"reported, replaced by {', '.join(sorted(new))}" if self.spec.workers == 1 else "replaced"
+            step.outcome = "reported and replaced"
 
-    async def scale(self, replicas: int) -> None:
-        """Scale the MachineDeployment up or down."""
-        before = len(self.workers())
-        wanted = self.spec.control_planes + replicas
-        async with self._step(f"Scale the workers from {before} to {replicas}") as step:
-            await self.management.patch(
-                MACHINE_DEPLOYMENTS,
-                f"{self.spec.name}-workers",
-                self.spec.namespace,
-                {"spec": {"replicas": replicas}},
-            )
-            await self._until(
-                f"{wanted} machines and as many VMs",
-                lambda: len(self.running()) == wanted == len(self.view.vms.store) == len(self.view.machines.store),
-            )
+    async def scale(self, control_planes: int, workers: int) -> None:
+        """Scale both in the topology; the control plane changes by one machine at a time."""
+        async with self._step(f"Scale to {control_planes} control planes and {workers} workers") as step:
+            self._control_planes, self._workers = control_planes, workers
+            await self._change("/spec/topology/controlPlane/replicas", control_planes)
+            await self._change("/spec/topology/workers/machineDeployments/0/replicas", workers)
+            await self._settle()
             step.outcome = f"{len(self.running())} nodes"
+
+    async def upgrade(self, version: str) -> None:
+        """Another version of Kubernetes: first the control plane, then the workers."""
+        async with self._step(f"Roll out {version}, control plane first") as step:
+            await self._replace_all("/spec/topology/version", version)
+            if any(machine["spec"].get("version") != version for machine in self.view.machines.store):
+                raise StoryError(f"machines of another version than {version} are there")
+            step.outcome = f"{len(self.running())} new machines"
+
+    async def set_variable(self, name: str, value: object) -> None:
+        """Set a variable of the class that changes the templates of all machines."""
+        async with self._step(f"Set {name} to {value}: machines are replaced") as step:
+            live = await self.management.get(CLUSTERS, self.spec.name, self.spec.namespace)
+            names = [variable["name"] for variable in live["spec"]["topology"]["variables"]]
+            await self._replace_all(f"/spec/topology/variables/{names.index(name)}/value", value)
+            step.outcome = f"{len(self.running())} new machines"
 
     async def delete(self) -> None:
         """Delete the Cluster; nothing of it stays on Harvester."""
         async with self._step("Delete the cluster") as step:
             await self.management.delete(CLUSTERS, self.spec.name, self.spec.namespace)
-            caches = (self.view.clusters, self.view.harvester_clusters, self.view.harvester_machines)
+            caches = (
+                self.view.clusters,
+                self.view.harvester_clusters,
+                self.view.machines,
+                self.view.harvester_machines,
+            )
             await self._until("all its objects are gone", lambda: not any(len(cache.store) for cache in caches))
             left = await self.leftovers()
             if left:
@@ -223,8 +234,8 @@ class Story:
     # What is seen
 
     def harvester_cluster(self) -> Obj | None:
-        """The HarvesterCluster, None when it is gone."""
-        return self.view.harvester_clusters.get(self.spec.namespace, self.spec.name)
+        """The HarvesterCluster, which the topology names; None when it is not there."""
+        return next(iter(self.view.harvester_clusters.store), None)
 
     def endpoint(self) -> str:
         """URL of the workload API."""
@@ -243,12 +254,11 @@ class Story:
 
     def workers(self) -> list[Obj]:
         """Machines of the MachineDeployment that are not being deleted, by name."""
-        found = [
-            machine
-            for machine in self.view.machines.store
-            if cluster.CONTROL_PLANE_LABEL not in labels_of(machine) and not being_deleted(machine)
-        ]
-        return sorted(found, key=lambda machine: str(machine["metadata"]["name"]))
+        return self._machines(control_plane=False)
+
+    def control_planes(self) -> list[Obj]:
+        """Machines of the control plane that are not being deleted, by name."""
+        return self._machines(control_plane=True)
 
     def zones(self) -> set[str]:
         """Failure domains that machines were placed in."""
@@ -268,6 +278,40 @@ class Story:
         ]
 
     # Inside
+
+    def _machines(self, *, control_plane: bool) -> list[Obj]:
+        found = [
+            machine
+            for machine in self.view.machines.store
+            if (cluster.CONTROL_PLANE_LABEL in labels_of(machine)) is control_plane and not being_deleted(machine)
+        ]
+        return sorted(found, key=lambda machine: str(machine["metadata"]["name"]))
+
+    async def _change(self, path: str, value: object) -> None:
+        patch = [{"op": "replace", "path": path, "value": value}]
+        await self.management.patch(CLUSTERS, self.spec.name, self.spec.namespace, patch, patch_type="json")
+
+    async def _replace_all(self, path: str, value: object) -> None:
+        """Change what all machines are made of, and wait until each is another one."""
+        before = {uid_of(machine) for machine in self.view.machines.store}
+        await self._change(path, value)
+        await self._until(
+            "all machines are new", lambda: not before & {uid_of(machine) for machine in self.view.machines.store}
+        )
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Wait until as many machines as wanted run, no more are there, and the core says that all is as wanted."""
+        wanted = self._control_planes + self._workers
+        await self._until(
+            f"{wanted} machines run, and no others are there",
+            lambda: (
+                len(self.running()) == wanted == len(self.view.vms.store) == len(self.view.machines.store)
+                and len(self.workers()) == self._workers
+                and all(_holds(machine, "UpToDate") for machine in self.view.machines.store)
+                and all(_holds(obj, "TopologyReconciled") for obj in self.view.clusters.store)
+            ),
+        )
 
     def _machine_row(self, machine: Obj) -> tuple[str, str, str, str]:
         name = machine["metadata"]["name"]
@@ -341,6 +385,11 @@ class Story:
 def in_network(spec: cluster.ClusterSpec, network: str) -> cluster.ClusterSpec:
     """The spec with the gateway of a sandbox's network, `127.<n>.0.0/16`."""
     return replace(spec, gateway=f"{network.removesuffix('.0.0/16')}.0.1")
+
+
+def _holds(obj: Obj, kind: str) -> bool:
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return any(entry["type"] == kind and entry["status"] == "True" for entry in conditions)
 
 
 def _ready(obj: Obj | None) -> bool:

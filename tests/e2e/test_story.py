@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Iterator
 
 import pytest
 
-from caphv.runtime.resource import EVENTS, Obj, labels_of
+from caphv.runtime.cache import Change
+from caphv.runtime.resource import EVENTS, SECRETS, Obj, labels_of
 from sandbox import binaries, processes
-from sandbox.cluster import CONTROL_PLANE_LABEL, ClusterSpec
+from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox, Settings
+from sandbox.rke2.resources import CONTROL_PLANES
 from sandbox.story import Story, in_network
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +35,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 def story_of(box: Sandbox, spec: ClusterSpec) -> Story:
-    return Story(box.folder, in_network(spec, box.status()["network"]))
+    # Patient: other tests may have the machine at the same time.
+    return Story(box.folder, in_network(spec, box.status()["network"]), timeout=300)
 
 
 def condition(obj: Obj, kind: str) -> tuple[str, str]:
@@ -57,20 +61,47 @@ def the_loss_alone_is_warned_of(told: set[tuple[str, str, str]]) -> None:
     assert warned <= {"MachineNotFound", "VMProvisioningInProgress"}
 
 
+class Rollout:
+    """Watches how machines are replaced while a step of the story runs."""
+
+    def __init__(self, story: Story) -> None:
+        self._story = story
+        self._machines = story.view.machines
+        self.most = self.fewest = len(story.control_planes())
+        self.workers_before_control_plane = False
+        self._version = story.spec.version
+        self._machines.add_handler(self._changed)
+
+    def _changed(self, _change: Change) -> None:
+        machines = list(self._machines.store)
+        control_planes = [m for m in machines if CONTROL_PLANE_LABEL in labels_of(m)]
+        running = [m for m in self._story.running() if m in control_planes]
+        self.most = max(self.most, len(control_planes))
+        self.fewest = min(self.fewest, len(running))
+        old = any(m["spec"]["version"] == self._version for m in control_planes)
+        new = any(m["spec"]["version"] != self._version for m in machines if m not in control_planes)
+        self.workers_before_control_plane |= old and new
+
+    def end(self) -> None:
+        self._machines.remove_handler(self._changed)
+
+
 def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_trace(box: Sandbox) -> None:
     async def live() -> None:
         story = story_of(box, ClusterSpec(name="zones", namespace="zones", target_namespace="zones-vms"))
         async with story.watching():
-            await story.create_infrastructure()
-            await story.create_machines()
+            await story.create()
+            await story.come_up()
             the_cluster_is_up(story)
-            await story.replace_lost_worker()
-            assert len(story.workers()) == 2
-            assert ("HarvesterMachine", "Warning", "MachineNotFound") in await events(story)
-            await story.scale(3)
-            await story.scale(1)
+            await the_first_boot_has_the_files_of_the_class(story)
+            await lost_machines_are_replaced(story)
+            await story.scale(5, 3)
             held = [pool["status"].get("allocated") or {} for pool in story.view.pools.store]
-            assert sum(map(len, held)) == 5  # four machines and the control plane's address
+            assert sum(map(len, held)) == 9  # eight machines and the control plane's address
+            await story.scale(3, 1)
+            await a_version_is_rolled_out(story)
+            await story.set_variable("cpuCount", 3)
+            assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
             await story.delete()
             assert await story.leftovers() == []
             told = await events(story)
@@ -93,6 +124,7 @@ def the_cluster_is_up(story: Story) -> None:
     assert story.pools_used() == {"machines-a", "machines-b"}
     (cluster,), (infrastructure,) = story.view.clusters.store, story.view.harvester_clusters.store
     assert condition(cluster, "InfrastructureReady") == ("True", "Ready")
+    assert condition(cluster, "ControlPlaneInitialized")[0] == "True"
     assert infrastructure["spec"]["controlPlaneEndpoint"] == cluster["spec"]["controlPlaneEndpoint"]
     assert {domain["name"] for domain in cluster["status"]["failureDomains"]} == story.zones()
     for kind in ("Ready", "InfrastructureReady", "LoadBalancerReady", "InitMachineCreated"):
@@ -106,6 +138,35 @@ def the_cluster_is_up(story: Story) -> None:
         assert machine["status"]["addresses"] == own["status"]["addresses"]
         if CONTROL_PLANE_LABEL in labels_of(machine):
             assert own["status"]["failureDomain"] == machine["spec"]["failureDomain"]
+    assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == story.zones()
+
+
+async def the_first_boot_has_the_files_of_the_class(story: Story) -> None:
+    """A variable of the class puts them into the user data that a control plane guest gets from Harvester."""
+    secrets = (await story.harvester.list(SECRETS, story.spec.target_namespace))["items"]
+    texts = [base64.b64decode(value).decode() for secret in secrets for value in (secret.get("data") or {}).values()]
+    assert sum(CNI_FILE in text for text in texts) == len(story.control_planes())
+
+
+async def lost_machines_are_replaced(story: Story) -> None:
+    await story.replace_lost(story.workers()[0])
+    assert len(story.workers()) == 2
+    assert ("HarvesterMachine", "Warning", "MachineNotFound") in await events(story)
+    lost = story.control_planes()[0]
+    await story.replace_lost(lost)
+    assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == story.zones()
+    (control_plane,) = (await story.management.list(CONTROL_PLANES, story.spec.namespace))["items"]
+    assert control_plane["status"]["lastRemediation"]["machine"] == lost["metadata"]["name"]
+
+
+async def a_version_is_rolled_out(story: Story) -> None:
+    """One machine more at a time, none less, and workers last."""
+    rollout = Rollout(story)
+    await story.upgrade(LATER_VERSION)
+    rollout.end()
+    assert (rollout.fewest, rollout.most) == (3, 4)
+    assert not rollout.workers_before_control_plane
+    assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == story.zones()
 
 
 def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
@@ -116,14 +177,17 @@ def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
             target_namespace="dhcp-vms",
             control_planes=1,
             workers=1,
-            zones=(),
             load_balancer="",
             machines=(),
         )
         story = story_of(box, spec)
         async with story.watching():
-            await story.run()
-            assert [(step.failed, bool(step.outcome)) for step in story.view.steps] == [(False, True)] * 6
+            await story.create()
+            await story.come_up()
+            await story.replace_lost(story.workers()[0])
+            await story.scale(1, 2)
+            await story.delete()
+            assert [(step.failed, bool(step.outcome)) for step in story.view.steps] == [(False, True)] * 5
             assert await story.leftovers() == []
             told = await events(story)
             the_loss_alone_is_warned_of(told)

@@ -9,11 +9,12 @@ import yaml
 
 from caphv.runtime.resource import Obj
 from sandbox.harvester.world import custom_resource_definitions
+from sandbox.rke2 import crds as rke2
 from tests.support import fields, object_schema
 
 pytestmark = pytest.mark.unit
 
-OURS = {crd["metadata"]["name"]: crd for crd in custom_resource_definitions()}
+OURS = {crd["metadata"]["name"]: crd for crd in (*custom_resource_definitions(), *rke2.custom_resource_definitions())}
 # Written by Multus, which is not among the CRDs that we have to compare with.
 WITHOUT_REAL = {"network-attachment-definitions.k8s.cni.cncf.io"}
 

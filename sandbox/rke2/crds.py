@@ -1,0 +1,48 @@
+"""The CRDs of RKE2's providers as far as the stand-ins and the ClusterClass use them.
+
+The two template kinds are not written down a second time: by contract each is the spec of its kind, wrapped.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+from caphv.runtime.resource import Obj
+from sandbox import manifests
+
+FOLDER = Path(__file__).parent.parent / "crds" / "rke2"
+# What a template does not say, because each object made from it has its own.
+_OWN = ("replicas", "version")
+
+
+def custom_resource_definitions() -> list[Obj]:
+    """The CRDs of all four kinds, with the label of the contract that they follow."""
+    kinds = manifests.read(sorted(FOLDER.glob("*.yaml")))
+    return [*kinds, *map(_template, kinds)]
+
+
+def _template(kind: Obj) -> Obj:
+    crd = copy.deepcopy(kind)
+    spec, name = crd["spec"], f"{kind['spec']['names']['kind']}Template"
+    names = {"kind": name, "listKind": f"{name}List", "plural": f"{name.lower()}s", "singular": name.lower()}
+    spec["names"] = names
+    crd["metadata"]["name"] = f"{names['plural']}.{spec['group']}"
+    for version in spec["versions"]:
+        version.pop("additionalPrinterColumns", None)
+        if "version" in version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]:
+            version.pop("subresources")
+        version["schema"]["openAPIV3Schema"] = _wrapped(version["schema"]["openAPIV3Schema"])
+    return crd
+
+
+def _wrapped(schema: Obj) -> Obj:
+    inner = schema["properties"]["spec"]
+    for name in _OWN:
+        inner["properties"].pop(name, None)
+    if "required" in inner:
+        inner["required"] = [name for name in inner["required"] if name not in _OWN]
+    template = {"type": "object", "required": ["spec"], "properties": {"spec": inner}}
+    top = {name: schema["properties"][name] for name in ("apiVersion", "kind", "metadata")}
+    spec = {"type": "object", "required": ["template"], "properties": {"template": template}}
+    return {"type": "object", "required": ["metadata", "spec"], "properties": {**top, "spec": spec}}
