@@ -58,10 +58,14 @@ def managed_cluster_name(cluster: Key, imported: Obj | None, managed: Iterable[O
 
 
 def fleet_labels(cluster: Obj) -> dict[str, str]:
-    """Labels that the Fleet Cluster gets: the Cluster's name, and those of the Cluster that bundles are chosen by."""
-    own = labels_of(cluster)
-    chosen = {name: own[name] for name in names.FLEET_LABELS if name in own}
-    return {**chosen, names.CLUSTER_NAME_LABEL: cluster["metadata"]["name"]}
+    """Labels that the Fleet Cluster gets: whose it is, and those of the Cluster that bundles are chosen by.
+
+    Only name and namespace together tell two clusters of one workspace apart.
+    """
+    own, (namespace, name) = labels_of(cluster), key_of(cluster)
+    chosen = {label: own[label] for label in names.FLEET_LABELS if label in own}
+    owner = {names.CAPI_OWNER_LABEL: name, names.CAPI_OWNER_NAMESPACE_LABEL: namespace}
+    return {**chosen, **owner, names.CLUSTER_NAME_LABEL: name}
 
 
 async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str:

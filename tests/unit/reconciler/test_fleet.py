@@ -35,5 +35,6 @@ def test_managed_cluster_is_found_in_both_ways(imported: Any, objects: list[Any]
 
 def test_labels_that_choose_bundles_are_copied_and_no_others() -> None:
     labels = {"cni": "calico", "csi": "harvester", "team": "a", "cluster.x-k8s.io/cluster-name": "wrong"}
-    found = fleet_labels({"metadata": {"name": "demo", "labels": labels}})
-    assert found == {"cluster.x-k8s.io/cluster-name": "demo", "cni": "calico", "csi": "harvester"}
+    found = fleet_labels({"metadata": {"name": "demo", "namespace": "clusters", "labels": labels}})
+    owner = {OWNER: "demo", NAMESPACE: "clusters"}
+    assert found == {"cluster.x-k8s.io/cluster-name": "demo", "cni": "calico", "csi": "harvester", **owner}
