@@ -83,8 +83,8 @@ def _endpoint_immutable(subject: Subject) -> Iterator[Problem]:
 @RULES.rule(
     "provider-id-immutable",
     (MACHINE,),
-    "`providerID` stays once it is set: Machine and Node carry it as well. Only the one that the controller made of the "
-    "VM's uid gives way to that of the Node. The annotation "
+    "`providerID` stays once it is set: Machine and Node carry it as well. Only the one that the controller made of "
+    "the VM's uid gives way to that of the Node. The annotation "
     f"`{names.ADOPT_ANNOTATION}`, which gives a machine another VM, allows another.",
     "providerID",
     example="providerID: harvester://a changed to harvester://b",
