@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-PACKAGES = ("caphv", "reconciler", "sandbox")
+PACKAGES = ("caphv", "reconciler", "webhooks", "packager", "sandbox")
 # Prints where a data folder was found and what is in it.
 LIST_FOLDER = """
 import sys
@@ -77,7 +77,7 @@ def test_command_works(installed: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"caphv \d+\.\d+\.\d+\S*\n", call(installed / "caphv", "--version", cwd=tmp_path))
 
 
-@pytest.mark.parametrize("name", ["schemas", "deploy/crds"])
+@pytest.mark.parametrize("name", ["schemas", "deploy/crds", "deploy/harvester", "clusterclass", "fleet-bundles"])
 def test_data_folders_are_whole(installed: Path, checkout: Path, tmp_path: Path, name: str) -> None:
     found, *files = call(installed / "python", "-c", LIST_FOLDER, name, cwd=tmp_path).splitlines()
     assert Path(found).is_relative_to(installed.parent)
