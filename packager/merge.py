@@ -21,6 +21,13 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Obj:
     return result
 
 
+def at(obj: Any, *path: str | int) -> Any:
+    """Return what stands at a path, None where there is nothing, whatever the object holds on the way."""
+    for key in path:
+        obj = obj.get(key) if isinstance(obj, dict) else None
+    return obj
+
+
 def leaves(value: Any, path: FieldPath = ()) -> list[FieldPath]:
     """Paths of all fields that hold no object."""
     if isinstance(value, Mapping) and value:

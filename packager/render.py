@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import orjson
 
@@ -34,13 +35,11 @@ _FLEET = f"{bundles.FLEET_YAML}{SUFFIX}"
 class Options:
     """How to render. `templates` is a user's folder over the shipped ones, `chart_repository` a mirror of all charts.
 
-    `upgrade` gives clusters the newest versions instead of those they have; `force` allows changes that break the
-    network of a live cluster.
+    `force` allows changes that break the network of a live cluster.
     """
 
     templates: Path | None = None
     chart_repository: str = ""
-    upgrade: bool = False
     force: bool = False
 
 
@@ -84,17 +83,20 @@ class Renderer:
         self._templates: dict[str, Templates] = {}
         self._known: dict[Key, tuple[bytes, Rendered]] = {}
 
-    def render(self, facts: Iterable[ClusterFacts], previous: Tree) -> list[Rendered]:
+    def render(
+        self, facts: Iterable[ClusterFacts], previous: Tree, pins: Mapping[Key, Versions] = MappingProxyType({})
+    ) -> list[Rendered]:
         """Render clusters; `previous` is the repository as it is, of which only the clusters' records are read.
 
+        A cluster keeps the versions of its record, unless `pins` has others for it; without both it gets the newest.
         Two clusters of one key are both refused, because one would overwrite the other.
         """
-        results = [self.render_one(found, previous) for found in facts]
+        results = [self.render_one(found, previous, pins.get(found.key)) for found in facts]
         keys = [result.cluster for result in results]
         twice = {key for key in keys if keys.count(key) > 1} if len(set(keys)) < len(keys) else set()
         return [_refused(result) if result.cluster in twice else result for result in results]
 
-    def render_one(self, facts: ClusterFacts, previous: Tree) -> Rendered:
+    def render_one(self, facts: ClusterFacts, previous: Tree, pin: Versions | None = None) -> Rendered:
         """Render one cluster, or return what was rendered from the same input before."""
         try:
             folder = cluster_folder(*facts.key)
@@ -102,11 +104,11 @@ class Renderer:
             finding = Finding(("metadata", "name"), Fault.INVALID, str(error), "cluster-name", facts.key.name)
             return Rendered(facts.key, findings=(finding,))
         before = previous.get(f"{folder}/{record.FILE}")
-        inputs = _fingerprint(facts, before)
+        inputs = _fingerprint(facts, before, pin)
         known = self._known.get(facts.key)
         if known and known[0] == inputs:
             return known[1]
-        result = self._render(facts, folder, before)
+        result = self._render(facts, folder, before, pin)
         self._known[facts.key] = (inputs, result)
         return result
 
@@ -115,7 +117,7 @@ class Renderer:
         kept = set(keep)
         self._known = {key: value for key, value in self._known.items() if key in kept}
 
-    def _render(self, facts: ClusterFacts, folder: str, before: bytes | None) -> Rendered:
+    def _render(self, facts: ClusterFacts, folder: str, before: bytes | None, pin: Versions | None) -> Rendered:
         settings, findings = settings_of(facts)
         if settings is None:
             return Rendered(facts.key, findings=tuple(findings))
@@ -125,7 +127,7 @@ class Renderer:
             detail = f"{error}: restore it from the history of the repository, or remove the folder {folder}"
             finding = Finding((f"{folder}/{record.FILE}",), Fault.INVALID, detail, "bundles-record")
             return Rendered(facts.key, findings=(*findings, finding))
-        versions = self._versions(old)
+        versions = pin or (old.versions if old else self.table.newest)
         forced = self.options.force or (
             annotations_of_cluster(facts).get(names.ALLOW_NETWORK_CHANGE_ANNOTATION) == "true"
         )
@@ -139,9 +141,6 @@ class Renderer:
         digest = content_hash(tree)
         tree[record.record_path(settings)] = record.write(settings, record.Record(versions, settings.network, digest))
         return Rendered(facts.key, tree, digest, settings, versions, tuple(findings))
-
-    def _versions(self, old: record.Record | None) -> Versions:
-        return self.table.newest if old is None or self.options.upgrade else old.versions
 
     def templates(self, version: str) -> Templates:
         """Return the templates of a version, with the user's over them. Raises as `Templates` does."""
@@ -232,7 +231,7 @@ def _refused(result: Rendered) -> Rendered:
     return Rendered(result.cluster, findings=(*result.findings, finding))
 
 
-def _fingerprint(facts: ClusterFacts, before: bytes | None) -> bytes:
+def _fingerprint(facts: ClusterFacts, before: bytes | None, pin: Versions | None) -> bytes:
     metadata = facts.cluster.get("metadata") or {}
     parts = [
         [metadata.get("labels"), metadata.get("annotations"), facts.cluster.get("spec")],
@@ -240,6 +239,7 @@ def _fingerprint(facts: ClusterFacts, before: bytes | None) -> bytes:
         [(facts.control_plane or {}).get("kind"), (facts.control_plane or {}).get("spec")],
         sorted(facts.fleet_clusters),
         before.decode(errors="replace") if before is not None else None,
+        pin.as_data() if pin else None,
     ]
     return hashlib.sha256(
         orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS, default=repr)

@@ -9,7 +9,7 @@ from typing import Any
 
 from caphv.api import names
 from caphv.schema.findings import Fault, FieldPath, Finding
-from packager.merge import Obj, origin
+from packager.merge import Obj, at, origin
 from packager.sources import CAAPF, ClusterFacts, Gathered, labels_of_cluster
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -102,9 +102,9 @@ def _networks(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
 
 def _outside(facts: ClusterFacts, known: dict[str, list[_Network]]) -> Iterator[Finding]:
     """Networks that are not part of what the Cluster says, which the API server and controllers go by."""
-    said = (facts.cluster.get("spec") or {}).get("clusterNetwork") or {}
     for name, kind in (("podCIDRs", "pods"), ("serviceCIDRs", "services")):
-        blocks = [_network(str(text))[0] for text in (said.get(kind) or {}).get("cidrBlocks") or ()]
+        said = at(facts.cluster, "spec", "clusterNetwork", kind, "cidrBlocks")
+        blocks = [_network(str(text))[0] for text in (said if isinstance(said, list) else ())]
         around = [block for block in blocks if block]
         for network in known[name]:
             if around and not any(_within(network, block) for block in around):
@@ -125,12 +125,12 @@ def _distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
 
 def _installed(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     """RKE2 installs the CNI of its control plane's configuration; bundles can only configure that one."""
-    server = ((facts.control_plane or {}).get("spec") or {}).get("serverConfig") or {}
-    installed, wanted = server.get("cni"), values["cni"]["name"]
+    server = at(facts.control_plane, "spec", "serverConfig")
+    installed, wanted = at(server, "cni"), values["cni"]["name"]
     if values["distribution"] == "rke2" and installed and wanted not in (installed, "none"):
         detail = f"the control plane's spec.serverConfig.cni installs {installed}: change one of them"
         yield Finding(("cni", "name"), Fault.INVALID, detail, "cni-installed", wanted)
-    theirs = server.get("cloudProviderName") == "harvester"
+    theirs = at(server, "cloudProviderName") == "harvester"
     if theirs and values["cloudProviderName"] == "external":
         detail = "the control plane's spec.serverConfig.cloudProviderName installs RKE2's own: there would be two"
         yield Finding(("cloudProviderName",), Fault.INVALID, detail, "cloud-provider-installed", "external")

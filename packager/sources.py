@@ -11,7 +11,7 @@ Each source is checked by itself, so that a finding names the place which somebo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from caphv.api import names
 from caphv.runtime.resource import Key, annotations_of, labels_of
 from caphv.schema import compiled
 from caphv.schema.findings import Fault, FieldPath, Finding
-from packager.merge import Obj, Origins, leaves, merged
+from packager.merge import Obj, Origins, at, leaves, merged
 
 SCHEMA = "cluster-addons.json"
 CAAPF, RANCHER = "caapf", "rancher"
@@ -57,8 +57,8 @@ class ClusterFacts:
     @property
     def kubernetes_version(self) -> str:
         """Wanted version, such as `v1.34.2+rke2r1`; empty when neither topology nor control plane says it."""
-        topology = _at(self.cluster, "spec", "topology", "version")
-        return str(topology or _at(self.control_plane, "spec", "version") or "")
+        topology = at(self.cluster, "spec", "topology", "version")
+        return str(topology or at(self.control_plane, "spec", "version") or "")
 
 
 @dataclass
@@ -87,9 +87,24 @@ class Gathered:
 def gather(facts: ClusterFacts) -> Gathered:
     """Read all sources of a cluster; a source with a finding is left out."""
     gathered = Gathered()
-    for read in (_said_by_cluster, _labels, _variable, _annotation):
-        read(facts, gathered)
+    gathered.findings += _no_texts(facts)
+    if not gathered.findings:
+        for read in (_said_by_cluster, _labels, _variable, _annotation):
+            read(facts, gathered)
     return gathered
+
+
+def _no_texts(facts: ClusterFacts) -> Iterator[Finding]:
+    """Labels and annotations that an API server would refuse: files may hold anything."""
+    for field_name in ("labels", "annotations"):
+        path: FieldPath = ("metadata", field_name)
+        values = at(facts.cluster, *path)
+        if values is not None and not isinstance(values, dict):
+            yield Finding(path, Fault.WRONG_TYPE, "must be an object", "addons-metadata")
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if not isinstance(value, str):
+                detail = 'must be text: quote it, and write YAML of several lines behind "|"'
+                yield Finding((*path, name), Fault.WRONG_TYPE, detail, "addons-metadata")
 
 
 # The sources
@@ -118,20 +133,21 @@ def _said_by_cluster(facts: ClusterFacts, gathered: Gathered) -> None:
 
 def _control_plane_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
     ref = ("spec", "controlPlaneRef", "kind")
-    kind = str((facts.control_plane or {}).get("kind") or _at(facts.cluster, *ref) or "")
+    kind = str((facts.control_plane or {}).get("kind") or at(facts.cluster, *ref) or "")
     k3s = kind in _K3S_CONTROL_PLANES or "+k3s" in facts.kubernetes_version
-    server = _at(facts.control_plane, "spec", "serverConfig") or {}
+    server: FieldPath = ("spec", "serverConfig")
     replicas_path: FieldPath = ("spec", "topology", "controlPlane", "replicas")
-    replicas = _at(facts.cluster, *replicas_path) or _at(facts.control_plane, "spec", "replicas")
-    cni = "none" if k3s else (server.get("cni") or "calico")
+    replicas = at(facts.cluster, *replicas_path) or at(facts.control_plane, "spec", "replicas")
+    theirs = at(facts.control_plane, *server, "cloudProviderName")
+    cni = "none" if k3s else (at(facts.control_plane, *server, "cni") or "calico")
     return {
         ("distribution",): ("k3s" if k3s else "rke2", ref),
         ("cloudProviderName",): (
-            "harvester" if not k3s and server.get("cloudProviderName") == "harvester" else "external",
-            ("spec", "serverConfig", "cloudProviderName"),
+            "harvester" if not k3s and theirs == "harvester" else "external",
+            (*server, "cloudProviderName"),
         ),
         ("singleNode",): (replicas == 1, replicas_path),
-        ("cni", "name"): (cni, ("spec", "serverConfig", "cni")),
+        ("cni", "name"): (cni, (*server, "cni")),
     }
 
 
@@ -139,23 +155,22 @@ def _network_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]
     pods: FieldPath = ("spec", "clusterNetwork", "pods", "cidrBlocks")
     services: FieldPath = ("spec", "clusterNetwork", "services", "cidrBlocks")
     return {
-        ("cni", "podCIDRs"): (_at(facts.cluster, *pods) or _DEFAULT_POD_CIDRS, pods),
-        ("cni", "serviceCIDRs"): (_at(facts.cluster, *services) or _DEFAULT_SERVICE_CIDRS, services),
+        ("cni", "podCIDRs"): (at(facts.cluster, *pods) or _DEFAULT_POD_CIDRS, pods),
+        ("cni", "serviceCIDRs"): (at(facts.cluster, *services) or _DEFAULT_SERVICE_CIDRS, services),
     }
 
 
 def _harvester_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
-    spec = _at(facts.harvester_cluster, "spec") or {}
-    manifest = spec.get("updateCloudProviderConfig")
-    if manifest and not spec.get("cloudConfig"):
+    manifest = at(facts.harvester_cluster, "spec", "updateCloudProviderConfig")
+    if manifest and not at(facts.harvester_cluster, "spec", "cloudConfig"):
         root: FieldPath = ("spec", "updateCloudProviderConfig")
         name, key = "cloudConfigCredentialsSecretName", "cloudConfigCredentialsSecretKey"
         return {
-            ("cloudConfig", "secretName"): (manifest.get(name), (*root, name)),
-            ("cloudConfig", "secretKey"): (manifest.get(key), (*root, key)),
+            ("cloudConfig", "secretName"): (at(manifest, name), (*root, name)),
+            ("cloudConfig", "secretKey"): (at(manifest, key), (*root, key)),
         }
     delivery: FieldPath = ("spec", "cloudConfig", "delivery")
-    if _at(facts.harvester_cluster, *delivery) == "File":
+    if at(facts.harvester_cluster, *delivery) == "File":
         return {("cloudConfig", "hostPath"): (_HOST_PATH, delivery)}
     return {
         ("cloudConfig", "secretName"): (_SECRET_NAME, delivery),
@@ -191,9 +206,9 @@ def _csi_label(gathered: Gathered, label: str) -> None:
 
 
 def _variable(facts: ClusterFacts, gathered: Gathered) -> None:
-    variables = _at(facts.cluster, "spec", "topology", "variables") or ()
-    for index, variable in enumerate(variables):
-        if isinstance(variable, dict) and variable.get("name") == names.ADDONS_VARIABLE:
+    variables = at(facts.cluster, "spec", "topology", "variables")
+    for index, variable in enumerate(variables if isinstance(variables, list) else ()):
+        if at(variable, "name") == names.ADDONS_VARIABLE:
             root: FieldPath = ("spec", "topology", "variables", index, "value")
             _checked(gathered, variable.get("value"), root)
 
@@ -293,10 +308,3 @@ def _nested(path: FieldPath, value: Any) -> Obj:
     for key in reversed(path):
         value = {key: value}
     return dict(value)
-
-
-def _at(obj: Any, *path: str | int) -> Any:
-    """What stands at a path, None where there is nothing, whatever the object holds on the way."""
-    for key in path:
-        obj = obj.get(key) if isinstance(obj, dict) else None
-    return obj

@@ -48,7 +48,12 @@ ADDRESS_HOLDER_PREFIX = "addresses.caphv.io/"
 # Settings of a cluster's add-ons, on the Cluster: ours, and those that the Go provider's generator wrote.
 ADDON_VALUES_ANNOTATION = "addons.caphv.io/values"
 ALLOW_NETWORK_CHANGE_ANNOTATION = "addons.caphv.io/allow-network-change"
+# "true" leaves a cluster's bundles as they are.
+SUSPEND_ADDONS_ANNOTATION = "addons.caphv.io/suspend"
 ADDONS_VARIABLE = "addons"
+# Variables of the ClusterClasses that we ship, as far as add-ons depend on them.
+CNI_VARIABLE = "cni"
+CLOUD_CONFIG_VARIABLE = "cloudConfigDelivery"
 CNI_LABEL = "cni"
 CSI_LABEL = "csi"
 OLD_CNI_MTU_ANNOTATION = "caphv.io/cni-mtu"

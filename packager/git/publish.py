@@ -66,11 +66,15 @@ def publish(repository: Repository, wanted: Callable[[Snapshot], Wanted], prunin
     `wanted` is asked again for each newer snapshot, after somebody else pushed first. Raises GitErrors. What was not
     done is in the result's plan, in the commit message, and in the log.
     """
-    result = repository.commit(lambda snapshot: planned(snapshot, wanted(snapshot), pruning), reason)
+    return told(repository.commit(lambda snapshot: planned(snapshot, wanted(snapshot), pruning), reason))
+
+
+def told(result: Result) -> Result:
+    """Log what a commit changed, and what was not done."""
     for removal in result.plan.removed:
         log.warning("removed %s", removal)
-    for told in (*result.plan.held, *result.plan.refused):
-        log.warning("left %s as it is: %s", told.what, told.why)
+    for held in (*result.plan.held, *result.plan.refused):
+        log.warning("left %s as it is: %s", held.what, held.why)
     if result.commit:
         log.info(
             "pushed %s to %s: %d added, %d changed, %d removed", result.commit[:12], result.branch,

@@ -122,7 +122,9 @@ def test_versions_stay_until_an_upgrade_is_asked_for(tmp_path: Path) -> None:
     newer = table(tmp_path / "versions.json", charts="9.9.9")
     kept = Renderer(versions=newer).render_one(cluster("a"), first)
     assert dict(kept.tree) == first
-    upgraded = Renderer(Options(upgrade=True), newer).render_one(cluster("a"), first)
+    renderer = Renderer(versions=newer)
+    renderer.render_one(cluster("a"), first)
+    upgraded = renderer.render_one(cluster("a"), first, renderer.table.newest)
     assert 'version: "9.9.9"' in upgraded.tree["clusters/clusters/a/ccm/fleet.yaml"].decode()
     assert [finding.rule for finding in upgraded.findings if finding.advice] == ["bundles-kubernetes"]
     assert upgraded.ok
