@@ -17,7 +17,7 @@ import logging
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import Invalid, NotFound
 from caphv.runtime.resource import (
     CUSTOM_RESOURCE_DEFINITIONS,
     NAMESPACES,
@@ -153,9 +153,15 @@ class Garbage:
     async def _end_namespace(self, namespace: Obj) -> None:
         name = namespace["metadata"]["name"]
         inside = [entry for entry in self._objects.values() if entry[1]["metadata"].get("namespace") == name]
+        refused = None
         for resource, obj in inside:
             if not being_deleted(obj):
-                await self._delete(resource, obj)
+                try:
+                    await self._delete(resource, obj)
+                except Invalid as error:  # perhaps until others are gone, as a claim that a VM uses
+                    refused = error
+        if refused:
+            raise refused
         if not inside:
             body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
             with contextlib.suppress(NotFound):

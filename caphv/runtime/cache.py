@@ -123,7 +123,8 @@ class Informer:
 
     `transform` makes the stored form of an object (drop what nobody reads) or None to leave it out.
     `on_error` hears of each failed attempt, `on_contact` of each watch that the server accepts, so that an owner can
-    say on a condition why nothing happens. Run it as a task; cancel the task to stop.
+    say on a condition why nothing happens. `probe` is an informer of the same server that tries often: while it fails,
+    this one waits `max_backoff` seconds, or for `retry_now`. Run it as a task; cancel the task to stop.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class Informer:
         on_error: Callable[[Exception], None] | None = None,
         on_contact: Callable[[], None] | None = None,
         max_backoff: float = 30.0,
+        probe: Informer | None = None,
     ) -> None:
         self.resource = resource
         self.store = Store(indexes)
@@ -153,6 +155,7 @@ class Informer:
         self._on_error = on_error
         self._on_contact = on_contact
         self._max_backoff = max_backoff
+        self._probe = probe
         self._handlers: list[Handler] = []
         self._synced = asyncio.Event()
         self._wake = asyncio.Event()
@@ -350,7 +353,8 @@ class Informer:
 
     async def _pause(self, failures: int, at_least: float = 0) -> None:
         # Full jitter: after an outage the watches of all processes come back spread over the interval.
-        limit = min(0.2 * 2.0 ** min(failures, 20), self._max_backoff)
+        probe_fails = self._probe is not None and self._probe.last_error is not None
+        limit = self._max_backoff if probe_fails else min(0.2 * 2.0 ** min(failures, 20), self._max_backoff)
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), max(at_least, random.uniform(limit / 4, limit)))

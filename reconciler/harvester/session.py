@@ -92,14 +92,17 @@ class Session:
         self._identifying = asyncio.Lock()
         self._health = ""
         self.namespaces: dict[str, TargetNamespace] = {}
-        self.deployment = self.informer(
-            DEPLOYMENTS,
-            namespace=HARVESTER_NAMESPACE,
-            field_selector=f"metadata.name={HARVESTER_DEPLOYMENT}",
-            transform=_slim_deployment,
-            on_error=self._probe_failed,
-            on_contact=self._probe_answered,
-            max_backoff=_PROBE_BACKOFF,
+        self.deployment = self._reported(
+            Informer(
+                self.client,
+                DEPLOYMENTS,
+                namespace=HARVESTER_NAMESPACE,
+                field_selector=f"metadata.name={HARVESTER_DEPLOYMENT}",
+                transform=_slim_deployment,
+                on_error=self._probe_failed,
+                on_contact=self._probe_answered,
+                max_backoff=_PROBE_BACKOFF,
+            )
         )
         self.hosts = self.informer(NODES, transform=_slim_host)
         self.images = self.informer(resources.IMAGES)
@@ -137,10 +140,8 @@ class Session:
 
     def informer(self, resource: Resource, **options: Any) -> Informer:
         """A watch whose changes are reported; `start` runs it."""
-        options = {"max_backoff": _BACKOFF, "on_error": self._other_failed, **options}
-        informer = Informer(self.client, resource, **options)
-        informer.add_handler(lambda change: self._events.changed(self, change))
-        return informer
+        options = {"max_backoff": _BACKOFF, "on_error": self._other_failed, "probe": self.deployment, **options}
+        return self._reported(Informer(self.client, resource, **options))
 
     def start(self) -> None:
         """Begin to watch what is not bound to a namespace."""
@@ -183,6 +184,10 @@ class Session:
         await self.client.close()
 
     # Inside
+
+    def _reported(self, informer: Informer) -> Informer:
+        informer.add_handler(lambda change: self._events.changed(self, change))
+        return informer
 
     def _run(self, informers: list[Informer]) -> None:
         for informer in informers:

@@ -207,6 +207,20 @@ def test_retry_now_ends_a_long_wait() -> None:
     run(story())
 
 
+def test_while_its_probe_fails_an_informer_leaves_the_server_alone() -> None:
+    async def story() -> None:
+        probed, server = Collection(), Collection()
+        async with watched(probed, max_backoff=4.0) as probe, watched(server, max_backoff=60.0, probe=probe.informer):
+            for collection in (probed, server):
+                collection.failures.extend([Unreachable("down")] * 1000)
+                collection.end_watches(Unreachable("down"))
+            await asyncio.sleep(600)
+            assert len(probed.attempts) > 150
+            assert len(server.attempts) < 60, "one attempt in 15 to 60 s"
+
+    run(story())
+
+
 def test_a_server_that_asks_to_wait_is_left_alone_so_long() -> None:
     async def story() -> None:
         server = Collection()
