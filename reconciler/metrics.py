@@ -22,6 +22,11 @@ MACHINE_RECONCILE_SECONDS = Histogram(
 IPPOOL_ALLOCATIONS = Counter("caphv_ippool_allocations_total", "Address allocation attempts.")
 IPPOOL_ALLOCATION_ERRORS = Counter("caphv_ippool_allocation_errors_total", "Failed address allocation attempts.")
 IPPOOL_RELEASES = Counter("caphv_ippool_releases_total", "Addresses given back to their pool.")
+IPPOOL_FREE = Gauge(
+    "caphv_ippool_free_addresses",
+    "Addresses that nobody holds, of a pool from which machines get theirs.",
+    ["harvester", "pool"],
+)
 ETCD_REMOVE = Counter("caphv_etcd_member_remove_total", "etcd member removal attempts.")
 ETCD_REMOVE_ERRORS = Counter("caphv_etcd_member_remove_errors_total", "Failed etcd member removals.")
 CLUSTER_RECONCILE_SECONDS = Histogram(
@@ -29,9 +34,20 @@ CLUSTER_RECONCILE_SECONDS = Histogram(
 )
 CLUSTER_READY = Gauge("caphv_cluster_ready", "1 for a ready cluster, 0 for another.", ["cluster"])
 IDENTITY_EXPIRY = Gauge(
-    "caphv_identity_expiry_timestamp_seconds",
-    "When the credentials of an identity Secret expire (Unix time).",
+    "caphv_identity_expiry_seconds",
+    "Seconds until the credentials of an identity Secret expire, negative once they have.",
     ["identity"],
+)
+HARVESTER_SECONDS = Histogram(
+    "caphv_harvester_request_duration_seconds",
+    "Time from sending a request to Harvester to having its answer, watches excluded.",
+    ["identity"],
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2, 5, 15),
+)
+HARVESTER_ERRORS = Counter(
+    "caphv_harvester_request_errors_total",
+    "Requests and watches that Harvester refused (401, 403, 429), failed (5xx) or did not answer (none).",
+    ["identity", "code"],
 )
 NODE_INIT = Counter("caphv_node_init_total", "Node initialization attempts.")
 NODE_INIT_ERRORS = Counter("caphv_node_init_errors_total", "Failed node initializations.")
@@ -40,6 +56,32 @@ NODE_INIT_SECONDS = Histogram(
     "Time from seeing a Node to having it initialized.",
     buckets=[0.5 * 2.0**n for n in range(8)],
 )
+
+
+# Other refusals (404, 409, 410, 422) are answers that the work expects.
+_REFUSALS = (401, 403, 429)
+
+
+class IdentityRequests:
+    """Counts what one identity (`<namespace>/<Secret>`) asks of Harvester."""
+
+    def __init__(self, identity: str) -> None:
+        # Looked up once: this is called for each request.
+        self._seconds = HARVESTER_SECONDS.labels(identity)
+        self._identity = identity
+
+    def answered(self, code: int, seconds: float | None) -> None:
+        """Take one answer, as `ApiClient` tells it."""
+        if seconds is not None:
+            self._seconds.observe(seconds)
+        if code == 0 or code >= 500 or code in _REFUSALS:
+            HARVESTER_ERRORS.labels(self._identity, str(code or "none")).inc()
+
+
+def forget_identity(identity: str) -> None:
+    """Nobody asks Harvester with this identity any more."""
+    HARVESTER_SECONDS.remove_by_labels({"identity": identity})
+    HARVESTER_ERRORS.remove_by_labels({"identity": identity})
 
 
 def age(timestamp: str) -> float:

@@ -20,7 +20,7 @@ from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import Addresses, Manager, Part
 from caphv.runtime.resource import NAMESPACES, SECRETS, Key, Obj, key_of, uid_of
-from reconciler import resources
+from reconciler import addresses, resources
 from reconciler.cluster import fleet
 from reconciler.cluster.controller import ClusterReconciler
 from reconciler.context import Context
@@ -133,6 +133,7 @@ class Provider:
         self.manager.add_controller(self.machines)
         self.manager.add_task(events.run)
         self.manager.on_start(self._start)
+        self.manager.on_scrape(lambda: addresses.report(context))
         self.manager.on_stop(self._stop)
 
     @classmethod

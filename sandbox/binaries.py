@@ -49,7 +49,7 @@ CLUSTER_API_CORE = Recipe(
 )
 # What a sandbox runs.
 RECIPES = {recipe.name: recipe for recipe in (ETCD, KUBE_APISERVER, CLUSTER_API_CORE)}
-# What users install the provider with: built for tests of that, never for a sandbox.
+# What users install and watch the provider with: built for tests of that, never for a sandbox.
 TOOLS = {
     recipe.name: recipe
     for recipe in (
@@ -79,6 +79,14 @@ TOOLS = {
             module=CLUSTER_API_CORE.module,
             package="sigs.k8s.io/cluster-api/cmd/clusterctl",
             variables=(f"sigs.k8s.io/cluster-api/version.gitVersion=v{CLUSTER_API_CORE.version}",),
+        ),
+        # Prometheus 3.13, under the version that its Go module has. Rules need none of the clouds that it can discover.
+        Recipe(
+            name="promtool",
+            version="0.313.5",
+            module="github.com/prometheus/prometheus",
+            package="github.com/prometheus/prometheus/cmd/promtool",
+            tags=("remove_all_sd",),
         ),
     )
 }

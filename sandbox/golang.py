@@ -53,6 +53,7 @@ class Recipe:
     oldest: tuple[int, int] | None = None
     staging: str = ""
     variables: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     patch: tuple[str, str] | None = None
 
     @property
@@ -64,6 +65,11 @@ class Recipe:
     def target(self) -> str:
         """The package to build, as seen from our own module."""
         return "." if self.patch else self.package
+
+    @property
+    def tag_flags(self) -> list[str]:
+        """Options that say which of the module's files are built."""
+        return [f"-tags={','.join(self.tags)}"] if self.tags else []
 
 
 def go_mod(recipe: Recipe, upstream: str = "") -> str:
@@ -92,7 +98,7 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
             _write_patched(recipe, Path(module["Dir"]), folder)
         packages = _count_packages(go, recipe, folder, report)
         flags = ["-v", "-trimpath", f"-ldflags={' '.join(['-s -w', *(f'-X {item}' for item in recipe.variables)])}"]
-        command = ["build", *flags, f"-o={output}", recipe.target]
+        command = ["build", *recipe.tag_flags, *flags, f"-o={output}", recipe.target]
         for done, _ in enumerate(go.lines(command, folder, recipe), 1):
             report(recipe.name, "compiling", min(done, packages), packages)
         report(recipe.name, "built", packages, packages)
@@ -162,7 +168,7 @@ class Go:
 
 def _count_packages(go: Go, recipe: Recipe, folder: Path, report: Report) -> int:
     """Count what a build compiles at most; this loads all modules it needs."""
-    for loaded, _ in enumerate(go.lines(["list", "-deps", recipe.target], folder, recipe)):
+    for loaded, _ in enumerate(go.lines(["list", *recipe.tag_flags, "-deps", recipe.target], folder, recipe)):
         report(recipe.name, "loading modules", loaded, 0)
     return len((folder / "other-output").read_text().splitlines())
 

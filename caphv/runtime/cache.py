@@ -226,6 +226,7 @@ class Informer:
                 failures = 0
                 continue
             failures = 1 if lasted else failures + 1
+            metrics.WATCH_RESTARTS.labels(self._client.name, str(self.resource), _reason(error)).inc()
             if isinstance(error, Gone):
                 self._version = ""
                 if failures == 1:
@@ -358,6 +359,14 @@ class Informer:
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), max(at_least, random.uniform(limit / 4, limit)))
+
+
+def _reason(error: Exception | None) -> str:
+    if error is None:
+        return "closed"
+    if isinstance(error, Gone):
+        return "expired"
+    return "refused" if isinstance(error, ApiError) else "unreachable" if isinstance(error, Unreachable) else "broken"
 
 
 def _without_managed_fields(obj: Obj) -> Obj:

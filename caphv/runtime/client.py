@@ -28,6 +28,7 @@ from caphv.runtime.resource import Obj, Resource
 log = logging.getLogger(__name__)
 
 PatchType = Literal["merge", "json", "strategic"]
+OnAnswer = Callable[[int, float | None], None]
 _PATCH_TYPES = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
@@ -47,6 +48,8 @@ class ApiClient:
 
     `name` stands for the server in metrics and errors (`management`, `harvester`, `workload`): it must not be a secret
     and its set of values must stay small. At most `max_in_flight` requests run at once; watches do not count.
+    `on_answer` hears of each answer: its HTTP code and how many seconds it took, None for those of watches, which may
+    take their time. Code 0 means that none came, or not all of it.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class ApiClient:
         user_agent: str = "caphv",
         max_in_flight: int = 64,
         timeout: float = 15.0,
+        on_answer: OnAnswer | None = None,
     ) -> None:
         self._session_options: dict[str, Any] = {
             # Looking for proxies and netrc in the environment on every request doubles the price of a request; the
@@ -65,6 +69,7 @@ class ApiClient:
             "headers": {"User-Agent": user_agent, "Accept": "application/json"},
         }
         self.name = name
+        self._on_answer = on_answer or _ignore
         self._configuration = configuration
         self._rest = RESTClientObject(configuration)
         self._base = configuration.host.rstrip("/")
@@ -219,6 +224,7 @@ class ApiClient:
             ):
                 code = str(response.status)
                 raw = await _read(response)
+                self._on_answer(response.status, time.perf_counter() - started)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # ValueError: a host name or header that cannot be sent
             raise self._unreachable(error) from None
@@ -270,6 +276,7 @@ class ApiClient:
                 allow_redirects=False,
             ) as response:
                 code = str(response.status)
+                self._on_answer(response.status, None)
                 if response.status != 200:
                     _parse(response.status, await response.read(), response.headers.get("Retry-After"))
                 if on_open:
@@ -306,6 +313,7 @@ class ApiClient:
                 yield socket
         except aiohttp.WSServerHandshakeError as error:
             code = str(error.status)
+            self._on_answer(error.status, None)
             raise error_from(error.status, {"message": f"HTTP {error.status}: {error.message}"}) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._unreachable(error) from None
@@ -345,11 +353,17 @@ class ApiClient:
         return url.with_query(pairs) if pairs else url
 
     def _unreachable(self, error: BaseException) -> Unreachable:
+        if not self._closed:
+            self._on_answer(0, None)
         if isinstance(error, aiohttp.ClientResponseError):
             text = f"HTTP {error.status} {error.message}"  # its own text has the URL of the proxy, password included
         else:
             text = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         return Unreachable(f"{self._base}: {text}")
+
+
+def _ignore(_code: int, _seconds: float | None) -> None:
+    """Nobody wants to hear of answers."""
 
 
 def _object_path(resource: Resource, namespace: str, name: str, subresource: str = "") -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from caphv.runtime import metrics
 from caphv.runtime.cache import Informer
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
@@ -69,6 +70,7 @@ class Manager:
         self._tasks: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._on_start: list[Callable[[], Awaitable[None]]] = []
         self._on_stop: list[Callable[[], Awaitable[None]]] = []
+        self._on_scrape: list[Callable[[], None]] = []
         self._beat = time.monotonic()
         self._stopping = False
 
@@ -98,6 +100,10 @@ class Manager:
     def on_stop(self, hook: Callable[[], Awaitable[None]]) -> None:
         """Call after all controllers have ended."""
         self._on_stop.append(hook)
+
+    def on_scrape(self, hook: Callable[[], None]) -> None:
+        """Call before metrics are answered, to set those that cost less when somebody asks than at each change."""
+        self._on_scrape.append(hook)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set. Raises `LeaseLost`, or the error of a task that must not end."""
@@ -136,6 +142,8 @@ class Manager:
         if self._election:
             await self._election.acquire()
             hold = [asyncio.create_task(self._election.hold())]
+        elif self._controllers:
+            metrics.LEADER.set(1)
         tasks: list[asyncio.Task[None]] = []
         try:
             for hook in self._on_start:
@@ -189,6 +197,8 @@ class Manager:
         return _report(self.not_ready() + self.unhealthy())
 
     async def _metrics(self, _request: web.Request) -> web.Response:
+        for hook in self._on_scrape:
+            hook()
         body = generate_latest() + b"".join(part.metrics() for part in self._parts)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -196,9 +206,9 @@ class Manager:
         health = web.Application()
         health.router.add_get("/healthz", self._healthz)
         health.router.add_get("/readyz", self._readyz)
-        metrics = web.Application()
-        metrics.router.add_get("/metrics", self._metrics)
-        for application, address in ((health, self._addresses.health), (metrics, self._addresses.metrics)):
+        scraped = web.Application()
+        scraped.router.add_get("/metrics", self._metrics)
+        for application, address in ((health, self._addresses.health), (scraped, self._addresses.metrics)):
             place = listening_address(address)
             if place is None:
                 continue

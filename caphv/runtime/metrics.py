@@ -20,6 +20,12 @@ WATCH_STARTS = Counter(
     "Watches that were started or resumed, by reason: `list` after a full list, `resume` from the last version.",
     ["server", "resource", "reason"],
 )
+WATCH_RESTARTS = Counter(
+    "caphv_watch_restarts_total",
+    "Lists and watches that failed or ended before their time, and were begun again, by reason: `expired` (HTTP 410), "
+    "`refused`, `unreachable`, `closed` (at once, without an error), `broken` (what came could not be taken over).",
+    ["server", "resource", "reason"],
+)
 WATCH_EVENTS = Counter("caphv_watch_events_total", "Events that watches brought.", ["server", "resource"])
 QUEUE_DEPTH = Gauge("caphv_workqueue_depth", "Keys that wait for a worker.", ["controller"])
 QUEUE_ADDS = Counter("caphv_workqueue_adds_total", "Keys put into the queue, duplicates not counted.", ["controller"])
@@ -41,5 +47,5 @@ RECONCILE_SECONDS = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60),
 )
 RECONCILES_ACTIVE = Gauge("caphv_reconcile_active_workers", "Reconciles that run now.", ["controller"])
-LEADER = Gauge("caphv_leader", "1 while this process holds the lease and reconciles.")
+LEADER = Gauge("caphv_leader", "1 while this process reconciles: it holds the lease, or needs none.")
 EVENTS_DROPPED = Counter("caphv_events_dropped_total", "Events not written: too many of one object or a full queue.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -70,10 +71,11 @@ class Identities:
             self._drop(secret)
             raise
         self.release(scope.key)
+        self._drop(secret)
         self._uses[scope.key] = use
         self._read[secret] = identity
         if identity.expires:
-            metrics.IDENTITY_EXPIRY.labels(str(secret)).set(identity.expires.timestamp())
+            metrics.IDENTITY_EXPIRY.labels(str(secret)).set_function(_seconds_until(identity.expires))
         return identity
 
     def release(self, cluster: Key) -> None:
@@ -106,7 +108,9 @@ async def ensure_session(scope: ClusterScope, identities: Identities) -> None:
     _report_expiry(scope, identity)
     access = identity.access
     try:
-        scope.session = await scope.context.sessions.assign(scope.key, access, scope.target_namespace)
+        scope.session = await scope.context.sessions.assign(
+            scope.key, access, scope.target_namespace, identity=str(secret_of(scope.obj))
+        )
     except KubeconfigError as error:
         raise failed(f"identity Secret {secret_of(scope.obj)}: {error}") from None
     if scope.obj["spec"].get("server") != access.server and "deletionTimestamp" not in scope.obj["metadata"]:
@@ -122,6 +126,13 @@ def secret_of(obj: Obj) -> Key:
 def failed(message: str) -> Blocked:
     """There is no connection until somebody changes something."""
     return Blocked(ConditionType.HARVESTER_CONNECTION_READY, Reason.HARVESTER_CONNECTION_FAILED, message, warn=True)
+
+
+def _seconds_until(moment: datetime) -> Callable[[], float]:
+    def seconds() -> float:
+        return (moment - datetime.now(UTC)).total_seconds()
+
+    return seconds
 
 
 def judge(expires: datetime | None, now: datetime) -> Expiry:

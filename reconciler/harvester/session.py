@@ -36,7 +36,7 @@ from caphv.runtime.resource import (
     labels_of,
     uid_of,
 )
-from reconciler import resources
+from reconciler import metrics, resources
 from reconciler.harvester.allocator import AddressAllocator, Peers
 
 log = logging.getLogger(__name__)
@@ -79,11 +79,13 @@ class TargetNamespace:
 class Session:
     """Connection, caches and allocator for one identity; made by `Sessions`."""
 
-    def __init__(self, access: Access, events: SessionEvents) -> None:
+    def __init__(self, access: Access, events: SessionEvents, identity: str) -> None:
+        # Secrets with the same content share a session, and count as the first of them.
+        self.identity = identity
         self.fingerprint = access.fingerprint
         self.server = access.server
         self.ca = access.ca
-        self.client = access.client(name="harvester")
+        self.client = access.client(name="harvester", on_answer=metrics.IdentityRequests(identity).answered)
         self._events = events
         self._tasks: dict[Informer, asyncio.Task[None]] = {}
         self._others_waiting = False
@@ -260,14 +262,14 @@ class Sessions:
             if fingerprint == session.fingerprint and (not namespace or target == namespace)
         ]
 
-    async def assign(self, cluster: Key, access: Access, namespace: str) -> Session:
-        """Give a cluster the session of an identity; one that nobody uses any more is closed.
+    async def assign(self, cluster: Key, access: Access, namespace: str, *, identity: str) -> Session:
+        """Give a cluster the session of an identity (`<namespace>/<Secret>`); one that nobody uses any more is closed.
 
         Raises `KubeconfigError` when the credentials cannot be loaded.
         """
         session = self._sessions.get(access.fingerprint)
         if session is None:
-            session = Session(access, self._events)
+            session = Session(access, self._events, identity)
             self._sessions[access.fingerprint] = session
             session.start()
             log.info("session opened for %s", access.server)
@@ -315,6 +317,8 @@ class Sessions:
         if not self.users(session):
             del self._sessions[fingerprint]
             await session.close()
+            if not any(other.identity == session.identity for other in self._sessions.values()):
+                metrics.forget_identity(session.identity)
             log.info("session closed for %s", session.server)
         elif not self.users(session, namespace):
             await session.unwatch_namespace(namespace)

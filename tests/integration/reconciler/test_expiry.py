@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False)
-EXPIRY = "caphv_identity_expiry_timestamp_seconds"
+EXPIRY = "caphv_identity_expiry_seconds"
 OTHER = "0c4f1a52-5f0e-4f0a-9d3c-2f6d1c1f7a10"
 
 

@@ -5,6 +5,7 @@ import logging
 from typing import cast
 
 import pytest
+from prometheus_client import REGISTRY
 
 from caphv.runtime import logs
 from caphv.runtime.cache import Change, Informer
@@ -136,6 +137,35 @@ def test_watches_that_end_at_once_are_not_opened_in_a_circle() -> None:
             assert len(server.watched_from) < 40
 
     run(story())
+
+
+def test_restarts_before_their_time_are_counted_by_reason() -> None:
+    def counted() -> dict[str, float]:
+        reasons = ("expired", "refused", "unreachable", "broken", "closed")
+        labels = {"server": "fake", "resource": str(THINGS)}
+        values = {
+            r: REGISTRY.get_sample_value("caphv_watch_restarts_total", {**labels, "reason": r}) or 0 for r in reasons
+        }
+        return {reason: value - before.get(reason, 0) for reason, value in values.items()}
+
+    async def story() -> None:
+        server = Collection()
+        async with watched(server, max_backoff=2.0):
+            await asyncio.sleep(5)
+            server.end_watches()  # it has lasted: that is how servers end them
+            await asyncio.sleep(5)
+            server.end_watches(Gone(410, "Expired", ""))
+            server.failures.extend([Unreachable("away"), Unreachable("away"), Forbidden(403, "", ""), TypeError("odd")])
+            await asyncio.sleep(30)
+            server.end_watches()
+            await asyncio.sleep(0.1)
+            server.end_watches()
+            await asyncio.sleep(5)
+
+    before: dict[str, float] = {}
+    before = counted()
+    run(story())
+    assert counted() == {"expired": 1, "unreachable": 2, "refused": 1, "broken": 1, "closed": 1}
 
 
 def test_attempts_come_at_growing_intervals_up_to_the_maximum_and_everybody_hears_why() -> None:

@@ -1,0 +1,136 @@
+"""Metrics that are more than a counter beside the thing it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from caphv.runtime.resource import Key, Obj
+from reconciler import addresses, metrics
+from reconciler.cluster.identity import Identities
+from sandbox import pki
+
+pytestmark = pytest.mark.unit
+
+HARVESTER = "https://harvester.example.com"
+NAME = "team/identity"
+
+
+def errors(code: str, identity: str = NAME) -> float | None:
+    return REGISTRY.get_sample_value("caphv_harvester_request_errors_total", {"identity": identity, "code": code})
+
+
+def answers(identity: str = NAME) -> float | None:
+    return REGISTRY.get_sample_value("caphv_harvester_request_duration_seconds_count", {"identity": identity})
+
+
+def test_failures_and_refusals_of_harvester_count_and_what_the_work_expects_does_not() -> None:
+    told = metrics.IdentityRequests(NAME).answered
+    for code in (200, 201, 404, 409, 410, 422):
+        told(code, 0.2)
+    for code in (401, 403, 429, 500, 503):
+        told(code, 0.2)
+    told(0, None)
+    told(503, None)
+    assert answers() == 11
+    assert [errors(code) for code in ("401", "403", "429", "500", "503", "none")] == [1, 1, 1, 1, 2, 1]
+    assert [errors(code) for code in ("200", "404", "409", "410", "422")] == [None] * 5
+    metrics.IdentityRequests("team/other").answered(500, 0.1)
+    metrics.forget_identity(NAME)
+    assert (answers(), errors("503"), errors("500", "team/other")) == (None, None, 1)
+    metrics.forget_identity("team/other")
+
+
+def pool(last: int, **allocated: str) -> Obj:
+    bounds = {"rangeStart": "10.0.0.1", "rangeEnd": f"10.0.0.{last}", "gateway": "10.0.0.254"}
+    held = {f"10.0.0.{number.strip('_')}": holder for number, holder in allocated.items()}
+    return {
+        "metadata": {"name": "pool"},
+        "spec": {"ranges": [{"subnet": "10.0.0.0/24", **bounds}]},
+        "status": {"allocated": held},
+    }
+
+
+def context(pools: dict[str, Obj], clusters: dict[str, Obj], machines: dict[str, list[Obj]]) -> Any:
+    """A provider's context with HarvesterClusters of these specs, all of them on one Harvester but `away`."""
+    session = SimpleNamespace(server=HARVESTER, pools=SimpleNamespace(get=lambda _, name: pools.get(name)))
+    store = [{"metadata": {"namespace": "team", "name": name}, "spec": spec} for name, spec in clusters.items()]
+    return SimpleNamespace(
+        harvester_clusters=SimpleNamespace(store=store),
+        sessions=SimpleNamespace(of=lambda key: None if key.name == "away" else session),
+        cluster_of=lambda obj: obj,
+        machines_of=lambda obj: [{"spec": spec} for spec in machines.get(obj["metadata"]["name"], [])],
+    )
+
+
+def test_free_addresses_are_those_of_pools_for_machines() -> None:
+    pools = {
+        "a": pool(10, _1="team/one", _2="team/two"),
+        "b": pool(4),
+        "own": pool(2, _1="team/x", _2="team/y"),
+        "balancers": pool(9),
+        "broken": {"metadata": {"name": "broken"}, "spec": {"ranges": [{"subnet": "nonsense"}]}},
+    }
+    clusters: dict[str, Obj] = {
+        "first": {"vmNetworkConfig": {"ipPoolRefs": ["a", "b"]}, "loadBalancerConfig": {"ipPoolRef": "balancers"}},
+        "second": {"vmNetworkConfig": {"ipPoolRef": "default/a"}},
+        "third": {"vmNetworkConfig": {"ipPoolRefs": ["missing", "broken"]}},
+        "dhcp": {},
+        "away": {"vmNetworkConfig": {"ipPoolRef": "elsewhere"}},
+    }
+    machines: dict[str, list[Obj]] = {"dhcp": [{"vmNetworkConfig": {"ipPoolRef": "own"}}, {}]}
+    found = addresses.free_addresses(context(pools, clusters, machines))
+    assert found == {(HARVESTER, "a"): 8, (HARVESTER, "b"): 4, (HARVESTER, "own"): 0}
+
+
+def free(name: str) -> float | None:
+    labels = {"harvester": HARVESTER, "pool": name}
+    return REGISTRY.get_sample_value("caphv_ippool_free_addresses", labels)
+
+
+def test_pools_that_nobody_names_any_more_have_no_series() -> None:
+    clusters: dict[str, Obj] = {"first": {"vmNetworkConfig": {"ipPoolRef": "a"}}}
+    addresses.report(context({"a": pool(3)}, clusters, {}))
+    assert free("a") == 3
+    addresses.report(context({"a": pool(3)}, {}, {}))
+    assert free("a") is None
+
+
+def test_expiry_counts_down_and_goes_when_another_identity_does_not_say() -> None:
+    secret: Obj = {"metadata": {"resourceVersion": "1"}, "data": {}}
+
+    async def get(*_where: object) -> Obj:
+        return secret
+
+    def scope(name: str) -> Any:
+        obj = {"metadata": {}, "spec": {"identitySecret": {"namespace": "team", "name": "identity"}}}
+        context = SimpleNamespace(client=SimpleNamespace(get=get), secrets=SimpleNamespace(get=lambda *_: secret))
+        return SimpleNamespace(key=Key("team", name), obj=obj, context=context)
+
+    def left() -> float | None:
+        return REGISTRY.get_sample_value("caphv_identity_expiry_seconds", {"identity": NAME})
+
+    def holds(claims: str, version: str) -> None:
+        config = pki.kubeconfig(HARVESTER, b"", name="h", user="u", credentials={"token": claims})
+        secret["data"] = {"kubeconfig": base64.b64encode(pki.to_yaml(config)).decode()}
+        secret["metadata"] = {"resourceVersion": version}
+
+    identities = Identities(allow_insecure=False)
+    past = base64.urlsafe_b64encode(b'{"exp": 1000000000}').decode().strip("=")
+    holds(f"e30.{past}.x", "1")
+    for name in ("one", "two"):
+        asyncio.run(identities.read(scope(name)))
+    first = left()
+    assert first is not None
+    assert first < -365 * 86400
+    second = left()
+    assert second is not None
+    assert second < first
+    holds("opaque", "2")
+    asyncio.run(identities.read(scope("one")))
+    assert left() is None
