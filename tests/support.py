@@ -8,6 +8,22 @@ Obj = dict[str, Any]
 
 # Tried in order for a string with a pattern; the first that matches is taken.
 _PATTERN_CANDIDATES = ("Example", "example", "40Gi", "1", "172.17.1.10", "a.example.com", "2026-11-21T09:00:00Z")
+# Where fields have to fit each other, by their name.
+_BY_NAME = {
+    "address": "172.17.1.10",
+    "bootOrder": 1,
+    "cloudConfigCredentialsSecretKey": "example",
+    "dnsServers": ["172.17.1.1"],
+    "gateway": "172.17.1.1",
+    "host": "example.com",
+    "memory": "4Gi",
+    "operator": "In",
+    "providerID": "harvester://example",
+    "rangeEnd": "172.17.1.90",
+    "rangeStart": "172.17.1.20",
+    "subnet": "172.17.1.0/24",
+    "subnetMask": "255.255.255.0",
+}
 _FORMATS = {
     "date-time": "2026-11-21T09:00:00Z",
     "date": "2026-11-21",
@@ -71,7 +87,8 @@ def example_value(schema: Obj) -> Any:
 
 
 def _example_mapping(schema: Obj) -> Obj:
-    mapping = {name: example_value(child) for name, child in schema.get("properties", {}).items()}
+    children = schema.get("properties", {}).items()
+    mapping = {name: _BY_NAME[name] if name in _BY_NAME else example_value(child) for name, child in children}
     if isinstance(schema.get("additionalProperties"), dict):
         mapping["example"] = example_value(schema["additionalProperties"])
     return mapping

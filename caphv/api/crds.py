@@ -3,12 +3,13 @@
 `python -m caphv.api.crds` writes `deploy/crds`; with `--check` it writes nothing and fails on stale files.
 
 A CRD allows less than JSON Schema ("structural schemas"): no `$ref`, no `examples`, and `metadata` without any content.
-The own keywords `x-caphv-versions` and `x-caphv-crd` are explained in `schemas/definitions.json`.
+The own keywords `x-caphv-versions`, `x-caphv-strict` and `x-caphv-crd` are explained in `schemas/definitions.json`.
 """
 
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ Obj = dict[str, Any]
 
 _SHARED = "definitions.json"
 _KINDS = ("harvestercluster", "harvesterclustertemplate", "harvestermachine", "harvestermachinetemplate")
+_CLONED = "harvestermachine"
+_STRICT, _RULES = "x-caphv-strict", "x-kubernetes-validations"
 # Keywords that only readers of the schema files need.
-_DROPPED = frozenset(
-    {"$schema", "$id", "$defs", "$comment", "title", "examples", "deprecated", "x-caphv-crd", "x-caphv-versions"}
-)
+_DROPPED = frozenset({"$schema", "$id", "$defs", "$comment", "title", "examples", "deprecated"})
 
 
 def custom_resource_definitions() -> list[Obj]:
@@ -94,29 +95,50 @@ def _definition(files: dict[str, Obj], shared: Obj, file: str) -> Obj:
     }
 
 
+@dataclass(frozen=True)
+class _Form:
+    """Which form of the schemas is wanted: the version of the API, and whether strict patches apply."""
+
+    files: dict[str, Obj]
+    version: str
+    strict: bool
+
+
 def _object_schema(files: dict[str, Obj], file: str, version: str) -> Obj:
-    schema = _structural(files, file, files[file], version)
+    form = _Form(files, version, strict=file != f"{_CLONED}.json")
+    schema = _structural(form, file, files[file])
     schema["properties"]["metadata"] = {"type": "object"}
     return schema
 
 
-def _structural(files: dict[str, Obj], file: str, node: Obj, version: str) -> Obj:
-    """Return the structural form of `node`, a schema in `file`, for one version of the API."""
+def _structural(form: _Form, file: str, node: Obj) -> Obj:
+    """Return the structural form of `node`, a schema in `file`."""
     if "$ref" in node:
-        target_file, target = _resolve(files, file, node["$ref"])
+        target_file, target = _resolve(form.files, file, node["$ref"])
         # What stands beside a reference says more of this place than what it leads to.
         beside = {key: value for key, value in node.items() if key != "$ref"}
-        return _structural(files, target_file, target, version) | _structural(files, file, beside, version)
-    patch = node.get("x-caphv-versions", {}).get(version, {})
-    merged = {key: value for key, value in (node | patch).items() if value is not None and key not in _DROPPED}
-    return {key: _value(files, file, key, value, version) for key, value in merged.items()}
+        return _patched(_structural(form, target_file, target), _structural(form, file, beside))
+    own = {key: value for key, value in node.items() if key not in _DROPPED and not key.startswith("x-caphv-")}
+    own = {key: _value(form, file, key, value) for key, value in own.items()}
+    own = _patched(own, node.get("x-caphv-versions", {}).get(form.version, {}))
+    if form.strict and _STRICT in node:
+        own = _patched(own, {key: _value(form, file, key, value) for key, value in node[_STRICT].items()})
+    return own
 
 
-def _value(files: dict[str, Obj], file: str, key: str, value: Any, version: str) -> Any:
+def _patched(schema: Obj, patch: Obj) -> Obj:
+    """Return a schema with a merge patch of its keywords; rules are added to those there are."""
+    result = {key: value for key, value in (schema | patch).items() if value is not None}
+    if _RULES in schema and _RULES in patch:
+        result[_RULES] = [*schema[_RULES], *patch[_RULES]]
+    return result
+
+
+def _value(form: _Form, file: str, key: str, value: Any) -> Any:
     if key == "properties":
-        return {name: _structural(files, file, schema, version) for name, schema in value.items()}
+        return {name: _structural(form, file, schema) for name, schema in value.items()}
     if key in {"items", "additionalProperties"}:
-        return _structural(files, file, value, version)
+        return _structural(form, file, value)
     return value
 
 

@@ -11,6 +11,7 @@ from webhooks.rules.values import (
     IPv4Network,
     address,
     is_end,
+    is_ip,
     is_subdomain,
     network,
     pool_range,
@@ -44,11 +45,24 @@ def _vm_network_address(subject: Subject) -> Iterator[Problem]:
 
 
 @RULES.rule(
+    "static-gateway-address",
+    MACHINES,
+    "The gateway of a static address is an address.",
+    "networkConfig.gateway",
+    example="gateway: router.example.com",
+    go=True,
+)
+def _static_gateway_address(subject: Subject) -> Iterator[Problem]:
+    gateway = subject.spec.at("networkConfig", "gateway")
+    if isinstance(gateway.value, str) and not is_ip(gateway.text):
+        yield gateway.invalid(_NO_ADDRESS)
+
+
+@RULES.rule(
     "ipv4-address",
     KINDS,
     "Addresses of machines and pools are IPv4 addresses in dotted decimal form, without a prefix.",
-    "networkConfig.address",
-    "networkConfig.subnetMask",
+    "networkConfig.*",
     "vmNetworkConfig.gateway",
     "vmNetworkConfig.subnetMask",
     "vmNetworkConfig.ipPool.*",
@@ -63,6 +77,8 @@ def _ipv4_address(subject: Subject) -> Iterator[Problem]:
         config, static = subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")
         yield from _no_addresses(config.at("gateway"), config.at("subnetMask"))
         yield from _no_addresses(*(static.at(key) for key in ("address", "subnetMask") if static.at(key).present))
+        if is_ip(static.at("gateway").text):
+            yield from _no_addresses(static.at("gateway"))
 
 
 @RULES.rule(
@@ -285,8 +301,8 @@ def _pool_ref_unused(subject: Subject) -> Iterator[Problem]:
 def _dns_servers(subject: Subject) -> Iterator[Problem]:
     for config in (subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")):
         for server in config.at("dnsServers").each():
-            if isinstance(server.value, str) and address(server) is None:
-                yield server.invalid(_NO_ADDRESS)
+            if isinstance(server.value, str) and not is_ip(server.text):
+                yield server.invalid("must be an IP address, for example 9.9.9.9")
 
 
 @RULES.rule(

@@ -6,27 +6,13 @@ from collections.abc import Iterator
 
 from caphv.schema.findings import Fault
 from webhooks.rules.model import CLUSTER_TEMPLATE, CLUSTERS, Problem, Rules, Subject
-from webhooks.rules.values import address, is_label, is_subdomain
+from webhooks.rules.values import address, is_subdomain
 
 RULES = Rules()
 
 API_PORT, API_LISTENER = 6443, "api-server"
 UNSET_HOST = "0.0.0.0"
 _SYSTEM = frozenset({"harvester-system", "longhorn-system", "cattle-system", "kube-public", "kube-system"})
-_MOST_LISTENERS = 64
-
-
-@RULES.rule(
-    "target-namespace-name",
-    CLUSTERS,
-    "`targetNamespace` is the name of a namespace.",
-    "targetNamespace",
-    example="targetNamespace: Demo_1",
-)
-def _target_namespace_name(subject: Subject) -> Iterator[Problem]:
-    namespace = subject.spec.at("targetNamespace")
-    if namespace.text and not is_label(namespace.text):
-        yield namespace.invalid("must be the name of a namespace: at most 63 lower case letters, digits or '-'")
 
 
 @RULES.rule(
@@ -41,22 +27,6 @@ def _target_namespace_system(subject: Subject) -> Iterator[Problem]:
     namespace = subject.spec.at("targetNamespace")
     if namespace.text in _SYSTEM:
         yield namespace.invalid("belongs to Harvester: give the cluster a namespace of its own")
-
-
-@RULES.rule(
-    "identity-secret-name",
-    CLUSTERS,
-    "`identitySecret` names a Secret and its namespace.",
-    "identitySecret.name",
-    "identitySecret.namespace",
-    example="identitySecret: {name: clusters/harvester-identity, namespace: clusters}",
-)
-def _identity_secret_name(subject: Subject) -> Iterator[Problem]:
-    secret = subject.spec.at("identitySecret")
-    if secret.at("name").text and not is_subdomain(secret.at("name").text):
-        yield secret.at("name").invalid("must be the name of a Secret, without a namespace")
-    if secret.at("namespace").text and not is_label(secret.at("namespace").text):
-        yield secret.at("namespace").invalid("must be the name of a namespace")
 
 
 @RULES.rule(
@@ -95,20 +65,6 @@ def _load_balancer_dhcp(subject: Subject) -> Iterator[Problem]:
 
 
 @RULES.rule(
-    "listener-name",
-    CLUSTERS,
-    "The name of a listener becomes that of a port: lower case letters, digits and `-`.",
-    "loadBalancerConfig.listeners[].name",
-    example="name: RKE2 supervisor",
-)
-def _listener_name(subject: Subject) -> Iterator[Problem]:
-    for listener in subject.spec.at("loadBalancerConfig", "listeners").each():
-        name = listener.at("name")
-        if isinstance(name.value, str) and not is_label(name.text):
-            yield name.invalid("must be at most 63 lower case letters, digits or '-', for example rke2-supervisor")
-
-
-@RULES.rule(
     "listener-name-unique",
     CLUSTERS,
     f"Listeners have names of their own; `{API_LISTENER}` is that of the API server.",
@@ -122,21 +78,6 @@ def _listener_name_unique(subject: Subject) -> Iterator[Problem]:
         if name.text and name.text in seen:
             yield name.problem(Fault.DUPLICATE, seen[name.text])
         seen.setdefault(name.text, "another listener has this name: use one of its own")
-
-
-@RULES.rule(
-    "listener-port-range",
-    CLUSTERS,
-    "Ports are from 1 to 65535.",
-    "loadBalancerConfig.listeners[].port",
-    "loadBalancerConfig.listeners[].backendPort",
-    example="port: 70000",
-)
-def _listener_port_range(subject: Subject) -> Iterator[Problem]:
-    for listener in subject.spec.at("loadBalancerConfig", "listeners").each():
-        for port in (listener.at("port"), listener.at("backendPort")):
-            if port.number is not None and not 1 <= port.number <= 65535:
-                yield port.invalid("must be from 1 to 65535")
 
 
 @RULES.rule(
@@ -156,19 +97,6 @@ def _listener_port_unique(subject: Subject) -> Iterator[Problem]:
         if (port.number, protocol) in seen:
             yield port.problem(Fault.DUPLICATE, seen[port.number, protocol])
         seen.setdefault((port.number, protocol), "another listener has this port and protocol: use another port")
-
-
-@RULES.rule(
-    "listeners-most",
-    CLUSTERS,
-    f"A load balancer has at most {_MOST_LISTENERS} listeners beside that of the API server.",
-    "loadBalancerConfig.listeners",
-    example="listeners: sixty-five listeners",
-)
-def _listeners_most(subject: Subject) -> Iterator[Problem]:
-    listeners = subject.spec.at("loadBalancerConfig", "listeners")
-    if len(listeners.each()) > _MOST_LISTENERS:
-        yield Problem(listeners.path, Fault.TOO_MANY, f"must have at most {_MOST_LISTENERS} items")
 
 
 @RULES.rule(
@@ -198,29 +126,3 @@ def _endpoint_of_template(subject: Subject) -> Iterator[Problem]:
     host = subject.spec.at("controlPlaneEndpoint", "host")
     if host.text not in ("", UNSET_HOST):
         yield host.invalid("is overwritten in each cluster by the address of its load balancer: remove it")
-
-
-@RULES.rule(
-    "cloud-config-names",
-    CLUSTERS,
-    "`updateCloudProviderConfig` names a ConfigMap, a Secret and their keys.",
-    "updateCloudProviderConfig.*",
-    example='updateCloudProviderConfig: {manifestsConfigMapName: "", …}',
-)
-def _cloud_config_names(subject: Subject) -> Iterator[Problem]:
-    config = subject.spec.at("updateCloudProviderConfig")
-    valid = {
-        "manifestsConfigMapName": (is_subdomain, "must be the name of a ConfigMap"),
-        "manifestsConfigMapNamespace": (is_label, "must be the name of a namespace"),
-        "cloudConfigCredentialsSecretName": (is_subdomain, "must be the name of a Secret"),
-        "manifestsConfigMapKey": (_is_key, "must be a key: letters, digits, '.', '_' or '-'"),
-        "cloudConfigCredentialsSecretKey": (_is_key, "must be a key: letters, digits, '.', '_' or '-'"),
-    }
-    for name, (holds, wanted) in valid.items():
-        field = config.at(name)
-        if isinstance(field.value, str) and not holds(field.text):
-            yield field.invalid(wanted)
-
-
-def _is_key(text: str) -> bool:
-    return 0 < len(text) <= 253 and text.isascii() and text.replace(".", "").replace("_", "").replace("-", "").isalnum()

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 
 from caphv.schema.findings import Fault
-from webhooks.rules.model import MACHINE_TEMPLATE, MACHINES, Problem, Rules, Subject
+from webhooks.rules.model import KINDS, MACHINE_TEMPLATE, MACHINES, Field, Problem, Rules, Subject
 from webhooks.rules.values import MI, TI, quantity
 
 RULES = Rules()
 
 _MOST_CORES = 512
 _LEAST_MEMORY, _MOST_MEMORY = 256 * MI, 16 * TI
-_MOST_NETWORKS = 16
+_MOST_ITEMS, _MOST = {"networks": 16, "dnsServers": 16, "dnsSearch": 16, "values": 64}, 32
 _USER = re.compile(r"[A-Za-z_][-A-Za-z0-9_.]{0,31}")
 _PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
 
@@ -111,16 +111,21 @@ def _networks_unique(subject: Subject) -> Iterator[Problem]:
 
 
 @RULES.rule(
-    "networks-most",
-    MACHINES,
-    f"A VM has at most {_MOST_NETWORKS} interfaces.",
+    "list-length",
+    KINDS,
+    "A VM has at most 16 interfaces and 32 disks; lists of pools and affinities have at most 32 items, of DNS 16.",
     "networks",
+    "volumes",
+    "*.ipPoolRefs",
+    "*.dnsServers",
+    "*.dnsSearch",
+    "nodeAffinity",
+    "workloadAffinity",
     example="networks: seventeen networks",
 )
-def _networks_most(subject: Subject) -> Iterator[Problem]:
-    networks = subject.spec.at("networks")
-    if len(networks.each()) > _MOST_NETWORKS:
-        yield Problem(networks.path, Fault.TOO_MANY, f"must have at most {_MOST_NETWORKS} items")
+def _list_length(subject: Subject) -> Iterator[Problem]:
+    for name in ("networks", "volumes", "networkConfig", "vmNetworkConfig", "nodeAffinity", "workloadAffinity"):
+        yield from _too_long(subject.spec.at(name), name)
 
 
 @RULES.rule(
@@ -191,3 +196,15 @@ def _static_address_of_template(subject: Subject) -> Iterator[Problem]:
     static = subject.spec.at("networkConfig", "address")
     if static.text:
         yield static.invalid("every machine of this template gets this one address: use vmNetworkConfig with a pool")
+
+
+def _too_long(field: Field, name: str) -> Iterator[Problem]:
+    """What is too long in a field of that name, and below it."""
+    most = _MOST_ITEMS.get(name, _MOST)
+    counted = isinstance(field.value, list) or (name == "matchLabels" and isinstance(field.value, dict))
+    if counted and len(field.value) > most:
+        yield Problem(field.path, Fault.TOO_MANY, f"must have at most {most} items")
+    for item in field.each():
+        yield from _too_long(item, "")
+    for key in field.mapping:
+        yield from _too_long(field.at(key), key)

@@ -94,13 +94,12 @@ def _storage_class_name(subject: Subject) -> Iterator[Problem]:
     "A pool is named; a namespace before it is allowed and means nothing.",
     "vmNetworkConfig.ipPoolRef",
     "vmNetworkConfig.ipPoolRefs[]",
-    "loadBalancerConfig.ipPoolRef",
     example="ipPoolRef: 172.17.1.0/24",
 )
 def _pool_reference(subject: Subject) -> Iterator[Problem]:
     config = subject.spec.at("vmNetworkConfig")
-    optional = [config.at("ipPoolRef"), subject.spec.at("loadBalancerConfig", "ipPoolRef")]
-    for reference in [field for field in optional if field.present] + config.at("ipPoolRefs").each():
+    optional = [config.at("ipPoolRef")] if config.at("ipPoolRef").present else []
+    for reference in optional + config.at("ipPoolRefs").each():
         if isinstance(reference.value, str) and not is_reference(reference.text):
             yield reference.invalid("must be the name of an IPPool on Harvester, for example vm-pool")
 

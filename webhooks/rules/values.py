@@ -46,6 +46,15 @@ def address(field: Field) -> IPv4 | None:
         return None
 
 
+def is_ip(text: str) -> bool:
+    """Whether a text is an IPv4 or IPv6 address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
 def subnet(field: Field) -> IPv4Network | None:
     """Return the IPv4 subnet in a field (`172.17.1.0/24`, also with bits of a host), None when it has none."""
     if not field.text.rpartition("/")[2].isdecimal() or "/" not in field.text:

@@ -13,7 +13,6 @@ RULES = Rules()
 IMAGE, STORAGE_CLASS = "image", "storageClass"
 _LEAST, _MOST = 10 * MI, 100 * TI
 _BOOT_DISK = 20 * 1000**3
-_MOST_VOLUMES = 32
 
 
 @RULES.rule(
@@ -100,19 +99,6 @@ def _volume_size(subject: Subject) -> Iterator[Problem]:
             )
         elif number is not None and number != int(number):
             yield size.invalid("must be a whole number of bytes, for example 40Gi")
-
-
-@RULES.rule(
-    "volumes-most",
-    MACHINES,
-    f"A VM has at most {_MOST_VOLUMES} disks.",
-    "volumes",
-    example="volumes: thirty-three disks",
-)
-def _volumes_most(subject: Subject) -> Iterator[Problem]:
-    volumes = subject.spec.at("volumes")
-    if len(volumes.each()) > _MOST_VOLUMES:
-        yield Problem(volumes.path, Fault.TOO_MANY, f"must have at most {_MOST_VOLUMES} items")
 
 
 @RULES.rule(

@@ -1,0 +1,145 @@
+"""Objects that are wrong, with what is wrong with them, and objects that are right: the same for every door.
+
+A case is written as changes of a base object (`base.yaml`): `set` maps paths below the spec of the cluster or machine
+to values, null removes a field. `kinds: machines` stands for HarvesterMachine and HarvesterMachineTemplate, `clusters`
+for the other two. `expect` maps a path below that spec, or one that begins with `metadata`, to the rule that is broken
+there. `old` is `set` for the object before a change, `status` its status, `annotations` those of both.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from caphv.api.names import GROUP, VERSIONS
+
+Obj = dict[str, Any]
+
+FOLDER = Path(__file__).parent
+_KINDS = {
+    "clusters": ("HarvesterCluster", "HarvesterClusterTemplate"),
+    "machines": ("HarvesterMachine", "HarvesterMachineTemplate"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One object, or one change from `old` to `object`; `errors` are pairs of path and rule, none for a right one."""
+
+    name: str
+    kind: str
+    version: str
+    object: Obj
+    old: Obj | None
+    errors: frozenset[tuple[str, str]]
+    dry_run: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind} {self.version})"
+
+
+def wrong() -> list[Case]:
+    """Every wrong object, in each of its kinds and versions."""
+    return [case for entry in _entries("wrong") for case in _cases(entry)]
+
+
+def right() -> list[Case]:
+    """Every right object, in each of its kinds and versions."""
+    return [case for entry in _entries("right") for case in _cases(entry)]
+
+
+def exceptions() -> list[Obj]:
+    """What the CRDs cannot refuse: `rule`, `kinds` and `why`."""
+    return _read(FOLDER / "exceptions.yaml")
+
+
+def _entries(folder: str) -> Iterator[Obj]:
+    for path in sorted((FOLDER / folder).glob("*.yaml")):
+        for entry in _read(path):
+            yield {**entry, "name": f"{path.stem}: {entry['name']}"}
+
+
+def _cases(entry: Obj) -> Iterator[Case]:
+    unknown = entry.keys() - {
+        "name",
+        "kinds",
+        "set",
+        "expect",
+        "old",
+        "status",
+        "annotations",
+        "metadata",
+        "dryRun",
+        "versions",
+    }
+    assert not unknown, f"{entry['name']}: {unknown}"
+    kinds = entry["kinds"]
+    for kind in _KINDS.get(kinds, (kinds,)):
+        for version in entry.get("versions", VERSIONS):
+            yield Case(
+                name=entry["name"],
+                kind=kind,
+                version=version,
+                object=_object(entry, kind, version, entry.get("set") or {}),
+                old=_object(entry, kind, version, entry["old"] or {}) if "old" in entry else None,
+                errors=frozenset((_path(kind, path), rule) for path, rule in _expected(entry)),
+                dry_run=bool(entry.get("dryRun")),
+            )
+
+
+def _expected(entry: Obj) -> Iterator[tuple[str, str]]:
+    for path, rules in (entry.get("expect") or {}).items():
+        for rule in rules if isinstance(rules, list) else [rules]:
+            yield path, rule
+
+
+def _path(kind: str, path: str) -> str:
+    if path.startswith("metadata"):
+        return path
+    spec = "spec.template.spec" if kind.endswith("Template") else "spec"
+    return f"{spec}.{path}" if path else spec
+
+
+def _object(entry: Obj, kind: str, version: str, changes: Obj) -> Obj:
+    spec = copy.deepcopy(_bases()["cluster" if "Cluster" in kind else "machine"])
+    for path, value in changes.items():
+        _set(spec, path, copy.deepcopy(value))
+    metadata = {"name": "demo", "namespace": "clusters", **(entry.get("metadata") or {})}
+    metadata = {name: value for name, value in metadata.items() if value is not None}
+    if entry.get("annotations"):
+        metadata["annotations"] = entry["annotations"]
+    obj: Obj = {"apiVersion": f"{GROUP}/{version}", "kind": kind, "metadata": metadata}
+    obj["spec"] = {"template": {"spec": spec}} if kind.endswith("Template") else spec
+    if entry.get("status") and not kind.endswith("Template"):
+        obj["status"] = entry["status"]
+    return obj
+
+
+@cache
+def _bases() -> Obj:
+    return _read(FOLDER / "base.yaml")
+
+
+def _read(path: Path) -> Any:
+    # The C parser is an optional part of PyYAML.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+
+
+def _set(spec: Obj, path: str, value: Any) -> None:
+    *parents, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
+    place: Any = spec
+    for part in parents:
+        place = place.setdefault(part, {}) if isinstance(place, dict) else place[part]
+    if value is None and isinstance(place, dict):
+        place.pop(last, None)
+    elif isinstance(place, list) and last == len(place):
+        place.append(value)
+    else:
+        place[last] = value

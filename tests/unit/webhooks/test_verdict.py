@@ -1,0 +1,269 @@
+"""What is refused, what is only warned about, and what is filled in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import corpus
+from tests.integration.reconciler.case import machine_spec
+from webhooks.rules.values import quantity
+from webhooks.verdict import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, judge
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+ADVICE = {
+    "small-machine": ("HarvesterMachine", {"cpu": 1, "memory": "2Gi"}, {"spec.cpu", "spec.memory"}),
+    "ssh-user-root": ("HarvesterMachine", {"sshUser": "root"}, {"spec.sshUser"}),
+    "static-address-of-template": (
+        "HarvesterMachineTemplate",
+        {"networkConfig": {"address": "172.17.1.10", "gateway": "172.17.1.1"}},
+        {"spec.template.spec.networkConfig.address"},
+    ),
+    "static-gateway-far": (
+        "HarvesterMachine",
+        {"networkConfig": {"address": "10.1.0.10", "gateway": "10.2.0.1"}},
+        {"spec.networkConfig.gateway"},
+    ),
+    "boot-disk": (
+        "HarvesterMachine",
+        {"volumes": [{"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "40Gi"}]},
+        {"spec.volumes[0]"},
+    ),
+    "user-data-secret": (
+        "HarvesterMachine",
+        {"guestConfig": {"userData": "password: swordfish"}},
+        {"spec.guestConfig.userData"},
+    ),
+    "node-affinity-empty-term": (
+        "HarvesterMachine",
+        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}},
+        {"spec.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"},
+    ),
+    "pool-ref-unused": (
+        "HarvesterCluster",
+        {
+            "vmNetworkConfig": {
+                "gateway": "10.0.0.1",
+                "subnetMask": "255.0.0.0",
+                "ipPoolRef": "a",
+                "ipPoolRefs": ["b"],
+            }
+        },
+        {"spec.vmNetworkConfig.ipPoolRef"},
+    ),
+    "ip-pool-subnet-host": (
+        "HarvesterCluster",
+        {
+            "loadBalancerConfig": {
+                "ipamType": "pool",
+                "ipPool": {"subnet": "10.0.0.9/24", "gateway": "10.0.0.1", "vmNetwork": "default/production"},
+            }
+        },
+        {"spec.loadBalancerConfig.ipPool.subnet"},
+    ),
+    "target-namespace-system": (
+        "HarvesterCluster",
+        {"targetNamespace": "harvester-system"},
+        {"spec.targetNamespace"},
+    ),
+    "endpoint-of-template": (
+        "HarvesterClusterTemplate",
+        {"controlPlaneEndpoint": {"host": "172.17.1.50", "port": 6443}},
+        {"spec.template.spec.controlPlaneEndpoint.host"},
+    ),
+}
+
+
+def base(kind: str) -> Obj:
+    found = next(case.object for case in corpus.right() if case.name.endswith(": base") and case.kind == kind)
+    return copy.deepcopy(found)
+
+
+def spec_of(obj: Obj) -> Obj:
+    return obj["spec"]["template"]["spec"] if "template" in obj["spec"] else obj["spec"]
+
+
+def changed(kind: str, **spec: Any) -> Obj:
+    obj = base(kind)
+    spec_of(obj).update(spec)
+    return obj
+
+
+def create(obj: Obj) -> Review:
+    return Review("CREATE", obj["kind"], "v1beta1", obj)
+
+
+def update(old: Obj, new: Obj, **options: Any) -> Review:
+    return Review("UPDATE", new["kind"], "v1beta1", new, old, **options)
+
+
+# Warnings
+
+
+def test_every_advice_has_an_example() -> None:
+    assert ADVICE.keys() == {name for name, rule in RULES.items() if rule.advice}
+
+
+@pytest.mark.parametrize("rule", ADVICE)
+def test_what_is_legal_and_unwise_is_warned_about(rule: str) -> None:
+    kind, spec, fields = ADVICE[rule]
+    review = create(changed(kind, **spec))
+    assert judge(review).errors == ()
+    assert {finding.field for finding in judge(review).warnings if finding.rule == rule} == fields
+    assert rule not in {finding.rule for finding in judge(review, without={rule}).warnings}
+    assert rule not in {finding.rule for finding in judge(create(base(kind))).warnings}
+
+
+def test_secrets_are_not_repeated() -> None:
+    for data in ("password: swordfish", "#!swordfish", "- swordfish", "a: [swordfish"):
+        verdict = judge(create(changed("HarvesterMachine", guestConfig={"userData": data})))
+        assert verdict.errors or verdict.warnings
+        assert "swordfish" not in repr(verdict)
+
+
+# Upgrades never stop a cluster
+
+
+@pytest.fixture
+def wrong_machine() -> Obj:
+    """Wrong by a rule that the Go provider did not have."""
+    return changed("HarvesterMachine", networks=["default/a", "default/a"])
+
+
+def test_clones_of_stored_templates_get_warnings(wrong_machine: Obj) -> None:
+    assert judge(create(wrong_machine)).errors
+    wrong_machine["metadata"]["annotations"] = {CLONED_FROM_ANNOTATION: "old"}
+    verdict = judge(create(wrong_machine))
+    assert verdict.errors == ()
+    assert [finding.rule for finding in verdict.warnings] == ["networks-unique"]
+
+
+def test_clones_are_refused_for_what_the_go_provider_refused() -> None:
+    obj = changed("HarvesterMachine", cpu=0, volumes=[{"volumeType": "image", "volumeSize": "40Gi"}])
+    obj["metadata"]["annotations"] = {CLONED_FROM_ANNOTATION: "old"}
+    assert {finding.rule for finding in judge(create(obj)).errors} == {"schema-minimum", "volume-image"}
+
+
+def test_what_was_wrong_before_is_a_warning(wrong_machine: Obj) -> None:
+    new = copy.deepcopy(wrong_machine)
+    new["spec"]["sshUser"] = "sles"
+    verdict = judge(update(wrong_machine, new))
+    assert verdict.errors == ()
+    assert [finding.rule for finding in verdict.warnings] == ["networks-unique"]
+
+
+def test_what_was_wrong_before_may_move_in_its_list() -> None:
+    old = changed("HarvesterMachine", networks=["default/a", "default/b", "default/b"])
+    new = changed("HarvesterMachine", networks=["default/b", "default/b"])
+    assert judge(update(old, new)).errors == ()
+
+
+def test_the_same_fault_once_more_is_refused() -> None:
+    old = changed("HarvesterMachine", networks=["default/b", "default/b"])
+    new = changed("HarvesterMachine", networks=["default/b", "default/b", "default/b"])
+    assert [finding.field for finding in judge(update(old, new)).errors] == ["spec.networks[2]"]
+
+
+def test_metadata_of_a_wrong_object_can_be_changed(wrong_machine: Obj) -> None:
+    new = copy.deepcopy(wrong_machine)
+    new["metadata"] |= {"labels": {"a": "b"}, "finalizers": []}
+    assert judge(update(wrong_machine, new)) == judge(Review("DELETE", "HarvesterMachine", "v1beta1", None))
+
+
+def test_objects_that_go_are_never_blocked(wrong_machine: Obj) -> None:
+    wrong_machine["metadata"]["deletionTimestamp"] = "2026-11-21T09:00:00Z"
+    assert judge(update(base("HarvesterMachine"), wrong_machine)).errors == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deletion_is_always_allowed(kind: str) -> None:
+    assert judge(Review("DELETE", kind, "v1alpha1", None, {"spec": 1})).errors == ()
+
+
+# Defaults
+
+
+@pytest.mark.parametrize("kind", ["HarvesterCluster", "HarvesterClusterTemplate"])
+def test_the_port_of_an_endpoint_is_filled_in_once(kind: str) -> None:
+    obj = changed(kind, controlPlaneEndpoint={"host": "0.0.0.0"})
+    (operation,) = defaults(create(obj))
+    path = "/spec/template/spec" if "Template" in kind else "/spec"
+    assert operation == {"op": "add", "path": f"{path}/controlPlaneEndpoint/port", "value": 6443}
+    spec_of(obj)["controlPlaneEndpoint"]["port"] = operation["value"]
+    assert defaults(create(obj)) == []
+    assert judge(create(obj)).errors == ()
+
+
+def test_nothing_else_is_filled_in() -> None:
+    for case in corpus.right():
+        endpoint = spec_of(case.object).get("controlPlaneEndpoint", {"port": 6443})
+        assert bool(defaults(create(case.object))) == ("port" not in endpoint), case
+
+
+# Whatever arrives
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
+    max_leaves=12,
+)
+
+
+SAMPLE = corpus.wrong()[::5] + corpus.right()[::5]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_value_anywhere_is_judged(data: st.DataObject) -> None:
+    case = data.draw(st.sampled_from(SAMPLE))
+    obj = copy.deepcopy(case.object)
+    place = data.draw(st.sampled_from(list(places(obj))))
+    place[0][place[1]] = data.draw(JSON)
+    for review in (create({**obj, "kind": case.kind}), update({**case.object}, {**obj, "kind": case.kind})):
+        judge(review)
+        defaults(review)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container with each of its keys or indices."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in entries:
+        yield value, key
+        yield from places(item)
+
+
+@pytest.mark.parametrize("text", ["9" * 1000, "1e99999999", "1E-999999999", "-", ".", "Ki", "1e", "\u0661Gi"])
+def test_texts_that_are_no_usable_quantity(text: str) -> None:
+    assert quantity(text) is None
+
+
+@pytest.mark.parametrize(("text", "number"), [("4Gi", 4 * 1024**3), ("1.5k", 1500), ("2e3", 2000), ("8E", 8 * 10**18)])
+def test_quantities(text: str, number: int) -> None:
+    assert quantity(text) == number
+
+
+# What this project itself applies is right
+
+
+def test_machines_of_the_integration_tests_are_right() -> None:
+    assert judge(create(changed("HarvesterMachine", **machine_spec()))).errors == ()
+
+
+def test_documents_show_right_objects(checkout: Path) -> None:
+    found = 0
+    for page in [checkout / "README.md", *sorted((checkout / "docs").glob("*.md"))]:
+        for block in page.read_text(encoding="utf-8").split("```yaml\n")[1:]:
+            for obj in yaml.safe_load_all(block.split("```")[0]):
+                if isinstance(obj, dict) and obj.get("kind") in KINDS and "spec" in obj:
+                    found += 1
+                    assert judge(create(obj)).errors == (), page.name
+    assert found >= 3
