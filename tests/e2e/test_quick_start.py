@@ -33,7 +33,7 @@ def applied(checkout: Path) -> list[Obj]:
     return list(yaml.safe_load_all(found[1]))
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not await condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {condition.__name__}"
@@ -48,7 +48,7 @@ async def story(box: Sandbox, objects: list[Obj]) -> None:
 
     async def machines_are_ready() -> bool:
         machines = (await management.list(MACHINES, NAMESPACE))["items"]
-        return len(machines) == 2 and all((machine.get("status") or {}).get("ready") for machine in machines)
+        return len(machines) == 3 and all((machine.get("status") or {}).get("ready") for machine in machines)
 
     async def cluster_is_gone() -> bool:
         try:
