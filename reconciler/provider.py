@@ -18,7 +18,8 @@ from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.events import EventRecorder
-from caphv.runtime.manager import Addresses, Manager, Part
+from caphv.runtime.manager import Addresses, Manager
+from caphv.runtime.part import Part
 from caphv.runtime.resource import NAMESPACES, SECRETS, Key, Obj, key_of, uid_of
 from reconciler import addresses, resources
 from reconciler.cluster import fleet

@@ -21,7 +21,7 @@ from pathlib import Path
 import orjson
 
 from caphv.runtime import eventloop, logs
-from caphv.runtime.manager import Part
+from caphv.runtime.part import Part
 from webhooks.server import WebhookServer
 
 log = logging.getLogger(__name__)

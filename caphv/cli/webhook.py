@@ -15,7 +15,7 @@ import click
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
-    from caphv.runtime.manager import Part
+    from caphv.runtime.part import Part
     from caphv.runtime.resource import Obj
 
 CERT_DIR = "/tmp/k8s-webhook-server/serving-certs"  # noqa: S108 - the place that existing Deployments mount it to
@@ -149,7 +149,7 @@ def _keeper(flags: dict[str, Any], target: Obj, client: ApiClient, server: Part)
 def client_config(flags: dict[str, Any]) -> Obj | None:
     """Return where API servers find the webhooks, None when nobody said so. Raises `click.UsageError`."""
     from caphv.runtime.access import own_namespace
-    from caphv.runtime.manager import listening_address
+    from caphv.runtime.part import listening_address
     from webhooks import configuration
 
     service, url = flags["webhook_service"], flags["webhook_url"]

@@ -21,6 +21,7 @@ from caphv.runtime import metrics
 from caphv.runtime.cache import Informer
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
+from caphv.runtime.part import Part, listening_address
 
 log = logging.getLogger(__name__)
 
@@ -39,22 +40,6 @@ class Addresses:
 
     metrics: str = ":8080"
     health: str = ":9440"
-
-
-class Part:
-    """What runs beside the controllers from the start to the very end, whoever holds the lease."""
-
-    async def run(self) -> None:
-        """Run until cancelled; an error that leaves it ends the process."""
-        raise NotImplementedError
-
-    def not_ready(self) -> list[str]:
-        """Reasons not to count on this part yet."""
-        return []
-
-    def metrics(self) -> bytes:
-        """Metrics that are not in the registry of this process, in the text format of Prometheus."""
-        return b""
 
 
 class Manager:
@@ -216,12 +201,6 @@ class Manager:
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, place[0] or None, place[1]).start()
-
-
-def listening_address(address: str) -> tuple[str, int] | None:
-    """Split `[host]:port`; None for a port of 0 or none, which turns a server off. Raises `ValueError`."""
-    host, separator, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if separator and int(port) else None
 
 
 def _report(reasons: list[str]) -> web.Response:

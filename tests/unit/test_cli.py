@@ -53,6 +53,11 @@ def test_completion_script(shell: str) -> None:
     "arguments",
     [
         ["nonsense"],
+        ["webhook", "--webhook-bind-address", "0"],
+        ["webhook", "--webhook-service", "name-only"],
+        ["webhook", "--webhook-url", "http://plain"],
+        ["webhook", "--webhook-url", "https://host", "--webhook-service", "a/b"],
+        ["run", "--enable-webhooks", "--webhook-url", "https://host/path"],
         ["sandbox", "up", "--name", "../escape"],
         ["sandbox", "status", "--name", "a", "--dir", "b"],
         ["sandbox", "up", "--boot-spread", "2"],

@@ -14,6 +14,7 @@ from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.resource import Obj, Resource, uid_of
 from sandbox import manifests, pki
 from sandbox.apiserver import ApiServer
+from sandbox.webhooks import provider_options
 from tests.integration.reconciler.environment import core_crds
 from tests.integration.webhooks.environment import Server, example, resource, until, write_certificate, wrong
 from webhooks.certificates import certificates_in
@@ -198,8 +199,9 @@ async def test_the_provider_serves_them_in_a_process_of_its_own(
     etcd_folder: Path, management: ApiServer, webhook: Server
 ) -> None:
     await webhook.stop()
-    provider = Server(etcd_folder, "provider-with-webhooks", "--enable-webhooks", command="run")
-    provider.options += (f"--kubeconfig={etcd_folder / 'webhooks.kubeconfig'}", f"--webhook-url={provider.url}")
+    provider = Server(etcd_folder, "provider-with-webhooks", command="run")
+    # The last of two options counts: the ones of a sandbox in place of the ones of the tests.
+    provider.options = (f"--kubeconfig={etcd_folder / 'webhooks.kubeconfig'}", *provider_options(etcd_folder))
     try:
         async with management.client() as client:
             await manifests.apply(client, core_crds("v1beta2"))

@@ -1,0 +1,94 @@
+"""Parts of a process beside its controllers: how they begin and end, and what the probes and metrics tell of them."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from caphv.runtime.manager import Addresses, Manager
+from caphv.runtime.part import Part, listening_address
+from sandbox import processes
+
+pytestmark = pytest.mark.unit
+
+
+class Counting(Part):
+    """A part that notes its life."""
+
+    def __init__(self) -> None:
+        self.life: list[str] = []
+        self.begun = asyncio.Event()
+        self.reasons = ["counting: has not begun"]
+        self.error: Exception | None = None
+
+    async def run(self) -> None:
+        self.life.append("begun")
+        self.begun.set()
+        try:
+            if self.error:
+                raise self.error
+            await asyncio.Event().wait()
+        finally:
+            self.life.append("ended")
+
+    def not_ready(self) -> list[str]:
+        return self.reasons
+
+    def metrics(self) -> bytes:
+        return b"of_another_process 7\n"
+
+
+async def fetched(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/{path}") as answer:
+        return answer.status, await answer.text()
+
+
+def test_a_process_of_parts_alone_lives_until_it_is_stopped() -> None:
+    async def main() -> None:
+        metrics, health = processes.free_ports(2)
+        part, stop = Counting(), asyncio.Event()
+        manager = Manager(addresses=Addresses(f"127.0.0.1:{metrics}", f"127.0.0.1:{health}"))
+        manager.add_part(part)
+        running = asyncio.create_task(manager.run(stop))
+        await part.begun.wait()
+        assert await fetched(health, "readyz") == (500, "counting: has not begun")
+        part.reasons = []
+        assert await fetched(health, "readyz") == (200, "ok")
+        code, text = await fetched(metrics, "metrics")
+        assert code == 200
+        assert text.endswith("\nof_another_process 7\n")
+        assert not running.done()
+        stop.set()
+        await running
+        assert part.life == ["begun", "ended"]
+
+    asyncio.run(main())
+
+
+def test_the_error_of_a_part_ends_the_process() -> None:
+    part = Counting()
+    part.error = OSError("no such address")
+    manager = Manager(addresses=Addresses("0", "0"))
+    manager.add_part(part)
+    with pytest.raises(OSError, match="no such address"):
+        asyncio.run(manager.run(asyncio.Event()))
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        (":9443", ("", 9443)),
+        ("127.0.0.1:80", ("127.0.0.1", 80)),
+        ("[::1]:80", ("::1", 80)),
+        ("0", None),
+        (":0", None),
+        ("", None),
+    ],
+)
+def test_addresses(address: str, place: tuple[str, int] | None) -> None:
+    assert listening_address(address) == place
+
+
+def test_an_address_without_a_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        listening_address("host:port")
