@@ -34,7 +34,7 @@ def _cpu_most(subject: Subject) -> Iterator[Problem]:
 @RULES.rule(
     "memory-size",
     MACHINES,
-    "Memory is from 256Mi to 16Ti in whole bytes; a number without a suffix counts bytes.",
+    "Memory is from 256Mi to 16Ti; a number without a suffix counts bytes.",
     "memory",
     example='memory: "4096"',
 )
@@ -45,8 +45,6 @@ def _memory_size(subject: Subject) -> Iterator[Problem]:
         return
     if not _LEAST_MEMORY <= size <= _MOST_MEMORY:
         yield memory.invalid("must be from 256Mi to 16Ti; without a suffix it counts bytes, so write for example 4Gi")
-    elif size != int(size):
-        yield memory.invalid("must be a whole number of bytes, for example 4Gi")
 
 
 @RULES.rule(

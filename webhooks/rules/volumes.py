@@ -97,8 +97,6 @@ def _volume_size(subject: Subject) -> Iterator[Problem]:
             yield size.invalid(
                 "must be from 10Mi to 100Ti; without a suffix it counts bytes, so write for example 40Gi"
             )
-        elif number is not None and number != int(number):
-            yield size.invalid("must be a whole number of bytes, for example 40Gi")
 
 
 @RULES.rule(

@@ -1,0 +1,191 @@
+"""The corpus before a real API server that has our CRDs and no webhook: what the CRDs refuse by themselves.
+
+What the webhook refuses they refuse too, except for what `tests/corpus/exceptions.yaml` gives a reason for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from caphv import data
+from caphv.api.names import GROUP
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Invalid
+from caphv.runtime.resource import Obj, Resource
+from sandbox import manifests
+from sandbox.apiserver import ApiServer
+from tests import corpus
+from webhooks.verdict import KINDS, RULES
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "clusters"
+DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
+_AT_ONCE = 16
+
+
+@asynccontextmanager
+async def door(server: ApiServer) -> AsyncIterator[ApiClient]:
+    """A client of a server that serves our CRDs."""
+    async with server.client() as client:
+        crds = manifests.read(sorted(data.folder("deploy/crds").glob("infrastructure*.yaml")))
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        await manifests.apply(client, [*crds, namespace])
+        yield client
+
+
+async def refusal(client: ApiClient, case: corpus.Case, number: int) -> str:
+    """What the API server answers, empty when it accepts."""
+    resource = Resource(GROUP, case.version, KINDS[case.kind].plural, case.kind)
+    try:
+        if case.old is None:
+            path = resource.path(NAMESPACE)
+            await client.request("POST", path, resource=resource, body=case.object, query=DRY_RUN)
+        else:
+            await _changed(client, resource, case, f"case-{number}")
+    except Invalid as error:
+        return error.message
+    return ""
+
+
+async def _changed(client: ApiClient, resource: Resource, case: corpus.Case, name: str) -> None:
+    assert case.old is not None
+    path = resource.path(NAMESPACE, name)
+    old, new = _named(case.old, name), _named(case.object, name)
+    made = await client.request("POST", resource.path(NAMESPACE), resource=resource, body=old)
+    try:
+        if "status" in old:
+            made = await client.request(
+                "PUT", f"{path}/status", resource=resource, body={**made, "status": old["status"]}
+            )
+        new["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
+        await client.request("PUT", path, resource=resource, body=new, query=DRY_RUN)
+    finally:
+        await client.delete(resource, name, NAMESPACE)
+
+
+def _named(obj: Obj, name: str) -> Obj:
+    return {**obj, "metadata": {**obj["metadata"], "name": name}}
+
+
+def refusals(server: ApiServer, cases: Iterable[corpus.Case]) -> dict[str, str]:
+    """Answers to all cases, by case."""
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def ask(client: ApiClient, case: corpus.Case, number: int) -> tuple[str, str]:
+        async with limit:
+            return str(case), await refusal(client, case, number)
+
+    async def story() -> dict[str, str]:
+        async with door(server) as client:
+            asked = [ask(client, case, number) for number, case in enumerate(cases)]
+            return dict(await asyncio.gather(*asked))
+
+    return asyncio.run(story())
+
+
+def excused(case: corpus.Case) -> set[str]:
+    """Rules broken by a case that the CRDs of its kind cannot refuse."""
+    broken = {rule for _, rule in case.errors}
+    found: set[str] = set()
+    for row in corpus.exceptions():
+        if case.kind in row["kinds"]:
+            found |= (
+                {rule for rule in broken if rule in RULES and not RULES[rule].go} if row["rules"] == "new" else set()
+            )
+            found |= broken & set(row["rules"])
+    return found
+
+
+def test_right_objects_are_accepted(api_server: ApiServer) -> None:
+    answers = refusals(api_server, corpus.right())
+    assert {case: answer for case, answer in answers.items() if answer} == {}
+
+
+def test_wrong_objects_are_refused_except_for_a_reason(api_server: ApiServer) -> None:
+    cases = corpus.wrong()
+    answers = refusals(api_server, cases)
+    accepted = [case for case in cases if not answers[str(case)]]
+    assert [str(case) for case in accepted if {rule for _, rule in case.errors} != excused(case)] == []
+    # No reason stands there for nothing.
+    unused = [
+        (rule, kind)
+        for row in corpus.exceptions()
+        for kind in row["kinds"]
+        for rule in (row["rules"] if row["rules"] != "new" else [])
+        if not any(case.kind == kind and rule in {broken for _, broken in case.errors} for case in accepted)
+    ]
+    assert unused == []
+
+
+def test_refusals_name_the_field(api_server: ApiServer) -> None:
+    cases = [case for case in corpus.wrong() if case.old is None and len(case.errors) == 1]
+    answers = refusals(api_server, cases)
+    silent = []
+    for case in cases:
+        ((field, _),) = case.errors
+        # A rule over a whole list names the list, one over two fields may name what holds both.
+        parts = [field, field.partition("[")[0], field.rpartition(".")[0]]
+        if answers[str(case)] and not any(part and part in answers[str(case)] for part in parts):
+            silent.append((str(case), answers[str(case)]))
+    assert silent == []
+
+
+def test_what_was_stored_before_a_rule_can_be_changed_elsewhere(api_server: ApiServer) -> None:
+    """The API server ratchets: a value that stays as it was is not refused by a rule that came later."""
+    resource = Resource(GROUP, "v1beta1", "harvesterclusters", "HarvesterCluster")
+    crds = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
+    name = f"harvesterclusters.{GROUP}"
+    wrong = next(
+        case.object for case in corpus.wrong() if "dhcp with a pool's name (HarvesterCluster v1beta1" in str(case)
+    )
+
+    async def story() -> None:
+        async with door(api_server) as client:
+            whole = await client.get(crds, name, "")
+            body = _named(wrong, "older")
+            try:
+                await client.patch(crds, name, "", {"spec": {"versions": _without_rules(whole)}})
+                await _until_created(client, resource, body)
+            finally:
+                await client.patch(crds, name, "", {"spec": {"versions": whole["spec"]["versions"]}})
+            await _until_refused(client, resource, _named(wrong, "newer"))
+            await client.patch(resource, "older", NAMESPACE, {"metadata": {"labels": {"a": "b"}}})
+            await client.patch(resource, "older", NAMESPACE, {"spec": {"server": "https://harvester.example.com"}})
+            await client.delete(resource, "older", NAMESPACE)
+
+    asyncio.run(story())
+
+
+def _without_rules(crd: Obj) -> list[Obj]:
+    def stripped(node: object) -> object:
+        if isinstance(node, dict):
+            return {key: stripped(value) for key, value in node.items() if key != "x-kubernetes-validations"}
+        return [stripped(item) for item in node] if isinstance(node, list) else node
+
+    versions = stripped(crd["spec"]["versions"])
+    assert isinstance(versions, list)
+    return versions
+
+
+async def _until_created(client: ApiClient, resource: Resource, obj: Obj) -> None:
+    for _ in range(100):
+        with suppress(Invalid):
+            await client.create(resource, obj)
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("the CRD without rules still refuses the object")
+
+
+async def _until_refused(client: ApiClient, resource: Resource, obj: Obj) -> None:
+    for _ in range(100):
+        try:
+            await client.create(resource, obj, dry_run=True)
+        except Invalid:
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("the CRD with rules accepts the object")
