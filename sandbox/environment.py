@@ -25,7 +25,7 @@ import aiohttp
 
 from caphv import data
 from caphv.runtime.resource import Obj
-from sandbox import clusterclass, core, manifests, network, pki, processes
+from sandbox import clusterclass, core, manifests, network, pki, processes, webhooks
 from sandbox.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes import Process
 from sandbox.rke2 import crds as rke2
@@ -52,10 +52,11 @@ class Settings:
 
     A simulated VM boots in `boot_seconds`, give or take `boot_spread` of it, and its node registers `register_seconds`
     later. `audit` makes the management and Harvester API servers write audit logs. Without `provider` only its CRDs
-    are installed, so that a provider can be run by hand.
+    are installed, so that a provider can be run by hand; with `webhooks` it serves them, too.
     """
 
     provider: bool = True
+    webhooks: bool = False
     audit: bool = False
     boot_seconds: float = 2.0
     boot_spread: float = 0.25
@@ -218,6 +219,7 @@ class Sandbox:
             f"--kubeconfig={kubeconfig}",
             f"--metrics-bind-address=127.0.0.1:{metrics}",
             f"--health-probe-bind-address=127.0.0.1:{health}",
+            *(webhooks.provider_options(self.folder) if self.settings.webhooks else []),
         )
         await processes.wait_ready(process, lambda: _answers(f"http://127.0.0.1:{health}/readyz"), PROVIDER_SECONDS)
         return process

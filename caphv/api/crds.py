@@ -8,6 +8,7 @@ The own keywords `x-caphv-versions`, `x-caphv-strict` and `x-caphv-crd` are expl
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ def _object_schema(files: dict[str, Obj], file: str, version: str) -> Obj:
     form = _Form(files, version, strict=file != f"{_CLONED}.json")
     schema = _structural(form, file, files[file])
     schema["properties"]["metadata"] = {"type": "object"}
-    return schema
+    return _ratcheting(schema)
 
 
 def _structural(form: _Form, file: str, node: Obj) -> Obj:
@@ -140,6 +141,36 @@ def _value(form: _Form, file: str, key: str, value: Any) -> Any:
     if key in {"items", "additionalProperties"}:
         return _structural(form, file, value)
     return value
+
+
+def _ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
+    """Return a structural schema whose rules let pass what broke the same rule before the change.
+
+    An API server forgives a value that stays as it was, but a rule about two fields stands at what holds them, and that
+    changes with any other field of it. Items of a list have no old value to compare with, unless the list is a map.
+    Rules about a whole list stay as they are: an API server cannot estimate what it costs to go through an old one.
+    """
+    result = dict(node)
+    if comparable and node.get("type") == "object" and _RULES in node:
+        result[_RULES] = [_forgiving(rule) for rule in node[_RULES]]
+    inner = comparable and node.get("x-kubernetes-map-type") != "atomic"
+    if "properties" in node:
+        result["properties"] = {
+            name: _ratcheting(child, comparable=inner) for name, child in node["properties"].items()
+        }
+    if isinstance(node.get("additionalProperties"), dict):
+        result["additionalProperties"] = _ratcheting(node["additionalProperties"], comparable=inner)
+    if "items" in node:
+        keyed = inner and node.get("x-kubernetes-list-type") == "map"
+        result["items"] = _ratcheting(node["items"], comparable=keyed)
+    return result
+
+
+def _forgiving(rule: Obj) -> Obj:
+    if "oldSelf" in rule["rule"]:
+        return rule
+    before = re.sub(r"\bself\b", "oldSelf.value()", rule["rule"])
+    return rule | {"rule": f"({rule['rule']}) || (oldSelf.hasValue() && !({before}))", "optionalOldSelf": True}
 
 
 def _resolve(files: dict[str, Obj], file: str, ref: str) -> tuple[str, Obj]:

@@ -53,6 +53,7 @@ Examples:
 )
 @which_sandbox
 @click.option("--provider/--no-provider", default=True, show_default=True, help="Run the provider in it, too.")
+@click.option("--webhooks/--no-webhooks", default=False, help="Let that provider serve its admission webhooks.")
 @click.option("--audit/--no-audit", default=False, help="Write audit logs: one line a request, with its user.")
 @click.option(
     "--boot-seconds", type=click.FloatRange(0), default=2.0, show_default=True, help="How long a virtual machine boots."

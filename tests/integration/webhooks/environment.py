@@ -156,8 +156,21 @@ def example(kind: str, version: str, name: str, **fields: Any) -> Obj:
 
 # A fault that only the webhook sees, with the field below the spec of cluster or machine that is told.
 WRONG: dict[str, tuple[Obj, str]] = {
-    "Machine": ({"cpu": 4000}, "cpu"),
-    "Cluster": ({"vmNetworkConfig": {"gateway": "192.168.0.1", "subnetMask": "255.0.255.0", "ipPoolRef": "pool"}}, ""),
+    "Machine": ({"guestConfig": {"userData": "#!/bin/sh"}}, "guestConfig.userData"),
+    "Cluster": (
+        {
+            "loadBalancerConfig": {
+                "ipamType": "pool",
+                "ipPool": {"subnet": "192.168.0.0/24", "gateway": "192.168.0.1", "vmNetwork": "default/vlan100"},
+            },
+            "vmNetworkConfig": {
+                "gateway": "192.168.0.1",
+                "subnetMask": "255.255.255.0",
+                "ipPool": {"subnet": "192.168.0.0/24", "gateway": "192.168.0.1", "vmNetwork": "default/vlan100"},
+            },
+        },
+        "vmNetworkConfig.ipPool",
+    ),
 }
 
 
@@ -165,4 +178,4 @@ def wrong(kind: str, version: str, name: str) -> tuple[Obj, str]:
     """A wrong object and the path that the refusal has to name."""
     fields, field = WRONG["Machine" if "Machine" in kind else "Cluster"]
     prefix = "spec.template.spec" if kind.endswith("Template") else "spec"
-    return example(kind, version, name, **fields), f"{prefix}.{field or 'vmNetworkConfig.subnetMask'}"
+    return example(kind, version, name, **fields), f"{prefix}.{field}"

@@ -147,6 +147,35 @@ def test_schema_is_structural(plural: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(("plural", "version"), VERSIONED)
+def test_rules_over_several_fields_forgive_what_was_there_before(plural: str, version: str) -> None:
+    compared = {
+        path: [rule["rule"] for rule in node["x-kubernetes-validations"]]
+        for path, node in fields(object_schema(CRDS[plural], version))
+        if node.get("type") == "object" and "x-kubernetes-validations" in node
+        # Items of lists and labels of selectors have no old value to compare with.
+        if "[]" not in path and "Affinity" not in path
+    }
+    assert all("oldSelf" in rule for rules in compared.values() for rule in rules)
+    # Machines have only what the Go provider refused as well, in items of lists.
+    assert bool(compared) is (plural != "harvestermachines")
+
+
+def test_a_forgiving_rule_asks_the_same_of_both() -> None:
+    rule = {"rule": "!has(self.a) || self.a == 'selfish'", "message": "m"}
+    assert crds._ratcheting({"type": "object", "x-kubernetes-validations": [rule]}) == {
+        "type": "object",
+        "x-kubernetes-validations": [
+            {
+                "rule": "(!has(self.a) || self.a == 'selfish') || "
+                "(oldSelf.hasValue() && !(!has(oldSelf.value().a) || oldSelf.value().a == 'selfish'))",
+                "message": "m",
+                "optionalOldSelf": True,
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(("plural", "version"), VERSIONED)
 def test_columns_show_existing_fields(plural: str, version: str) -> None:
     paths = {path for path, _ in fields(object_schema(CRDS[plural], version))}
     for column in next(v for v in CRDS[plural]["spec"]["versions"] if v["name"] == version)["additionalPrinterColumns"]:
