@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import json
+import math
 import os
 import ssl
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,15 +26,13 @@ from urllib.parse import urlsplit
 
 import yaml
 from cryptography import x509
-from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.config import kube_config
-from kubernetes.aio.config.incluster_config import load_incluster_config
 from yarl import URL
 
-from caphv.runtime.client import ApiClient
+from caphv.runtime.client import ApiClient, Authorization, Connection
 
 _DEFAULT_NAMESPACE = "caphv-system"
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TOKEN_SECONDS = 60.0
 _MAX_BYTES = 1024 * 1024
 _MAX_DEPTH = 30
 _FILES = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
@@ -77,38 +78,31 @@ class Access:
         moments = (_token_expires(self.token), _certificate_expires(self.client_certificate))
         return min((moment for moment in moments if moment), default=None)
 
-    def configuration(self) -> Configuration:
-        """Connection settings for an `ApiClient`."""
-        configuration = Configuration(host=self.server)
-        configuration.verify_ssl = not self.insecure
-        configuration.ca_cert_data = self.ca or None
-        # Certificates that users make by hand often lack extensions that OpenSSL's strict mode wants.
-        configuration.disable_strict_ssl_verification = True
-        configuration.tls_server_name = self.tls_server_name or None
-        configuration.proxy = self.proxy_url or None
-        if self.token:
-            configuration.api_key["BearerToken"] = f"Bearer {self.token}"
-        return configuration
+    def connection(self) -> Connection:
+        """How a client reaches the server with these credentials. Raises `KubeconfigError`."""
+        try:
+            tls = ssl.create_default_context(cadata=self.ca or None)
+            if self.insecure:
+                tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+            # Certificates that users make by hand often lack extensions that OpenSSL's strict mode wants.
+            tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            if self.client_certificate:
+                self._load_certificate(tls)
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise KubeconfigError(f"certificate data of {self.server} cannot be used: {type(error).__name__}") from None
+        return Connection(self.server, tls, _always(self.token), self.proxy_url or None, self.tls_server_name or None)
 
     def client(self, **options: Any) -> ApiClient:
         """A client with these credentials; `options` are those of `ApiClient`. Raises `KubeconfigError`."""
-        try:
-            with self._certificate_files(self.configuration()) as configuration:
-                return ApiClient(configuration, **options)
-        except (ssl.SSLError, OSError, ValueError) as error:
-            raise KubeconfigError(f"certificate data of {self.server} cannot be used: {type(error).__name__}") from None
+        return ApiClient(self.connection(), **options)
 
-    @contextlib.contextmanager
-    def _certificate_files(self, configuration: Configuration) -> Iterator[Configuration]:
-        """Lend the client certificate as files: OpenSSL reads keys from files only. They are gone after the block."""
-        if not self.client_certificate:
-            yield configuration
-            return
+    def _load_certificate(self, tls: ssl.SSLContext) -> None:
+        # OpenSSL reads keys from files only.
         with tempfile.TemporaryDirectory(prefix="caphv-") as folder:  # mode 0700
-            configuration.cert_file, configuration.key_file = f"{folder}/crt", f"{folder}/key"
-            Path(configuration.cert_file).write_text(self.client_certificate)
-            Path(configuration.key_file).write_text(self.client_key)
-            yield configuration
+            certificate, key = Path(folder, "crt"), Path(folder, "key")
+            certificate.write_text(self.client_certificate)
+            key.write_text(self.client_key)
+            tls.load_cert_chain(certificate, key)
 
 
 def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Access:
@@ -144,21 +138,24 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Acces
     )
 
 
-async def own_configuration(kubeconfig: str = "") -> Configuration:
-    """Connection settings of this process: the named kubeconfig, else the Pod's service account, else `KUBECONFIG`.
+async def own_configuration(kubeconfig: str = "") -> Connection:
+    """How this process reaches its server: by the named kubeconfig, else the Pod's service account, else `KUBECONFIG`.
 
     Raises `KubeconfigError` when none of them is there or can be read.
     """
-    configuration = Configuration()
+    where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
         if not kubeconfig and os.environ.get("KUBERNETES_SERVICE_HOST"):
-            load_incluster_config(configuration)
-        else:
-            await kube_config.load_kube_config(kubeconfig or None, client_configuration=configuration)
+            where = "of the service account"
+            return _in_cluster()
+        with contextlib.suppress(KubeconfigError, OSError):
+            return _inline(where)
+        # Imported here: the `kubernetes` package takes 20 MiB, and what runs in a cluster does not need it.
+        from caphv.runtime.personal import connection  # noqa: PLC0415
+
+        return await connection(kubeconfig)
     except Exception as error:
-        where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         raise KubeconfigError(f"cannot read the kubeconfig {where}: {type(error).__name__}: {error}") from None
-    return configuration
 
 
 def own_namespace() -> str:
@@ -166,9 +163,42 @@ def own_namespace() -> str:
     if os.environ.get("POD_NAMESPACE"):
         return os.environ["POD_NAMESPACE"]
     try:
-        return _NAMESPACE_FILE.read_text().strip() or _DEFAULT_NAMESPACE
+        return (_SERVICE_ACCOUNT / "namespace").read_text().strip() or _DEFAULT_NAMESPACE
     except OSError:
         return _DEFAULT_NAMESPACE
+
+
+def _inline(kubeconfig: str) -> Connection:
+    return parse_kubeconfig(Path(kubeconfig).expanduser().read_bytes()).connection()
+
+
+def _always(token: str) -> Authorization:
+    async def authorization() -> str:
+        return f"Bearer {token}" if token else ""
+
+    return authorization
+
+
+def _in_cluster() -> Connection:
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    access = Access(server=server, ca=(_SERVICE_ACCOUNT / "ca.crt").read_text())
+    token = _ServiceAccountToken(_SERVICE_ACCOUNT / "token")
+    return dataclasses.replace(access.connection(), authorization=token.authorization)
+
+
+class _ServiceAccountToken:
+    """The kubelet renews the file long before the token expires."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._read_at = -math.inf
+        self._token = ""
+
+    async def authorization(self) -> str:
+        if time.monotonic() - self._read_at > _TOKEN_SECONDS:
+            self._token, self._read_at = self._file.read_text().strip(), time.monotonic()
+        return f"Bearer {self._token}"
 
 
 def _token_expires(token: str) -> datetime | None:

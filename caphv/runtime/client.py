@@ -1,7 +1,7 @@
-"""One API server: raw JSON requests over the connection handling of the `kubernetes` package.
+"""One API server: raw JSON requests, because a provider makes little else but requests.
 
-TLS, proxies and token refresh come from `kubernetes.aio`; its typed layers do not: measured against a local
-kube-apiserver they cost two to four times the CPU of a raw request, and a provider makes little else but requests.
+Measured against a local kube-apiserver the typed layers of the `kubernetes` package cost two to four times the CPU of
+a raw request, and 20 MiB of memory. That package reads kubeconfigs for people; see `caphv.runtime.access`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import contextlib
 import logging
 import random
 import socket
+import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import aiohttp
 import orjson
-from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
 
 from caphv.runtime import metrics
@@ -43,6 +43,21 @@ _MAX_LINE = 16 * 1024 * 1024
 _METADATA_ONLY = "application/json;as={0};g=meta.k8s.io;v=v1"
 
 
+# Answers the value of the header `Authorization`, empty for none; it may read a file or run a program first.
+Authorization = Callable[[], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach one API server; `server` is its URL, `server_name` the name in its certificate if not that."""
+
+    server: str
+    tls: ssl.SSLContext = field(repr=False)
+    authorization: Authorization = field(repr=False)
+    proxy: str | None = field(repr=False)
+    server_name: str | None
+
+
 class ApiClient:
     """Requests to one API server with one identity.
 
@@ -54,7 +69,7 @@ class ApiClient:
 
     def __init__(
         self,
-        configuration: Configuration,
+        connection: Connection,
         *,
         name: str,
         user_agent: str = "caphv",
@@ -70,9 +85,8 @@ class ApiClient:
         }
         self.name = name
         self._on_answer = on_answer or _ignore
-        self._configuration = configuration
-        self._rest = RESTClientObject(configuration)
-        self._base = configuration.host.rstrip("/")
+        self._connection = connection
+        self._base = connection.server
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10))
         self._in_flight = asyncio.Semaphore(max_in_flight)
         self._session: aiohttp.ClientSession | None = None
@@ -217,8 +231,8 @@ class ApiClient:
                     data=data,
                     headers=headers,
                     timeout=self._timeout,
-                    proxy=self._configuration.proxy,
-                    server_hostname=self._configuration.tls_server_name,
+                    proxy=self._connection.proxy,
+                    server_hostname=self._connection.server_name,
                     allow_redirects=False,
                 ) as response,
             ):
@@ -271,8 +285,8 @@ class ApiClient:
                 # A dead connection is found by TCP keep-alive; behind a proxy, that never sees it, by its silence:
                 # bookmarks come every minute.
                 timeout=aiohttp.ClientTimeout(total=seconds + 30, sock_connect=10, sock_read=_WATCH_SILENCE),
-                proxy=self._configuration.proxy,
-                server_hostname=self._configuration.tls_server_name,
+                proxy=self._connection.proxy,
+                server_hostname=self._connection.server_name,
                 allow_redirects=False,
             ) as response:
                 code = str(response.status)
@@ -306,8 +320,8 @@ class ApiClient:
                 URL(self._base + path, encoded=True).with_query(query),
                 protocols=(protocol,),
                 headers=await self._headers(None),
-                proxy=self._configuration.proxy,
-                server_hostname=self._configuration.tls_server_name,
+                proxy=self._connection.proxy,
+                server_hostname=self._connection.server_name,
             ) as socket:
                 code = "101"
                 yield socket
@@ -328,7 +342,7 @@ class ApiClient:
             raise aiohttp.ClientConnectionError("the client has been closed")
         if self._session is None:
             connector = aiohttp.TCPConnector(
-                limit=0, ssl=self._rest.ssl_context, keepalive_timeout=60, socket_factory=_keepalive_socket
+                limit=0, ssl=self._connection.tls, keepalive_timeout=60, socket_factory=_keepalive_socket
             )
             self._session = aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), **self._session_options
@@ -338,13 +352,12 @@ class ApiClient:
     async def _headers(self, accept: str | None) -> dict[str, str]:
         headers = {"Accept": accept} if accept else {}
         try:
-            token = await self._configuration.get_api_key_with_prefix("BearerToken")
+            authorization = await self._connection.authorization()
         except Exception as error:
-            # Refreshing it reads a file or runs the program that the process's own kubeconfig names.
+            # It reads a file or runs the program that the process's own kubeconfig names.
             raise Unreachable(f"{self._base}: token cannot be refreshed: {type(error).__name__}") from None
-        if token:
-            # kubernetes.aio stores in-cluster tokens with the scheme, kubeconfig tokens too
-            headers["Authorization"] = token if " " in token else f"Bearer {token}"
+        if authorization:
+            headers["Authorization"] = authorization
         return headers
 
     def _url(self, path: str, query: Mapping[str, str] | None) -> URL:

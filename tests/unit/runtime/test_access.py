@@ -4,8 +4,9 @@ import asyncio
 import base64
 import copy
 import json
+import ssl
 import tempfile
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from caphv.runtime.access import Access, KubeconfigError, own_configuration, parse_kubeconfig
-from caphv.runtime.client import ApiClient
+from caphv.runtime.client import Connection
 from caphv.runtime.errors import Unreachable
 from caphv.runtime.resource import SECRETS
 from sandbox import pki
@@ -115,14 +116,16 @@ def test_ampersands_and_stars_that_are_no_anchors() -> None:
 
 def test_proxy_and_server_name() -> None:
     access = parse_kubeconfig(yaml.safe_dump(with_cluster(proxy_url="http://proxy:3128", tls_server_name="inside")))
-    configuration = access.configuration()
-    assert (configuration.proxy, configuration.tls_server_name) == ("http://proxy:3128", "inside")
+    connection = access.connection()
+    assert (connection.proxy, connection.server_name) == ("http://proxy:3128", "inside")
 
 
 def test_insecure_only_when_allowed() -> None:
     config = with_cluster(insecure_skip_tls_verify=True)
     assert "insecure-skip-tls-verify: refused" in refusal(config)
-    assert not parse_kubeconfig(yaml.safe_dump(config), allow_insecure=True).configuration().verify_ssl
+    tls = parse_kubeconfig(yaml.safe_dump(config), allow_insecure=True).connection().tls
+    assert (tls.verify_mode, tls.check_hostname) == (ssl.CERT_NONE, False)
+    assert parse_kubeconfig(yaml.safe_dump(valid())).connection().tls.verify_mode == ssl.CERT_REQUIRED
 
 
 # What is refused, and by which name
@@ -362,14 +365,14 @@ def test_bad_certificates_are_a_kubeconfig_error_without_them() -> None:
 
 def test_client_key_is_on_disk_only_while_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[int] = []
-    real: Callable[..., None] = ApiClient.__init__
+    real = ssl.SSLContext.load_cert_chain
 
-    def spy(self: ApiClient, *arguments: Any, **options: Any) -> None:
+    def spy(self: ssl.SSLContext, *arguments: Any, **options: Any) -> None:
         modes.extend(folder.stat().st_mode & 0o777 for folder in tmp_path.iterdir())
         real(self, *arguments, **options)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(ApiClient, "__init__", spy)
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spy)
     certificate, key = PAIR.certificate.decode(), PAIR.key.decode()
     Access(server="https://h", client_certificate=certificate, client_key=key).client(name="test")
     assert modes == [0o700]
@@ -388,6 +391,42 @@ def test_own_kubeconfig_may_name_files_and_programs(tmp_path: Path, monkeypatch:
     config = valid()
     config["users"][0]["user"] = {"tokenFile": str(tmp_path / "token")}
     (tmp_path / "config").write_text(yaml.safe_dump(config))
-    configuration = asyncio.run(own_configuration(str(tmp_path / "config")))
-    assert configuration.host.startswith("https://harvester.example.com:6443")
-    assert "from-a-file" in str(configuration.api_key)
+    connection = asyncio.run(own_configuration(str(tmp_path / "config")))
+    assert connection.server.startswith("https://harvester.example.com:6443")
+    assert asyncio.run(authorization(connection)) == "Bearer from-a-file"
+
+
+def test_own_kubeconfig_with_inline_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    (tmp_path / "config").write_text(yaml.safe_dump(valid()))
+    connection = asyncio.run(own_configuration())
+    assert asyncio.run(authorization(connection)) == f"Bearer {CANARY}"
+    assert CANARY not in repr(connection)
+
+
+def test_service_account_of_the_pod_with_a_renewed_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caphv.runtime.access._SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    (tmp_path / "ca.crt").write_text(CA.certificate.decode())
+    (tmp_path / "token").write_text("first\n")
+    connection = asyncio.run(own_configuration())
+    assert connection.server == "https://[fd00::1]:443"
+    assert asyncio.run(authorization(connection)) == "Bearer first"
+    (tmp_path / "token").write_text("second\n")
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+    assert asyncio.run(authorization(connection)) == "Bearer second"
+
+
+def test_pod_without_its_service_account_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caphv.runtime.access._SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(KubeconfigError, match=r"service account.*ca\.crt"):
+        asyncio.run(own_configuration())
+
+
+async def authorization(connection: Connection) -> str:
+    """The header that a client would send."""
+    return await connection.authorization()
