@@ -1,17 +1,20 @@
 """The real clusterctl with a local repository of our release: init, generate cluster, move, upgrade and delete.
 
-No Pods run on the management API server, so the sandbox's own process is the provider; what clusterctl installs is
-looked at, not run.
+No Pods run on the management API server, so the sandbox's own process is the provider, and a process beside it serves
+the webhooks: the configurations that clusterctl installs are led there, in place of Service and cert-manager. The
+Deployment that it installs is looked at, not run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ import yaml
 
 from caphv.runtime.access import own_configuration
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS as CRDS
 from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource, uid_of
 from reconciler.harvester.accounts import identity_secret
@@ -28,6 +31,10 @@ from release.__main__ import contents
 from sandbox import binaries, core, manifests, pki, processes
 from sandbox.apiserver import ApiServer, private_file
 from sandbox.environment import Sandbox, Settings
+from tests.integration.webhooks.environment import VERSIONS, Server, resource, until, wrong
+from webhooks.configuration import INJECT_ANNOTATION, NAMES, RESOURCES, SERVICE
+from webhooks.review import WEBHOOKS
+from webhooks.verdict import KINDS
 
 pytestmark = pytest.mark.e2e
 
@@ -161,19 +168,21 @@ def clusterctl(box: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Cluste
     return Clusterctl(folder, box.kubeconfig("management"))
 
 
+@pytest.fixture(scope="module")
+def webhooks(box: Sandbox) -> Iterator[Server]:
+    server = Server(box.folder, "webhooks")
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.stop())
+
+
 @pytest.mark.parametrize(
     ("flavor", "kind"),
     [("", "RKE2ControlPlane"), ("dhcp", "RKE2ControlPlane"), ("kubeadm", "KubeadmControlPlane"),
      ("k3s", "KThreesControlPlane")],
 )  # fmt: skip
 def test_templates_are_filled_in(clusterctl: Clusterctl, flavor: str, kind: str) -> None:
-    name = f"cluster-template{flavor and '-'}{flavor}.yaml"
-    template = clusterctl.folder / "repository" / "infrastructure-harvester" / VERSION / name
-    text = clusterctl(
-        "generate", "cluster", "demo", "--target-namespace=team-a", f"--from={template}",
-        "--kubernetes-version=v1.34.1", "--control-plane-machine-count=3", "--worker-machine-count=2",
-    )  # fmt: skip
-    objects = {(obj["kind"], obj["metadata"]["name"]): obj for obj in yaml.safe_load_all(text) if obj}
+    objects = generated(clusterctl, flavor)
     assert {obj["metadata"]["namespace"] for obj in objects.values()} == {"team-a"}
     assert objects[kind, "demo-control-plane"]["spec"]["replicas"] == 3
     assert objects["MachineDeployment", "demo-workers"]["spec"]["replicas"] == 2
@@ -181,20 +190,43 @@ def test_templates_are_filled_in(clusterctl: Clusterctl, flavor: str, kind: str)
     assert spec["loadBalancerConfig"]["ipamType"] == ("dhcp" if flavor == "dhcp" else "pool")
 
 
-def test_from_init_to_delete(box: Sandbox, clusterctl: Clusterctl) -> None:
+def test_template_of_a_topology_comes_with_its_class(clusterctl: Clusterctl) -> None:
+    objects = generated(clusterctl, "topology")
+    topology = objects["Cluster", "demo"]["spec"]["topology"]
+    known = objects["ClusterClass", topology["classRef"]["name"]]["spec"]
+    assert {obj["metadata"]["namespace"] for obj in objects.values()} == {"team-a"}
+    assert topology["controlPlane"]["replicas"] == 3
+    assert {each["name"] for each in topology["variables"]} <= {each["name"] for each in known["variables"]}
+    classes = {each["class"] for each in known["workers"]["machineDeployments"]}
+    assert {each["class"] for each in topology["workers"]["machineDeployments"]} <= classes
+
+
+def generated(clusterctl: Clusterctl, flavor: str) -> dict[tuple[str, str], Obj]:
+    """Objects by kind and name of a cluster `demo`, from the repository."""
+    text = clusterctl(
+        "generate", "cluster", "demo", "--target-namespace=team-a", f"--infrastructure=harvester:{VERSION}",
+        f"--flavor={flavor}", "--kubernetes-version=v1.34.1", "--control-plane-machine-count=3",
+        "--worker-machine-count=2",
+    )  # fmt: skip
+    return {(obj["kind"], obj["metadata"]["name"]): obj for obj in yaml.safe_load_all(text) if obj}
+
+
+def test_from_init_to_delete(box: Sandbox, clusterctl: Clusterctl, webhooks: Server) -> None:
     async def live() -> None:
         management = ApiClient(await own_configuration(str(box.kubeconfig("management"))), name="management")
         try:
             await prepare(management)
             clusterctl("init", f"--infrastructure=harvester:{VERSION}")
             assert await installed(management) == f"registry.example.com/caphv:{VERSION}"
+            await guarded(management, webhooks)
             await manifests.apply(management, cluster(box))
             endpoint = await until_provisioned(management)
             await until_initialized(management)
             clusterctl("upgrade", "apply", f"--infrastructure=caphv-system/harvester:{NEXT}")
             assert await installed(management) == f"registry.example.com/caphv:{NEXT}"
+            await guarded(management, webhooks)
             assert await until_provisioned(management) == endpoint
-            await moves(box, management, clusterctl)
+            await moves(box, management, clusterctl, webhooks)
             clusterctl("delete", "--infrastructure=harvester")
             await uninstalled(management)
         finally:
@@ -272,7 +304,32 @@ async def installed(management: ApiClient) -> str:
     return str(container["image"])
 
 
-async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl) -> None:
+async def guarded(management: ApiClient, webhooks: Server) -> None:
+    """Lead the installed webhooks to the server, as Service and cert-manager would, and see that they judge."""
+    for webhook in WEBHOOKS:
+        configuration = await management.get(RESOURCES[webhook], NAMES[webhook])
+        assert INJECT_ANNOTATION in configuration["metadata"]["annotations"]
+        for entry in configuration["webhooks"]:
+            service = entry["clientConfig"]["service"]
+            assert (service["namespace"], service["name"], service["port"]) == ("caphv-system", SERVICE, 443)
+            authority = base64.b64encode(webhooks.ca.certificate).decode()
+            entry["clientConfig"] = {"url": f"{webhooks.url}{service['path']}", "caBundle": authority}
+        await management.replace(RESOURCES[webhook], configuration)
+    for version in VERSIONS:
+        for kind in KINDS:
+            await until(partial(judged, management, kind, version), f"{version} {kind} is judged")
+
+
+async def judged(management: ApiClient, kind: str, version: str) -> bool:
+    wrong_object, field = wrong(kind, version, "wrong")
+    try:
+        await management.create(resource(kind, version), wrong_object, dry_run=True)
+    except ApiError as error:
+        return error.status == 422 and field in str(error)
+    return False
+
+
+async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl, webhooks: Server) -> None:
     """All of the cluster goes to another management cluster, the identity too, and Harvester notices nothing."""
     target = ApiServer(box.folder, "target")
     await target.start()
@@ -289,6 +346,7 @@ async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl) -> 
         await manifests.apply(other, [capi, *core_crds])
         await prepare(other)
         replace(clusterctl, kubeconfig=kubeconfig)("init", f"--infrastructure=harvester:{NEXT}")
+        await guarded(other, webhooks)
         clusterctl("move", f"--namespace={NAME}", f"--to-kubeconfig={kubeconfig}")
         for resource, name in ((CLUSTERS, NAME), (HARVESTER_CLUSTERS, NAME), (SECRETS, "identity")):
             with pytest.raises(NotFound):
@@ -301,9 +359,10 @@ async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl) -> 
 
 
 async def uninstalled(management: ApiClient) -> None:
-    """Deployment and inventory are gone; CRDs and namespace stay, as clusterctl does without further options."""
-    for resource, name in ((DEPLOYMENTS, "caphv-controller-manager"), (INVENTORY, "infrastructure-harvester")):
+    """All but CRDs and namespace is gone, as clusterctl does without further options."""
+    gone = {DEPLOYMENTS: "caphv-controller-manager", INVENTORY: "infrastructure-harvester"}
+    for where, name in (gone | {RESOURCES[webhook]: NAMES[webhook] for webhook in WEBHOOKS}).items():
         with pytest.raises(NotFound):
-            await management.get(resource, name, "caphv-system")
+            await management.get(where, name, "caphv-system" if where.namespaced else "")
     await management.get(NAMESPACES, "caphv-system")
     await management.get(CRDS, "harvesterclusters.infrastructure.cluster.x-k8s.io")

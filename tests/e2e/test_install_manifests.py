@@ -1,11 +1,14 @@
 """The Helm chart and the kustomizations give the same objects; helm and kustomize are the real ones."""
 
+import base64
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cryptography import x509
 
 from release.__main__ import contents
 from sandbox import binaries
@@ -24,6 +27,8 @@ SPREAD = {
         }
     },
 }
+SELF_SIGNED: Obj = {"webhooks": {"certificate": "self-signed"}}
+WITHOUT_WEBHOOKS: Obj = {"webhooks": {"enabled": False}, "networkPolicy": {"enabled": True}}
 PRODUCTION: Obj = {
     "replicas": 2,
     "topologySpreadConstraints": [SPREAD],
@@ -89,7 +94,7 @@ def test_release_for_kubectl_is_the_base(checkout: Path) -> None:
     assert parsed(contents()["caphv.yaml"].decode()) == parsed(built)
 
 
-@pytest.mark.parametrize("values", [{}, PRODUCTION, {"crds": {"enabled": False}}])
+@pytest.mark.parametrize("values", [{}, PRODUCTION, SELF_SIGNED, WITHOUT_WEBHOOKS, {"crds": {"enabled": False}}])
 def test_chart_passes_lint(helm: Path, chart: Path, tmp_path: Path, values: Obj) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
     call(helm, "lint", "--strict", chart, f"--values={tmp_path / 'values.yaml'}")
@@ -109,6 +114,37 @@ def test_all_is_in_the_namespace_of_the_release(helm: Path, chart: Path, tmp_pat
     assert {namespace for _, namespace, _ in objects} == {"", "elsewhere"}
     bindings = [obj for (kind, _, _), obj in objects.items() if kind.endswith("Binding")]
     assert {subject["namespace"] for obj in bindings for subject in obj["subjects"]} == {"elsewhere"}
+    assert "caphv-system" not in yaml.safe_dump([*objects.values()])
+
+
+def webhooks_of(objects: dict[tuple[str, str, str], Obj]) -> list[Obj]:
+    """All webhooks of the two configurations."""
+    found = [obj for (kind, _, _), obj in objects.items() if kind.endswith("WebhookConfiguration")]
+    assert len(found) == 2
+    return [webhook for obj in found for webhook in obj["webhooks"]]
+
+
+def test_self_signed_certificate_is_what_api_servers_expect(helm: Path, chart: Path, tmp_path: Path) -> None:
+    objects = parsed(template(helm, chart, tmp_path, SELF_SIGNED, namespace="elsewhere"))
+    assert not {kind for kind, _, _ in objects} & {"Issuer", "Certificate"}
+    ((_, secret),) = [item for item in objects.items() if item[0][0] == "Secret"]
+    pod = objects["Deployment", "elsewhere", "caphv-controller-manager"]["spec"]["template"]["spec"]
+    assert secret["metadata"]["name"] in [volume.get("secret", {}).get("secretName") for volume in pod["volumes"]]
+    pair = {name: base64.b64decode(value) for name, value in secret["data"].items()}
+    for webhook in webhooks_of(objects):
+        assert base64.b64decode(webhook["clientConfig"]["caBundle"]) == pair["ca.crt"]
+        assert webhook["clientConfig"]["service"]["namespace"] == "elsewhere"
+    for name, content in pair.items():
+        (tmp_path / name).write_bytes(content)
+    ssl.create_default_context().load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    leaf, authority = (x509.load_pem_x509_certificate(pair[name]) for name in ("tls.crt", "ca.crt"))
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "caphv-webhook-service.elsewhere.svc" in names.get_values_for_type(x509.DNSName)
+    leaf.verify_directly_issued_by(authority)
+
+
+def test_nothing_is_left_of_webhooks_that_are_off(helm: Path, chart: Path, tmp_path: Path) -> None:
+    assert "webhook" not in template(helm, chart, tmp_path, WITHOUT_WEBHOOKS)
 
 
 def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path: Path) -> None:
@@ -137,6 +173,7 @@ def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path:
     (container,) = pod["spec"]["containers"]
     assert container["args"] == [
         "run",
+        "--enable-webhooks",
         "--log-level=debug",
         "--concurrency=8",
         "--namespace=team-a",
@@ -178,6 +215,7 @@ def test_values_of_objects_around_it(helm: Path, chart: Path, tmp_path: Path) ->
         ({"replica": 2}, "replica"),
         ({"logLevel": "loud"}, "logLevel"),
         ({"serviceMonitor": {"interval": "soon"}}, "interval"),
+        ({"webhooks": {"certificate": "mine"}}, "certificate"),
         ({"replicas": 2, "leaderElection": False}, "more than one needs leaderElection"),
     ],
 )

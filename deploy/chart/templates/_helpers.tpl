@@ -1,6 +1,6 @@
 {{/*
-Objects of a file that kustomize uses, too. `edit` names a template that changes an object (dict with object, root).
-Namespaces become that of the release.
+Objects of a file that kustomize uses, too. `edit` names a template that changes an object: it gets what this one got,
+and the object. Namespaces become that of the release.
 */}}
 {{- define "caphv.shared" -}}
 {{- $call := . -}}
@@ -13,9 +13,21 @@ Namespaces become that of the release.
 {{- $_ := set . "namespace" $call.root.Release.Namespace }}
 {{- end }}
 {{- with $call.edit }}
-{{- $_ := include . (dict "object" $object "root" $call.root) }}
+{{- $_ := include . (set $call "object" $object) }}
 {{- end }}
 ---
 {{ toYaml $object }}
 {{- end }}
+{{- end -}}
+
+{{/* Those of a list of objects that have other names than this one. */}}
+{{- define "caphv.without" -}}
+{{- $name := .name -}}
+{{- $left := list -}}
+{{- range .list }}
+{{- if ne .name $name }}
+{{- $left = append $left . }}
+{{- end }}
+{{- end }}
+{{- toYaml $left }}
 {{- end -}}

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ import pytest
 import yaml
 
 from caphv import data
+from caphv.cli.webhook import beside
 from caphv.runtime.access import parse_kubeconfig
-from caphv.runtime.errors import ApiError
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.manager import Addresses
 from caphv.runtime.resource import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, uid_of
 from reconciler.harvester import accounts
@@ -39,10 +42,15 @@ from tests.integration.reconciler.test_adoption import left_behind, recorded
 from tests.integration.reconciler.test_cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
 from tests.integration.reconciler.test_fleet import LABELS
 from tests.integration.reconciler.test_loadbalancer import place
+from tests.integration.webhooks.environment import until, write_certificate
+from webhooks.configuration import NAMES, RESOURCES
+from webhooks.review import WEBHOOKS, Webhook
 
 pytestmark = pytest.mark.integration
 
 BASE = objects(CHECKOUT / "deploy" / "kustomize" / "base")
+# Nobody answers for cert-manager, and webhooks behind a Service have no Pod: both are told to API servers otherwise.
+ELSEWHERE = ("Issuer", "Certificate", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 HARVESTER = [
     role
     for path in sorted(data.folder("deploy/harvester").glob("*.yaml"))
@@ -130,7 +138,7 @@ async def start(folder: Path, claimed: str) -> Restricted:
         private_file(folder / f"{server.name}.kubeconfig", pki.to_yaml(server.kubeconfig()))
     private_file(folder / STATE_FILE, json.dumps({"network": claimed, "settings": TIMES}).encode())
     async with management.client() as client:
-        await manifests.apply(client, [*BASE, *core_crds("v1beta2")])
+        await manifests.apply(client, [*(obj for obj in BASE if obj["kind"] not in ELSEWHERE), *core_crds("v1beta2")])
         await rancher.install(client)
     await environment._simulate(folder)
     found = Restricted(folder, management, harvester, workload, World.from_settings(claimed, TIMES), None)  # type: ignore[arg-type]
@@ -139,12 +147,16 @@ async def start(folder: Path, claimed: str) -> Restricted:
     return found
 
 
+def manager(server: ApiServer) -> ApiClient:
+    """A client with the account of the Deployment."""
+    return parse_kubeconfig(pki.to_yaml(server.kubeconfig(MANAGER, GROUPS))).client(name="management")
+
+
 @contextlib.asynccontextmanager
 async def provider(server: ApiServer) -> AsyncIterator[None]:
     """The provider as the account of its Deployment, in this process."""
     inprocess._hook.set(Twice())
-    access = parse_kubeconfig(pki.to_yaml(server.kubeconfig(MANAGER, GROUPS)))
-    client, stop = access.client(name="management"), asyncio.Event()
+    client, stop = manager(server), asyncio.Event()
     running = await Provider.connect(client, Options(leader_elect=True, addresses=Addresses("", "")))
     work = asyncio.create_task(running.manager.run(stop))
     inprocess._hook.set(None)
@@ -177,6 +189,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
     restricted: Restricted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inprocess.install(monkeypatch)
+    await guard(restricted.management, restricted.folder / "certificates")
     async with provider(restricted.management), clusters(restricted, "full", "taken", "narrow") as cases:
         full, taken, narrow = cases
         await live(full)
@@ -188,6 +201,57 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
         assert asked(harvester, f"system:serviceaccount:{account.namespace}:{account.name}", "forbid") == set()
     assert granted(BASE) - asked(management, MANAGER, "allow") == set()
     assert granted(HARVESTER) - WITHIN - asked(harvester, ON_HARVESTER, "allow") == set()
+
+
+async def guard(server: ApiServer, certificates: Path) -> None:
+    """Both webhook configurations are made, follow another CA, and come back when somebody deletes them.
+
+    They are gone at the end: what the rules say to addresses of the simulation is no matter of rights.
+    """
+    write_certificate(certificates, pki.CA.create("webhooks"))
+    async with server.client() as client, serving(server, certificates):
+        made = {webhook: await until(partial(bundle, client, webhook), "it is made") for webhook in WEBHOOKS}
+        write_certificate(certificates, pki.CA.create("another"))
+        for webhook, before in made.items():
+            await until(partial(changed, client, webhook, before), "it has the other CA, too")
+            await client.delete(RESOURCES[webhook], NAMES[webhook])
+        for webhook in WEBHOOKS:
+            await until(partial(bundle, client, webhook), "it is back")
+    async with server.client() as client:
+        for webhook in WEBHOOKS:
+            await client.delete(RESOURCES[webhook], NAMES[webhook])
+
+
+@contextlib.asynccontextmanager
+async def serving(server: ApiServer, certificates: Path) -> AsyncIterator[None]:
+    """What `caphv run --enable-webhooks` has beside the provider, with a URL in place of the Service."""
+    (port,) = processes.free_ports(1)
+    flags = {"kubeconfig": "", "webhook_service": "", "log_level": "info", "log_format": "text"}
+    flags |= {"webhook_bind_address": f"127.0.0.1:{port}", "webhook_url": f"https://127.0.0.1:{port}"}
+    client = manager(server)
+    running = [
+        asyncio.create_task(part.run()) for part in beside({**flags, "webhook_cert_dir": str(certificates)})(client)
+    ]
+    try:
+        yield
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await client.close()
+
+
+async def changed(client: ApiClient, webhook: Webhook, before: str) -> bool:
+    return await bundle(client, webhook) not in ("", before)
+
+
+async def bundle(client: ApiClient, webhook: Webhook) -> str:
+    """The CAs of a webhook configuration, empty when it is not there."""
+    try:
+        found = await client.get(RESOURCES[webhook], NAMES[webhook])
+    except NotFound:
+        return ""
+    return str(found["webhooks"][0]["clientConfig"]["caBundle"])
 
 
 async def live(case: Case) -> None:
