@@ -99,7 +99,7 @@ def _subnet_mask(subject: Subject) -> Iterator[Problem]:
 @RULES.rule(
     "gateway-usable",
     KINDS,
-    "A gateway is a host of its network: no network, broadcast, loopback or multicast address.",
+    "A gateway is a host of its network: no network, broadcast or multicast address.",
     "vmNetworkConfig.gateway",
     "networkConfig.gateway",
     example="{gateway: 172.17.1.255, subnetMask: 255.255.255.0}",
@@ -112,7 +112,7 @@ def _gateway_usable(subject: Subject) -> Iterator[Problem]:
 @RULES.rule(
     "static-address-usable",
     MACHINES,
-    "A static address is a host of its network: no network, broadcast, loopback or multicast address.",
+    "A static address is a host of its network: no network, broadcast or multicast address.",
     "networkConfig.address",
     "networkConfig.subnetMask",
     example="{address: 172.17.1.0, gateway: 172.17.1.1, subnetMask: 255.255.255.0}",
@@ -486,4 +486,5 @@ def _unusable(field: Field, mask: Field) -> Iterator[Problem]:
 
 
 def _special(host: IPv4) -> bool:
-    return host.is_unspecified or host.is_loopback or host.is_multicast or host == IPv4("255.255.255.255")
+    # Loopback addresses are let through: the machines of a sandbox have them.
+    return host.is_unspecified or host.is_multicast or host == IPv4("255.255.255.255")
