@@ -50,16 +50,18 @@ lint: setup ## Check format, lint, types, import rules, and that generated files
 	$(BIN)/python -m caphv.api.reference --check
 	$(BIN)/python -m webhooks.documentation --check
 	$(BIN)/python -m release.webhooks --check
+	$(BIN)/python -m release.clusterclasses --check
 
 format: setup ## Format the code and correct what can be corrected without thought
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup ## Write the files that are made from schemas and code
+generate: setup ## Write the files that are made from schemas, clusterclass/ and code
 	$(BIN)/python -m caphv.api.crds
 	$(BIN)/python -m caphv.api.reference
 	$(BIN)/python -m webhooks.documentation
 	$(BIN)/python -m release.webhooks
+	$(BIN)/python -m release.clusterclasses
 
 bench: setup ## Measure the provider on a simulated Harvester
 	$(BIN)/python -m bench

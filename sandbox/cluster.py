@@ -1,7 +1,7 @@
 """The objects that somebody applies to get a cluster in a sandbox: a Cluster of the shipped ClusterClass, no more.
 
-All else follows from its topology, as for users: the core makes the objects, stand-ins for RKE2's providers the
-machines of the control plane and the bootstrap data.
+All else follows from its topology, as for users: the core makes the objects, stand-ins for the providers of RKE2, K3s
+and kubeadm the machines of the control plane and the bootstrap data.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from caphv.runtime.resource import Obj
-from sandbox.clusterclass import HARVESTER_RKE2
+from sandbox.clusterclass import HARVESTER_K3S, HARVESTER_KUBEADM, HARVESTER_RKE2
 
 KUBERNETES_VERSION = "v1.36.3"
+# What distributions put behind the version of Kubernetes.
+RELEASES = {HARVESTER_RKE2: "+rke2r1", HARVESTER_K3S: "+k3s1", HARVESTER_KUBEADM: ""}
 # A patch release before it, for clusters that are to be upgraded.
-EARLIER_VERSION = "v1.36.2+rke2r1"
-LATER_VERSION = f"{KUBERNETES_VERSION}+rke2r1"
+EARLIER_VERSION = f"v1.36.2{RELEASES[HARVESTER_RKE2]}"
+LATER_VERSION = f"{KUBERNETES_VERSION}{RELEASES[HARVESTER_RKE2]}"
 CORE_VERSION = "cluster.x-k8s.io/v1beta2"
 INFRASTRUCTURE_VERSION = "infrastructure.cluster.x-k8s.io/v1beta1"
 CLUSTER_LABEL = "cluster.x-k8s.io/cluster-name"
@@ -48,6 +50,7 @@ class ClusterSpec:
     control_planes: int = 3
     workers: int = 2
     version: str = EARLIER_VERSION
+    cluster_class: str = HARVESTER_RKE2
     load_balancer: str = "load-balancers"
     machines: Sequence[str] = ("machines-a", "machines-b")
     gateway: str = ""
@@ -91,7 +94,7 @@ def topology(spec: ClusterSpec) -> Obj:
     }
     any_one = {"remediation": {"triggerIf": {"unhealthyLessThanOrEqualTo": 1}}}
     return {
-        "classRef": {"name": HARVESTER_RKE2, "namespace": CLASS_NAMESPACE},
+        "classRef": {"name": spec.cluster_class, "namespace": CLASS_NAMESPACE},
         "version": spec.version,
         "controlPlane": {"replicas": spec.control_planes, "healthCheck": {**health, **any_one}},
         "workers": {

@@ -28,7 +28,7 @@ from caphv.runtime.resource import Obj
 from sandbox import clusterclass, core, manifests, network, pki, processes, webhooks
 from sandbox.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes import Process
-from sandbox.rke2 import crds as rke2
+from sandbox.providers import crds as providers
 
 STATE_FILE = "sandbox.json"
 SIMULATOR_READY_FILE = "simulator.ready"
@@ -193,9 +193,11 @@ class Sandbox:
     async def _core(self, management: ApiServer) -> Process:
         async with management.client() as client:
             crds = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
-            await manifests.apply(client, [*crds, *rke2.custom_resource_definitions()])
+            await manifests.apply(client, [*crds, *providers.custom_resource_definitions()])
             process = await core.start(self.folder, management)
-            await manifests.apply(client, clusterclass.objects("default"))
+            await manifests.apply(
+                client, [obj for name in clusterclass.NAMES for obj in clusterclass.objects("default", name)]
+            )
         return process
 
     async def _simulator(self) -> Process:

@@ -197,6 +197,12 @@ class Story:
             await self._replace_all(f"/spec/topology/variables/{names.index(name)}/value", value)
             step.outcome = f"{len(self.running())} new machines"
 
+    async def rebase(self, cluster_class: str) -> None:
+        """Take another ClusterClass whose templates make other machines."""
+        async with self._step(f"Rebase to ClusterClass {cluster_class}: machines are replaced") as step:
+            await self._replace_all("/spec/topology/classRef/name", cluster_class)
+            step.outcome = f"{len(self.running())} new machines"
+
     async def delete(self) -> None:
         """Delete the Cluster; nothing of it stays on Harvester."""
         async with self._step("Delete the cluster") as step:

@@ -13,7 +13,7 @@ from caphv.runtime.resource import EVENTS, SECRETS, Obj, labels_of
 from sandbox import binaries, processes
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox, Settings
-from sandbox.rke2.resources import CONTROL_PLANES
+from sandbox.providers.resources import CONTROL_PLANES
 from sandbox.story import Story, in_network
 
 pytestmark = pytest.mark.e2e

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,16 @@ import yaml
 
 from caphv import data
 from caphv.runtime.resource import Obj
-from sandbox.rke2 import crds as rke2
+from release import clusterclasses
+from sandbox.providers import crds as providers
 from tests.support import object_schema
 
 pytestmark = pytest.mark.unit
 
-CLASSES = sorted(folder.name for folder in data.folder("clusterclass").iterdir() if folder.is_dir())
+CLASSES = ("harvester-k3s", "harvester-kubeadm", "harvester-rke2")
 
 
+@functools.cache
 def objects(name: str) -> list[Obj]:
     files = sorted((data.folder("clusterclass") / name).glob("*.yaml"))
     return [obj for file in files for obj in yaml.safe_load_all(file.read_text())]
@@ -31,6 +35,7 @@ def the_class(name: str) -> Obj:
     return found
 
 
+@functools.cache
 def read_crds(folder: Path) -> dict[tuple[str, str], Obj]:
     found = [crd for file in folder.glob("*.yaml") for crd in yaml.load_all(file.read_text(), yaml.CSafeLoader)]
     crds = [crd for crd in found if crd and crd.get("kind") == "CustomResourceDefinition"]
@@ -80,21 +85,67 @@ def definitions(name: str) -> Iterator[Obj]:
         yield from patch["definitions"]
 
 
+@functools.cache
+def crds_of_the_sandbox() -> dict[tuple[str, str], Obj]:
+    others = {
+        (crd["spec"]["group"], crd["spec"]["names"]["kind"]): crd for crd in providers.custom_resource_definitions()
+    }
+    return read_crds(data.folder("deploy/crds")) | others
+
+
+def test_the_files_are_what_their_sources_say(checkout: Path) -> None:
+    assert clusterclasses.stale(checkout) == []
+
+
+def test_a_changed_or_missing_file_is_told(tmp_path: Path, checkout: Path) -> None:
+    shutil.copytree(checkout / "clusterclass", tmp_path / "clusterclass")
+    (tmp_path / "clusterclass" / "harvester-k3s" / "templates.yaml").write_text("")
+    (tmp_path / "clusterclass" / "variables.md").unlink()
+    assert clusterclasses.stale(tmp_path) == ["clusterclass/harvester-k3s/templates.yaml", "clusterclass/variables.md"]
+
+
+def test_each_folder_is_a_class() -> None:
+    assert sorted(path.name for path in data.folder("clusterclass").iterdir() if path.is_dir()) == list(CLASSES)
+
+
+def test_all_classes_have_the_same_variables_but_for_the_cni() -> None:
+    first, *others = (
+        {entry["name"]: entry for entry in the_class(name)["spec"]["variables"] if entry["name"] != "cni"}
+        for name in CLASSES
+    )
+    assert all(other == first for other in others)
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_templates_fit_our_own_crds_and_those_of_the_sandbox(name: str) -> None:
-    crds = read_crds(data.folder("deploy/crds"))
-    for crd in rke2.custom_resource_definitions():
-        crds[crd["spec"]["group"], crd["spec"]["names"]["kind"]] = crd
+    crds = crds_of_the_sandbox()
     found = [problem for kind, obj in templates(name) for problem in problems(obj, crds[kind])]
     assert found == []
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_templates_fit_the_real_crds_of_rke2(name: str, shared_crds: Path) -> None:
+def test_templates_fit_the_real_crds_of_rke2(shared_crds: Path) -> None:
     crds = read_crds(shared_crds)
-    checked = [(kind, obj) for kind, obj in templates(name) if kind in crds]
+    checked = [(kind, obj) for kind, obj in templates("harvester-rke2") if kind in crds]
     assert len(checked) == 2
     assert [problem for kind, obj in checked for problem in problems(obj, crds[kind])] == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_control_plane_and_each_class_of_workers_have_sizes_of_their_own(name: str) -> None:
+    sizes = {
+        patch["name"]: patch["definitions"][0]["selector"]["matchResources"]
+        for patch in the_class(name)["spec"]["patches"]
+        if patch["name"].endswith("Size")
+    }
+    assert sizes == {
+        "controlPlaneSize": {"controlPlane": True},
+        "workerSize": {"machineDeploymentClass": {"names": ["default-worker"]}},
+        "largeWorkerSize": {"machineDeploymentClass": {"names": ["large-worker"]}},
+    }
+    assert [worker["class"] for worker in the_class(name)["spec"]["workers"]["machineDeployments"]] == [
+        "default-worker",
+        "large-worker",
+    ]
 
 
 @pytest.mark.parametrize("name", CLASSES)

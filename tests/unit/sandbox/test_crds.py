@@ -9,14 +9,17 @@ import yaml
 
 from caphv.runtime.resource import Obj
 from sandbox.harvester.world import custom_resource_definitions
-from sandbox.rke2 import crds as rke2
+from sandbox.providers import crds as providers
 from tests.support import fields, object_schema
 
 pytestmark = pytest.mark.unit
 
-OURS = {crd["metadata"]["name"]: crd for crd in (*custom_resource_definitions(), *rke2.custom_resource_definitions())}
-# Written by Multus, which is not among the CRDs that we have to compare with.
-WITHOUT_REAL = {"network-attachment-definitions.k8s.cni.cncf.io"}
+CRDS = (*custom_resource_definitions(), *providers.custom_resource_definitions())
+OURS = {crd["metadata"]["name"]: crd for crd in CRDS}
+# Those of Multus, K3s and kubeadm are not among the CRDs that we have to compare with.
+WITHOUT_REAL = {"network-attachment-definitions.k8s.cni.cncf.io"} | {
+    name for name in OURS if name.startswith(("kthrees", "kubeadm"))
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
-"""The CRDs of RKE2's providers as far as the stand-ins and the ClusterClass use them.
+"""The CRDs of the providers as far as the stand-ins and the ClusterClasses use them.
 
-The two template kinds are not written down a second time: by contract each is the spec of its kind, wrapped.
+The template kinds are not written down a second time: by contract each is the spec of its kind, wrapped. Nor is the
+spec of a bootstrap object where a control plane has all of it inside its own.
 """
 
 from __future__ import annotations
@@ -10,16 +11,27 @@ from pathlib import Path
 
 from caphv.runtime.resource import Obj
 from sandbox import manifests
+from sandbox.providers.distribution import ALL
 
-FOLDER = Path(__file__).parent.parent / "crds" / "rke2"
-# What a template does not say, because each object made from it has its own.
-_OWN = ("replicas", "version")
+FOLDER = Path(__file__).parent.parent / "crds" / "providers"
+# What a template need not say, because each object made from it has its own.
+_OWN = ("machineTemplate", "replicas", "version")
 
 
 def custom_resource_definitions() -> list[Obj]:
-    """The CRDs of all four kinds, with the label of the contract that they follow."""
-    kinds = manifests.read(sorted(FOLDER.glob("*.yaml")))
-    return [*kinds, *map(_template, kinds)]
+    """The CRDs of four kinds for each distribution, with the label of the contract that they follow."""
+    kinds = {crd["spec"]["names"]["kind"]: crd for crd in manifests.read(sorted(FOLDER.glob("*.yaml")))}
+    for distribution in ALL:
+        if isinstance(distribution.config, str):
+            config = _spec(kinds[distribution.configs.kind])
+            _spec(kinds[distribution.control_planes.kind])["properties"][distribution.config] = config
+    return [*kinds.values(), *map(_template, kinds.values())]
+
+
+def _spec(crd: Obj) -> Obj:
+    (version,) = crd["spec"]["versions"]
+    found: Obj = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return found
 
 
 def _template(kind: Obj) -> Obj:

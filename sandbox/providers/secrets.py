@@ -12,7 +12,7 @@ from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.resource import SECRETS, Key, Obj
 from sandbox import pki
-from sandbox.rke2.resources import SECRET_TYPE, reference
+from sandbox.providers.resources import SECRET_TYPE, reference
 
 
 @dataclass(frozen=True)

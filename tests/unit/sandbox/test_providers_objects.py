@@ -1,4 +1,4 @@
-"""What the RKE2 stand-ins read from objects and write into them."""
+"""What the stand-ins for bootstrap and control plane providers read from objects and write into them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from caphv.runtime.resource import Key, Obj
 from sandbox import pki
 from sandbox.cloudinit import parse_user_data
 from sandbox.join import CA_FILES, CONTROL_PLANE, WORKER, join_of
-from sandbox.rke2 import view
-from sandbox.rke2.bootstrap import waits_for
-from sandbox.rke2.cloudconfig import RKE2_FILE, Guest, render
-from sandbox.rke2.plan import Delete, Wait
-from sandbox.rke2.status import status_of, version_order
+from sandbox.providers import view
+from sandbox.providers.bootstrap import waits_for
+from sandbox.providers.cloudconfig import Guest, render
+from sandbox.providers.distribution import ALL, K3S, KUBEADM, RKE2, Distribution, Node
+from sandbox.providers.plan import Delete, Wait
+from sandbox.providers.status import in_contract_v1beta1, status_of, version_order
 
 pytestmark = pytest.mark.unit
 
@@ -44,24 +45,72 @@ def control_plane(**spec: Any) -> Obj:
     }
 
 
-def made(owner: Obj, name: str = "first-cp-aaaaa") -> tuple[Obj, Obj, Obj]:
-    """Machine, HarvesterMachine and RKE2Config as they are made."""
+def made(owner: Obj, name: str = "first-cp-aaaaa", distribution: Distribution = RKE2) -> tuple[Obj, Obj, Obj]:
+    """Machine, HarvesterMachine and bootstrap object as they are made."""
     template = {"metadata": {"name": "blue", "namespace": "clusters"}, "spec": {"template": {"spec": {"cpu": 2}}}}
     return (
-        view.new_machine(owner, CLUSTER, name, "zone-1"),
+        view.new_machine(owner, distribution, CLUSTER, name, "zone-1"),
         view.new_harvester_machine(owner, CLUSTER, name, template),
-        view.new_config(owner, CLUSTER, name),
+        view.new_config(owner, distribution, CLUSTER, name),
     )
 
 
-def guest(**changes: Any) -> Guest:
-    values: dict[str, Any] = {"endpoint": "10.0.0.1:6443", "version": "v1.36.2+rke2r1", "authority": AUTHORITY}
-    return Guest(**{**values, "token": "t0", "files": FILES, **changes})
+def guest(config: Obj | None = None, server: Obj | None = None) -> Guest:
+    node = Node("10.0.0.1:6443", config or {}, server, "t0")
+    return Guest(node, "v1.36.2+rke2r1", AUTHORITY, [*FILES, *node.config.get("files", ())])
+
+
+def other(distribution: Distribution, inner: Obj) -> Obj:
+    """The control plane of K3s or kubeadm, with this in the spec that its bootstrap objects get."""
+    assert isinstance(distribution.config, str)
+    reference = {"apiGroup": "g", "apiVersion": "g/v1", "kind": "HarvesterMachineTemplate", "name": "blue"}
+    template = {"infrastructureRef": reference}
+    return {
+        "apiVersion": distribution.control_planes.api_version,
+        "kind": distribution.control_planes.kind,
+        "metadata": {"name": "first-cp", "namespace": "clusters", "uid": "1", "generation": 2},
+        "spec": {
+            "replicas": 3,
+            "version": "v1.36.2",
+            "machineTemplate": template if distribution.contract == "v1beta1" else {"spec": template},
+            distribution.config: inner,
+        },
+    }
 
 
 def test_what_was_just_made_is_current() -> None:
     owner = control_plane()
-    assert view.is_current(*made(owner), owner)
+    assert view.is_current(*made(owner), owner, RKE2)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "inner", "server"),
+    [
+        (K3S, {"serverConfig": {"tlsSan": ["a"]}, "files": FILES}, {"tlsSan": ["a"]}),
+        (KUBEADM, {"clusterConfiguration": {"imageRepository": "a"}}, {"imageRepository": "a"}),
+    ],
+)
+def test_machines_of_k3s_and_kubeadm_are_made_of_one_object_of_the_control_plane(
+    distribution: Distribution, inner: Obj, server: Obj
+) -> None:
+    owner = other(distribution, inner)
+    machine, infrastructure, config = made(owner, distribution=distribution)
+    assert config["spec"] == inner
+    assert config["kind"] == machine["spec"]["bootstrap"]["configRef"]["kind"] == distribution.configs.kind
+    assert distribution.server_spec(owner) == server
+    assert view.is_current(machine, infrastructure, config, owner, distribution)
+    assert not view.is_current(machine, infrastructure, config, other(distribution, {"files": []}), distribution)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "surge"), [({}, 1), ({"rollingUpdate": {"maxSurge": 0}}, 0), ({"rollingUpdate": {"maxSurge": 3}}, 1)]
+)
+def test_a_roll_out_surges_by_one_machine_at_most(strategy: Obj, surge: int) -> None:
+    assert RKE2.max_surge(control_plane(rolloutStrategy=strategy)) == surge
+    owner = other(KUBEADM, {})
+    owner["spec"]["rollout"] = {"strategy": strategy}
+    assert KUBEADM.max_surge(owner) == surge
+    assert K3S.max_surge(other(K3S, {})) == 1
 
 
 @pytest.mark.parametrize(
@@ -75,11 +124,11 @@ def test_what_was_just_made_is_current() -> None:
     ],
 )
 def test_a_change_of_what_machines_are_made_of_makes_them_outdated(change: Obj) -> None:
-    assert not view.is_current(*made(control_plane()), control_plane(**change))
+    assert not view.is_current(*made(control_plane()), control_plane(**change), RKE2)
 
 
 def test_a_change_of_replicas_or_of_labels_does_not() -> None:
-    assert view.is_current(*made(control_plane()), control_plane(replicas=5))
+    assert view.is_current(*made(control_plane()), control_plane(replicas=5), RKE2)
 
 
 def test_a_machine_refers_to_its_two_objects_and_carries_the_labels_of_the_template() -> None:
@@ -108,27 +157,28 @@ def test_a_machine_is_unhealthy_when_its_health_check_has_marked_it(
     kinds = ("HealthCheckSucceeded", "OwnerRemediated")
     pairs = zip(kinds, statuses, strict=True)
     machine["status"] = {"conditions": [{"type": kind, "status": status} for kind, status in pairs if status]}
-    assert view.member_of(machine, *others, owner, known=(), ready=()).unhealthy is unhealthy
+    assert view.member_of(machine, *others, owner, RKE2, known=(), ready=()).unhealthy is unhealthy
 
 
 def test_a_control_plane_guest_gets_all_it_needs_to_join_and_the_files_of_its_config() -> None:
     config = {"agentConfig": {"kubelet": {"extraArgs": ["cloud-provider=external"]}}, "preRKE2Commands": ["true"]}
     server = {"cni": "cilium", "tlsSan": ["api.example.com"], "cloudProviderName": "external"}
-    text = render(guest(config=config, server=server))
+    text = render(RKE2, guest(config, server))
     data = parse_user_data(text, "first-cp-aaaaa")
     join = join_of(data)
     assert join is not None
     assert (join.role, join.server, join.token, join.cni) == (CONTROL_PLANE, "https://10.0.0.1:6443", "t0", True)
     assert join.sans == ("api.example.com", "10.0.0.1")
     assert data.files["/etc/motd"].content == "welcome\n"
-    rke2 = yaml.safe_load(data.files[RKE2_FILE].content)
+    rke2 = yaml.safe_load(data.files[RKE2.file].content)
     assert rke2["kubelet-arg"] == ["cloud-provider=external"]
     assert (rke2["cni"], rke2["cloud-provider-name"]) == ("cilium", "external")
     assert yaml.safe_load(text)["runcmd"][0] == "true"
 
 
-def test_a_worker_guest_gets_no_key_of_the_authority() -> None:
-    data = parse_user_data(render(guest()), "first-md-0")
+@pytest.mark.parametrize("distribution", ALL, ids=lambda each: each.name)
+def test_a_worker_guest_gets_no_key_of_the_authority(distribution: Distribution) -> None:
+    data = parse_user_data(render(distribution, guest()), "first-md-0")
     join = join_of(data)
     assert join is not None
     assert join.role == WORKER
@@ -136,9 +186,29 @@ def test_a_worker_guest_gets_no_key_of_the_authority() -> None:
 
 
 def test_without_a_cni_nodes_do_not_become_ready() -> None:
-    join = join_of(parse_user_data(render(guest(server={"cni": "none"})), "first-cp"))
+    no_flannel = {"path": f"{K3S.file}.d/10-cni.yaml", "content": "flannel-backend: none\n"}
+    for distribution, config, server in ((RKE2, {}, {"cni": "none"}), (K3S, {"files": [no_flannel]}, {})):
+        join = join_of(parse_user_data(render(distribution, guest(config, server)), "first-cp"))
+        assert join is not None
+        assert not join.cni
+
+
+def test_kubeadm_has_cloud_init_fill_in_the_name_of_the_node() -> None:
+    config = {"joinConfiguration": {"nodeRegistration": {"name": "{{ ds.meta_data.local_hostname }}"}}}
+    text = render(KUBEADM, guest(config))
+    assert text.startswith("## template: jinja\n#cloud-config\n")
+    written = yaml.safe_load(parse_user_data(text, "first-md-0").files[KUBEADM.file].content)
+    assert written["nodeRegistration"]["name"] == "first-md-0"
+
+
+@pytest.mark.parametrize(
+    ("distribution", "server"),
+    [(RKE2, {"tlsSan": ["a"]}), (K3S, {"tlsSan": ["a"]}), (KUBEADM, {"apiServer": {"certSANs": ["a"]}})],
+)
+def test_further_names_of_the_api_server_are_found(distribution: Distribution, server: Obj) -> None:
+    join = join_of(parse_user_data(render(distribution, guest({}, server)), "first-cp"))
     assert join is not None
-    assert not join.cni
+    assert join.sans == ("a", "10.0.0.1")
 
 
 def test_nothing_secret_is_in_the_representation_of_a_guest() -> None:
@@ -162,7 +232,7 @@ def test_bootstrap_data_waits_for_infrastructure_endpoint_control_plane_and_secr
 
 def reported(owner: Obj, machines: list[Obj], step: Wait | Delete, *, joinable: bool) -> Obj:
     members = [
-        view.member_of(machine, None, None, owner, known=("id",), ready=("id",) if joinable else ())
+        view.member_of(machine, None, None, owner, RKE2, known=("id",), ready=("id",) if joinable else ())
         for machine in machines
     ]
     return status_of(owner, machines, members, step, joinable)
@@ -210,3 +280,22 @@ def test_a_condition_keeps_its_time_for_as_long_as_its_status() -> None:
         entry["lastTransitionTime"] = "2026-01-01T00:00:00Z"
     owner["status"] = first
     assert reported(owner, [], Wait(), joinable=True) == first
+
+
+def test_the_older_contract_has_other_words_for_the_same_status() -> None:
+    owner = control_plane()
+    machine, *_ = made(owner)
+    machine["spec"]["providerID"] = "id"
+    machine["status"] = {"conditions": [{"type": "Available", "status": "True"}]}
+    found = in_contract_v1beta1(reported(owner, [machine], Wait(), joinable=True))
+    assert {name: found[name] for name in ("initialized", "ready", "replicas", "updatedReplicas")} == {
+        "initialized": True,
+        "ready": True,
+        "replicas": 1,
+        "updatedReplicas": 1,
+    }
+    assert found["unavailableReplicas"] == 0
+    assert not {"initialization", "availableReplicas", "upToDateReplicas"} & found.keys()
+    # Once initialized, always initialized, whatever a later look finds.
+    owner["status"] = found
+    assert in_contract_v1beta1(reported(owner, [], Wait(), joinable=False))["initialized"]

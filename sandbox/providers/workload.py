@@ -1,7 +1,7 @@
 """Connections to workload clusters: their Nodes, and the etcd members of machines that go.
 
 The core has connections of its own and tries one again only every 30 s, so a control plane that waited for what the
-core knows of Nodes would come up slowly. RKE2's provider looks itself, too.
+core knows of Nodes would come up slowly. The real providers look themselves, too.
 """
 
 from __future__ import annotations

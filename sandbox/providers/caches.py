@@ -1,4 +1,4 @@
-"""What both providers read of the management cluster."""
+"""What the providers read of the management cluster."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.resource import SECRETS, Key, Obj, key_of, labels_of
-from sandbox.rke2.resources import CLUSTERS, CONFIGS, CONTROL_PLANES, HARVESTER_MACHINES, MACHINES
+from sandbox.providers.distribution import Distribution
+from sandbox.providers.resources import CLUSTERS, HARVESTER_MACHINES, MACHINES
 
 _BY_CLUSTER = "cluster"
 
 
-class Caches:
-    """Local copies; run them with `running`."""
+class Shared:
+    """Local copies of kinds that the providers of all distributions read."""
 
     def __init__(self, client: ApiClient) -> None:
         self.clusters = Informer(client, CLUSTERS, max_backoff=2)
-        self.control_planes = Informer(client, CONTROL_PLANES, max_backoff=2)
-        self.configs = Informer(client, CONFIGS, max_backoff=2)
         self.machines = Informer(client, MACHINES, max_backoff=2, indexes={_BY_CLUSTER: _cluster})
         self.harvester_machines = Informer(client, HARVESTER_MACHINES, max_backoff=2, indexes={_BY_CLUSTER: _cluster})
         self.secrets = Informer(client, SECRETS, max_backoff=2, label_selector=CLUSTER_NAME_LABEL)
 
-    @property
-    def all(self) -> tuple[Informer, ...]:
-        """All of them."""
-        return (
-            self.clusters,
-            self.control_planes,
-            self.configs,
-            self.machines,
-            self.harvester_machines,
-            self.secrets,
-        )
-
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Keep them true inside the block, which begins when all have been read once."""
-        tasks = [informer.start() for informer in self.all]
+    async def running(self, *caches: Caches) -> AsyncIterator[None]:
+        """Keep these and those of distributions true inside the block, which begins when all have been read once."""
+        informers = [self.clusters, self.machines, self.harvester_machines, self.secrets]
+        informers += [informer for own in caches for informer in (own.control_planes, own.configs)]
+        tasks = [informer.start() for informer in informers]
         try:
-            await asyncio.gather(*(informer.wait_synced() for informer in self.all))
+            await asyncio.gather(*(informer.wait_synced() for informer in informers))
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Caches:
+    """What the two providers of one distribution read."""
+
+    def __init__(self, client: ApiClient, shared: Shared, distribution: Distribution) -> None:
+        self.distribution = distribution
+        self.clusters, self.machines = shared.clusters, shared.machines
+        self.harvester_machines, self.secrets = shared.harvester_machines, shared.secrets
+        self.control_planes = Informer(client, distribution.control_planes, max_backoff=2)
+        self.configs = Informer(client, distribution.configs, max_backoff=2)
 
     def machines_of(self, cluster: Key, *, control_plane: bool) -> list[Obj]:
         """Machines of a cluster: those of its control plane, or all others."""

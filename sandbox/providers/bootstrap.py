@@ -1,6 +1,6 @@
-"""Stand-in for RKE2's bootstrap provider: bootstrap data for each RKE2Config that a Machine owns.
+"""Stand-in for a bootstrap provider: bootstrap data for each bootstrap object (such as RKE2Config) that a Machine owns.
 
-By contract the data is a Secret of the RKE2Config's name, made once; a change of the spec later has no effect.
+By contract the data is a Secret of the object's name, made once; a change of the spec later has no effect.
 """
 
 from __future__ import annotations
@@ -23,28 +23,23 @@ from caphv.runtime.resource import (
     labels_of,
     owner_reference,
 )
-from sandbox.rke2 import cloudconfig, secrets
-from sandbox.rke2.caches import Caches, cluster_key
-from sandbox.rke2.resources import (
-    CONFIGS,
-    MACHINES,
-    SERVER_CONFIGURATION,
-    condition,
-    merged_conditions,
-    paused,
-)
+from sandbox.providers import cloudconfig, secrets
+from sandbox.providers.caches import Caches, cluster_key
+from sandbox.providers.distribution import Node
+from sandbox.providers.resources import MACHINES, condition, merged_conditions, paused
 
 # A file whose source is not there yet is looked for again after so many seconds.
 _AGAIN = 2.0
 
 
 class Bootstrap:
-    """The controller for RKE2Configs."""
+    """The controller for the bootstrap objects of one distribution."""
 
     def __init__(self, client: ApiClient, caches: Caches) -> None:
         self._client = client
         self._caches = caches
-        self.controller = Controller("rke2-bootstrap", self._reconcile, concurrency=8)
+        self._distribution = caches.distribution
+        self.controller = Controller(f"{self._distribution.name}-bootstrap", self._reconcile, concurrency=8)
         caches.configs.add_handler(lambda change: self.controller.enqueue(change.key))
         caches.machines.add_handler(lambda change: self._enqueue(cluster_key(change.obj)))
         caches.clusters.add_handler(lambda change: self._enqueue(change.key))
@@ -75,20 +70,17 @@ class Bootstrap:
         except LookupError as missing:
             await self._report(config, str(missing))
             return _AGAIN
-        guest = cloudconfig.Guest(
-            endpoint=endpoint_of(cluster),
-            version=machine["spec"]["version"],
-            authority=found.authority,
-            token=found.token,
-            config=config.get("spec") or {},
-            server=json.loads(annotations_of(machine).get(SERVER_CONFIGURATION) or "{}")
-            if CONTROL_PLANE_LABEL in labels_of(machine)
-            else None,
-            files=files,
-        )
-        await self._write(key_of(cluster), config, cloudconfig.render(guest))
+        node = Node(endpoint_of(cluster), config.get("spec") or {}, self._server(machine), found.token)
+        guest = cloudconfig.Guest(node, machine["spec"]["version"], found.authority, files)
+        await self._write(key_of(cluster), config, cloudconfig.render(self._distribution, guest))
         await self._report(config, "")
         return None
+
+    def _server(self, machine: Obj) -> Obj | None:
+        if CONTROL_PLANE_LABEL not in labels_of(machine):
+            return None
+        found: Obj = json.loads(annotations_of(machine).get(self._distribution.server_annotation) or "{}")
+        return found
 
     async def _write(self, cluster: Key, config: Obj, data: str) -> None:
         content = {"value": data.encode(), "format": b"cloud-config"}
@@ -118,11 +110,19 @@ class Bootstrap:
         wanted = [_condition(kind, not waiting, message) for kind in ("DataSecretAvailable", "Ready")]
         status: Obj = {"conditions": merged_conditions(config, wanted)}
         if not waiting:
-            status |= {"dataSecretName": name, "initialization": {"dataSecretCreated": True}}
+            done: Obj = {"initialization": {"dataSecretCreated": True}}
+            status |= {
+                "dataSecretName": name,
+                **({"ready": True} if self._distribution.contract == "v1beta1" else done),
+            }
         before = config.get("status") or {}
         if {field: before.get(field) for field in status} != status:
             answer = await self._client.patch(
-                CONFIGS, name, config["metadata"]["namespace"], {"status": status}, subresource="status"
+                self._distribution.configs,
+                name,
+                config["metadata"]["namespace"],
+                {"status": status},
+                subresource="status",
             )
             self._caches.configs.observe(answer)
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from caphv.runtime.resource import Obj, being_deleted
-from sandbox.rke2.plan import Create, Delete, Member, Step, Wait
-from sandbox.rke2.resources import condition, merged_conditions
+from sandbox.providers.plan import Create, Delete, Member, Step, Wait
+from sandbox.providers.resources import condition, merged_conditions
 
 
 def status_of(
@@ -15,7 +15,8 @@ def status_of(
 ) -> Obj:
     """The status, merged over the one before; `joinable`: a control plane Node is ready."""
     before = control_plane.get("status") or {}
-    initialized = joinable or bool((before.get("initialization") or {}).get("controlPlaneInitialized"))
+    was = before.get("initialized") or (before.get("initialization") or {}).get("controlPlaneInitialized")
+    initialized = joinable or bool(was)
     found: Obj = {
         "replicas": len(machines),
         "readyReplicas": _count(machines, "Ready"),
@@ -32,6 +33,20 @@ def status_of(
         if versions:
             found["version"] = min(versions, key=version_order)
     return {**before, **found}
+
+
+def in_contract_v1beta1(status: Obj) -> Obj:
+    """The same status in the words of contract v1beta1."""
+    found = dict(status)
+    initialization = found.pop("initialization", None) or {}
+    available, up_to_date = found.pop("availableReplicas"), found.pop("upToDateReplicas")
+    return {
+        **found,
+        "initialized": bool(initialization.get("controlPlaneInitialized")),
+        "ready": any(c["type"] == "Available" and c["status"] == "True" for c in found["conditions"]),
+        "updatedReplicas": up_to_date,
+        "unavailableReplicas": max(0, found["replicas"] - available),
+    }
 
 
 def version_order(version: str) -> tuple[int, ...]:

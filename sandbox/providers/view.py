@@ -7,23 +7,19 @@ from collections.abc import Collection
 
 from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
 from caphv.runtime.resource import Key, Obj, annotations_of, being_deleted, key_of
-from sandbox.rke2.plan import Member
-from sandbox.rke2.resources import (
-    CLEANUP_HOOK,
+from sandbox.providers.distribution import Distribution
+from sandbox.providers.plan import Member
+from sandbox.providers.resources import (
     CLONED_FROM_KIND,
     CLONED_FROM_NAME,
-    CONFIGS,
     HARVESTER_MACHINE_TEMPLATES,
     HARVESTER_MACHINES,
     MACHINES,
-    SERVER_CONFIGURATION,
     condition,
     reference,
 )
 
 CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
-# Fields of an RKE2ControlPlane that each of its RKE2Configs has, too.
-_CONFIG_FIELDS = ("agentConfig", "files", "postRKE2Commands", "preRKE2Commands")
 
 
 def member_of(
@@ -31,6 +27,7 @@ def member_of(
     harvester_machine: Obj | None,
     config: Obj | None,
     control_plane: Obj,
+    distribution: Distribution,
     *,
     known: Collection[str],
     ready: Collection[str],
@@ -47,44 +44,34 @@ def member_of(
         joined=provider_id in known or bool((machine.get("status") or {}).get("nodeRef")),
         ready=provider_id in ready,
         settled=condition(machine, "Ready") == "True",
-        current=is_current(machine, harvester_machine, config, control_plane),
+        current=is_current(machine, harvester_machine, config, control_plane, distribution),
         unhealthy=marked == ["False", "False"],
         deleting=being_deleted(machine),
     )
 
 
-def is_current(machine: Obj, harvester_machine: Obj | None, config: Obj | None, control_plane: Obj) -> bool:
+def is_current(
+    machine: Obj,
+    harvester_machine: Obj | None,
+    config: Obj | None,
+    control_plane: Obj,
+    distribution: Distribution,
+) -> bool:
     """Whether a machine is what the control plane would make now. Objects that are missing are not held against it."""
-    spec = control_plane["spec"]
-    template = spec["machineTemplate"]["spec"]["infrastructureRef"]["name"]
+    template = distribution.template_name(control_plane)
+    server = annotations_of(machine).get(distribution.server_annotation)
     return (
-        machine["spec"].get("version") == spec["version"]
+        machine["spec"].get("version") == control_plane["spec"]["version"]
         and (harvester_machine is None or annotations_of(harvester_machine).get(CLONED_FROM_NAME) == template)
-        and (config is None or (config.get("spec") or {}) == config_spec(control_plane))
-        and annotations_of(machine).get(SERVER_CONFIGURATION) == server_configuration(control_plane)
+        and (config is None or (config.get("spec") or {}) == distribution.config_spec(control_plane))
+        and server == _server_configuration(control_plane, distribution)
     )
-
-
-def config_spec(control_plane: Obj) -> Obj:
-    """Spec of the RKE2Config of each machine."""
-    return {name: control_plane["spec"][name] for name in _CONFIG_FIELDS if name in control_plane["spec"]}
-
-
-def server_configuration(control_plane: Obj) -> str:
-    """The part of a control plane's spec that only its Machines remember."""
-    return json.dumps(control_plane["spec"].get("serverConfig") or {}, sort_keys=True, separators=(",", ":"))
 
 
 def failure_domains(cluster: Obj) -> list[str]:
     """Failure domains that may have machines of the control plane."""
     domains = (cluster.get("status") or {}).get("failureDomains") or ()
     return sorted(domain["name"] for domain in domains if domain.get("controlPlane"))
-
-
-def max_surge(control_plane: Obj) -> int:
-    """How many machines more than wanted a roll-out may have: 0 or 1."""
-    rolling = control_plane["spec"]["rolloutStrategy"].get("rollingUpdate") or {}
-    return min(int(rolling.get("maxSurge", 1)), 1)
 
 
 # The objects of one machine, by its name. The first two belong to the control plane until the core sees the Machine.
@@ -111,34 +98,42 @@ def new_harvester_machine(control_plane: Obj, cluster: Key, name: str, template:
     }
 
 
-def new_config(control_plane: Obj, cluster: Key, name: str) -> Obj:
-    """The RKE2Config."""
+def new_config(control_plane: Obj, distribution: Distribution, cluster: Key, name: str) -> Obj:
+    """The bootstrap object."""
     metadata = {**_metadata(control_plane, cluster, name), "ownerReferences": [reference(control_plane)]}
     return {
-        "apiVersion": CONFIGS.api_version,
-        "kind": CONFIGS.kind,
+        "apiVersion": distribution.configs.api_version,
+        "kind": distribution.configs.kind,
         "metadata": metadata,
-        "spec": config_spec(control_plane),
+        "spec": distribution.config_spec(control_plane),
     }
 
 
-def new_machine(control_plane: Obj, cluster: Key, name: str, failure_domain: str) -> Obj:
+def new_machine(control_plane: Obj, distribution: Distribution, cluster: Key, name: str, failure_domain: str) -> Obj:
     """The Machine; with it the two others become its own."""
     metadata = _metadata(control_plane, cluster, name)
-    metadata["annotations"] |= {SERVER_CONFIGURATION: server_configuration(control_plane), CLEANUP_HOOK: ""}
+    server = _server_configuration(control_plane, distribution)
+    metadata["annotations"] |= {distribution.server_annotation: server, distribution.hook: ""}
     metadata["ownerReferences"] = [reference(control_plane, controller=True)]
     spec: Obj = {
         "clusterName": cluster.name,
         "version": control_plane["spec"]["version"],
-        "bootstrap": {"configRef": {"apiGroup": CONFIGS.group, "kind": CONFIGS.kind, "name": name}},
+        "bootstrap": {
+            "configRef": {"apiGroup": distribution.configs.group, "kind": distribution.configs.kind, "name": name}
+        },
         "infrastructureRef": {"apiGroup": HARVESTER_MACHINES.group, "kind": HARVESTER_MACHINES.kind, "name": name},
     }
-    deletion = control_plane["spec"]["machineTemplate"]["spec"].get("deletion")
+    deletion = (control_plane["spec"]["machineTemplate"].get("spec") or {}).get("deletion")
     if deletion:
         spec["deletion"] = deletion
     if failure_domain:
         spec["failureDomain"] = failure_domain
     return {"apiVersion": MACHINES.api_version, "kind": MACHINES.kind, "metadata": metadata, "spec": spec}
+
+
+def _server_configuration(control_plane: Obj, distribution: Distribution) -> str:
+    """The part of a control plane's spec that its Machines remember."""
+    return json.dumps(distribution.server_spec(control_plane), sort_keys=True, separators=(",", ":"))
 
 
 def _metadata(control_plane: Obj, cluster: Key, name: str) -> Obj:

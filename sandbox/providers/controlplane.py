@@ -1,4 +1,4 @@
-"""Stand-in for RKE2's control plane provider: the Machines of an RKE2ControlPlane, one step at a time.
+"""Stand-in for a control plane provider: the Machines of a control plane object, one step at a time.
 
 Everything follows from what is read, so it may be stopped anywhere. A machine is three objects; when a stop leaves the
 first of them behind, the next attempt goes on with its name.
@@ -16,15 +16,12 @@ from caphv.runtime.controller import Controller
 from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.exec import ExecError
 from caphv.runtime.resource import Key, Obj, annotations_of, being_deleted, key_of, owner_reference, uid_of
-from sandbox.rke2 import secrets, view
-from sandbox.rke2.bootstrap import endpoint_of, is_provisioned
-from sandbox.rke2.caches import Caches, cluster_key
-from sandbox.rke2.plan import Create, Delete, Member, Step, Wait, next_step
-from sandbox.rke2.resources import (
-    CLEANUP_HOOK,
+from sandbox.providers import secrets, view
+from sandbox.providers.bootstrap import endpoint_of, is_provisioned
+from sandbox.providers.caches import Caches, cluster_key
+from sandbox.providers.plan import Create, Delete, Member, Step, Wait, next_step
+from sandbox.providers.resources import (
     CLUSTERS,
-    CONTROL_PLANES,
-    FINALIZER,
     HARVESTER_MACHINE_TEMPLATES,
     MACHINES,
     alive,
@@ -33,8 +30,8 @@ from sandbox.rke2.resources import (
     owned_by,
     paused,
 )
-from sandbox.rke2.status import status_of
-from sandbox.rke2.workload import Connection, Connections
+from sandbox.providers.status import in_contract_v1beta1, status_of
+from sandbox.providers.workload import Connection, Connections
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +40,13 @@ _SUFFIX = string.ascii_lowercase + string.digits
 
 
 class ControlPlanes:
-    """The controller for RKE2ControlPlanes."""
+    """The controller for the control plane objects of one distribution."""
 
     def __init__(self, client: ApiClient, caches: Caches) -> None:
         self._client = client
         self._caches = caches
-        self.controller = Controller("rke2-control-plane", self._reconcile, concurrency=4)
+        self._distribution = caches.distribution
+        self.controller = Controller(f"{self._distribution.name}-control-plane", self._reconcile, concurrency=4)
         self.connections = Connections(self.controller.enqueue)
         caches.control_planes.add_handler(lambda change: self.controller.enqueue(change.key))
         for informer in (caches.machines, caches.clusters, caches.harvester_machines):
@@ -88,14 +86,14 @@ class ControlPlanes:
             step = next_step(
                 members,
                 control_plane["spec"].get("replicas", 1),
-                view.max_surge(control_plane),
+                self._distribution.max_surge(control_plane),
                 view.failure_domains(cluster),
             )
         for machine in machines:
             await self._release(machine, None if being_deleted(cluster) else connection)
             await self._mark(machine, next(m for m in members if m.name == machine["metadata"]["name"]))
         joinable = connection is not None and connection.has_control_plane()
-        await self._report(control_plane, status_of(control_plane, machines, members, step, joinable), step)
+        await self._report(control_plane, self._status(control_plane, machines, members, step, joinable=joinable), step)
         await self._take(control_plane, cluster, step)
 
     def _members(
@@ -108,6 +106,7 @@ class ControlPlanes:
                 self._caches.harvester_machines.get(namespace, machine["metadata"]["name"]),
                 self._caches.configs.get(namespace, machine["metadata"]["name"]),
                 control_plane,
+                self._distribution,
                 known=connection.known_nodes() if connection else (),
                 ready=connection.ready_nodes() if connection else (),
             )
@@ -126,15 +125,18 @@ class ControlPlanes:
     async def _create(self, control_plane: Obj, cluster: Key, failure_domain: str) -> None:
         template = await self._client.get(
             HARVESTER_MACHINE_TEMPLATES,
-            control_plane["spec"]["machineTemplate"]["spec"]["infrastructureRef"]["name"],
+            self._distribution.template_name(control_plane),
             cluster.namespace,
         )
         name = self._begun(control_plane, cluster) or _new_name(control_plane)
         log.info("machine %s of control plane %s", name, key_of(control_plane))
+        infrastructure = view.new_harvester_machine(control_plane, cluster, name, template)
+        config = view.new_config(control_plane, self._distribution, cluster, name)
+        machine = view.new_machine(control_plane, self._distribution, cluster, name, failure_domain)
         for informer, obj in (
-            (self._caches.harvester_machines, view.new_harvester_machine(control_plane, cluster, name, template)),
-            (self._caches.configs, view.new_config(control_plane, cluster, name)),
-            (self._caches.machines, view.new_machine(control_plane, cluster, name, failure_domain)),
+            (self._caches.harvester_machines, infrastructure),
+            (self._caches.configs, config),
+            (self._caches.machines, machine),
         ):
             with contextlib.suppress(AlreadyExists):
                 informer.observe(await self._client.create(informer.resource, obj))
@@ -159,7 +161,7 @@ class ControlPlanes:
 
     async def _release(self, machine: Obj, connection: Connection | None) -> None:
         """Let a machine go on with its deletion once its etcd member is removed; without a connection at once."""
-        if not being_deleted(machine) or CLEANUP_HOOK not in annotations_of(machine):
+        if not being_deleted(machine) or self._distribution.hook not in annotations_of(machine):
             return
         key = key_of(machine)
         if connection is not None:
@@ -172,7 +174,7 @@ class ControlPlanes:
             except ExecError as error:
                 log.warning("etcd member of %s: %s", key, error)
                 raise
-        patch = {"metadata": {"annotations": {CLEANUP_HOOK: None}}}
+        patch = {"metadata": {"annotations": {self._distribution.hook: None}}}
         with contextlib.suppress(NotFound):
             self._caches.machines.observe(await self._client.patch(MACHINES, key.name, key.namespace, patch))
 
@@ -185,22 +187,23 @@ class ControlPlanes:
                 await self._release(self._caches.machines.get(*key_of(machine)) or machine, None)
         members = self._members(control_plane, cluster, machines, None)
         step = Wait(f"{len(workers)} workers are there" if workers else f"{len(machines)} machines are there")
-        await self._report(control_plane, status_of(control_plane, machines, members, step, joinable=False), step)
+        await self._report(control_plane, self._status(control_plane, machines, members, step, joinable=False), step)
         if not workers and not machines:
-            left = [name for name in control_plane["metadata"].get("finalizers") or () if name != FINALIZER]
+            finalizers = control_plane["metadata"].get("finalizers") or ()
+            left = [name for name in finalizers if name != self._distribution.finalizer]
             await self._patch_finalizers(control_plane, left)
 
     async def _hold(self, control_plane: Obj) -> None:
         finalizers = control_plane["metadata"].get("finalizers") or []
-        if FINALIZER not in finalizers:
-            await self._patch_finalizers(control_plane, [*finalizers, FINALIZER])
+        if self._distribution.finalizer not in finalizers:
+            await self._patch_finalizers(control_plane, [*finalizers, self._distribution.finalizer])
 
     async def _patch_finalizers(self, control_plane: Obj, finalizers: list[str]) -> None:
         version = self._caches.control_planes.get(*key_of(control_plane)) or control_plane
         patch = {"metadata": {"finalizers": finalizers, "resourceVersion": version["metadata"]["resourceVersion"]}}
         key = key_of(control_plane)
         with contextlib.suppress(NotFound):
-            answer = await self._client.patch(CONTROL_PLANES, key.name, key.namespace, patch)
+            answer = await self._client.patch(self._distribution.control_planes, key.name, key.namespace, patch)
             if answer["metadata"].get("finalizers") or not being_deleted(answer):
                 self._caches.control_planes.observe(answer)
 
@@ -224,14 +227,25 @@ class ControlPlanes:
             answer = await self._client.patch(MACHINES, key.name, key.namespace, patch, subresource="status")
             self._caches.machines.observe(answer)
 
+    def _status(
+        self, control_plane: Obj, machines: list[Obj], members: list[Member], step: Step, *, joinable: bool
+    ) -> Obj:
+        found = status_of(control_plane, machines, members, step, joinable)
+        return in_contract_v1beta1(found) if self._distribution.contract == "v1beta1" else found
+
     async def _report(self, control_plane: Obj, status: Obj, step: Step) -> None:
         if isinstance(step, Delete) and step.remediation:
-            status["lastRemediation"] = {"machine": step.name, "retryCount": 0, "timestamp": now()}
+            remediation = {"machine": step.name, "retryCount": 0, self._distribution.remediated_at: now()}
+            status["lastRemediation"] = remediation
         if status != control_plane.get("status"):
             key = key_of(control_plane)
             with contextlib.suppress(NotFound):
                 answer = await self._client.patch(
-                    CONTROL_PLANES, key.name, key.namespace, {"status": status}, subresource="status"
+                    self._distribution.control_planes,
+                    key.name,
+                    key.namespace,
+                    {"status": status},
+                    subresource="status",
                 )
                 self._caches.control_planes.observe(answer)
 

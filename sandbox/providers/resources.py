@@ -1,4 +1,4 @@
-"""Kinds, labels and annotations that the stand-ins share with the core and with RKE2's own providers."""
+"""Kinds, labels and annotations that the stand-ins share with the core and with the real providers."""
 
 from __future__ import annotations
 
@@ -11,22 +11,13 @@ from caphv.runtime.resource import Obj, Resource, annotations_of, being_deleted,
 CORE = "cluster.x-k8s.io"
 CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
 MACHINES = Resource(CORE, "v1beta2", "machines", "Machine")
-_BOOTSTRAP = "bootstrap.cluster.x-k8s.io"
-CONFIGS = Resource(_BOOTSTRAP, "v1beta2", "rke2configs", "RKE2Config")
-_CONTROL_PLANE = "controlplane.cluster.x-k8s.io"
-CONTROL_PLANES = Resource(_CONTROL_PLANE, "v1beta2", "rke2controlplanes", "RKE2ControlPlane")
 HARVESTER_MACHINES = Resource(names.GROUP, names.STORED_VERSION, "harvestermachines", "HarvesterMachine")
 HARVESTER_MACHINE_TEMPLATES = Resource(
     names.GROUP, names.STORED_VERSION, "harvestermachinetemplates", "HarvesterMachineTemplate"
 )
 
-FINALIZER = "rke2.controlplane.cluster.x-k8s.io"
 CLONED_FROM_NAME = "cluster.x-k8s.io/cloned-from-name"
 CLONED_FROM_KIND = "cluster.x-k8s.io/cloned-from-groupkind"
-# What a Machine was made with, and the RKE2Config does not say.
-SERVER_CONFIGURATION = "controlplane.cluster.x-k8s.io/rke2-server-configuration"
-# Holds the end of a machine until its etcd member is gone.
-CLEANUP_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke2-cleanup"
 SECRET_TYPE = "cluster.x-k8s.io/secret"  # noqa: S105 - a type, not a secret
 
 
@@ -47,8 +38,8 @@ def reference(owner: Obj, *, controller: bool = False) -> Obj:
 
 
 def owned_by(obj: Obj, control_plane: Obj) -> bool:
-    """Whether an object belongs to exactly this RKE2ControlPlane, not to an earlier one of its name."""
-    owner = owner_reference(obj, CONTROL_PLANES.kind, CONTROL_PLANES.group)
+    """Whether an object belongs to exactly this control plane, not to an earlier one of its name."""
+    owner = owner_reference(obj, control_plane["kind"], control_plane["apiVersion"].partition("/")[0])
     return owner is not None and owner["uid"] == uid_of(control_plane)
 
 

@@ -1,0 +1,165 @@
+"""The shipped ClusterClasses on the real core's topology controller: a whole life for a cluster of each."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from caphv.runtime.cache import Informer
+from caphv.runtime.resource import SECRETS, Obj, Resource
+from sandbox import binaries, clusterclass, manifests, processes
+from sandbox.cluster import CLASS_NAMESPACE, CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
+from sandbox.environment import Sandbox, Settings
+from sandbox.providers.distribution import ALL
+from sandbox.story import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story, in_network
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+SETTINGS = Settings(boot_seconds=0.3, register_seconds=0.1)
+TEMPLATES = Resource(
+    HARVESTER_MACHINES.group, HARVESTER_MACHINES.version, "harvestermachinetemplates", "HarvesterMachineTemplate"
+)
+HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
+# The control plane object of each class.
+CONTROL_PLANES = {
+    f"harvester-{name}": distribution.control_planes
+    for name, distribution in zip(("rke2", "k3s", "kubeadm"), ALL, strict=True)
+}
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """A sandbox with the provider and all classes."""
+    binaries.prepare()
+    box = Sandbox(tmp_path_factory.mktemp("classes"), SETTINGS)
+    try:
+        asyncio.run(box.up())
+        yield box
+        assert asyncio.run(box.down())
+    finally:
+        asyncio.run(processes.stop_all(box.folder))
+
+
+def story_of(box: Sandbox, cluster_class: str, **changes: Any) -> Story:
+    name = cluster_class.removeprefix("harvester-")
+    spec = ClusterSpec(
+        name=name,
+        namespace=name,
+        target_namespace=f"{name}-vms",
+        control_planes=1,
+        workers=1,
+        cluster_class=cluster_class,
+        version=f"v1.36.2{RELEASES[cluster_class]}",
+        **changes,
+    )
+    # Patient: other tests may have the machine at the same time.
+    return Story(box.folder, in_network(spec, box.status()["network"]), timeout=200)
+
+
+def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: Sandbox) -> None:
+    async def live() -> None:
+        story = story_of(box, clusterclass.HARVESTER_RKE2)
+        async with story.watching():
+            await story.create()
+            await story.come_up()
+            await the_class_is_what_stands(story)
+            await workers_of_another_class_have_their_own_size(story)
+            await story.scale(3, 2)
+            await story.scale(1, 1)
+            await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[clusterclass.HARVESTER_RKE2]}")
+            await story.set_variable("cpuCount", 3)
+            assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
+            await the_next_version_of_the_class_is_taken(story)
+            await story.delete()
+            assert await story.leftovers() == []
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize("cluster_class", [clusterclass.HARVESTER_K3S, clusterclass.HARVESTER_KUBEADM])
+def test_a_cluster_of_another_distribution_is_made_scaled_upgraded_and_deleted(
+    box: Sandbox, cluster_class: str
+) -> None:
+    async def live() -> None:
+        # By DHCP, where those of RKE2 have their addresses from pools.
+        story = story_of(box, cluster_class, load_balancer="", machines=())
+        async with story.watching():
+            await story.create()
+            await story.come_up()
+            await the_class_is_what_stands(story)
+            await story.scale(3, 2)
+            await story.scale(1, 1)
+            await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[cluster_class]}")
+            await story.delete()
+            assert await story.leftovers() == []
+
+    asyncio.run(live())
+
+
+async def the_class_is_what_stands(story: Story) -> None:
+    """Objects of the distribution, its listeners, and the files from variables in guests."""
+    spec = story.spec
+    (cluster,) = story.view.clusters.store
+    kind = CONTROL_PLANES[spec.cluster_class]
+    assert cluster["spec"]["controlPlaneRef"]["kind"] == kind.kind
+    (control_plane,) = (await story.management.list(kind, spec.namespace))["items"]
+    assert control_plane["spec"]["version"] == spec.version
+    (infrastructure,) = story.view.harvester_clusters.store
+    listeners = infrastructure["spec"]["loadBalancerConfig"].get("listeners", [])
+    assert [entry["port"] for entry in listeners] == ([9345] if spec.cluster_class == "harvester-rke2" else [])
+    secrets = (await story.harvester.list(SECRETS, spec.target_namespace))["items"]
+    texts = [base64.b64decode(value).decode() for secret in secrets for value in (secret.get("data") or {}).values()]
+    assert sum(CNI_FILE in text for text in texts) == 1
+
+
+async def workers_of_another_class_have_their_own_size(story: Story) -> None:
+    """The core makes the template of a group without machines: the autoscaler would read its capacity there."""
+    spec = story.spec
+    group = {"class": "large-worker", "name": "large", "replicas": 0}
+    group["variables"] = {"overrides": [{"name": "largeWorker", "value": {"memorySize": "48Gi"}}]}
+    patch = [{"op": "add", "path": "/spec/topology/workers/machineDeployments/-", "value": group}]
+    await story.management.patch(CLUSTERS, spec.name, spec.namespace, patch, patch_type="json")
+    template = await template_with(story, memory="48Gi")
+    assert template["spec"]["template"]["spec"]["cpu"] == 8
+    # The story has its own health checks for the others; this group has that of the class.
+    listed = (await story.management.list(HEALTH_CHECKS, spec.namespace))["items"]
+    (check,) = (each["spec"] for each in listed if each["spec"]["checks"].get("nodeStartupTimeoutSeconds") == 1200)
+    assert check["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == "34%"
+    assert {entry["timeoutSeconds"] for entry in check["checks"]["unhealthyNodeConditions"]} == {300}
+
+
+async def template_with(story: Story, *, memory: str) -> Obj:
+    """The HarvesterMachineTemplate in the cluster's namespace with so much memory, once it is there."""
+    found: asyncio.Future[Obj] = asyncio.get_running_loop().create_future()
+    informer = Informer(story.management, TEMPLATES, namespace=story.spec.namespace)
+
+    def look(obj: Obj) -> None:
+        if obj["spec"]["template"]["spec"]["memory"] == memory and not found.done():
+            found.set_result(obj)
+
+    informer.add_handler(lambda change: look(change.obj))
+    task = informer.start()
+    try:
+        return await asyncio.wait_for(found, story.timeout)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def the_next_version_of_the_class_is_taken(story: Story) -> None:
+    """As a release would bring it: another name, and templates that say more."""
+    name, new_name = story.spec.cluster_class, f"{story.spec.cluster_class}-next"
+    objects = clusterclass.renamed(clusterclass.objects(CLASS_NAMESPACE, name), name, new_name)
+    for obj in objects:
+        if obj["kind"] == "HarvesterMachineTemplate":
+            obj["spec"]["template"]["spec"]["guestConfig"] = {"disableFstrimTimer": True}
+    await manifests.apply(story.management, objects)
+    await story.rebase(new_name)
+    machines = list(story.view.harvester_machines.store)
+    assert all(machine["spec"]["guestConfig"] == {"disableFstrimTimer": True} for machine in machines)
+    (infrastructure,) = (await story.management.list(HARVESTER_CLUSTERS, story.spec.namespace))["items"]
+    assert f"https://{infrastructure['spec']['controlPlaneEndpoint']['host']}" in story.endpoint()
