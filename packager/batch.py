@@ -6,10 +6,11 @@ nothing of what the repository holds for it is removed; the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from caphv.runtime.resource import Key
 from packager.facts import is_suspended
@@ -17,7 +18,7 @@ from packager.git.commit import Reason
 from packager.git.folder import Folder
 from packager.git.prune import Plan, Pruning
 from packager.git.publish import CLUSTER_ROOT, Folders, planned, told
-from packager.git.repository import Repository, Result
+from packager.git.repository import Result
 from packager.git.snapshot import Snapshot
 from packager.render import Options, Rendered, Renderer
 from packager.settings import ClusterFacts
@@ -28,6 +29,13 @@ Pins = Mapping[Key, Versions]
 """Versions that clusters get in place of those that their record has: an upgrade, or the way back."""
 
 _NO_PINS: Pins = MappingProxyType({})
+
+
+class Store(Protocol):
+    """Where bundles go: a `Repository`, or a `Directory`."""
+
+    def sync(self) -> Snapshot: ...  # noqa: D102
+    def commit(self, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -64,9 +72,18 @@ class Packager:
     from the repository. Calls block; not for several threads at once.
     """
 
-    def __init__(self, options: Options | None = None, versions: Path | None = None) -> None:
-        """Take the options of rendering and the table of versions. Raises as `Renderer` does."""
+    def __init__(
+        self,
+        options: Options | None = None,
+        versions: Path | None = None,
+        report: Callable[[int, int], None] = lambda _done, _all: None,
+    ) -> None:
+        """Take the options of rendering and the table of versions. Raises as `Renderer` does.
+
+        `report` is told how many clusters are rendered, and of how many.
+        """
         self.renderer = Renderer(options or Options(), versions)
+        self._report = report
         self._folders = Folders()
 
     def render(self, clusters: Iterable[ClusterFacts], previous: Tree, pins: Pins = _NO_PINS) -> Batch:
@@ -77,8 +94,13 @@ class Packager:
         """
         facts = list(clusters)
         suspended = frozenset(one.key for one in facts if is_suspended(one.cluster))
-        rendered = self.renderer.render((one for one in facts if one.key not in suspended), previous, pins)
-        return Batch(tuple(rendered), suspended)
+        going = [one for one in facts if one.key not in suspended]
+        return Batch(tuple(self.renderer.render(self._counted(going), previous, pins)), suspended)
+
+    def _counted(self, facts: Sequence[ClusterFacts]) -> Iterator[ClusterFacts]:
+        for done, one in enumerate(facts):
+            self._report(done, len(facts))
+            yield one
 
     def folders(self, batch: Batch) -> dict[str, Folder]:
         """Return the folders of a batch for `publish` and `planned`, below `CLUSTER_ROOT`."""
@@ -94,7 +116,7 @@ class Packager:
 
     def publish(
         self,
-        repository: Repository,
+        repository: Store,
         clusters: Iterable[ClusterFacts],
         pruning: Pruning,
         reason: Reason,

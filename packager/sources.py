@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from caphv.api import names
-from caphv.runtime.resource import Key, annotations_of, labels_of
+from caphv.runtime.resource import Key
 from caphv.schema import compiled
 from caphv.schema.findings import Fault, FieldPath, Finding
 from packager.merge import Obj, Origins, at, leaves, merged
@@ -32,6 +32,9 @@ _DEFAULT_SERVICE_CIDRS = ["10.43.0.0/16"]
 # The Secret that the controller keeps in the workload cluster (`cloudConfig.delivery: Secret`), and the file it writes
 # on each node (`File`).
 _SECRET_NAME, _SECRET_KEY, _HOST_PATH = "harvester-cloud-config", "cloud-config", "/etc/kubernetes/cloud-config"
+_SERVER_CONFIG: FieldPath = ("spec", "serverConfig")
+_CLOUD_CONFIG: FieldPath = ("spec", "cloudConfig")
+_MANIFEST: FieldPath = ("spec", "updateCloudProviderConfig")
 _K3S_CONTROL_PLANES = frozenset({"KThreesControlPlane"})
 
 
@@ -107,6 +110,15 @@ def _no_texts(facts: ClusterFacts) -> Iterator[Finding]:
                 yield Finding((*path, name), Fault.WRONG_TYPE, detail, "addons-metadata")
 
 
+def holder(path: FieldPath, facts: ClusterFacts) -> Obj | None:
+    """Return the object in which somebody has to edit the field at `path` of a finding about the cluster."""
+    if path[:2] == _SERVER_CONFIG:
+        return facts.control_plane
+    if path[:2] in (_CLOUD_CONFIG, _MANIFEST):
+        return facts.harvester_cluster
+    return facts.cluster
+
+
 # The sources
 
 
@@ -135,19 +147,18 @@ def _control_plane_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, Fiel
     ref = ("spec", "controlPlaneRef", "kind")
     kind = str((facts.control_plane or {}).get("kind") or at(facts.cluster, *ref) or "")
     k3s = kind in _K3S_CONTROL_PLANES or "+k3s" in facts.kubernetes_version
-    server: FieldPath = ("spec", "serverConfig")
     replicas_path: FieldPath = ("spec", "topology", "controlPlane", "replicas")
     replicas = at(facts.cluster, *replicas_path) or at(facts.control_plane, "spec", "replicas")
-    theirs = at(facts.control_plane, *server, "cloudProviderName")
-    cni = "none" if k3s else (at(facts.control_plane, *server, "cni") or "calico")
+    theirs = at(facts.control_plane, *_SERVER_CONFIG, "cloudProviderName")
+    cni = "none" if k3s else (at(facts.control_plane, *_SERVER_CONFIG, "cni") or "calico")
     return {
         ("distribution",): ("k3s" if k3s else "rke2", ref),
         ("cloudProviderName",): (
             "harvester" if not k3s and theirs == "harvester" else "external",
-            (*server, "cloudProviderName"),
+            (*_SERVER_CONFIG, "cloudProviderName"),
         ),
         ("singleNode",): (replicas == 1, replicas_path),
-        ("cni", "name"): (cni, (*server, "cni")),
+        ("cni", "name"): (cni, (*_SERVER_CONFIG, "cni")),
     }
 
 
@@ -161,15 +172,14 @@ def _network_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]
 
 
 def _harvester_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
-    manifest = at(facts.harvester_cluster, "spec", "updateCloudProviderConfig")
-    if manifest and not at(facts.harvester_cluster, "spec", "cloudConfig"):
-        root: FieldPath = ("spec", "updateCloudProviderConfig")
+    manifest = at(facts.harvester_cluster, *_MANIFEST)
+    if manifest and not at(facts.harvester_cluster, *_CLOUD_CONFIG):
         name, key = "cloudConfigCredentialsSecretName", "cloudConfigCredentialsSecretKey"
         return {
-            ("cloudConfig", "secretName"): (at(manifest, name), (*root, name)),
-            ("cloudConfig", "secretKey"): (at(manifest, key), (*root, key)),
+            ("cloudConfig", "secretName"): (at(manifest, name), (*_MANIFEST, name)),
+            ("cloudConfig", "secretKey"): (at(manifest, key), (*_MANIFEST, key)),
         }
-    delivery: FieldPath = ("spec", "cloudConfig", "delivery")
+    delivery: FieldPath = (*_CLOUD_CONFIG, "delivery")
     if at(facts.harvester_cluster, *delivery) == "File":
         return {("cloudConfig", "hostPath"): (_HOST_PATH, delivery)}
     return {
@@ -257,13 +267,18 @@ def _place(error: Exception) -> str:
 
 
 def labels_of_cluster(facts: ClusterFacts) -> dict[str, str]:
-    """Labels of the Cluster; empty for an object without metadata."""
-    return labels_of({"metadata": {}} | facts.cluster)
+    """Labels of the Cluster; empty where an object in a file has none."""
+    return _texts(facts, "labels")
 
 
 def annotations_of_cluster(facts: ClusterFacts) -> dict[str, str]:
-    """Annotations of the Cluster; empty for an object without metadata."""
-    return annotations_of({"metadata": {}} | facts.cluster)
+    """Annotations of the Cluster; empty where an object in a file has none."""
+    return _texts(facts, "annotations")
+
+
+def _texts(facts: ClusterFacts, name: str) -> dict[str, str]:
+    found = at(facts.cluster, "metadata", name)
+    return found if isinstance(found, dict) else {}
 
 
 def _one(gathered: Gathered, path: FieldPath, value: Any, source: FieldPath) -> None:

@@ -59,6 +59,15 @@ class Table:
         """The set that a new cluster gets."""
         return self.releases[0]
 
+    def release(self, name: str) -> Versions:
+        """Return the set of a name. Raises ValueError that says which there are."""
+        for found in self.releases:
+            if found.release == name:
+                return found
+        known = ", ".join(found.release for found in self.releases)
+        msg = f"there is no release {name!r} of the bundles: take one of {known}"
+        raise ValueError(msg)
+
     def unsupported(self, versions: Versions, kubernetes_version: str) -> list[Finding]:
         """Advice where a set was not made for a version of Kubernetes; empty where nothing is known."""
         wanted = minor_version(kubernetes_version)

@@ -161,7 +161,7 @@ def colour() -> bool | None:
     return False if os.environ.get("NO_COLOR") else None
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text without anything that a terminal could obey."""
     return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
 
@@ -172,19 +172,19 @@ def _text(report: Report) -> str:
 
 
 def _block(line: Line) -> str:
-    place = f"{_printable(line.file)}:{line.position.line}:{line.position.column}"
+    place = f"{printable(line.file)}:{line.position.line}:{line.position.column}"
     severity = click.style(line.severity, fg="red" if line.severity == "error" else "yellow", bold=True)
-    rows = [f"{click.style(place, bold=True)}: {severity}: {_printable(line.message)} [{line.rule}]"]
+    rows = [f"{click.style(place, bold=True)}: {severity}: {printable(line.message)} [{line.rule}]"]
     if line.excerpt:
         number = str(line.position.line)
         shown, caret = _excerpt(line.excerpt, line.position.column)
         rows.append(f"  {number} | {shown}")
         rows.append(f"  {' ' * len(number)} | {' ' * caret}{click.style('^', fg='green', bold=True)}")
     if line.help:
-        rows.append(f"  {click.style('help:', fg='cyan')} {_printable(line.help)}")
+        rows.append(f"  {click.style('help:', fg='cyan')} {printable(line.help)}")
     if line.other:
         name, at, what = line.other
-        rows.append(f"  {click.style('see:', fg='cyan')} {_printable(name)}:{at.line}:{at.column} {_printable(what)}")
+        rows.append(f"  {click.style('see:', fg='cyan')} {printable(name)}:{at.line}:{at.column} {printable(what)}")
     return "\n".join(rows)
 
 
@@ -193,8 +193,8 @@ def _excerpt(text: str, column: int) -> tuple[str, int]:
     start = max(0, column - _WIDEST_EXCERPT // 2) if len(text) > _WIDEST_EXCERPT else 0
     cut = text[start : start + _WIDEST_EXCERPT].replace("\t", " ")
     ahead, behind = "…" if start else "", "…" if start + _WIDEST_EXCERPT < len(text) else ""
-    before = _printable(cut[: column - 1 - start])
-    return f"{ahead}{_printable(cut)}{behind}".rstrip(), len(ahead) + len(before)
+    before = printable(cut[: column - 1 - start])
+    return f"{ahead}{printable(cut)}{behind}".rstrip(), len(ahead) + len(before)
 
 
 def _summary(report: Report) -> str:

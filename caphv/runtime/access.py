@@ -138,22 +138,24 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Acces
     )
 
 
-async def own_configuration(kubeconfig: str = "") -> Connection:
+async def own_configuration(kubeconfig: str = "", context: str = "") -> Connection:
     """How this process reaches its server: by the named kubeconfig, else the Pod's service account, else `KUBECONFIG`.
 
-    Raises `KubeconfigError` when none of them is there or can be read.
+    A context names one of a kubeconfig, in place of its current one. Raises `KubeconfigError` when none of them is
+    there or can be read.
     """
     where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
-        if not kubeconfig and os.environ.get("KUBERNETES_SERVICE_HOST"):
+        if not kubeconfig and not context and os.environ.get("KUBERNETES_SERVICE_HOST"):
             where = "of the service account"
             return _in_cluster()
-        with contextlib.suppress(KubeconfigError, OSError):
-            return _inline(where)
+        if not context:
+            with contextlib.suppress(KubeconfigError, OSError):
+                return _inline(where)
         # Imported here: the `kubernetes` package takes 20 MiB, and what runs in a cluster does not need it.
         from caphv.runtime.personal import connection  # noqa: PLC0415
 
-        return await connection(kubeconfig)
+        return await connection(kubeconfig, context)
     except Exception as error:
         raise KubeconfigError(f"cannot read the kubeconfig {where}: {type(error).__name__}: {error}") from None
 

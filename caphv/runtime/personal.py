@@ -12,10 +12,13 @@ from kubernetes.aio.config import kube_config
 from caphv.runtime.client import Connection
 
 
-async def connection(kubeconfig: str = "") -> Connection:
-    """Read a file, else what `KUBECONFIG` names; credentials are refreshed as it says. Raises what the package does."""
+async def connection(kubeconfig: str = "", context: str = "") -> Connection:
+    """Read a file, else what `KUBECONFIG` names; a context names one in it, in place of its current one.
+
+    Credentials are refreshed as the kubeconfig says. Raises what the package does.
+    """
     configuration = Configuration()
-    await kube_config.load_kube_config(kubeconfig or None, client_configuration=configuration)
+    await kube_config.load_kube_config(kubeconfig or None, context or None, configuration)
 
     async def authorization() -> str:
         token = await configuration.get_api_key_with_prefix("BearerToken") or ""

@@ -85,6 +85,22 @@ class Credentials:
         return cls(**values)
 
     @classmethod
+    def from_folder(cls, folder: Path) -> Credentials:
+        """Take the files of a mounted Secret, each named by its key. Raises InvalidRemote that names the keys."""
+        data: dict[str, str] = {}
+        found = []
+        for key in _SECRET_KEYS:
+            try:
+                data[key] = base64.b64encode((folder / key).read_bytes()).decode()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                found.append(Finding((key,), Fault.INVALID, f"cannot be read: {error.strerror}", "git-file"))
+        if found:
+            raise InvalidRemote(found)
+        return cls.from_secret(data)
+
+    @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Credentials:
         """Take variables `CAPHV_GIT_*`; known hosts of the user when none are named. Raises InvalidRemote."""
         values = {field: environ[name] for name, field in _VARIABLES.items() if environ.get(name)}

@@ -7,6 +7,7 @@ says which files are the packager's: what others put beside them is theirs and s
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,8 @@ from packager.git.paths import checked, fault_of
 from packager.tree import Tree
 
 RECORD = ".caphv-files"
+# Modes in Git's trees.
+FOLDER, REGULAR_FILE, LINK = 0o040000, 0o100644, 0o120000
 _HEADER = "# Written by caphv, which replaces and removes the files listed here and no others.\n"
 
 
@@ -61,19 +64,20 @@ def blob_id(content: bytes) -> str:
 
 def tree_id(files: Tree) -> str:
     """Return what Git calls a folder with these regular files."""
-    return _tree(files).hex()
-
-
-def _tree(files: Mapping[str, bytes]) -> bytes:
     below: dict[str, dict[str, bytes]] = {}
-    rows: list[tuple[str, bytes]] = []
+    entries: dict[str, tuple[int, str]] = {}
     for path, content in files.items():
         name, slash, rest = path.partition("/")
         if slash:
             below.setdefault(name, {})[rest] = content
         else:
-            rows.append((name, b"100644 %s\0%s" % (name.encode(), bytes.fromhex(blob_id(content)))))
+            entries[name] = REGULAR_FILE, blob_id(content)
+    return tree_id_of(entries | {name: (FOLDER, tree_id(inner)) for name, inner in below.items()})
+
+
+def tree_id_of(entries: Mapping[str, tuple[int, str]]) -> str:
+    """Return what Git calls a folder with these entries: mode and id by name."""
     # Git sorts folders as if their names ended with a slash.
-    rows += [(f"{name}/", b"40000 %s\0%s" % (name.encode(), _tree(inner))) for name, inner in below.items()]
-    body = b"".join(row for _, row in sorted(rows))
-    return hashlib.sha1(b"tree %d\0" % len(body) + body, usedforsecurity=False).digest()
+    rows = sorted((f"{name}/" if mode == FOLDER else name, mode, name, id_) for name, (mode, id_) in entries.items())
+    body = b"".join(b"%o %s\0%s" % (mode, os.fsencode(name), bytes.fromhex(id_)) for _, mode, name, id_ in rows)
+    return hashlib.sha1(b"tree %d\0" % len(body) + body, usedforsecurity=False).hexdigest()

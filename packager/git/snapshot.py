@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import git
 from git.exc import GitError as GitPythonError
@@ -16,10 +16,10 @@ from git.exc import ODBError
 from git.objects.fun import tree_entries_from_data
 
 from packager.git.errors import Damaged
+from packager.git.folder import FOLDER
 from packager.git.paths import joined
 from packager.tree import Tree
 
-FOLDER = 0o040000
 _FORMAT = 0o170000
 _FILE = 0o100000
 _MOST_REMEMBERED = 20_000
@@ -42,6 +42,13 @@ class Entry:
     def is_file(self) -> bool:
         """Whether it is a regular file."""
         return self.mode & _FORMAT == _FILE
+
+
+class Store(Protocol):
+    """Where objects are, by id: what folders hold, and contents of files and commits. Methods raise Damaged."""
+
+    def tree(self, name: str) -> Mapping[str, Entry]: ...  # noqa: D102
+    def content(self, name: str) -> bytes: ...  # noqa: D102
 
 
 class Objects:
@@ -85,7 +92,7 @@ def _make_room(remembered: dict[str, Any]) -> None:
 class Snapshot:
     """A commit below the remote's path; `commit` is empty where the branch does not exist. Raises Damaged when read."""
 
-    def __init__(self, objects: Objects, commit: str, path: str = "") -> None:
+    def __init__(self, objects: Store, commit: str, path: str = "") -> None:
         self.commit = commit
         self._objects = objects
         self._path = path

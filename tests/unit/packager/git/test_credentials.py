@@ -33,6 +33,19 @@ def test_bad_secrets_name_the_key_only(data: dict[str, str]) -> None:
     assert CANARY not in str(error.value)
 
 
+def test_a_mounted_secret(tmp_path: Path) -> None:
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data" / "password").write_text(CANARY)
+    (tmp_path / "password").symlink_to("..data/password")
+    (tmp_path / "username").write_text("u")
+    assert Credentials.from_folder(tmp_path) == Credentials(username="u", password=CANARY)
+    (tmp_path / "ca.crt").write_bytes(b"\xff")
+    (tmp_path / "known_hosts").mkdir()
+    with pytest.raises(InvalidRemote, match="known_hosts: Invalid value: cannot be read") as error:
+        Credentials.from_folder(tmp_path)
+    assert CANARY not in str(error.value)
+
+
 def test_environment(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("KEY")
     (tmp_path / ".ssh").mkdir()

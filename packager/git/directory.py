@@ -1,0 +1,117 @@
+"""A plain folder in the place of a remote: a checkout that somebody commits by hand, or what is only looked at.
+
+Git's ids are computed for what it holds, so that the same plans are made for it as for a remote.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from packager.git.commit import Reason
+from packager.git.errors import Foreign
+from packager.git.folder import FOLDER, LINK, REGULAR_FILE, blob_id, tree_id_of
+from packager.git.paths import joined
+from packager.git.prune import Plan
+from packager.git.repository import Result
+from packager.git.snapshot import Entry, Snapshot
+from packager.tree import CLUSTERS
+
+_COMMIT = "folder"
+
+
+class Directory:
+    """A folder on disk, read and written as `Repository` reads and writes a remote; `path` is a folder in it."""
+
+    def __init__(self, root: Path, path: str = "") -> None:
+        self._root = root
+        self._path = path
+
+    def sync(self) -> Snapshot:
+        """Return what the folder holds below `clusters/`; nothing where it is not there. Raises Foreign."""
+        return Snapshot(_OnDisk(self._root, joined(self._path, CLUSTERS)), _COMMIT, self._path)
+
+    def commit(self, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result:
+        """Write what `decide` plans for the folder as it is; there is no commit, and `reason` is nowhere kept.
+
+        Raises Foreign when something cannot be written.
+        """
+        plan = decide(self.sync())
+        top = self._root / self._path
+        try:
+            for name, content in plan.write.items():
+                _write(top / name, content)
+            for name in plan.delete:
+                _delete(top / name, top)
+        except OSError as error:
+            raise Foreign(f"{error.filename or top}: cannot be written: {error.strerror}") from None
+        return Result(plan, "", "")
+
+
+class _OnDisk:
+    """Objects of Git for a part of a folder, read into memory: a thousand clusters have a few megabytes."""
+
+    def __init__(self, root: Path, below: str) -> None:
+        self._root = root
+        self._trees: dict[str, Mapping[str, Entry]] = {}
+        self._contents: dict[str, bytes] = {}
+        try:
+            top = self._chain(root, below.split("/"))
+        except OSError as error:
+            raise Foreign(f"{error.filename}: cannot be read: {error.strerror}") from None
+        self._contents[_COMMIT] = f"tree {top.id}\n".encode()
+
+    def tree(self, name: str) -> Mapping[str, Entry]:
+        return self._trees[name]
+
+    def content(self, name: str) -> bytes:
+        return self._contents[name]
+
+    def _chain(self, folder: Path, parts: list[str]) -> Entry:
+        """Read what is below a path, and nothing of what stands beside it."""
+        inner = folder / parts[0]
+        if not os.path.lexists(inner):
+            return self._folder({})
+        folder_here = inner.is_dir() and not inner.is_symlink()
+        entry = self._chain(inner, parts[1:]) if folder_here and parts[1:] else self._entry(inner)
+        return self._folder({parts[0]: entry})
+
+    def _entry(self, path: Path) -> Entry:
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            return self._folder({inner.name: self._entry(inner) for inner in path.iterdir()})
+        if not stat.S_ISREG(mode):
+            return Entry(LINK, blob_id(b""))
+        content = path.read_bytes()
+        found = Entry(REGULAR_FILE, blob_id(content))
+        self._contents[found.id] = content
+        return found
+
+    def _folder(self, entries: Mapping[str, Entry]) -> Entry:
+        found = Entry(FOLDER, tree_id_of({name: (entry.mode, entry.id) for name, entry in entries.items()}))
+        self._trees[found.id] = entries
+        return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=".caphv-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(fresh).chmod(0o644)
+        Path(fresh).replace(path)
+    except BaseException:
+        Path(fresh).unlink(missing_ok=True)
+        raise
+
+
+def _delete(path: Path, top: Path) -> None:
+    path.unlink(missing_ok=True)
+    for parent in path.parents:
+        if parent == top or any(parent.iterdir()):
+            return
+        parent.rmdir()

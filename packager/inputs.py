@@ -1,0 +1,80 @@
+"""Clusters as files, folders and streams have them, with the places that findings are about.
+
+What cannot be read is told and never stops the rest; but then nobody knows which clusters there are, so nothing may be
+removed on the word of such an input.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from caphv.manifests.nodes import Document
+from caphv.manifests.sources import STDIN, Source, Unreadable, files, read
+from caphv.runtime.resource import Key
+from caphv.schema.findings import FieldPath, Finding
+from packager.facts import facts_of
+from packager.merge import Obj
+from packager.settings import ClusterFacts
+from packager.sources import holder
+
+_Place = tuple[Source, Document, FieldPath]
+
+
+@dataclass(frozen=True)
+class Input:
+    """Clusters that were read, by namespace and name, and sentences about what could not be read."""
+
+    clusters: tuple[ClusterFacts, ...]
+    unreadable: tuple[str, ...] = ()
+    _places: Mapping[int, _Place] = field(default_factory=dict, repr=False)
+
+    def place(self, cluster: Key, finding: Finding) -> str:
+        """Return file and line (`cluster.yaml:12`) that a finding about a cluster is about; empty where none is."""
+        facts = next((facts for facts in self.clusters if facts.key == cluster), None)
+        known = self._places.get(id(holder(finding.path, facts))) if facts else None
+        if known is None:
+            return ""
+        source, document, base = known
+        return f"{source.name}:{document.position((*base, *finding.path)).line}"
+
+
+def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
+    """Read all clusters of files and folders; `-` is the stream. Raises nothing that files can cause."""
+    unreadable: list[str] = []
+    found: list[tuple[Obj, _Place]] = []
+    for source in _sources(paths, stdin, unreadable):
+        problems = (*source.problems, *(one for document in source.documents for one in document.problems))
+        unreadable += (
+            f"{source.name}:{problem.position.line}: {problem.message}"
+            for problem in problems
+            if not problem.trap.advice
+        )
+        found += ((obj, (source, document, base)) for document in source.documents for obj, base in _objects(document))
+    clusters = facts_of(obj for obj, _ in found)
+    return Input(tuple(clusters), tuple(unreadable), {id(obj): place for obj, place in found})
+
+
+def _sources(paths: Iterable[str], stdin: BinaryIO, unreadable: list[str]) -> Iterator[Source]:
+    seen: set[str] = set()
+    for path in paths:
+        try:
+            for name, named in files([path]):
+                same = os.path.realpath(name) if name != STDIN else name
+                if same not in seen:
+                    seen.add(same)
+                    yield read(name, stdin, named=named)
+        except Unreadable as error:
+            unreadable.append(str(error))
+
+
+def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:
+    """Objects of a document with their paths in it: itself, or those of a List."""
+    value: Any = document.value
+    listed = value.get("items") if isinstance(value, dict) and str(value.get("kind")).endswith("List") else None
+    if isinstance(listed, list):
+        yield from ((item, ("items", index)) for index, item in enumerate(listed) if isinstance(item, dict))
+    elif isinstance(value, dict):
+        yield value, ()

@@ -1,0 +1,81 @@
+"""What a repository holds of each cluster, by the records beside the bundles; and which clusters an upgrade is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from packager import record
+from packager.facts import is_suspended
+from packager.git.paths import joined
+from packager.git.snapshot import Snapshot
+from packager.settings import ClusterFacts
+from packager.tree import CLUSTERS, Tree, cluster_folder
+from packager.versions import Versions
+
+
+@dataclass(frozen=True)
+class Held:
+    """One cluster of a repository: `name` is `<namespace>/<name>`; `fault` says why there is no record."""
+
+    name: str
+    bundles: tuple[str, ...]
+    record: record.Record | None
+    fault: str = ""
+
+
+def inventory(snapshot: Snapshot) -> list[Held]:
+    """Return all clusters that a repository has a folder of, by name."""
+    found = []
+    for namespace, outer in sorted(snapshot.entries(CLUSTERS).items()):
+        for name, entry in sorted(snapshot.entries(joined(CLUSTERS, namespace)).items() if outer.is_folder else ()):
+            if entry.is_folder:
+                found.append(_held(snapshot, f"{namespace}/{name}"))
+    return found
+
+
+def _held(snapshot: Snapshot, name: str) -> Held:
+    folder = joined(CLUSTERS, name)
+    bundles = tuple(sorted(inner for inner, entry in snapshot.entries(folder).items() if entry.is_folder))
+    content = snapshot.read(joined(folder, record.FILE))
+    if content is None:
+        return Held(name, bundles, None, f"{record.FILE} is missing")
+    try:
+        return Held(name, bundles, record.read(content))
+    except ValueError as error:
+        return Held(name, bundles, None, f"{record.FILE} {error}")
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Clusters whose versions change now, and how many more of those given have other versions, or no bundles yet."""
+
+    chosen: tuple[ClusterFacts, ...]
+    waiting: int
+    unknown: int
+
+
+def wave(clusters: Iterable[ClusterFacts], previous: Tree, target: Versions, count: int | None) -> Wave:
+    """Choose clusters for an upgrade: the first `count` by namespace and name, all for None.
+
+    Left out are those that have the target's versions, that are suspended, and those that the repository does not hold:
+    they get the newest versions when they are first rendered.
+    """
+    outdated: list[ClusterFacts] = []
+    unknown = 0
+    for facts in sorted(clusters, key=lambda facts: facts.key):
+        pinned = _pinned(facts, previous)
+        if pinned is None:
+            unknown += 1
+        elif pinned != target and not is_suspended(facts.cluster):
+            outdated.append(facts)
+    chosen = outdated if count is None else outdated[:count]
+    return Wave(tuple(chosen), len(outdated) - len(chosen), unknown)
+
+
+def _pinned(facts: ClusterFacts, previous: Tree) -> Versions | None:
+    try:
+        content = previous.get(f"{cluster_folder(*facts.key)}/{record.FILE}")
+        return record.read(content).versions if content is not None else None
+    except ValueError:
+        return None
