@@ -154,6 +154,10 @@ class Renderer:
             self._templates[version] = Templates(folders)
         return self._templates[version]
 
+    def files(self, settings: Settings, versions: Versions) -> tuple[dict[str, bytes], list[Finding]]:
+        """Return the files that settings make with these versions, whatever the repository holds, and findings."""
+        return self._files(settings, versions, cluster_folder(*settings.cluster))
+
     def _files(self, settings: Settings, versions: Versions, folder: str) -> tuple[dict[str, bytes], list[Finding]]:
         try:
             templates = self.templates(versions.templates)

@@ -42,6 +42,13 @@ def custom_resource_definitions() -> list[Obj]:
     return list(json.loads(json.dumps(definitions)))
 
 
+def kinds_of_files() -> list[Obj]:
+    """Return the schemas of kinds that are only in files, each in one piece. Raises as the function above."""
+    form = _Form(_load(data.folder("schemas")), version="", strict=False)
+    found = [_structural(form, name, schema) for name, schema in form.files.items() if "x-caphv-file" in schema]
+    return list(json.loads(json.dumps(found)))
+
+
 def rendered() -> dict[str, str]:
     """Return the content of `deploy/crds`: file name to YAML text, the same for the same schemas."""
     return {
@@ -177,7 +184,7 @@ def _resolve(files: dict[str, Obj], file: str, ref: str) -> tuple[str, Obj]:
     name, _, pointer = ref.partition("#")
     target_file = name or file
     node: Any = files.get(target_file)
-    for part in pointer.strip("/").split("/"):
+    for part in filter(None, pointer.split("/")):
         node = node.get(part) if isinstance(node, dict) else None
     if not isinstance(node, dict):
         msg = f"schemas/{file}: $ref {ref!r} leads nowhere: correct the reference or add the definition"

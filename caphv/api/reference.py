@@ -45,7 +45,11 @@ def rendered() -> dict[str, str]:
     """
     files = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in data.folder("schemas").glob("*.json")}
     shared = files[_SHARED]["x-caphv-crd"]
-    kinds = {name: schema for name, schema in sorted(files.items()) if "names" in schema.get("x-caphv-crd", {})}
+    kinds = {
+        name: schema
+        for name, schema in sorted(files.items())
+        if "names" in schema.get("x-caphv-crd", {}) or "x-caphv-file" in schema
+    }
     pages = {f"{Path(name).stem}.md": _page(files, name, schema, shared) for name, schema in kinds.items()}
     rows = [f"- [{schema['title']}]({Path(name).stem}.md): {schema['description']}" for name, schema in kinds.items()]
     pages["README.md"] = "\n".join(["# Reference of all fields", "", *rows, ""])
@@ -60,19 +64,26 @@ def stale(directory: Path) -> list[str]:
 
 
 def _page(files: dict[str, Obj], file: str, schema: Obj, shared: Obj) -> str:
-    names = schema["x-caphv-crd"]["names"]
-    versions = ", ".join(f"`{name}`" + (" (stored)" if name == shared["stored"] else "") for name in shared["served"])
     lines = [f"# {schema['title']}", "", schema["description"], ""]
-    lines += [f"API group `{GROUP}`, versions {versions}; `kubectl get {names['plural']}`"]
-    lines[-1] += "".join(f" or `{short}`" for short in names.get("shortNames", ())) + "."
-    for part in ("spec", "status"):
-        if part in schema["properties"]:
+    lines += [_where(schema, shared)]
+    for part in ("metadata", "spec", "status"):
+        if part in schema["properties"] and (part != "metadata" or "x-caphv-file" in schema):
             lines += ["", f"## {part}", ""]
             lines += ["| Field | Type | Required | Default | Meaning | Example |", "|---|---|---|---|---|---|"]
             lines += _rows(files, _resolved(files, _Place(file, schema["properties"][part])), part)
     for example in schema.get("examples", ()):
         lines += ["", "## Example", "", "```json", json.dumps(example, indent=2), "```"]
     return "\n".join([*lines, ""])
+
+
+def _where(schema: Obj, shared: Obj) -> str:
+    """Say where objects of a kind are: on the API server, or in files only."""
+    if file := schema.get("x-caphv-file"):
+        return f"A kind of file, `apiVersion: {file['apiVersion']}`; no API server knows it."
+    names = schema["x-caphv-crd"]["names"]
+    versions = ", ".join(f"`{name}`" + (" (stored)" if name == shared["stored"] else "") for name in shared["served"])
+    shorts = "".join(f" or `{short}`" for short in names.get("shortNames", ()))
+    return f"API group `{GROUP}`, versions {versions}; `kubectl get {names['plural']}`{shorts}."
 
 
 def _rows(files: dict[str, Obj], place: _Place, path: str) -> Iterator[str]:

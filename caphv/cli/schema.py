@@ -62,9 +62,15 @@ def combined() -> Obj:
                 "apiVersion": {"const": f"{spec['group']}/{version['name']}"},
                 "kind": {"const": spec["names"]["kind"]},
             }
-            found = _closed(version["schema"]["openAPIV3Schema"])
-            choices.append({"if": {"properties": wanted, "required": ["apiVersion", "kind"]}, "then": found})
+            choices.append(_choice(wanted, version["schema"]["openAPIV3Schema"]))
+    for found in crds.kinds_of_files():
+        wanted = {key: found["properties"][key] for key in ("apiVersion", "kind")}
+        choices.append(_choice(wanted, found))
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "caphv", "allOf": choices}
+
+
+def _choice(wanted: Obj, schema: Obj) -> Obj:
+    return {"if": {"properties": wanted, "required": ["apiVersion", "kind"]}, "then": _closed(schema)}
 
 
 def _closed(node: Any) -> Any:

@@ -307,3 +307,17 @@ def test_schema_path_leads_to_a_file_a_kind() -> None:
 def test_shipped_cluster_classes_are_valid(checkout: Path) -> None:
     result = call(str(checkout / "clusterclass"))
     assert (result.exit_code, "error" in result.output) == (0, False) or "no file ends" in result.stderr
+
+
+def test_a_cluster_definition_is_judged_by_schema_rules_and_add_ons() -> None:
+    definition = example("ClusterDefinition")
+    assert findings(yaml.safe_dump(definition)) == []
+    definition["spec"]["addons"] = {"cni": {"name": "canal", "encapsulation": "IPIP"}}
+    (found,) = findings(yaml.safe_dump(definition, sort_keys=False))
+    assert (found["field"], found["rule"]) == ("spec.addons.cni.encapsulation", "cni-encapsulation")
+    assert Draft7Validator(combined()).is_valid(definition)
+    definition["spec"]["colour"] = "blue"
+    assert not Draft7Validator(combined()).is_valid(definition)
+    assert [line["rule"] for line in findings(yaml.safe_dump_all([definition, definition]))].count(
+        "definition-twice"
+    ) == 1

@@ -38,7 +38,10 @@ def resolved(file: str, node: Obj) -> Obj:
     """The schema with what it refers to; what stands beside the reference wins."""
     if "$ref" not in node:
         return node
-    return REGISTRY.resolver(FILES[file]["$id"]).lookup(node["$ref"]).contents | node
+    contents = REGISTRY.resolver(FILES[file]["$id"]).lookup(node["$ref"]).contents
+    beside = {key: value for key, value in node.items() if key != "$ref"}
+    # A whole file brings its own base, for which the reference would mean itself.
+    return contents | (beside if "$id" in contents else node)
 
 
 ALL_NODES = [(file, path, node) for file in FILES for path, node in nodes(FILES[file], file)]

@@ -1,0 +1,199 @@
+"""A ClusterDefinition as checked, plain values with all defaults filled in.
+
+`read` is the only way to one. What is wrong is said at the field that somebody wrote, all of it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from caphv.runtime.resource import Key
+from caphv.schema import compiled
+from caphv.schema.findings import Finding, in_order
+from packager import safety
+from packager.definitions import rules
+from packager.merge import Obj
+
+SCHEMA = "clusterdefinition.json"
+API_VERSION, KIND = "caphv.io/v1alpha1", "ClusterDefinition"
+CLUSTER_CLASS = "harvester-rke2"
+FLEET, CLUSTER_RESOURCE_SET, NONE = "Fleet", "ClusterResourceSet", "None"
+_SUFFIXES = {"rke2": "+rke2r1", "k3s": "+k3s1", "kubeadm": ""}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Machines of one size: the control plane, or a pool of workers; `volumes` as in a HarvesterMachine."""
+
+    name: str
+    replicas: int
+    cpu: int
+    memory: str
+    volumes: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class HealthCheck:
+    """When machines are replaced; `unhealthy` is a number or a share such as `34%`, times are in seconds."""
+
+    enabled: bool
+    unhealthy: int | str
+    startup: int
+    timeout: int
+
+
+@dataclass(frozen=True)
+class FleetSource:
+    """Repository with the bundles of the cluster."""
+
+    repo: str
+    branch: str
+    path: str
+    client_secret_name: str
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A cluster as it is wanted. `cluster_class` is empty where objects are made one by one."""
+
+    key: Key
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+    distribution: str
+    version: str
+    cluster_class: str
+    identity_secret: str
+    target_namespace: str
+    rancher_auto_import: bool
+    control_plane: Pool
+    workers: tuple[Pool, ...]
+    ssh_user: str
+    ssh_key_pair: str
+    networks: tuple[str, ...]
+    firmware: Mapping[str, Any]
+    tpm: Mapping[str, Any]
+    addresses: Mapping[str, Any]
+    load_balancer: Mapping[str, Any]
+    pod_cidrs: tuple[str, ...]
+    service_cidrs: tuple[str, ...]
+    health_check: HealthCheck
+    addons: Mapping[str, Any] = field(default_factory=dict)
+    delivery: str = FLEET
+    fleet: FleetSource | None = None
+
+
+def is_definition(obj: Any) -> bool:
+    """Whether an object says that it is a ClusterDefinition, of whatever version."""
+    group = API_VERSION.partition("/")[0]
+    return (
+        isinstance(obj, dict) and obj.get("kind") == KIND and str(obj.get("apiVersion", "")).partition("/")[0] == group
+    )
+
+
+def check(obj: Any) -> list[Finding]:
+    """Return all that is wrong or unwise with a definition by itself."""
+    found = compiled.load(SCHEMA).findings(obj)
+    return in_order(_discreet(finding) for finding in found or rules.check(obj))
+
+
+def _discreet(finding: Finding) -> Finding:
+    """Leave out a value that may be a pasted kubeconfig or another secret."""
+    value = finding.value
+    secret = safety.check(value) or "\n" in str(value)
+    return replace(finding, value=None) if secret else finding
+
+
+def read(obj: Any) -> tuple[Definition | None, list[Finding]]:
+    """Return the definition, and all that is wrong or unwise with it; none when a finding is more than advice."""
+    found = check(obj)
+    if any(not finding.advice for finding in found):
+        return None, found
+    return _definition(obj), found
+
+
+def _definition(obj: Obj) -> Definition:
+    metadata, spec = obj["metadata"], obj["spec"]
+    machines = spec["machines"]
+    distribution = spec.get("distribution", "rke2")
+    network = spec.get("clusterNetwork", {})
+    workers = spec.get("workers", [{"name": "workers"}])
+    return Definition(
+        key=Key(metadata["namespace"], metadata["name"]),
+        labels=metadata.get("labels", {}),
+        annotations=metadata.get("annotations", {}),
+        distribution=distribution,
+        version=_version(spec["kubernetesVersion"], distribution),
+        cluster_class=cluster_class(spec),
+        identity_secret=spec["identitySecret"]["name"],
+        target_namespace=spec.get("targetNamespace", "default"),
+        rancher_auto_import=spec.get("rancherAutoImport", True),
+        control_plane=_pool("control-plane", spec.get("controlPlane", {}), machines, replicas=3),
+        workers=tuple(_pool(pool["name"], pool, machines, replicas=2) for pool in workers),
+        ssh_user=machines.get("sshUser", "sles"),
+        ssh_key_pair=machines["sshKeyPair"],
+        networks=tuple(machines["networks"]),
+        firmware=machines.get("firmware", {}),
+        tpm=machines.get("tpm", {}),
+        addresses=spec.get("addresses", {}),
+        load_balancer=spec.get("loadBalancer", {"ipamType": "dhcp"}),
+        pod_cidrs=tuple(network.get("podCIDRs", ["10.42.0.0/16"])),
+        service_cidrs=tuple(network.get("serviceCIDRs", ["10.43.0.0/16"])),
+        health_check=_health_check(spec.get("healthCheck", {})),
+        addons=spec.get("addons", {}),
+        delivery=spec.get("addonDelivery", FLEET),
+        fleet=_fleet(spec["fleet"]) if "fleet" in spec else None,
+    )
+
+
+def cluster_class(spec: Obj) -> str:
+    """Return the ClusterClass of a definition's spec; empty where objects are made one by one."""
+    if spec.get("individualObjects"):
+        return ""
+    return str(spec.get("clusterClass") or (CLUSTER_CLASS if spec.get("distribution", "rke2") == "rke2" else ""))
+
+
+def _version(version: str, distribution: str) -> str:
+    return version if "+" in version else version + _SUFFIXES[distribution]
+
+
+def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
+    boot = {
+        "volumeType": "image",
+        "imageName": machines["image"],
+        "volumeSize": pool.get("diskSize") or machines.get("diskSize", "40Gi"),
+        "bootOrder": 1,
+    }
+    return Pool(
+        name=name,
+        replicas=pool.get("replicas", replicas),
+        cpu=pool.get("cpu") or machines.get("cpu", 2),
+        memory=pool.get("memory") or machines.get("memory", "4Gi"),
+        volumes=(boot, *_extra_disks(machines.get("extraDisks", ()))),
+    )
+
+
+def _extra_disks(disks: Sequence[Obj]) -> list[Obj]:
+    return [
+        {"volumeType": "storageClass", "storageClass": disk.get("storageClass", "longhorn"), "volumeSize": disk["size"]}
+        for disk in disks
+    ]
+
+
+def _health_check(values: Obj) -> HealthCheck:
+    return HealthCheck(
+        enabled=values.get("enabled", True),
+        unhealthy=values.get("unhealthyLessThanOrEqualTo", "34%"),
+        startup=values.get("nodeStartupTimeoutSeconds", 1200),
+        timeout=values.get("unhealthyTimeoutSeconds", 300),
+    )
+
+
+def _fleet(values: Obj) -> FleetSource:
+    return FleetSource(
+        repo=values["repo"],
+        branch=values.get("branch", "main"),
+        path=values.get("path", ""),
+        client_secret_name=values.get("clientSecretName", ""),
+    )

@@ -1,0 +1,61 @@
+"""A Cluster that uses a ClusterClass: all else follows from its topology. Variables are those of `harvester-rke2`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packager.definitions.boot import Boot
+from packager.definitions.model import Definition, Pool
+from packager.merge import Obj
+
+_WORKER_CLASS = "default-worker"
+# The one MachineHealthCheck of the cluster takes the place of those that the class makes for each group of machines.
+_NO_HEALTH_CHECK = {"enabled": False}
+
+
+def topology(definition: Definition, boot: Boot) -> Obj:
+    """Return `spec.topology` of the Cluster."""
+    return {
+        "classRef": {"name": definition.cluster_class},
+        "version": definition.version,
+        "controlPlane": {"replicas": definition.control_plane.replicas, "healthCheck": _NO_HEALTH_CHECK},
+        "workers": {"machineDeployments": [_workers(pool) for pool in definition.workers]},
+        "variables": _as_list(_variables(definition, boot)),
+    }
+
+
+def _workers(pool: Pool) -> Obj:
+    return {
+        "class": _WORKER_CLASS,
+        "name": pool.name,
+        "replicas": pool.replicas,
+        "healthCheck": _NO_HEALTH_CHECK,
+        "variables": {"overrides": _as_list({"worker": _sizes(pool)})},
+    }
+
+
+def _variables(definition: Definition, boot: Boot) -> Obj:
+    addresses, firmware, tpm = definition.addresses, definition.firmware, definition.tpm
+    return {
+        "identitySecretName": definition.identity_secret,
+        "targetNamespace": definition.target_namespace,
+        "cloudConfigDelivery": boot.cloud_config_delivery,
+        "loadBalancer": dict(definition.load_balancer),
+        "vmNetworks": list(definition.networks),
+        "sshUser": definition.ssh_user,
+        "sshKeyPair": definition.ssh_key_pair,
+        "controlPlane": _sizes(definition.control_plane),
+        **({"firmware": dict(firmware)} if firmware else {}),
+        **({"tpm": dict(tpm)} if tpm else {}),
+        **addresses,
+        "cni": boot.cni,
+        **({"controlPlaneFiles": list(boot.server_files)} if boot.server_files else {}),
+    }
+
+
+def _sizes(pool: Pool) -> Obj:
+    return {"cpuCount": pool.cpu, "memorySize": pool.memory, "volumes": [dict(volume) for volume in pool.volumes]}
+
+
+def _as_list(variables: Obj) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in variables.items()]

@@ -1,0 +1,230 @@
+"""Definitions become all objects of their clusters, in shapes that others accept."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caphv.api import crds
+from packager.definitions.build import Built, build
+from tests.support import object_schema
+from tests.unit.packager.definitions.support import (
+    RENDERER,
+    built,
+    definition,
+    k3s,
+    kinds,
+    kubeadm,
+    one,
+    variables,
+)
+from tests.unit.reconciler.test_crds import violations
+from webhooks import together
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+CASES = {
+    "class": definition(),
+    "class-sets": definition(addonDelivery="ClusterResourceSet"),
+    "individual": definition(individualObjects=True, fleet={"repo": "https://git.example.com/fleet.git"}),
+    "dhcp": definition(addresses=None, loadBalancer=None, controlPlane=None, workers=None, individualObjects=True),
+    "k3s": k3s(),
+    "k3s-sets": k3s(addonDelivery="ClusterResourceSet"),
+    "kubeadm": kubeadm(),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def result(request: pytest.FixtureRequest) -> Built:
+    found = built(CASES[request.param])
+    assert found.ok, [str(finding) for finding in found.findings]
+    return found
+
+
+def test_every_object_has_its_own_name_and_the_clusters_namespace(result: Built) -> None:
+    places = [(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in result.objects]
+    assert len(set(places)) == len(places)
+    assert {namespace for kind, namespace, _ in places if kind != "GitRepo"} == {"team-a"}
+    assert places[0][0] == "Cluster"
+
+
+def test_references_lead_to_objects_of_the_cluster(result: Built) -> None:
+    there = {(obj["kind"], obj["metadata"]["name"]) for obj in result.objects}
+    named = {(ref["kind"], ref["name"]) for obj in result.objects for ref in references(obj.get("spec", {}))}
+    assert named <= there
+    unused = {kind for kind, _ in there if kind.endswith("Template")} - {kind for kind, _ in named}
+    assert unused == set()
+
+
+def references(value: Any) -> list[Obj]:
+    if isinstance(value, list):
+        return [found for item in value for found in references(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [child for key, child in value.items() if key.endswith("Ref") and isinstance(child, dict) and "kind" in child]
+    return own + [found for child in value.values() for found in references(child)]
+
+
+def test_the_webhook_accepts_everything(result: Built) -> None:
+    objects = [*(obj for group in result.shared.values() for obj in group), *result.objects]
+    assert [str(finding) for obj in objects for finding in together.alone(obj)] == []
+    remarks = [remark.finding for remark in together.together(objects)]
+    assert [str(finding) for finding in remarks if finding.rule != "identity-absent"] == []
+
+
+def test_no_secret_is_among_the_objects(result: Built) -> None:
+    objects = [*(obj for group in result.shared.values() for obj in group), *result.objects]
+    assert not [obj for obj in objects if obj["kind"] == "Secret"]
+
+
+def test_our_crds_know_every_field(result: Built) -> None:
+    schemas = {
+        crd["spec"]["names"]["kind"]: object_schema(crd, "v1beta1") for crd in crds.custom_resource_definitions()
+    }
+    for obj in result.objects:
+        if obj["kind"] in schemas:
+            assert violations(obj, schemas[obj["kind"]]) == []
+
+
+def test_crds_of_rke2_and_fleet_know_every_field(shared_crds: Path) -> None:
+    files = [*shared_crds.glob("*rke2*.yaml"), shared_crds / "fleet.cattle.io.yaml"]
+    crds_ = [crd for file in files for crd in yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader) if crd]
+    by_kind = {(crd["spec"]["group"], crd["spec"]["names"]["kind"]): crd for crd in crds_}
+    seen = set()
+    for obj in built(CASES["individual"]).objects:
+        group, _, version = obj["apiVersion"].rpartition("/")
+        if crd := by_kind.get((group, obj["kind"])):
+            seen.add(obj["kind"])
+            assert violations(obj, object_schema(crd, version)) == []
+    assert seen == {"RKE2ControlPlane", "RKE2ConfigTemplate", "GitRepo"}
+
+
+def test_objects_of_a_class() -> None:
+    found = built(definition())
+    assert kinds(found) == ["Cluster", "MachineHealthCheck"]
+    assert list(found.shared) == ["namespace", "harvester-rke2"]
+    assert found.shared["harvester-rke2"][-1]["kind"] == "ClusterClass"
+    given_ = variables(found)
+    assert given_["identitySecretName"] == "harvester-identity"
+    assert given_["controlPlane"]["cpuCount"] == 4
+    (pool,) = one(found, "Cluster")["spec"]["topology"]["workers"]["machineDeployments"]
+    assert pool["variables"]["overrides"][0]["value"]["memorySize"] == "16Gi"
+    assert one(found, "Cluster")["spec"]["topology"]["version"] == "v1.34.2+rke2r1"
+
+
+def test_the_guides_objects_with_cluster_resource_sets() -> None:
+    found = built(definition(addonDelivery="ClusterResourceSet"))
+    assert sorted(kinds(found)) == sorted(
+        ["Cluster", "MachineHealthCheck", *["ConfigMap"] * 3, *["ClusterResourceSet"] * 3]
+    )
+    cluster = one(found, "Cluster")["metadata"]
+    assert cluster["annotations"]["addons.caphv.io/suspend"] == "true"
+    manifests = {}
+    for obj in found.objects:
+        if obj["kind"] == "ConfigMap":
+            manifests[obj["metadata"]["name"]] = [
+                m["kind"] for text in obj["data"].values() for m in yaml.safe_load_all(text)
+            ]
+        if obj["kind"] == "ClusterResourceSet":
+            assert obj["spec"]["clusterSelector"]["matchLabels"].items() <= cluster["labels"].items()
+    assert manifests == {
+        "production-ccm": ["HelmChart"],
+        "production-cni": ["HelmChartConfig"],
+        "production-csi": ["HelmChart"],
+    }
+
+
+def test_the_first_boot_has_the_settings_of_the_cni() -> None:
+    (file,) = variables(built(definition()))["controlPlaneFiles"]
+    assert "mtu: 1450" in file["content"]
+    (same,) = one(built(definition(individualObjects=True)), "RKE2ControlPlane")["spec"]["files"]
+    assert same == file
+
+
+def test_files_of_the_first_boot_are_kept_when_a_setting_changes() -> None:
+    first = variables(built(definition()))["controlPlaneFiles"]
+    changed = definition(addons={"cni": {"mtu": 1400}})
+    found = build(changed, RENDERER, {}, first)
+    assert variables(found)["controlPlaneFiles"] == first
+    assert found.rendered
+    assert any(b"mtu: 1400" in content for content in found.rendered.tree.values())
+
+
+def test_kube_proxy_is_turned_off_where_the_cni_replaces_it() -> None:
+    addons = {"cni": {"name": "cilium", "kubeProxyReplacement": True}}
+    files = {file["path"]: file["content"] for file in variables(built(definition(addons=addons)))["controlPlaneFiles"]}
+    assert files["/etc/rancher/rke2/config.yaml.d/50-caphv.yaml"] == "disable-kube-proxy: true\n"
+    individual = one(built(definition(addons=addons, individualObjects=True)), "RKE2ControlPlane")
+    assert "kubeProxy" in individual["spec"]["serverConfig"]["disableComponents"]["kubernetesComponents"]
+
+
+def test_without_a_cloud_provider_kubelets_do_not_wait_for_one() -> None:
+    found = built(definition(individualObjects=True, addons={"ccm": {"enabled": False}}))
+    spec = one(found, "RKE2ControlPlane")["spec"]
+    assert "agentConfig" not in spec
+    assert "cloudProviderName" not in spec["serverConfig"]
+    left_to_others = built(definition(individualObjects=True, addonDelivery="None"))
+    assert "agentConfig" in one(left_to_others, "RKE2ControlPlane")["spec"]
+
+
+def test_another_size_is_another_machine_template() -> None:
+    names = {
+        one_["metadata"]["name"]
+        for cpu in (2, 4)
+        for one_ in built(definition(individualObjects=True, controlPlane={"cpu": cpu})).objects
+        if one_["kind"] == "HarvesterMachineTemplate"
+    }
+    assert len(names) == 3  # two of the control plane, one of the workers
+
+
+def test_extra_disks_and_firmware() -> None:
+    machines = {"extraDisks": [{"size": "10Gi"}], "firmware": {"efi": True}, "tpm": {"enabled": True}}
+    found = built(definition(machines=machines, individualObjects=True))
+    template = next(obj for obj in found.objects if obj["kind"] == "HarvesterMachineTemplate")["spec"]["template"][
+        "spec"
+    ]
+    assert template["volumes"][1] == {"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "10Gi"}
+    assert template["firmware"] == {"efi": True}
+    assert variables(built(definition(machines=machines)))["tpm"] == {"enabled": True}
+
+
+def test_bundles_go_where_the_cluster_is_imported() -> None:
+    fleet = {"repo": "https://git.example.com/fleet.git", "path": "add-ons", "clientSecretName": "git-access"}
+    repo = one(built(definition(fleet=fleet)), "GitRepo")
+    assert repo["metadata"]["namespace"] == "fleet-default"
+    assert repo["spec"]["paths"] == ["add-ons/clusters/team-a/production/*"]
+    assert repo["spec"]["clientSecretName"] == "git-access"
+    apart = one(built(definition(fleet=fleet, rancherAutoImport=False)), "GitRepo")
+    assert apart["metadata"]["namespace"] == "team-a"
+
+
+def test_the_health_check_can_be_left_out_and_tuned() -> None:
+    assert kinds(built(definition(healthCheck={"enabled": False}))) == ["Cluster"]
+    check = one(built(definition(healthCheck={"unhealthyLessThanOrEqualTo": 1})), "MachineHealthCheck")["spec"]
+    assert check["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == 1
+
+
+NAMES = st.from_regex(r"[ab](-?[ab]){0,3}", fullmatch=True) | st.sampled_from(["a-control", "a-control-plane", "a-cni"])
+POOLS = st.sampled_from(["plane", "a", "b", "cni", "workers"])
+WAYS = st.sampled_from(
+    [{"individualObjects": True, "addonDelivery": "ClusterResourceSet"}, {"individualObjects": True}, {}]
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(NAMES, POOLS, WAYS), min_size=2, max_size=3, unique_by=lambda case: case[0]))
+def test_two_clusters_of_a_namespace_never_share_an_object(cases: list[tuple[str, str, Obj]]) -> None:
+    names = []
+    for name, pool, way in cases:
+        found = built(definition(name, workers=[{"name": pool}], **way))
+        assert found.ok
+        names.append({(obj["kind"], obj["metadata"]["name"]) for obj in found.objects})
+    for first, second in itertools.combinations(names, 2):
+        assert first & second == set()

@@ -1,0 +1,146 @@
+"""What is wrong with a definition is said at its field, all of it at once, and never with a secret."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from packager.definitions import rules, validation
+from packager.definitions.model import check
+from tests.unit.packager.definitions.support import built, definition, k3s, kubeadm
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+CASES: dict[str, tuple[Obj, str, str]] = {
+    "class and objects": (
+        definition(clusterClass="mine", individualObjects=True),
+        "spec.clusterClass",
+        "definition-class",
+    ),
+    "class of another distribution": (k3s(clusterClass="harvester-rke2"), "spec.clusterClass", "definition-class"),
+    "no class": (kubeadm(individualObjects=False), "spec.clusterClass", "definition-class"),
+    "version": (definition(kubernetesVersion="v1.34.2+k3s1"), "spec.kubernetesVersion", "definition-version"),
+    "no pool": (
+        definition(loadBalancer={"ipamType": "pool"}),
+        "spec.loadBalancer.ipPoolRef",
+        "definition-load-balancer",
+    ),
+    "needless pool": (
+        definition(loadBalancer={"ipamType": "dhcp", "ipPoolRef": "x"}),
+        "spec.loadBalancer.ipPoolRef",
+        "definition-load-balancer",
+    ),
+    "secure boot": (
+        definition(machines={"firmware": {"secureBoot": True}}),
+        "spec.machines.firmware.efi",
+        "definition-firmware",
+    ),
+    "gateway": (
+        definition(addresses={"ipPoolRefs": ["a"], "gateway": "172.16.0", "subnetMask": "255.255.0.0"}),
+        "spec.addresses.gateway",
+        "definition-address",
+    ),
+    "mask": (
+        definition(addresses={"ipPoolRefs": ["a"], "gateway": "172.16.0.1", "subnetMask": "255.0.255.0"}),
+        "spec.addresses.subnetMask",
+        "definition-address",
+    ),
+    "pools": (definition(workers=[{"name": "a"}, {"name": "a"}]), "spec.workers[1].name", "definition-pool-name"),
+    "dash in a pool": (definition(workers=[{"name": "a-b"}]), "spec.workers[0].name", "schema-pattern"),
+    "cni of kubeadm": (kubeadm(addons={"cni": {"name": "calico"}}), "spec.addons.cni.name", "definition-addons"),
+    "set of kubeadm": (kubeadm(addonDelivery="ClusterResourceSet"), "spec.addonDelivery", "definition-addons"),
+    "distribution": (k3s(addons={"distribution": "rke2"}), "spec.addons.distribution", "definition-addons"),
+    "bundled provider": (
+        definition(addons={"cloudProviderName": "harvester"}),
+        "spec.addons.cloudProviderName",
+        "definition-addons",
+    ),
+    "fleet": (definition(fleet={"repo": "ext::sh -c true"}), "spec.fleet", "definition-fleet"),
+    "fleet without use": (
+        definition(fleet={"repo": "https://git.example.com/x"}, addonDelivery="None"),
+        "spec.fleet",
+        "definition-fleet",
+    ),
+    # What the packager says of the Cluster is said of the definition.
+    "mtu": (definition(addons={"cni": {"mtu": 10}}), "spec.addons.cni.mtu", "schema-minimum"),
+    "encapsulation": (
+        definition(addons={"cni": {"name": "canal", "encapsulation": "IPIP"}}),
+        "spec.addons.cni.encapsulation",
+        "cni-encapsulation",
+    ),
+    "networks": (
+        definition(clusterNetwork={"podCIDRs": ["10.42.0.1/16"]}),
+        "spec.clusterNetwork.podCIDRs[0]",
+        "cidr",
+    ),
+    "overlap": (
+        definition(clusterNetwork={"podCIDRs": ["10.43.0.0/16"]}),
+        "spec.clusterNetwork.podCIDRs",
+        "cidr-overlap",
+    ),
+    "two worlds": (
+        definition(addons={"fleet": {"importedBy": "caapf"}}),
+        "spec.addons.fleet.importedBy",
+        "fleet-twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fault_is_said_at_its_field(case: str) -> None:
+    obj, field, rule = CASES[case]
+    found = built(obj)
+    assert (field, rule) in [(finding.field, finding.rule) for finding in found.findings]
+    assert not found.ok
+
+
+def test_all_faults_are_said_at_once() -> None:
+    bad = definition(kubernetesVersion="v1.34.2+k3s1", loadBalancer={"ipamType": "pool"}, clusterClass="harvester-rke2")
+    assert len(check(bad)) == 2
+    worse = definition(kubernetesVersion="latest", targetNamespace="No", controlPlane={"replicas": 2})
+    assert {finding.field for finding in check(worse)} == {
+        "spec.kubernetesVersion",
+        "spec.targetNamespace",
+        "spec.controlPlane.replicas",
+    }
+
+
+@pytest.mark.parametrize("name", ["cni", "csi", "cluster-api.cattle.io/rancher-auto-import", "caphv.io/addons"])
+def test_labels_that_come_from_the_spec_are_refused(name: str) -> None:
+    obj = definition()
+    obj["metadata"]["labels"] = {name: "x"}
+    (found,) = check(obj)
+    assert (found.rule, found.path) == ("definition-reserved", ("metadata", "labels", name))
+
+
+def test_an_identity_is_never_taken_and_never_shown() -> None:
+    token = "0123456789abcdef0123456789abcdef"
+    kubeconfig = f"apiVersion: v1\nkind: Config\nusers:\n- name: admin\n  user:\n    token: {token}\n"
+    for secret in (kubeconfig, {"name": "x", "kubeconfig": kubeconfig}, {"name": kubeconfig}):
+        text = "\n".join(map(str, check(definition(identitySecret=secret))))
+        assert "spec.identitySecret" in text
+        assert "0123456789abcdef" not in text
+    obj = definition()
+    obj["metadata"]["annotations"] = {"example.com/note": kubeconfig}
+    (found,) = check(obj)
+    assert found.rule == "no-secrets-in-git"
+    assert "0123456789abcdef" not in str(found)
+
+
+def test_validation_knows_definitions_and_that_two_make_one_cluster() -> None:
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "production"}}
+    objs = [definition(), service, definition(), definition("other")]
+    assert [validation.concerns(obj) for obj in objs] == [True, False, True, True]
+    (about,) = validation.together(objs)
+    assert (about.index, about.other, about.finding.rule) == (2, 0, "definition-twice")
+    assert validation.alone(definition()) == []
+    assert validation.alone(service) == []
+    old = definition() | {"apiVersion": "caphv.io/v1"}
+    assert [finding.field for finding in validation.alone(old)] == ["apiVersion"]
+
+
+def test_every_rule_is_described() -> None:
+    own = {rule for _, _, rule in CASES.values() if rule.startswith("definition-")} | {"definition-reserved"}
+    assert own | {"definition-twice", "no-secrets-in-git"} == rules.DESCRIPTIONS.keys()
