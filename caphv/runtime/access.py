@@ -29,6 +29,7 @@ from cryptography import x509
 from yarl import URL
 
 from caphv.runtime.client import ApiClient, Authorization, Connection
+from caphv.runtime.proxy import environment_proxy
 
 _DEFAULT_NAMESPACE = "caphv-system"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -109,7 +110,7 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Acces
     """Read a kubeconfig from an untrusted source. Raises `KubeconfigError` that names all that is wrong with it.
 
     `current-context` is required (contract: identity Secret). Programs, files, passwords, impersonation, plain HTTP
-    and `insecure-skip-tls-verify` (unless allowed) are refused.
+    and `insecure-skip-tls-verify` (unless allowed) are refused. Without a proxy in it, that of the environment counts.
     """
     config = _mapping(_load(raw), "kubeconfig")
     if not config.get("current-context"):
@@ -133,7 +134,7 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Acces
         client_certificate=_decode(user, "client-certificate-data"),
         client_key=_decode(user, "client-key-data"),
         tls_server_name=cluster.get("tls-server-name") or "",
-        proxy_url=cluster.get("proxy-url") or "",
+        proxy_url=cluster.get("proxy-url") or environment_proxy(cluster["server"]),
         insecure=bool(cluster.get("insecure-skip-tls-verify")),
     )
 

@@ -29,6 +29,7 @@ SPREAD = {
 }
 SELF_SIGNED: Obj = {"webhooks": {"certificate": "self-signed"}}
 WITHOUT_WEBHOOKS: Obj = {"webhooks": {"enabled": False}, "networkPolicy": {"enabled": True}}
+CLASSES: Obj = {"clusterClasses": {"names": ["harvester-rke2"], "namespaces": ["team-a", "team-b"]}}
 PRODUCTION: Obj = {
     "replicas": 2,
     "topologySpreadConstraints": [SPREAD],
@@ -94,7 +95,9 @@ def test_release_for_kubectl_is_the_base(checkout: Path) -> None:
     assert parsed(contents()["caphv.yaml"].decode()) == parsed(built)
 
 
-@pytest.mark.parametrize("values", [{}, PRODUCTION, SELF_SIGNED, WITHOUT_WEBHOOKS, {"crds": {"enabled": False}}])
+@pytest.mark.parametrize(
+    "values", [{}, PRODUCTION, SELF_SIGNED, WITHOUT_WEBHOOKS, CLASSES, {"crds": {"enabled": False}}]
+)
 def test_chart_passes_lint(helm: Path, chart: Path, tmp_path: Path, values: Obj) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
     call(helm, "lint", "--strict", chart, f"--values={tmp_path / 'values.yaml'}")
@@ -158,6 +161,7 @@ def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path:
         "watchFilter": "blue",
         "allowInsecureIdentities": True,
         "caBundle": {"configMap": "authorities", "key": "all.pem"},
+        "proxy": {"url": "http://proxy.example.com:3128", "exceptions": ["10.0.0.0/8", "example.com"]},
         "tolerations": [],
         "nodeSelector": {"disk": "ssd"},
         "affinity": {"nodeAffinity": {}},
@@ -183,6 +187,8 @@ def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path:
     assert (container["image"], container["imagePullPolicy"]) == ("registry.example.com/caphv:x", "Always")
     assert container["resources"]["limits"]["memory"] == "1Gi"
     assert {"name": "SSL_CERT_FILE", "value": "/etc/caphv/ca/all.pem"} in container["env"]
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"} in container["env"]
+    assert {"name": "NO_PROXY", "value": "10.0.0.0/8,example.com"} in container["env"]
     assert {"name": "ca", "configMap": {"name": "authorities"}} in pod["spec"]["volumes"]
     assert "tolerations" not in pod["spec"]
     for name in ("imagePullSecrets", "nodeSelector", "affinity", "priorityClassName"):
@@ -191,6 +197,20 @@ def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path:
     assert pod["metadata"]["labels"]["control-plane"] == "controller-manager"
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["metadata"]["annotations"]["note"] == "x"
+
+
+def test_cluster_classes_are_where_their_clusters_are(helm: Path, chart: Path, checkout: Path, tmp_path: Path) -> None:
+    objects = parsed(template(helm, chart, tmp_path, CLASSES))
+    folder = checkout / "clusterclass" / "harvester-rke2"
+    written = [obj for path in folder.glob("*.yaml") for obj in yaml.safe_load_all(path.read_text())]
+    for namespace in CLASSES["clusterClasses"]["namespaces"]:
+        found = {key: obj for key, obj in objects.items() if key[1] == namespace}
+        assert len(found) == len(written)
+        for obj in written:
+            rendered = found[obj["kind"], namespace, obj["metadata"]["name"]]
+            assert rendered["spec"] == obj["spec"]
+            assert rendered["metadata"]["annotations"]["helm.sh/hook"] == "post-install,post-upgrade"
+    assert not {kind for kind, _, _ in parsed(template(helm, chart, tmp_path, {}))} & {"ClusterClass"}
 
 
 def test_values_of_objects_around_it(helm: Path, chart: Path, tmp_path: Path) -> None:
@@ -216,6 +236,8 @@ def test_values_of_objects_around_it(helm: Path, chart: Path, tmp_path: Path) ->
         ({"logLevel": "loud"}, "logLevel"),
         ({"serviceMonitor": {"interval": "soon"}}, "interval"),
         ({"webhooks": {"certificate": "mine"}}, "certificate"),
+        ({"proxy": {"url": "proxy:3128"}}, "proxy"),
+        ({"clusterClasses": {"names": ["harvester-other"], "namespaces": ["a"]}}, "no ClusterClass harvester-other"),
         ({"replicas": 2, "leaderElection": False}, "more than one needs leaderElection"),
     ],
 )

@@ -1,0 +1,47 @@
+"""The proxy that the environment names for a server, understood as programs in Go do.
+
+Python's own reading knows no networks in `NO_PROXY`, where users put those of Pods and Services.
+"""
+
+import os
+from collections.abc import Mapping
+from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
+
+
+def environment_proxy(server: str, environment: Mapping[str, str] | None = None) -> str:
+    """URL of the proxy on the way to an https server, empty for none.
+
+    `HTTPS_PROXY` names it, as URL or `host:port`. `NO_PROXY` lists for whom it is not: addresses, networks, host names
+    with all below them, each also with a port, or `*`. This machine itself is never reached by way of a proxy.
+    """
+    known = os.environ if environment is None else environment
+    proxy = known.get("HTTPS_PROXY") or known.get("https_proxy") or ""
+    if not proxy or _is_direct(server, known.get("NO_PROXY") or known.get("no_proxy") or ""):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_direct(server: str, exceptions: str) -> bool:
+    parts = urlsplit(server)
+    host, port = (parts.hostname or "").rstrip("."), parts.port or 443
+    if host == "localhost" or _is_in(host, "127.0.0.0/8") or host == "::1":
+        return True
+    return any(_fits(host, port, item.strip().lower()) for item in exceptions.split(",") if item.strip())
+
+
+def _fits(host: str, port: int, item: str) -> bool:
+    if item == "*" or _is_in(host, item.strip("[]")):
+        return True
+    name, _, only = item.rpartition(":")
+    if name and only.isdigit():
+        return int(only) == port and _fits(host, port, name)
+    name = item.removeprefix("*").removeprefix(".")
+    return host.endswith(f".{name}") or (host == name and not item.startswith((".", "*")))
+
+
+def _is_in(host: str, network: str) -> bool:
+    try:
+        return ip_address(host) in ip_network(network, strict=False)
+    except ValueError:
+        return False
