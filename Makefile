@@ -33,7 +33,7 @@ demo: setup ## Watch a cluster live on a simulated Harvester, from creation to t
 test: lint test-unit test-integration test-e2e ## Run all checks and all tests
 
 test-unit: setup ## Test decisions: no process, no network
-	$(PYTEST) tests/unit --junitxml=$(REPORTS)/unit.xml
+	$(PYTEST) tests/unit --numprocesses=auto --junitxml=$(REPORTS)/unit.xml
 
 test-integration: programs ## Test against a real kube-apiserver
 	$(PYTEST) tests/integration --junitxml=$(REPORTS)/integration.xml
