@@ -12,6 +12,7 @@ COMMANDS = {
     "webhook": ("caphv.cli.webhook:webhook", "Serve the admission webhooks apart from the provider."),
     "identity": ("caphv.cli.identity:identity", "Accounts for the provider on Harvester."),
     "validate": ("caphv.cli.validate:validate", "Check manifests without a cluster, as the webhook would."),
+    "generate": ("caphv.cli.generate:generate", "Make all objects of a cluster from flags or a definition."),
     "bundles": ("caphv.cli.bundles:bundles", "Fleet bundles of clusters: rendered, compared, committed."),
     "schema": ("caphv.cli.schema:schema", "JSON Schemas of the kinds, for editors."),
     "sandbox": ("caphv.cli.sandbox:sandbox", "Real API servers and a simulated Harvester on this machine."),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from packager.definitions.model import NONE, Definition
 from packager.firstboot import first_boot
-from packager.merge import Obj
+from packager.merge import Obj, at
 from packager.render import Rendered
 
 _RKE2_CONFIG = "/etc/rancher/rke2/config.yaml.d/50-caphv.yaml"
@@ -50,7 +50,8 @@ def after_rendering(definition: Definition, rendered: Rendered) -> Boot:
         return known
     found = first_boot(rendered)
     files = dict(found.server_files)
-    if definition.cluster_class and rendered.settings and rendered.settings.cni.kube_proxy_replacement:
+    replaced = rendered.settings is not None and rendered.settings.cni.kube_proxy_replacement
+    if definition.cluster_class and definition.distribution == "rke2" and replaced:
         # ClusterClasses have no variable for it, and RKE2 reads this file as well.
         files[_RKE2_CONFIG] = b"disable-kube-proxy: true\n"
     return Boot(
@@ -61,6 +62,20 @@ def after_rendering(definition: Definition, rendered: Rendered) -> Boot:
         [_file(path, content) for path, content in found.agent_files.items()],
         found.server_config,
     )
+
+
+def first_files(objects: Iterable[Obj]) -> list[Obj] | None:
+    """Return the files with which the control plane of existing objects starts; None where none of them says."""
+    for obj in objects:
+        if obj.get("kind") == "Cluster":
+            rows = at(obj, "spec", "topology", "variables")
+            for row in rows if isinstance(rows, list) else ():
+                if at(row, "name") == "controlPlaneFiles":
+                    return list(row["value"])
+        for path in (("spec", "files"), ("spec", "kthreesConfigSpec", "files")):
+            if str(obj.get("kind")).endswith("ControlPlane") and isinstance(files := at(obj, *path), list):
+                return files
+    return None
 
 
 def _file(path: str, content: bytes) -> Obj:

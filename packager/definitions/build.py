@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api import names
@@ -75,7 +75,7 @@ def build(obj: Any, renderer: Renderer, previous: Tree, first_files: Sequence[Ob
         return Built(definition, rendered=rendered, findings=findings)
     boot = after_rendering(definition, rendered)
     if first_files is not None:
-        boot = Boot(**(vars(boot) | {"server_files": first_files}))
+        boot = replace(boot, server_files=first_files)
     own = [cluster(definition, boot)]
     own += individual.objects(definition, boot) if not definition.cluster_class else []
     if definition.delivery == CLUSTER_RESOURCE_SET:

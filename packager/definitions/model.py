@@ -18,7 +18,6 @@ from packager.merge import Obj
 
 SCHEMA = "clusterdefinition.json"
 API_VERSION, KIND = "caphv.io/v1alpha1", "ClusterDefinition"
-CLUSTER_CLASS = "harvester-rke2"
 FLEET, CLUSTER_RESOURCE_SET, NONE = "Fleet", "ClusterResourceSet", "None"
 _SUFFIXES = {"rke2": "+rke2r1", "k3s": "+k3s1", "kubeadm": ""}
 
@@ -151,7 +150,7 @@ def cluster_class(spec: Obj) -> str:
     """Return the ClusterClass of a definition's spec; empty where objects are made one by one."""
     if spec.get("individualObjects"):
         return ""
-    return str(spec.get("clusterClass") or (CLUSTER_CLASS if spec.get("distribution", "rke2") == "rke2" else ""))
+    return str(spec.get("clusterClass") or f"harvester-{spec.get('distribution', 'rke2')}")
 
 
 def _version(version: str, distribution: str) -> str:

@@ -13,6 +13,7 @@ from packager.gitrepo import GitRepoOptions
 from packager.merge import Obj
 
 ADDONS_LABEL = "caphv.io/addons"
+DISTRIBUTIONS = ("rke2", "k3s", "kubeadm")
 DESCRIPTIONS = {
     "definition-class": "A ClusterClass fits the distribution, and excludes `individualObjects`.",
     "definition-version": "The suffix of the version fits the distribution.",
@@ -65,12 +66,10 @@ def _class(spec: Obj) -> Iterator[Finding]:
     if name and spec.get("individualObjects"):
         detail = "excludes individualObjects: remove one of them"
         yield Finding(path, Fault.FORBIDDEN, detail, "definition-class")
-    if name == "harvester-rke2" and distribution != "rke2":
-        detail = f"makes clusters of RKE2: leave it out, or name a ClusterClass for {distribution}"
+    others = {f"harvester-{other}" for other in DISTRIBUTIONS if other != distribution}
+    if name in others:
+        detail = f"makes no clusters of {distribution}: leave it out, and the right one is taken"
         yield Finding(path, Fault.INVALID, detail, "definition-class", name)
-    if not name and distribution != "rke2" and spec.get("individualObjects") is False:
-        detail = f"must be set: there is no shipped ClusterClass for {distribution}"
-        yield Finding(path, Fault.REQUIRED, detail, "definition-class")
 
 
 def _version(spec: Obj) -> Iterator[Finding]:
@@ -155,8 +154,7 @@ def _addons(spec: Obj) -> Iterator[Finding]:
     if distribution == "kubeadm" and spec.get("addonDelivery") == "ClusterResourceSet":
         detail = "needs the Helm controller of RKE2 or K3s: take Fleet or None"
         yield Finding(("spec", "addonDelivery"), Fault.INVALID, detail, "definition-addons", "ClusterResourceSet")
-    individual = spec.get("individualObjects") or distribution != "rke2"
-    if addons.get("cloudProviderName") == "harvester" and not individual:
+    if addons.get("cloudProviderName") == "harvester" and not spec.get("individualObjects"):
         detail = "ClusterClasses have no variable for it: set individualObjects, or leave it out"
         yield finding(("cloudProviderName",), detail, "harvester")
 

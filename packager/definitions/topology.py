@@ -1,4 +1,4 @@
-"""A Cluster that uses a ClusterClass: all else follows from its topology. Variables are those of `harvester-rke2`."""
+"""A Cluster that uses a ClusterClass: all else follows from its topology. Variables are those of the shipped ones."""
 
 from __future__ import annotations
 
@@ -48,9 +48,19 @@ def _variables(definition: Definition, boot: Boot) -> Obj:
         **({"firmware": dict(firmware)} if firmware else {}),
         **({"tpm": dict(tpm)} if tpm else {}),
         **addresses,
-        "cni": boot.cni,
+        **_cni(definition, boot),
         **({"controlPlaneFiles": list(boot.server_files)} if boot.server_files else {}),
+        **({"workerFiles": list(boot.agent_files)} if boot.agent_files else {}),
     }
+
+
+def _cni(definition: Definition, boot: Boot) -> Obj:
+    """Return the variable for what the distribution installs by itself: kubeadm nothing, K3s Flannel or nothing."""
+    if definition.distribution == "kubeadm":
+        return {}
+    if definition.distribution == "k3s":
+        return {"cni": "flannel" if boot.cni == "none" else "none"}
+    return {"cni": boot.cni}
 
 
 def _sizes(pool: Pool) -> Obj:

@@ -36,8 +36,10 @@ CASES = {
     "individual": definition(individualObjects=True, fleet={"repo": "https://git.example.com/fleet.git"}),
     "dhcp": definition(addresses=None, loadBalancer=None, controlPlane=None, workers=None, individualObjects=True),
     "k3s": k3s(),
-    "k3s-sets": k3s(addonDelivery="ClusterResourceSet"),
+    "k3s-calico": k3s(addons={"cni": {"name": "calico"}}),
+    "k3s-sets": k3s(addonDelivery="ClusterResourceSet", individualObjects=True),
     "kubeadm": kubeadm(),
+    "kubeadm-individual": kubeadm(individualObjects=True),
 }
 
 
@@ -155,6 +157,14 @@ def test_files_of_the_first_boot_are_kept_when_a_setting_changes() -> None:
     assert variables(found)["controlPlaneFiles"] == first
     assert found.rendered
     assert any(b"mtu: 1400" in content for content in found.rendered.tree.values())
+
+
+def test_k3s_starts_with_flannel_or_with_what_replaces_it() -> None:
+    assert variables(built(k3s()))["cni"] == "flannel"
+    found = variables(built(k3s(addons={"cni": {"name": "calico"}})))
+    assert found["cni"] == "none"
+    assert any("caphv-cni" in file["path"] for file in found["controlPlaneFiles"])
+    assert [file["path"] for file in found["workerFiles"]] == ["/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"]
 
 
 def test_kube_proxy_is_turned_off_where_the_cni_replaces_it() -> None:

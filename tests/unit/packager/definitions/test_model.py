@@ -20,7 +20,6 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "definition-class",
     ),
     "class of another distribution": (k3s(clusterClass="harvester-rke2"), "spec.clusterClass", "definition-class"),
-    "no class": (kubeadm(individualObjects=False), "spec.clusterClass", "definition-class"),
     "version": (definition(kubernetesVersion="v1.34.2+k3s1"), "spec.kubernetesVersion", "definition-version"),
     "no pool": (
         definition(loadBalancer={"ipamType": "pool"}),

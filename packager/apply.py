@@ -1,0 +1,86 @@
+"""Puts objects on the management cluster by server side apply, and looks up what is there.
+
+Kinds are those of the API server: it says their plurals, so that nothing has to be known of bootstrap providers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound
+from caphv.runtime.resource import Resource, key_of
+from packager.merge import Obj
+
+MANAGER = "caphv-generate"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An object that the API server did not take; `why` is its answer."""
+
+    obj: Obj
+    why: str
+
+    def __str__(self) -> str:
+        return f"{described(self.obj)}: {self.why}"
+
+
+def described(obj: Obj) -> str:
+    """Return kind and name of an object, for people."""
+    return f"{obj['kind']} {key_of(obj)}"
+
+
+class Applier:
+    """Applies to one management cluster. Methods raise Unreachable when it does not answer."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._kinds: dict[str, dict[str, Resource]] = {}
+
+    async def apply(self, objects: Iterable[Obj]) -> list[Refused]:
+        """Create objects, or make the fields that they name ours; return those that were refused.
+
+        An object that is refused does not stop the others: what can be applied is, and all errors are told at once.
+        """
+        refused = []
+        for obj in objects:
+            try:
+                await self._client.apply(await self._resource(obj), obj, manager=MANAGER)
+            except ApiError as error:
+                refused.append(Refused(obj, str(error)))
+        return refused
+
+    async def read(self, obj: Obj) -> Obj | None:
+        """Return an object of this kind and name as it is on the cluster; None when there is none."""
+        try:
+            key = key_of(obj)
+            return await self._client.get(await self._resource(obj), key.name, key.namespace)
+        except NotFound:
+            return None
+
+    async def missing(self, groups: Iterable[Sequence[Obj]]) -> list[Obj]:
+        """Return the objects of those groups whose last one is not there.
+
+        Groups are shared by clusters: one that is there may be older or somebody's own, and stays as it is.
+        """
+        return [obj for group in groups if await self.read(group[-1]) is None for obj in group]
+
+    async def _resource(self, obj: Obj) -> Resource:
+        group, _, version = obj["apiVersion"].rpartition("/")
+        kinds = await self._discovered(group, version)
+        if obj["kind"] not in kinds:
+            raise NotFound(404, "NotFound", f"the server has no kind {obj['kind']} in {obj['apiVersion']}")
+        return kinds[obj["kind"]]
+
+    async def _discovered(self, group: str, version: str) -> dict[str, Resource]:
+        path = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        if path not in self._kinds:
+            rows = (await self._client.request("GET", path))["resources"]
+            self._kinds[path] = {
+                row["kind"]: Resource(group, version, row["name"], row["kind"], row["namespaced"])
+                for row in rows
+                if "/" not in row["name"]
+            }
+        return self._kinds[path]

@@ -1,0 +1,52 @@
+"""Objects of clusters as files of a repository that Fleet reads on the management cluster.
+
+```
+manifests/<namespace>/<cluster>/cluster/      all objects of one cluster
+namespaces/<namespace>/<group>/               what its clusters share: the Namespace, and ClusterClasses
+```
+
+Each of these folders is one bundle of Fleet. A cluster goes with its folder; what clusters share stays. No Secret is
+ever among the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from packager import yamltext
+from packager.bundles import FLEET_YAML
+from packager.definitions.build import Built
+from packager.merge import Obj
+from packager.tree import path_of
+
+MANIFESTS, NAMESPACES = "manifests", "namespaces"
+CLUSTER = "cluster"
+# Whoever applied the objects before, Fleet goes on with them.
+_TAKE_OVER = {"helm": {"takeOwnership": True, "disablePreProcess": True}}
+
+
+def files_of(found: Built) -> dict[str, bytes]:
+    """Return the files of a cluster and of what it shares with others, by path."""
+    if found.definition is None:
+        return {}
+    namespace, name = found.definition.key
+    folders = {path_of(MANIFESTS, namespace, name): cluster_files(found.objects)}
+    for group, objects in found.shared.items():
+        folders[path_of(NAMESPACES, namespace, group)] = shared_files(objects)
+    return {f"{folder}/{path}": content for folder, files in folders.items() for path, content in files.items()}
+
+
+def cluster_files(objects: Sequence[Obj]) -> dict[str, bytes]:
+    """Return the files of one cluster, by path in its folder."""
+    return {
+        f"{CLUSTER}/{FLEET_YAML}": yamltext.dump(_TAKE_OVER).encode(),
+        f"{CLUSTER}/{CLUSTER}.yaml": yamltext.dump_all(objects).encode(),
+    }
+
+
+def shared_files(objects: Sequence[Obj]) -> dict[str, bytes]:
+    """Return the files of a group of objects that clusters share, by name."""
+    return {
+        FLEET_YAML: yamltext.dump({"keepResources": True, **_TAKE_OVER}).encode(),
+        "objects.yaml": yamltext.dump_all(objects).encode(),
+    }

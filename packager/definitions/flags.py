@@ -1,0 +1,242 @@
+"""The flags of `caphv generate`, most of them those of the old generator, as fields of a ClusterDefinition.
+
+Values stay as they were typed until the schema has judged them, so that all that is wrong is told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from caphv.schema.findings import FieldPath, Finding
+from packager.definitions.model import API_VERSION, KIND
+from packager.merge import Obj, merged
+
+KUBERNETES_VERSION = "v1.34.2"
+
+
+def _text(text: str) -> Any:
+    return text
+
+
+def _number(text: str) -> Any:
+    # What is no number is left for the schema to refuse.
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def _list(text: str) -> Any:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _pool(text: str) -> Any:
+    return {"ipamType": "pool", "ipPoolRef": text}
+
+
+def _disk(text: str) -> Any:
+    size, _, storage_class = text.partition(":")
+    return [{"size": size, **({"storageClass": storage_class} if storage_class else {})}]
+
+
+def _workers(text: str) -> Any:
+    return [{"name": "workers", "replicas": _number(text)}]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag, the field that it sets, and how it is asked for.
+
+    `ask` is the question of the interactive mode, empty for flags that are not asked for; `default` is what an empty
+    answer means there, None where an answer is required.
+    """
+
+    name: str
+    path: FieldPath
+    help: str
+    ask: str = ""
+    default: str | None = ""
+    value: Callable[[str], Any] = _text
+
+    @property
+    def parameter(self) -> str:
+        """Name as that of a variable."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+FLAGS = (
+    Flag("--name", ("metadata", "name"), "Name of the cluster.", "Name of the cluster", None),
+    Flag("--namespace", ("metadata", "namespace"), "Its namespace.  [default: the name]", "Namespace"),
+    Flag(
+        "--k8s-version",
+        ("spec", "kubernetesVersion"),
+        f"Version of Kubernetes.  [default: {KUBERNETES_VERSION}]",
+        "Version of Kubernetes",
+        KUBERNETES_VERSION,
+    ),
+    Flag(
+        "--distribution",
+        ("spec", "distribution"),
+        "rke2, k3s or kubeadm.  [default: rke2]",
+        "Distribution (rke2, k3s, kubeadm)",
+        "rke2",
+    ),
+    Flag("--class", ("spec", "clusterClass"), "ClusterClass.  [default: harvester- and the distribution]"),
+    Flag(
+        "--cp-replicas",
+        ("spec", "controlPlane", "replicas"),
+        "Machines of the control plane.  [default: 3]",
+        "Machines of the control plane",
+        "3",
+        _number,
+    ),
+    Flag("--worker-replicas", ("spec", "workers"), "Worker machines.  [default: 2]", "Worker machines", "2", _workers),
+    Flag(
+        "--image",
+        ("spec", "machines", "image"),
+        "Image of the VMs on Harvester, namespace/name.",
+        "Image of the VMs (namespace/name)",
+        None,
+    ),
+    Flag("--cpu", ("spec", "machines", "cpu"), "CPU cores of a VM.  [default: 2]", "CPU cores of a VM", "2", _number),
+    Flag("--memory", ("spec", "machines", "memory"), "Memory of a VM.  [default: 4Gi]", "Memory of a VM", "4Gi"),
+    Flag("--disk-size", ("spec", "machines", "diskSize"), "Boot disk.  [default: 40Gi]", "Boot disk of a VM", "40Gi"),
+    Flag(
+        "--extra-disk",
+        ("spec", "machines", "extraDisks"),
+        "Further disk, SIZE:STORAGECLASS, for example 10Gi:longhorn.",
+        "Further disk (size:storageClass, empty for none)",
+        value=_disk,
+    ),
+    Flag(
+        "--ssh-keypair",
+        ("spec", "machines", "sshKeyPair"),
+        "KeyPair on Harvester that may log in, namespace/name.",
+        "KeyPair on Harvester (namespace/name)",
+        None,
+    ),
+    Flag(
+        "--ssh-user",
+        ("spec", "machines", "sshUser"),
+        "User of the image.  [default: sles]",
+        "User of the image",
+        "sles",
+    ),
+    Flag(
+        "--network",
+        ("spec", "machines", "networks"),
+        "VM network, namespace/name; several with commas.",
+        "VM network (namespace/name)",
+        None,
+        _list,
+    ),
+    Flag(
+        "--ip-pool",
+        ("spec", "addresses", "ipPoolRefs"),
+        "IPPool on Harvester for the addresses of VMs.  [default: DHCP]",
+        value=_list,
+    ),
+    Flag(
+        "--ip-pool-refs",
+        ("spec", "addresses", "ipPoolRefs"),
+        "Several IPPools with commas, asked in this order.",
+        "IPPools for addresses of VMs (with commas, empty for DHCP)",
+        value=_list,
+    ),
+    Flag("--gateway", ("spec", "addresses", "gateway"), "Gateway of the VM network.", "Gateway (empty with DHCP)"),
+    Flag(
+        "--subnet-mask",
+        ("spec", "addresses", "subnetMask"),
+        "Subnet mask of the VM network.",
+        "Subnet mask (empty with DHCP)",
+    ),
+    Flag(
+        "--dns",
+        ("spec", "addresses", "dnsServers"),
+        "DNS servers, with commas.",
+        "DNS servers (with commas, may be empty)",
+        value=_list,
+    ),
+    Flag(
+        "--lb-ip-pool",
+        ("spec", "loadBalancer"),
+        "IPPool for the address of the control plane.  [default: DHCP]",
+        "IPPool for the control plane's address (empty for DHCP)",
+        value=_pool,
+    ),
+    Flag(
+        "--target-namespace",
+        ("spec", "targetNamespace"),
+        "Namespace on Harvester.  [default: default]",
+        "Namespace on Harvester",
+        "default",
+    ),
+    Flag(
+        "--identity-secret",
+        ("spec", "identitySecret", "name"),
+        "Identity Secret in the namespace.  [default: NAME-harvester-identity]",
+    ),
+    Flag("--cni", ("spec", "addons", "cni", "name"), "calico, canal, cilium or none.", "CNI (empty for the usual one)"),
+    Flag("--cni-mtu", ("spec", "addons", "cni", "mtu"), "MTU of the Pod network.", value=_number),
+    Flag("--cni-encapsulation", ("spec", "addons", "cni", "encapsulation"), "For example VXLAN."),
+    Flag("--cni-bgp", ("spec", "addons", "cni", "bgp"), "Enabled or Disabled."),
+    Flag(
+        "--pod-cidr",
+        ("spec", "clusterNetwork", "podCIDRs"),
+        "Networks of Pods, with commas.  [default: 10.42.0.0/16]",
+        value=_list,
+    ),
+    Flag(
+        "--service-cidr",
+        ("spec", "clusterNetwork", "serviceCIDRs"),
+        "Networks of Services, with commas.  [default: 10.43.0.0/16]",
+        value=_list,
+    ),
+    Flag(
+        "--fleet-addon-repo",
+        ("spec", "fleet", "repo"),
+        "Repository with the cluster's bundles: Fleet installs the add-ons.  [default: ClusterResourceSets do]",
+    ),
+    Flag("--fleet-addon-branch", ("spec", "fleet", "branch"), "Branch of that repository.  [default: main]"),
+)
+
+
+def definition(values: Mapping[str, str], base: Obj | None = None) -> Obj:
+    """Return the definition that flags make, over a `base` where there is one; without, old defaults hold.
+
+    `values` are those of flags that were given, by flag. The result is not checked.
+    """
+    found = base if base is not None else {}
+    for flag in FLAGS:
+        if values.get(flag.name):
+            found = merged(found, _nested(flag.path, flag.value(values[flag.name])))
+    return found if base is not None else merged(_defaults(found), found)
+
+
+def _defaults(given: Obj) -> Obj:
+    """Return what the old generator took where nothing was said."""
+    name = given.get("metadata", {}).get("name")
+    fleet = "fleet" in given.get("spec", {})
+    delivery = "ClusterResourceSet" if given.get("spec", {}).get("distribution") != "kubeadm" else "None"
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"namespace": name} if name else {},
+        "spec": {
+            "kubernetesVersion": KUBERNETES_VERSION,
+            **({"identitySecret": {"name": f"{name}-harvester-identity"}} if name else {"identitySecret": {}}),
+            "machines": {},
+            "addonDelivery": "Fleet" if fleet else delivery,
+        },
+    }
+
+
+def flag_of(finding: Finding, values: Mapping[str, str]) -> str:
+    """Return the flag that sets the field of a finding, one that was given first; empty where none does."""
+    found = [flag.name for flag in FLAGS if finding.path[: len(flag.path)] == flag.path]
+    return next((name for name in found if values.get(name)), found[0] if found else "")
+
+
+def _nested(path: FieldPath, value: Any) -> Obj:
+    for key in reversed(path):
+        value = {key: value}
+    return dict(value)

@@ -1,0 +1,230 @@
+"""`caphv generate`: flags of the old generator, answers, definitions; what is wrong, and where secrets may go."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from caphv.cli import cli
+from caphv.cli.generate import generate
+from packager.definitions.flags import FLAGS
+from packager.definitions.model import check
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+TOKEN = "kubeconfig-user-abcde:0123456789"
+KUBECONFIG = f"""\
+apiVersion: v1
+kind: Config
+clusters: [{{name: harvester, cluster: {{server: "https://harvester.example.com:6443"}}}}]
+users: [{{name: admin, user: {{token: "{TOKEN}"}}}}]
+contexts: [{{name: main, context: {{cluster: harvester, user: admin}}}}]
+current-context: main
+"""
+# The example of the operations guide, word for word but for the kubeconfig.
+GUIDE = shlex.split(
+    "--name production-cluster --namespace prod-ns --image default/sles15-sp7-minimal-vm.x86_64-cloud-qu2.qcow2 "
+    "--ssh-keypair default/capi-ssh-key --network default/production --gateway 172.16.0.1 --subnet-mask 255.255.0.0 "
+    "--ip-pool prod-ip-pool --dns 172.16.0.1 --cp-replicas 3 --worker-replicas 2 --cpu 4 --memory 8Gi --disk-size 80Gi "
+    "--k8s-version v1.31.14"
+)
+LEAST = ["--name", "demo", "--image", "default/sles", "--ssh-keypair", "default/key", "--network", "default/production"]
+OLD_FLAGS = shlex.split(
+    "name namespace cp-replicas worker-replicas k8s-version cpu memory image disk-size extra-disk ssh-keypair ssh-user "
+    "network gateway subnet-mask ip-pool ip-pool-refs dns harvester-kubeconfig cni cni-mtu cni-encapsulation cni-bgp "
+    "pod-cidr fleet-addon-repo fleet-addon-branch class apply interactive"
+)
+
+
+def call(*arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(cli, ["generate", *arguments], input=stdin, prog_name="caphv")
+
+
+def objects(result: Result) -> list[Obj]:
+    assert result.exit_code == 0, result.output
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def definition(*arguments: str) -> Obj:
+    (found,) = objects(call(*arguments, "-o", "definition"))
+    assert check(found) == []
+    return dict(found)
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Path:
+    file = tmp_path / "harvester.yaml"
+    file.write_text(KUBECONFIG)
+    return file
+
+
+def test_every_flag_of_the_old_generator_is_there() -> None:
+    known = {name for parameter in generate.params for name in parameter.opts}
+    assert {f"--{name}" for name in OLD_FLAGS} <= known
+
+
+def test_the_executable_is_installed(checkout: Path) -> None:
+    project = tomllib.loads((checkout / "pyproject.toml").read_text())
+    assert project["project"]["scripts"]["caphv-generate"] == "caphv.cli.generate:generate"
+    assert CliRunner().invoke(generate, ["--help"]).exit_code == 0
+
+
+def test_the_guides_example_makes_the_guides_objects(kubeconfig: Path) -> None:
+    found = objects(call(*GUIDE, "--harvester-kubeconfig", str(kubeconfig)))
+    kinds = [obj["kind"] for obj in found]
+    assert kinds[:2] == ["Namespace", "Secret"]
+    assert {
+        kind: kinds.count(kind) for kind in ("Cluster", "ConfigMap", "ClusterResourceSet", "MachineHealthCheck")
+    } == {
+        "Cluster": 1,
+        "ConfigMap": 3,
+        "ClusterResourceSet": 3,
+        "MachineHealthCheck": 1,
+    }
+    secret = found[1]
+    assert yaml.safe_load(secret["stringData"]["kubeconfig"]) == yaml.safe_load(KUBECONFIG)
+    (cluster,) = (obj for obj in found if obj["kind"] == "Cluster")
+    topology = cluster["spec"]["topology"]
+    assert topology["version"] == "v1.31.14+rke2r1"
+    assert topology["classRef"]["name"] == "harvester-rke2"
+    variables = {row["name"]: row["value"] for row in topology["variables"]}
+    assert variables["identitySecretName"] == secret["metadata"]["name"] == "production-cluster-harvester-identity"
+    assert cluster["metadata"]["labels"]["cluster-api.cattle.io/rancher-auto-import"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "value"),
+    [
+        (["--extra-disk", "10Gi:fast"], "machines.extraDisks", [{"size": "10Gi", "storageClass": "fast"}]),
+        (["--extra-disk", "10Gi"], "machines.extraDisks", [{"size": "10Gi"}]),
+        (["--ssh-user", "root"], "machines.sshUser", "root"),
+        (["--class", "mine"], "clusterClass", "mine"),
+        (["--cni", "cilium"], "addons.cni.name", "cilium"),
+        (["--cni-mtu", "1450"], "addons.cni.mtu", 1450),
+        (["--cni-encapsulation", "VXLAN"], "addons.cni.encapsulation", "VXLAN"),
+        (["--cni-bgp", "Disabled"], "addons.cni.bgp", "Disabled"),
+        (["--pod-cidr", "10.1.0.0/16"], "clusterNetwork.podCIDRs", ["10.1.0.0/16"]),
+        (["--service-cidr", "10.2.0.0/16,fd00::/112"], "clusterNetwork.serviceCIDRs", ["10.2.0.0/16", "fd00::/112"]),
+        (["--worker-replicas", "0"], "workers", [{"name": "workers", "replicas": 0}]),
+        (["--lb-ip-pool", "lb"], "loadBalancer", {"ipamType": "pool", "ipPoolRef": "lb"}),
+        (["--distribution", "k3s"], "addonDelivery", "ClusterResourceSet"),
+        (["--distribution", "kubeadm"], "addonDelivery", "None"),
+        (["--individual-objects"], "individualObjects", True),
+        (["--no-rancher-auto-import"], "rancherAutoImport", False),
+        (["--target-namespace", "vms"], "targetNamespace", "vms"),
+        (["--fleet-addon-repo", "https://git.example.com/f.git"], "addonDelivery", "Fleet"),
+        (
+            ["--fleet-addon-repo", "https://git.example.com/f.git", "--fleet-addon-branch", "next"],
+            "fleet",
+            {"repo": "https://git.example.com/f.git", "branch": "next"},
+        ),
+    ],
+)
+def test_a_flag_becomes_a_field(arguments: list[str], path: str, value: Any) -> None:
+    found: Any = definition(*LEAST, *arguments)["spec"]
+    for part in path.split("."):
+        found = found[part]
+    assert found == value
+
+
+def test_several_pools_are_asked_in_order() -> None:
+    more = ["--ip-pool-refs", "pool-a, pool-b,pool-c", "--gateway", "10.0.0.1", "--subnet-mask", "255.255.255.0"]
+    assert definition(*LEAST, *more)["spec"]["addresses"]["ipPoolRefs"] == ["pool-a", "pool-b", "pool-c"]
+
+
+def test_the_namespace_is_the_name_unless_it_is_said() -> None:
+    assert definition(*LEAST)["metadata"] == {"name": "demo", "namespace": "demo"}
+    assert definition(*LEAST, "--namespace", "team-a")["metadata"]["namespace"] == "team-a"
+
+
+def test_with_a_fleet_repository_there_is_a_git_repo_in_place_of_config_maps() -> None:
+    kinds = [obj["kind"] for obj in objects(call(*LEAST, "--fleet-addon-repo", "https://git.example.com/f.git"))]
+    assert "GitRepo" in kinds
+    assert "ConfigMap" not in kinds
+
+
+def test_json_is_a_list() -> None:
+    found = json.loads(call(*LEAST, "-o", "json").stdout)
+    assert found["kind"] == "List"
+    assert "Cluster" in [obj["kind"] for obj in found["items"]]
+
+
+def test_everything_that_is_wrong_is_told_at_once_with_its_flag(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(KUBECONFIG.replace(f'token: "{TOKEN}"', "exec: {command: rm}"))
+    result = call("--name", "demo", "--cpu", "four", "--cni", "flannel", "--harvester-kubeconfig", str(bad))
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    for flag in ("--cpu", "--cni", "--image", "--network", "--ssh-keypair", "--harvester-kubeconfig"):
+        assert f"error: {flag}" in result.stderr
+    assert "it would run a program" in result.stderr
+
+
+def test_a_kubeconfig_that_is_not_there_is_told(tmp_path: Path) -> None:
+    result = call(*LEAST, "--harvester-kubeconfig", str(tmp_path / "none.yaml"))
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["$(touch x)", "a; reboot", "../../etc", 'a"\nkind: Secret', "--apply", "a" * 60])
+def test_hostile_values_are_refused_and_nothing_is_run(name: str, tmp_path: Path) -> None:
+    result = call(*LEAST, f"--name={name}", "--to", str(tmp_path / "out"))
+    assert result.exit_code == 1
+    assert "metadata.name" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_definition_is_read_and_flags_win_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "demo.yaml"
+    file.write_text(yaml.safe_dump(definition(*LEAST, "--cpu", "4")))
+    again = definition("--definition", str(file), "--cpu", "8", "--memory", "16Gi")
+    assert again["spec"]["machines"]["cpu"] == 8
+    assert objects(call("--definition", "-", stdin=file.read_text())) == objects(call(*LEAST, "--cpu", "4"))
+
+
+def test_a_wrong_definition_is_told_by_line(tmp_path: Path) -> None:
+    text = yaml.safe_dump(definition(*LEAST), sort_keys=False).replace(
+        "addonDelivery: ClusterResourceSet", "colour: red"
+    )
+    line = text.splitlines().index("  colour: red") + 1
+    file = tmp_path / "demo.yaml"
+    file.write_text(text)
+    result = call("--definition", str(file))
+    assert result.exit_code == 1
+    assert f"error: line {line}: spec.colour: Unknown field" in result.stderr
+    for content in ("a: [", "[]", "", "a: 1\n---\nb: 2\n"):
+        file.write_text(content)
+        assert call("--definition", str(file)).exit_code == 2
+
+
+def test_a_folder_for_a_repository_gets_no_secret(tmp_path: Path, kubeconfig: Path) -> None:
+    folder = tmp_path / "out"
+    result = call(*GUIDE, "--harvester-kubeconfig", str(kubeconfig), "--to", str(folder))
+    assert result.exit_code == 0
+    files = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    assert "manifests/prod-ns/production-cluster/cluster/cluster.yaml" in files
+    assert not any(TOKEN in text or "kind: Secret" in text for text in files.values())
+    assert TOKEN not in result.output
+    assert stat.S_IMODE((folder / "manifests").stat().st_mode) & 0o022 == 0
+
+
+def test_answers_make_the_same_as_flags(kubeconfig: Path) -> None:
+    said = dict(zip(GUIDE[::2], GUIDE[1::2], strict=True))
+    said["--ip-pool-refs"] = said.pop("--ip-pool")
+    answers = [said.get(flag.name, "") for flag in FLAGS if flag.ask]
+    result = call("--interactive", stdin="\n".join([*answers, str(kubeconfig), "n", ""]))
+    plain = call(*GUIDE, "--harvester-kubeconfig", str(kubeconfig))
+    shown = {obj["kind"]: obj for obj in objects(result)}
+    wanted = {obj["kind"]: obj for obj in objects(plain)}
+    assert shown.keys() == wanted.keys()
+    assert shown["Cluster"]["spec"] == wanted["Cluster"]["spec"]
+    assert TOKEN not in result.stderr
