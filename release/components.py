@@ -22,6 +22,7 @@ TEMPLATES = {
     "cluster-template-dhcp.yaml": ("rke2", "dhcp", "machines"),
     "cluster-template-kubeadm.yaml": ("kubeadm", "pools", "machines"),
     "cluster-template-k3s.yaml": ("k3s", "pools", "machines"),
+    "cluster-template-talos.yaml": ("talos", "pools", "machines"),
     "cluster-template-topology.yaml": ("topology",),
 }
 # The C ones, where they are there, take a tenth of the time for CRDs.

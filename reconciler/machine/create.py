@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 
 from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType, Reason
@@ -16,7 +17,7 @@ from caphv.runtime.resource import SECRETS, Key, Obj, annotations_of, key_of
 from reconciler import metrics, resources
 from reconciler.flow import Blocked
 from reconciler.harvester.ownership import Ownership, owned_by
-from reconciler.machine import cloudinit
+from reconciler.machine import cloudinit, talos
 from reconciler.machine.address import ensure_address, recall_address
 from reconciler.machine.adoption import gone, recognise
 from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
@@ -137,13 +138,7 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
             vm_name=scope.name,
             namespace=scope.target_namespace,
             owner=scope.owner,
-            user_data=cloudinit.userdata(
-                bootstrap,
-                ssh_public_key=_public_key(scope),
-                dhcp_interfaces=dhcp_interfaces(network, nics),
-                files=_guest_files(scope),
-                guest=guest_config(scope.spec),
-            ),
+            user_data=_user_data(scope, bootstrap, dhcp_interfaces(network, nics)),
             network_data=cloudinit.networkdata(network, nics) if isinstance(network, StaticAddress) else "",
         )
     except cloudinit.CloudInitError as error:
@@ -159,6 +154,14 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
             raise scope.failed(f"Secret {key_of(existing)} on Harvester belongs to {owner}") from None
         secret["metadata"]["resourceVersion"] = existing["metadata"]["resourceVersion"]
         await client.replace(SECRETS, secret)
+
+
+def _user_data(scope: MachineScope, bootstrap: str, dhcp: Sequence[str]) -> str:
+    files, guest = _guest_files(scope), guest_config(scope.spec)
+    if talos.is_machine_config(bootstrap):
+        return talos.userdata(bootstrap, files=files, guest=guest)
+    key = _public_key(scope)
+    return cloudinit.userdata(bootstrap, ssh_public_key=key, dhcp_interfaces=dhcp, files=files, guest=guest)
 
 
 async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:

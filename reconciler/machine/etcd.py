@@ -1,8 +1,8 @@
 """Take a control plane machine out of etcd before its VM goes.
 
 A member whose machine is gone for good still counts for the quorum: after two such losses a cluster of three could
-write no more. Control plane providers of RKE2 and kubeadm do this themselves; for others, and for Machines without a
-control plane object, we do, by `etcdctl` in an etcd Pod on another node.
+write no more. Control plane providers of RKE2, kubeadm and Talos do this themselves; for others, and for Machines
+without a control plane object, we do, by `etcdctl` in an etcd Pod on another node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ETCDCTL = (
     f"--key={_TLS}/server-client.key",
 )
 _CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"
-_PROVIDERS = ("RKE2ControlPlane", "KubeadmControlPlane")
+_PROVIDERS = ("RKE2ControlPlane", "KubeadmControlPlane", "TalosControlPlane")
 _HASH = re.compile(r"[0-9a-f]{8}")
 
 # Seconds for which the VM waits when etcd cannot be asked, and between two attempts.

@@ -54,6 +54,7 @@ VARIABLES = {
     "HARVESTER_NETWORK": "default/production",
     "HARVESTER_VM_IP_POOL": "machines",
     "HARVESTER_LB_IP_POOL": "load-balancers",
+    "TALOS_VERSION": "v1.12",
 }
 
 
@@ -179,7 +180,7 @@ def webhooks(box: Sandbox) -> Iterator[Server]:
 @pytest.mark.parametrize(
     ("flavor", "kind"),
     [("", "RKE2ControlPlane"), ("dhcp", "RKE2ControlPlane"), ("kubeadm", "KubeadmControlPlane"),
-     ("k3s", "KThreesControlPlane")],
+     ("k3s", "KThreesControlPlane"), ("talos", "TalosControlPlane")],
 )  # fmt: skip
 def test_templates_are_filled_in(clusterctl: Clusterctl, flavor: str, kind: str) -> None:
     objects = generated(clusterctl, flavor)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from caphv.api import names
-from caphv.runtime.resource import NODES, Obj, annotations_of, labels_of, uid_of
+from caphv.runtime.resource import NODES, SECRETS, Obj, annotations_of, labels_of, uid_of
 from sandbox.harvester import kinds, troubles
 from tests.integration.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, holds, is_ready, lacks
 
@@ -216,6 +218,19 @@ async def test_other_formats_than_cloud_config_are_refused_by_their_name(case: C
     await case.write_secret("bootstrap", {"value": '{"ignition": {"version": "3.4.0"}}'})
     says = lacks("VMProvisioningReady", FAILED, "bootstrap data is an Ignition configuration")
     await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
+
+
+async def test_machine_configuration_of_talos_reaches_the_guest_as_it_is(case: Case) -> None:
+    await case.ready_cluster()
+    text = "version: v1alpha1\nmachine:\n  type: worker # a join token follows\n  token: abc.def\ncluster: {}\n"
+    await case.write_secret("bootstrap", {"value": text})
+    await case.create_machine("one", guestConfig={"userData": "#cloud-config\nruncmd: [date]\n"})
+    says = lacks("VMProvisioningReady", FAILED, "spec.guestConfig.userData is cloud-config, which Talos does not read")
+    await case.until(HARVESTER_MACHINES, "one", says)
+    await case.create_machine("two")
+    await case.vm("two")
+    secret = await case.harvester.get(SECRETS, "two-cloud-init", case.target)
+    assert base64.b64decode(secret["data"]["userdata"]).decode() == text
 
 
 async def test_guest_config_is_in_the_user_data(case: Case) -> None:

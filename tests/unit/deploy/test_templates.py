@@ -32,6 +32,7 @@ VALUES = {
     "HARVESTER_GATEWAY": "172.16.0.1",
     "HARVESTER_SUBNET_MASK": "255.255.0.0",
     "HARVESTER_DNS": "172.16.0.1",
+    "TALOS_VERSION": "v1.12",
 }
 # Example -> template; the values above are filled in.
 EXAMPLES = {
@@ -39,6 +40,7 @@ EXAMPLES = {
     "rke2-dhcp.yaml": "cluster-template-dhcp.yaml",
     "kubeadm.yaml": "cluster-template-kubeadm.yaml",
     "k3s.yaml": "cluster-template-k3s.yaml",
+    "talos.yaml": "cluster-template-talos.yaml",
     "rke2-clusterclass.yaml": "cluster-template-topology.yaml",
 }
 

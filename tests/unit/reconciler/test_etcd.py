@@ -93,6 +93,7 @@ def owned_by(kind: str, group: str = "controlplane.cluster.x-k8s.io") -> dict[st
 def test_providers_that_remove_members_themselves() -> None:
     assert removed_by_provider(owned_by("RKE2ControlPlane"))
     assert removed_by_provider(owned_by("KubeadmControlPlane"))
+    assert removed_by_provider(owned_by("TalosControlPlane"))
     assert not removed_by_provider(owned_by("KThreesControlPlane"))
     assert not removed_by_provider(owned_by("RKE2ControlPlane", "example.com"))
     assert not removed_by_provider({"metadata": {}})
