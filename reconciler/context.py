@@ -1,4 +1,4 @@
-"""What both controllers work with: caches of the management cluster, sessions, workload clusters, events."""
+"""What the controllers work with: caches of the management cluster, sessions, workload clusters, events."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Context:
     secrets: Informer
     harvester_clusters: Informer
     harvester_machines: Informer
+    harvester_machine_templates: Informer
     sessions: Sessions
     workloads: Workloads
     singles: SingleWatches
@@ -38,6 +39,7 @@ class Context:
     waiters: Waiters
     enqueue_cluster: Callable[[Key], None]
     enqueue_machine: Callable[[Key], None]
+    enqueue_template: Callable[[Key], None]
     allow_insecure_identities: bool = False
     # When (monotonic) this process had the VM of a machine deleted, by the machine's uid, until all of it is gone.
     deleting: dict[str, float] = field(default_factory=dict)
@@ -67,6 +69,10 @@ class Context:
     def machines_of(self, cluster: Obj) -> list[Obj]:
         """HarvesterMachines of a Cluster, ordered by name."""
         return self.harvester_machines.store.by_index("cluster", str(key_of(cluster)))
+
+    def templates_of(self, cluster: Obj) -> list[Obj]:
+        """HarvesterMachineTemplates of a Cluster."""
+        return self.harvester_machine_templates.store.by_index("cluster", str(key_of(cluster)))
 
     async def ensure_finalizer(self, informer: Informer, obj: Obj, finalizer: str, legacy: str) -> None:
         """Write our finalizer (and swap the one of early releases) before anything exists that it has to protect."""

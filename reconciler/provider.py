@@ -1,4 +1,4 @@
-"""The provider put together: caches, sessions, workload clusters and both controllers, on one manager."""
+"""The provider put together: caches, sessions, workload clusters and all controllers, on one manager."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import Addresses, Manager
 from caphv.runtime.part import Part
-from caphv.runtime.resource import NAMESPACES, SECRETS, Key, Obj, key_of, uid_of
+from caphv.runtime.resource import NAMESPACES, SECRETS, Key, Obj, key_of, owner_reference, uid_of
 from reconciler import addresses, resources
 from reconciler.cluster import fleet
 from reconciler.cluster.controller import ClusterReconciler
@@ -30,6 +30,7 @@ from reconciler.harvester.session import Session, SessionEvents, Sessions
 from reconciler.machine.controller import MachineReconciler
 from reconciler.rancher import Rancher
 from reconciler.single import SingleWatches
+from reconciler.template import TemplateReconciler
 from reconciler.watches import Watches
 from reconciler.workload import Workloads
 
@@ -98,6 +99,13 @@ class Provider:
             label_selector=selector,
             indexes={"cluster": _cluster, "name": _name},
         )
+        harvester_machine_templates = Informer(
+            client,
+            resources.HARVESTER_MACHINE_TEMPLATES,
+            namespace=namespace,
+            label_selector=selector,
+            indexes={"cluster": _cluster_of_template},
+        )
         context = Context(
             client=client,
             management_cluster=management_cluster,
@@ -107,6 +115,7 @@ class Provider:
             secrets=secrets,
             harvester_clusters=harvester_clusters,
             harvester_machines=harvester_machines,
+            harvester_machine_templates=harvester_machine_templates,
             sessions=Sessions(SessionEvents(self._harvester_changed, self._harvester_health)),
             workloads=Workloads(client, secrets, self._node_changed, self._workload_reached),
             singles=SingleWatches(self._enqueue_cluster),
@@ -114,6 +123,7 @@ class Provider:
             waiters=Waiters(self._enqueue_any),
             enqueue_cluster=self._enqueue_cluster,
             enqueue_machine=self._enqueue_machine,
+            enqueue_template=self._enqueue_template,
             allow_insecure_identities=options.allow_insecure_identities,
         )
         self.context = context
@@ -127,11 +137,13 @@ class Provider:
             group_of=self._harvester_of,
             group_limit=max(1, options.concurrency * 3 // 4),
         )
+        self.templates = Controller("harvestermachinetemplate", TemplateReconciler(context).reconcile, concurrency=2)
         self.watches = Watches(context)
-        for informer in (clusters, machines, secrets, harvester_clusters, harvester_machines):
+        own = (harvester_clusters, harvester_machines, harvester_machine_templates)
+        for informer in (clusters, machines, secrets, *own):
             self.manager.add_informer(informer)
-        self.manager.add_controller(self.clusters)
-        self.manager.add_controller(self.machines)
+        for controller in (self.clusters, self.machines, self.templates):
+            self.manager.add_controller(controller)
         self.manager.add_task(events.run)
         self.manager.on_start(self._start)
         self.manager.on_scrape(lambda: addresses.report(context))
@@ -158,6 +170,9 @@ class Provider:
 
     def _enqueue_machine(self, key: Key) -> None:
         self.machines.enqueue(key)
+
+    def _enqueue_template(self, key: Key) -> None:
+        self.templates.enqueue(key)
 
     def _enqueue_any(self, key: Key) -> None:
         # Names of the two kinds may be equal; a key too many costs a look into a cache.
@@ -237,6 +252,12 @@ def _identity_secret(cluster: Obj) -> Iterable[str]:
 def _cluster(machine: Obj) -> Iterable[str]:
     name = clusterapi.cluster_name(machine)
     return [f"{machine['metadata']['namespace']}/{name}"] if name else []
+
+
+def _cluster_of_template(template: Obj) -> Iterable[str]:
+    # The core makes the Cluster its owner; only templates of a ClusterClass's Clusters have the label, too.
+    owner = owner_reference(template, "Cluster", resources.CLUSTER_API_GROUP)
+    return [f"{template['metadata']['namespace']}/{owner['name']}"] if owner else _cluster(template)
 
 
 def _name(machine: Obj) -> Iterable[str]:

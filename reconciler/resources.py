@@ -11,6 +11,9 @@ CLUSTER_API_VERSIONS = ("v1beta2", "v1beta1")
 
 HARVESTER_CLUSTERS = Resource(INFRASTRUCTURE_GROUP, "v1beta1", "harvesterclusters", "HarvesterCluster")
 HARVESTER_MACHINES = Resource(INFRASTRUCTURE_GROUP, "v1beta1", "harvestermachines", "HarvesterMachine")
+HARVESTER_MACHINE_TEMPLATES = Resource(
+    INFRASTRUCTURE_GROUP, "v1beta1", "harvestermachinetemplates", "HarvesterMachineTemplate"
+)
 
 VIRTUAL_MACHINES = Resource("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
 VIRTUAL_MACHINE_INSTANCES = Resource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")

@@ -6,6 +6,7 @@ managed fields), so each mapping first asks whether the change can matter.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from caphv.api import clusterapi, names
@@ -17,6 +18,7 @@ from reconciler.context import Context
 from reconciler.harvester.session import Session
 from reconciler.machine.addresses import paused
 from reconciler.machine.node import topology
+from reconciler.template import ARCHITECTURE
 
 _METADATA = ("generation", "deletionTimestamp", "finalizers", "ownerReferences", "annotations", "labels")
 
@@ -31,6 +33,7 @@ class Watches:
         """Install the handlers on the caches of the management cluster."""
         self._context.harvester_clusters.add_handler(self.harvester_cluster)
         self._context.harvester_machines.add_handler(self.harvester_machine)
+        self._context.harvester_machine_templates.add_handler(self.harvester_machine_template)
         self._context.clusters.add_handler(self.cluster)
         self._context.machines.add_handler(self.machine)
         self._context.secrets.add_handler(self.secret)
@@ -38,13 +41,14 @@ class Watches:
     # Management cluster
 
     def harvester_cluster(self, change: Change) -> None:
-        """Itself; its machines when it becomes ready, connects, or its spec changes."""
+        """Itself; its machines and their templates when it becomes ready, connects, or its spec changes."""
         if _differs(change, _metadata):
             self._context.enqueue_cluster(change.key)
         if _differs(change, _what_machines_read):
             cluster = self._context.cluster_of(change.obj)
             if cluster:
                 self._machines_of(cluster)
+                self._templates_of(cluster)
 
     def harvester_machine(self, change: Change) -> None:
         """Itself; its cluster when it is gone, because that may be what the cluster's deletion waits for."""
@@ -56,14 +60,20 @@ class Watches:
             if kind == resources.HARVESTER_CLUSTERS.kind:
                 self._context.enqueue_cluster(Key(change.key.namespace, name))
 
+    def harvester_machine_template(self, change: Change) -> None:
+        """Itself."""
+        if change.new is not None and _differs(change, _metadata):
+            self._context.enqueue_template(change.key)
+
     def cluster(self, change: Change) -> None:
-        """The infrastructure of a Cluster, and its machines."""
+        """The infrastructure of a Cluster, its machines and their templates."""
         if not _differs(change, _what_infrastructure_reads):
             return
         kind, name = clusterapi.infrastructure_ref(change.obj)
         if kind == resources.HARVESTER_CLUSTERS.kind:
             self._context.enqueue_cluster(Key(change.key.namespace, name))
             self._machines_of(change.obj)
+            self._templates_of(change.obj)
 
     def machine(self, change: Change) -> None:
         """The infrastructure of a Machine."""
@@ -109,6 +119,9 @@ class Watches:
                 self._context.enqueue_cluster(key)
             if change.old is not None and change.new is not None and _differs(change, topology):
                 self._machines_on(session)
+            if _differs(change, _architecture):
+                for cluster in self._clusters_of(session):
+                    self._templates_of(cluster)
 
     def health(self, session: Session) -> None:
         """A Harvester went away, came back, or began to refuse its credentials."""
@@ -133,11 +146,19 @@ class Watches:
     # Inside
 
     def _machines_on(self, session: Session) -> None:
+        for cluster in self._clusters_of(session):
+            self._machines_of(cluster)
+
+    def _clusters_of(self, session: Session) -> Iterator[Obj]:
         for key in self._context.sessions.users(session):
             harvester_cluster = self._context.harvester_clusters.get(*key)
             cluster = self._context.cluster_of(harvester_cluster) if harvester_cluster else None
             if cluster:
-                self._machines_of(cluster)
+                yield cluster
+
+    def _templates_of(self, cluster: Obj) -> None:
+        for template in self._context.templates_of(cluster):
+            self._context.enqueue_template(key_of(template))
 
     def _machines_of(self, cluster: Obj) -> None:
         for machine in self._context.machines_of(cluster):
@@ -227,6 +248,10 @@ def _what_a_load_balancer_selects(obj: Obj) -> list[Any]:
 
 def _host(obj: Obj) -> list[Any]:
     return [obj["metadata"].get("labels"), obj.get("spec"), (obj.get("status") or {}).get("conditions")]
+
+
+def _architecture(obj: Obj) -> str | None:
+    return labels_of(obj).get(ARCHITECTURE)
 
 
 def _what_initialization_reads(obj: Obj) -> list[Any]:

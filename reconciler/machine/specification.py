@@ -50,7 +50,7 @@ def _errors(machine: Obj, images: Collection[str]) -> Iterator[SpecError]:
     cpu = spec.get("cpu")
     if not isinstance(cpu, int) or cpu < 1:
         yield SpecError("spec.cpu", cpu, "give a number of cores above 0")
-    if not _is_size(spec.get("memory")):
+    if not is_size(spec.get("memory")):
         yield SpecError("spec.memory", spec.get("memory"), "give a quantity above 0, for example 4Gi")
     if not spec.get("networks"):
         yield SpecError("spec.networks", None, "name at least one network, for example default/production")
@@ -74,11 +74,12 @@ def _volume_errors(field: str, volume: Obj, images: Collection[str]) -> Iterator
         yield SpecError(f"{field}.imageName", image, "Harvester has no such image; upload it or correct the name")
     if kind == "storageClass" and not volume.get("storageClass"):
         yield SpecError(f"{field}.storageClass", None, "name a StorageClass of Harvester")
-    if not _is_size(volume.get("volumeSize")):
+    if not is_size(volume.get("volumeSize")):
         yield SpecError(f"{field}.volumeSize", volume.get("volumeSize"), "give a quantity above 0, for example 40Gi")
 
 
-def _is_size(value: object) -> bool:
+def is_size(value: object) -> bool:
+    """Whether a value is a Kubernetes quantity above 0."""
     text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
     number = re.match(r"\+?[0-9.]*", text)
     return bool(_QUANTITY.fullmatch(text) and number and re.search("[1-9]", number[0]))

@@ -198,7 +198,8 @@ def _deployment() -> Obj:
 
 
 def _node(host: Host) -> Obj:
-    labels = {"kubernetes.io/hostname": host.name, kinds.CLUSTER_NETWORK: "true", "kubevirt.io/schedulable": "true"}
+    labels = {"kubernetes.io/hostname": host.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    labels |= {kinds.CLUSTER_NETWORK: "true", "kubevirt.io/schedulable": "true"}
     if host.zone:
         labels["topology.kubernetes.io/zone"] = host.zone
     capacity = {"cpu": str(host.cpu), "memory": host.memory, "pods": "200"}

@@ -123,8 +123,10 @@ async def workers_of_another_class_have_their_own_size(story: Story) -> None:
     group["variables"] = {"overrides": [{"name": "largeWorker", "value": {"memorySize": "48Gi"}}]}
     patch = [{"op": "add", "path": "/spec/topology/workers/machineDeployments/-", "value": group}]
     await story.management.patch(CLUSTERS, spec.name, spec.namespace, patch, patch_type="json")
-    template = await template_with(story, memory="48Gi")
+    template = await template_offering(story, memory="48Gi")
     assert template["spec"]["template"]["spec"]["cpu"] == 8
+    assert template["status"]["capacity"] == {"cpu": "8", "memory": "48Gi", "ephemeral-storage": "40Gi"}
+    assert template["status"]["nodeInfo"] == {"architecture": "amd64", "operatingSystem": "linux"}
     # The story has its own health checks for the others; this group has that of the class.
     listed = (await story.management.list(HEALTH_CHECKS, spec.namespace))["items"]
     (check,) = (each["spec"] for each in listed if each["spec"]["checks"].get("nodeStartupTimeoutSeconds") == 1200)
@@ -132,13 +134,14 @@ async def workers_of_another_class_have_their_own_size(story: Story) -> None:
     assert {entry["timeoutSeconds"] for entry in check["checks"]["unhealthyNodeConditions"]} == {300}
 
 
-async def template_with(story: Story, *, memory: str) -> Obj:
-    """The HarvesterMachineTemplate in the cluster's namespace with so much memory, once it is there."""
+async def template_offering(story: Story, *, memory: str) -> Obj:
+    """The HarvesterMachineTemplate in the cluster's namespace whose machines have so much memory, once it says so."""
     found: asyncio.Future[Obj] = asyncio.get_running_loop().create_future()
     informer = Informer(story.management, TEMPLATES, namespace=story.spec.namespace)
 
     def look(obj: Obj) -> None:
-        if obj["spec"]["template"]["spec"]["memory"] == memory and not found.done():
+        status = obj.get("status") or {}
+        if memory == status.get("capacity", {}).get("memory") and not found.done():
             found.set_result(obj)
 
     informer.add_handler(lambda change: look(change.obj))

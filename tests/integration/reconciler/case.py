@@ -34,6 +34,9 @@ CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
 MACHINES = Resource(CORE, "v1beta2", "machines", "Machine")
 HARVESTER_CLUSTERS = Resource(INFRASTRUCTURE, "v1beta1", "harvesterclusters", "HarvesterCluster")
 HARVESTER_MACHINES = Resource(INFRASTRUCTURE, "v1beta1", "harvestermachines", "HarvesterMachine")
+HARVESTER_MACHINE_TEMPLATES = Resource(
+    INFRASTRUCTURE, "v1beta1", "harvestermachinetemplates", "HarvesterMachineTemplate"
+)
 CLUSTER_LABEL, CONTROL_PLANE_LABEL = f"{CORE}/cluster-name", f"{CORE}/control-plane"
 UNINITIALIZED = {"key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true", "effect": "NoSchedule"}
 BOOTSTRAP = "#cloud-config\nruncmd: [echo]\n"

@@ -36,7 +36,16 @@ from sandbox.harvester.world import World
 from sandbox.workload import FLAGS as WORKLOAD_FLAGS
 from tests.conftest import CHECKOUT
 from tests.integration.reconciler import environment, inprocess
-from tests.integration.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case, holds, lacks
+from tests.integration.reconciler.case import (
+    CLUSTER_LABEL,
+    CLUSTERS,
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINE_TEMPLATES,
+    Case,
+    holds,
+    lacks,
+    machine_spec,
+)
 from tests.integration.reconciler.environment import TIMES, Environment, core_crds
 from tests.integration.reconciler.test_adoption import left_behind, recorded
 from tests.integration.reconciler.test_cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
@@ -259,7 +268,8 @@ async def live(case: Case) -> None:
 
     def described(first: int, last: int) -> Obj:
         bounds = {"rangeStart": f"{case.subnet}.{first}", "rangeEnd": f"{case.subnet}.{last}"}
-        return {"subnet": f"{case.environment.prefix}.0.0/17", "gateway": case.gateway, "vmNetwork": "", **bounds}
+        network = {"vmNetwork": "default/production", "gateway": case.gateway}
+        return {"subnet": f"{case.environment.prefix}.0.0/17", **network, **bounds}
 
     await connect(case)
     await case.ready_cluster(
@@ -270,6 +280,9 @@ async def live(case: Case) -> None:
     )
     await case.until(HARVESTER_CLUSTERS, case.name, holds("CloudProviderConfigReady"))
     await until_workload_secret(case, lambda _: True)
+    template = {"template": {"spec": machine_spec()}}
+    await case.create(HARVESTER_MACHINE_TEMPLATES, "machines", template, labels={CLUSTER_LABEL: case.name})
+    await case.until(HARVESTER_MACHINE_TEMPLATES, "machines", lambda obj: obj.get("status"))
     await case.ready_machine("cp", control_plane=True)
     await case.until(HARVESTER_CLUSTERS, case.name, holds("InitMachineCreated"))
     await repaired(case)
