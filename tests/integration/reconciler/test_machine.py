@@ -98,14 +98,18 @@ async def test_key_pair_that_appears_later_unblocks(case: Case) -> None:
 
 async def test_spec_that_cannot_work_is_said_in_full_and_can_be_corrected(case: Case) -> None:
     await case.ready_cluster()
-    volume = {"volumeType": "image", "imageName": "default/sles-15"}
-    await case.create_machine("one", cpu=0, volumes=[volume])
+    volumes = [
+        {"volumeType": "image", "imageName": "default/sles-15"},
+        {"volumeType": "storageClass", "storageClass": "harvester-longhorn"},
+    ]
+    await case.create_machine("one", volumes=volumes)
     found = await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "VMProvisioningFailed"))
     message = condition_of(found, "VMProvisioningReady")["message"]
-    assert "spec.cpu is 0" in message
     assert "spec.volumes[0].volumeSize is not set" in message
+    assert "spec.volumes[1].volumeSize is not set" in message
     await case.until_event("one", "Warning", "VMProvisioningFailed")
-    await case.patch(HARVESTER_MACHINES, "one", {"spec": {"cpu": 1, "volumes": [{**volume, "volumeSize": "1Gi"}]}})
+    corrected = [{**volume, "volumeSize": "1Gi"} for volume in volumes]
+    await case.patch(HARVESTER_MACHINES, "one", {"spec": {"volumes": corrected}})
     await case.vm("one", timeout=AT_ONCE)
 
 
