@@ -15,8 +15,9 @@ from caphv.runtime.access import own_configuration, own_namespace
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
+from caphv.runtime.discovery import served_version
 from caphv.runtime.election import LeaderElection
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import NotFound, Unreachable
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import Addresses, Manager
 from caphv.runtime.part import Part
@@ -155,7 +156,7 @@ class Provider:
         delay = 0.5
         while True:
             try:
-                version = await _cluster_api_version(client)
+                version = await served_version(client, resources.CLUSTER_API_GROUP, resources.CLUSTER_API_VERSIONS)
                 management_cluster = uid_of(await client.get(NAMESPACES, "kube-system"))
                 return cls(client, options, cluster_api_version=version, management_cluster=management_cluster)
             except (NotFound, Unreachable) as error:
@@ -211,16 +212,6 @@ class Provider:
         await self.context.singles.close()
         await self.context.workloads.close()
         await self.context.sessions.close()
-
-
-async def _cluster_api_version(client: ApiClient) -> str:
-    """Newest version of Cluster API that both sides know. Raises `NotFound` while it is not installed."""
-    group = await client.request("GET", f"/apis/{resources.CLUSTER_API_GROUP}")
-    served = {version["version"] for version in group["versions"]}
-    for version in resources.CLUSTER_API_VERSIONS:
-        if version in served:
-            return version
-    raise ApiError(0, "Unsupported", f"Cluster API serves {sorted(served)}, needed is one of v1beta2, v1beta1")
 
 
 def _election(client: ApiClient, options: Options) -> LeaderElection | None:

@@ -13,6 +13,7 @@ API_VERSION = f"{GROUP}/{STORED_VERSION}"
 
 # The lease of the Go provider: sharing it keeps old and new from running at once.
 LEASE = "1e1658d6.cluster.x-k8s.io"
+PACKAGER_LEASE = "packager.caphv.io"
 
 CLUSTER_FINALIZER = "harvester.infrastructure.cluster.x-k8s.io/finalizer"
 MACHINE_FINALIZER = "harvestermachine.infrastructure.cluster.x-k8s.io/finalizer"
@@ -105,6 +106,7 @@ class ConditionType(StrEnum):
     LOAD_BALANCER_READY = "LoadBalancerReady"
     INIT_MACHINE_CREATED = "InitMachineCreated"
     FLEET_INTEGRATION_READY = "FleetIntegrationReady"
+    ADDON_BUNDLES_READY = "AddonBundlesReady"
     # HarvesterMachine
     VM_IP_ALLOCATED = "VMIPAllocated"
     VM_PROVISIONING_READY = "VMProvisioningReady"
@@ -136,6 +138,11 @@ class Reason(StrEnum):
     FLEET_INTEGRATION_NOT_APPLICABLE = "FleetIntegrationNotApplicable"
     FLEET_INTEGRATION_IN_PROGRESS = "FleetIntegrationInProgress"
     FLEET_INTEGRATION_FAILED = "FleetIntegrationFailed"
+    ADDON_BUNDLES_IN_PROGRESS = "AddonBundlesInProgress"
+    ADDON_BUNDLES_SUSPENDED = "AddonBundlesSuspended"
+    ADDON_BUNDLES_INVALID = "AddonBundlesInvalid"
+    ADDON_BUNDLES_NOT_PUSHED = "AddonBundlesNotPushed"
+    ADDON_BUNDLES_NOT_APPLIED = "AddonBundlesNotApplied"
     VM_PROVISIONING_IN_PROGRESS = "VMProvisioningInProgress"
     VM_PROVISIONING_FAILED = "VMProvisioningFailed"
     VM_IP_ALLOCATION_FAILED = "VMIPAllocationFailed"

@@ -10,6 +10,7 @@ import click
 COMMANDS = {
     "run": ("caphv.cli.run:run", "Run the Cluster API provider for Harvester."),
     "webhook": ("caphv.cli.webhook:webhook", "Serve the admission webhooks apart from the provider."),
+    "packager": ("caphv.cli.packager:packager", "Keep the bundles of clusters in a Git repository."),
     "identity": ("caphv.cli.identity:identity", "Accounts for the provider on Harvester."),
     "validate": ("caphv.cli.validate:validate", "Check manifests without a cluster, as the webhook would."),
     "generate": ("caphv.cli.generate:generate", "Make all objects of a cluster from flags or a definition."),
@@ -22,24 +23,28 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named in a table and imported when they are called."""
+    """A group whose commands are named in a table like `COMMANDS` and imported when they are called."""
+
+    def __init__(self, *args: Any, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name all commands, in the order of the table."""
-        return list(COMMANDS)
+        return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None when the table has none of that name."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self._table:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        module, _, attribute = self._table[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table, without importing any."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: Any) -> None:
@@ -55,6 +60,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: Any) ->
 @click.group(
     name="caphv",
     cls=LazyGroup,
+    table=COMMANDS,
     context_settings=CONTEXT_SETTINGS,
     epilog="""\b
 Examples:

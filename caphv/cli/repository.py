@@ -28,9 +28,18 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 def which_repository(command: _Command) -> _Command:
     """Add the options that name a repository, or a folder in its place."""
+    folder = click.option(
+        "--folder", type=click.Path(file_okay=False, path_type=Path), help="A folder, for example a checkout."
+    )
+    return folder(which_remote(command))
+
+
+def which_remote(command: _Command) -> _Command:
+    """Add the options that name a repository and say how it is reached."""
     for add in (
         click.option(
             "--git-timeout",
+            envvar="CAPHV_GIT_TIMEOUT",
             type=click.FloatRange(1, 3600),
             default=60.0,
             show_default=True,
@@ -55,9 +64,6 @@ def which_repository(command: _Command) -> _Command:
             "--branch", envvar="CAPHV_GIT_BRANCH", default="main", show_default=True, help="Branch that Fleet reads."
         ),
         click.option(
-            "--folder", type=click.Path(file_okay=False, path_type=Path), help="A folder, for example a checkout."
-        ),
-        click.option(
             "--repo", envvar="CAPHV_GIT_REPO", default="", metavar="URL", help="Git repository, without password."
         ),
     ):
@@ -66,9 +72,14 @@ def which_repository(command: _Command) -> _Command:
 
 
 def which_commit(command: _Command) -> _Command:
-    """Add the options that say how a commit is made."""
+    """Add the options that say how a commit is made, and why."""
+    message = click.option("--message", default="", metavar="TEXT", help="Why, for the message of the commit.")
+    return message(who_commits(command))
+
+
+def who_commits(command: _Command) -> _Command:
+    """Add the options that say by whom a commit is made, and where to."""
     for add in (
-        click.option("--message", default="", metavar="TEXT", help="Why, for the message of the commit."),
         click.option(
             "--author",
             envvar="CAPHV_GIT_AUTHOR",

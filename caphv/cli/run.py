@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from caphv.cli.webhook import beside, stop_signal, webhook_options
 
-_BOOLEANS = ("leader-elect", "enable-webhooks", "allow-insecure-identities")
+if TYPE_CHECKING:
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.part import Part
+
+_BOOLEANS = ("leader-elect", "enable-webhooks", "with-packager", "allow-insecure-identities")
 _ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
 _ZAP_UNUSED = ("zap-stacktrace-level", "zap-time-encoding")
 
@@ -69,6 +73,11 @@ Examples:
 )
 @webhook_options
 @click.option(
+    "--with-packager/--no-with-packager",
+    help="Run the packager, too, in a process beside the provider; variables CAPHV_* have its settings, see "
+    "`caphv packager run --help`.",
+)
+@click.option(
     "--concurrency", type=click.IntRange(1, 1000), default=32, help="Objects of a kind that are worked on at a time."
 )
 @click.option(
@@ -106,6 +115,12 @@ def run(**flags: Any) -> None:
     sys.exit(_run(flags, log))
 
 
+def _packager(flags: dict[str, Any]) -> list[Part]:
+    from caphv.cli.packager_run import beside as packager
+
+    return packager(flags)
+
+
 def _log_settings(flags: dict[str, Any]) -> tuple[str, Any]:
     level, log_format = flags["log_level"], flags["log_format"]
     zap = flags["zap_log_level"]
@@ -137,7 +152,11 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         addresses=Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
     )
 
-    parts = beside(flags) if flags["enable_webhooks"] else None
+    webhooks = beside(flags) if flags["enable_webhooks"] else None
+    packager = _packager(flags) if flags["with_packager"] else []
+
+    def parts(client: ApiClient) -> list[Part]:
+        return [*(webhooks(client) if webhooks else []), *packager]
 
     async def main() -> None:
         await run_provider(options, stop_signal(), parts)

@@ -126,16 +126,16 @@ async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
 
 def beside(flags: dict[str, Any]) -> Callable[[ApiClient], list[Part]]:
     """Return what makes the parts of `caphv run --enable-webhooks`: the server's process, and who keeps the rest."""
-    from webhooks.process import Settings, WebhookProcess
+    from webhooks import process
 
     target = client_config(flags)
-    settings = Settings(
+    settings = process.Settings(
         flags["webhook_bind_address"], flags["webhook_cert_dir"], flags["log_level"], flags["log_format"]
     )
 
     def parts(client: ApiClient) -> list[Part]:
-        process = WebhookProcess(settings)
-        return [process, *([_keeper(flags, target, client, process)] if target else [])]
+        server = process.beside(settings)
+        return [server, *([_keeper(flags, target, client, server)] if target else [])]
 
     return parts
 

@@ -40,7 +40,7 @@ def configure(level: str = "info", log_format: Format = "auto", stream: TextIO |
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Libraries log requests with headers and bodies at debug: credentials and bootstrap data are among them.
-    for noisy in ("aiohttp", "kubernetes", "urllib3", "asyncio"):
+    for noisy in ("aiohttp", "git", "kubernetes", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 

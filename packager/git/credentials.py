@@ -91,7 +91,8 @@ class Credentials:
         found = []
         for key in _SECRET_KEYS:
             try:
-                data[key] = base64.b64encode((folder / key).read_bytes()).decode()
+                # Whoever makes a Secret of a file easily has its last line end in it.
+                data[key] = base64.b64encode((folder / key).read_bytes().rstrip(b"\r\n")).decode()
             except FileNotFoundError:
                 continue
             except OSError as error:

@@ -15,6 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from caphv.api import crds, names
 from caphv.cli import cli
 from caphv.runtime import metrics as runtime_metrics
+from packager.incluster import metrics as packager_metrics
 from reconciler import metrics as provider_metrics
 from tests.support import object_schema
 from webhooks import metrics as webhook_metrics
@@ -24,10 +25,12 @@ pytestmark = pytest.mark.unit
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = sorted([CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *(CHECKOUT / "docs").rglob("*.md")])
 OPERATIONS = (CHECKOUT / "docs" / "operations.md").read_text(encoding="utf-8")
-RECONCILER = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / "reconciler").rglob("*.py"))
+RECONCILER = "".join(
+    path.read_text(encoding="utf-8") for part in ("reconciler", "packager") for path in (CHECKOUT / part).rglob("*.py")
+)
 METRICS = {
     metric.describe()[0].name + ("_total" if isinstance(metric, prometheus_client.Counter) else ""): metric
-    for module in (provider_metrics, runtime_metrics, webhook_metrics)
+    for module in (provider_metrics, runtime_metrics, webhook_metrics, packager_metrics)
     for metric in vars(module).values()
     if isinstance(metric, MetricWrapperBase)
 }
@@ -66,7 +69,7 @@ def command_of(words: list[str]) -> click.Command:
 def commands_in(page: str) -> list[str]:
     """Every call of `caphv` in code, up to where the shell's part begins."""
     blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    inline = re.findall(r"`(caphv [^`]+)`", page)
+    inline = re.findall(r"`(caphv (?!<)[^`]+)`", page)
     calls = re.findall(r"(?:^|\$\()(caphv [^)|>#;\n]+)", "\n".join(blocks).replace("\\\n", " "), re.MULTILINE)
     return [call.strip() for call in (*inline, *calls)]
 
@@ -90,7 +93,7 @@ def unknown_fields(value: Any, schema: dict[str, Any], path: str = "") -> list[s
     return found
 
 
-PROCESSES = [command_of(["run"]), command_of(["webhook"])]
+PROCESSES = [command_of(["run"]), command_of(["webhook"]), command_of(["packager", "run"])]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_flag_is_explained(flag: str) -> None:
 
 def test_defaults_of_flags_are_right() -> None:
     for option in (option for command in PROCESSES for option in visible_options(command)):
-        if option.default and not option.is_flag:
+        if option.default and isinstance(option.default, str | int | float) and not option.is_flag:
             assert table_row(OPERATIONS, option.opts[0])[1] == f"`{option.default}`"
 
 
@@ -127,7 +130,7 @@ def test_conditions_and_reasons_in_use_are_explained(enum: type[names.ConditionT
 
 
 def test_events_are_explained() -> None:
-    reasons = re.findall(r"\.(?:tell|warn)\(\s*\"(\w+)\"", RECONCILER)
+    reasons = re.findall(r"\.(?:tell|warn)\((?:\s*key,)?\s*\"(\w+)\"", RECONCILER)
     assert reasons
     for reason in reasons:
         table_row(OPERATIONS, reason)

@@ -1,9 +1,13 @@
-"""Repositories and caches for the tests of this folder."""
+"""Repositories, caches and a management cluster for the tests of this folder."""
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sandbox.apiserver import ApiServer
+from tests.integration.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, install
 from tests.integration.packager.support import Origin
 
 
@@ -15,3 +19,13 @@ def origin(tmp_path: Path) -> Origin:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session")
+def management(etcd_folder: Path) -> Iterator[ApiServer]:
+    """An API server with Cluster API's kinds and ours, without Fleet; each test has a namespace of its own."""
+    server = ApiServer(etcd_folder, "packager")
+    asyncio.run(server.start())
+    asyncio.run(install(server, CLUSTERS, CLASSES, CONTROL_PLANES))
+    yield server
+    asyncio.run(server.stop())

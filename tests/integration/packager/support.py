@@ -55,6 +55,9 @@ class Origin:
     def head(self, branch: str = "main") -> str:
         return git(self.folder, "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}")
 
+    def branches(self) -> list[str]:
+        return git(self.folder, "for-each-ref", "--format=%(refname:short)", "refs/heads").splitlines()
+
     def count(self, branch: str = "main") -> int:
         return int(git(self.folder, "rev-list", "--count", branch))
 

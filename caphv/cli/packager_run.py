@@ -1,0 +1,148 @@
+"""`caphv packager run`: the packager as a process, alone or beside the provider."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from caphv.cli.repository import which_remote, who_commits
+from caphv.cli.webhook import stop_signal
+
+if TYPE_CHECKING:
+    from caphv.runtime.part import Part
+    from packager.incluster.process import Options
+    from packager.incluster.settings import Settings
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="""\b
+Examples:
+  caphv packager run --repo https://git.example.com/fleet.git --git-credentials /etc/caphv/git --leader-elect
+                                                 in a Pod, with credentials from a mounted Secret
+  CAPHV_GIT_PASSWORD=… caphv packager run --repo https://git.example.com/fleet.git --kubeconfig management.yaml
+                                                 outside of a cluster
+  caphv packager run --repo git@example.com:fleet.git --review caphv/bundles
+                                                 for pull requests
+
+\b
+Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3 it lost its lease.
+""",
+)
+@which_remote
+@who_commits
+@click.option(
+    "--max-prune",
+    type=click.IntRange(0),
+    default=10,
+    envvar="CAPHV_MAX_PRUNE",
+    help="Bundles that one commit may remove; when more are to go, all of them stay, and it is told.",
+)
+@click.option(
+    "--templates", default="", envvar="CAPHV_TEMPLATES", help="Folder with templates over those that are shipped."
+)
+@click.option(
+    "--chart-repo",
+    default="",
+    envvar="CAPHV_CHART_REPO",
+    metavar="URL",
+    help="Mirror of all charts, https:// or oci://, for sites without access to the internet.",
+)
+@click.option(
+    "--debounce",
+    type=click.FloatRange(0, 600),
+    default=1.0,
+    envvar="CAPHV_DEBOUNCE",
+    help="Seconds without another change before changes become a commit.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(1, 86400),
+    default=300.0,
+    envvar="CAPHV_INTERVAL",
+    help="Seconds after which the repository is looked at without a change in the cluster.",
+)
+@click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster; default: the Pod's own account.")
+@click.option("--namespace", default="", help="Care only for Clusters in this namespace; default: all.")
+@click.option(
+    "--watch-filter",
+    default="",
+    help="Care only for Clusters whose HarvesterCluster has this value of label cluster.x-k8s.io/watch-filter.",
+)
+@click.option("--leader-elect/--no-leader-elect", help="Work only while holding the lease; for several replicas.")
+@click.option("--metrics-bind-address", default=":8080", help="Where to serve /metrics; 0 turns it off.")
+@click.option(
+    "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
+)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="Least level to log."
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "json", "text"]),
+    default="auto",
+    help="auto: text on a terminal, JSON elsewhere.",
+)
+def run(**flags: Any) -> None:
+    """Run the packager in a management cluster.
+
+    It watches Clusters, HarvesterClusters and ClusterClasses, renders the bundles of each cluster whose settings
+    changed, and commits them together. What became of it stands in condition AddonBundlesReady of the HarvesterCluster.
+    """
+    from caphv.runtime import eventloop, logs
+    from caphv.runtime.access import KubeconfigError
+    from caphv.runtime.errors import ApiError
+    from caphv.runtime.manager import LeaseLost
+    from packager.incluster.process import run as run_packager
+
+    settings = checked(flags)
+    logs.configure(settings.log_level, settings.log_format)
+    log = logging.getLogger("caphv")
+
+    async def main(options: Options) -> None:
+        await run_packager(options, stop_signal())
+
+    try:
+        with settings.opened() as options:
+            eventloop.run(main(options))
+    except LeaseLost as error:
+        log.error("%s", error)
+        sys.exit(3)
+    except (KubeconfigError, ApiError, OSError) as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+def checked(flags: dict[str, Any]) -> Settings:
+    """Return the settings of these options. Raises `click.UsageError` with all that is wrong with them."""
+    from packager.git.errors import InvalidRemote
+    from packager.incluster.settings import Settings
+    from packager.render import Renderer
+
+    if not flags["repo"]:
+        raise click.UsageError("name the repository with --repo URL, or with variable CAPHV_GIT_REPO")
+    folders = {name: str(flags[name] or "") for name in ("git_credentials", "git_cache")}
+    settings = Settings(**flags | folders)
+    try:
+        options = settings.options(Path())
+        Renderer(options.publisher.rendering)
+    except (InvalidRemote, ValueError, FileNotFoundError) as error:
+        raise click.UsageError(str(error)) from None
+    return settings
+
+
+def beside(flags: dict[str, Any]) -> list[Part]:
+    """Return the part of `caphv run --with-packager`: the environment has the settings, the provider's flags the rest.
+
+    Raises `click.UsageError`.
+    """
+    from packager.incluster.beside import beside as part
+
+    shared = ("kubeconfig", "namespace", "watch_filter", "leader_elect", "log_level", "log_format")
+    with run.make_context("caphv run --with-packager", [], resilient_parsing=False) as context:
+        own = dict(context.params)
+    return [part(checked(own | {name: flags[name] for name in shared}))]

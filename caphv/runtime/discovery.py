@@ -1,0 +1,35 @@
+"""What an API server serves: which version of a group, and what the kinds in it are called in paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound
+from caphv.runtime.resource import Resource
+
+
+async def served_version(client: ApiClient, group: str, known: Sequence[str]) -> str:
+    """Return the first of the `known` versions that the server has, too.
+
+    Raises:
+        NotFound: the server does not know the group (yet).
+        ApiError: it has none of these versions.
+    """
+    answer = await client.request("GET", f"/apis/{group}")
+    served = {version["version"] for version in answer["versions"]}
+    for version in known:
+        if version in served:
+            return version
+    raise ApiError(0, "Unsupported", f"{group} is served as {sorted(served)}, needed is one of {', '.join(known)}")
+
+
+async def find_resource(client: ApiClient, group: str, kind: str) -> Resource:
+    """Return a kind in the version that the server prefers. Raises NotFound when it has none of that name."""
+    answer = await client.request("GET", f"/apis/{group}")
+    version = str(answer["preferredVersion"]["version"])
+    listed = await client.request("GET", f"/apis/{group}/{version}")
+    for found in listed["resources"]:
+        if found["kind"] == kind and "/" not in found["name"]:
+            return Resource(group, version, str(found["name"]), kind, namespaced=bool(found["namespaced"]))
+    raise NotFound(404, "NotFound", f"{group}/{version} has no kind {kind}")

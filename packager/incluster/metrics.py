@@ -1,0 +1,62 @@
+"""Metrics of the packager, in a registry of their own: it may be another process than the one asked."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+REGISTRY = CollectorRegistry()
+ProcessCollector(namespace="caphv_packager", registry=REGISTRY)
+
+SYNCS = Counter(
+    "caphv_packager_syncs_total",
+    "Looks at the repository by result: `pushed`, `unchanged` or `failed`.",
+    ["result"],
+    registry=REGISTRY,
+)
+SYNC_SECONDS = Histogram(
+    "caphv_packager_sync_duration_seconds",
+    "Time from taking the changes to having them in the repository, or to nothing being left to do.",
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+    registry=REGISTRY,
+)
+RENDERS = Counter(
+    "caphv_packager_renders_total",
+    "Clusters that were rendered by result: `ok` or `invalid`. What did not change is not rendered.",
+    ["result"],
+    registry=REGISTRY,
+)
+COMMITS = Counter("caphv_packager_commits_total", "Commits that were pushed.", registry=REGISTRY)
+PUSH_SECONDS = Histogram(
+    "caphv_packager_push_duration_seconds",
+    "Duration of the pushes that succeeded.",
+    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+    registry=REGISTRY,
+)
+LAG = Gauge(
+    "caphv_packager_lag_seconds",
+    "Age of the oldest change on the management cluster that is not in the repository; 0 when all are.",
+    registry=REGISTRY,
+)
+ERRORS = Counter(
+    "caphv_packager_errors_total",
+    "Failed looks at the repository, by what was wrong, for example `AccessDenied` or `Unreachable`.",
+    ["kind"],
+    registry=REGISTRY,
+)
+LAST_SUCCESS = Gauge(
+    "caphv_packager_last_success_timestamp_seconds",
+    "When the repository was last found or brought to be as it should be (Unix time).",
+    registry=REGISTRY,
+)
+REMOVED = Counter("caphv_packager_removed_total", "Bundles and folders that were removed.", registry=REGISTRY)
+HELD = Gauge(
+    "caphv_packager_removals_held",
+    "Removals that wait, because they are more than --max-prune at once.",
+    registry=REGISTRY,
+)
+CLUSTER_READY = Gauge(
+    "caphv_packager_cluster_ready",
+    "1 for a cluster whose AddonBundlesReady is true, 0 for another.",
+    ["cluster"],
+    registry=REGISTRY,
+)

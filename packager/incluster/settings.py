@@ -1,0 +1,92 @@
+"""What the packager in the cluster can be told, as plain values that a command line and another process share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from caphv.runtime import logs
+from caphv.runtime.manager import Addresses
+from caphv.runtime.part import listening_address
+from packager.git.commit import Identity
+from packager.git.remote import Remote
+from packager.incluster.packager import Pace
+from packager.incluster.process import Options
+from packager.incluster.publisher import Options as PublisherOptions
+from packager.render import Options as RenderOptions
+
+_AUTHOR = re.compile(r"(?P<name>[^<>]+?) *<(?P<email>[^<> ]+)>")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Values as the options of `caphv packager run` take them. Credentials are none of them."""
+
+    repo: str
+    branch: str
+    inner: str
+    review: str
+    author: str
+    git_timeout: float
+    git_credentials: str
+    git_cache: str
+    templates: str
+    chart_repo: str
+    max_prune: int
+    debounce: float
+    interval: float
+    kubeconfig: str
+    namespace: str
+    watch_filter: str
+    leader_elect: bool
+    metrics_bind_address: str
+    health_probe_bind_address: str
+    log_level: str
+    log_format: logs.Format
+
+    def options(self, cache: Path) -> Options:
+        """Return what they mean; the clone lives below `cache`. Raises ValueError or InvalidRemote for wrong ones."""
+        publisher = PublisherOptions(
+            remote=Remote(self.repo, self.branch, self.inner, self.review, self.git_timeout),
+            cache=cache,
+            secret_folder=Path(self.git_credentials) if self.git_credentials else None,
+            identity=self._identity(),
+            rendering=RenderOptions(Path(self.templates) if self.templates else None, self.chart_repo),
+            max_prune=self.max_prune,
+            namespace=self.namespace,
+        )
+        for address in (self.metrics_bind_address, self.health_probe_bind_address):
+            listening_address(address)
+        return Options(
+            publisher,
+            kubeconfig=self.kubeconfig,
+            watch_filter=self.watch_filter,
+            leader_elect=self.leader_elect,
+            pace=Pace(self.debounce, max(15.0, self.debounce), self.interval),
+            addresses=Addresses(self.metrics_bind_address, self.health_probe_bind_address),
+        )
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Options]:
+        """Give what they mean, with a folder for the clone that goes with the block where none is named."""
+        if self.git_cache:
+            yield self.options(Path(self.git_cache))
+            return
+        with tempfile.TemporaryDirectory(prefix="caphv-packager-", ignore_cleanup_errors=True) as folder:
+            yield self.options(Path(folder))
+
+    def _identity(self) -> Identity:
+        author = _AUTHOR.fullmatch(self.author)
+        if author is None:
+            msg = f"author {self.author!r} is not of the form Name <name@example.com>"
+            raise ValueError(msg)
+        return Identity(author["name"], author["email"])
+
+    def beside(self) -> Settings:
+        """Return the same for a process beside the provider, which answers for its metrics and health."""
+        return dataclasses.replace(self, metrics_bind_address="0", health_probe_bind_address="0")
