@@ -16,10 +16,9 @@ RUN python -m release.lock > /requirements.txt \
         --prefix=/opt/caphv --requirement=/requirements.txt
 COPY . .
 RUN python -m release.lock build hatchling > /build-requirements.txt \
-    && python -m venv /build \
-    && /build/bin/python -m pip install --no-cache-dir --only-binary=:all: --require-hashes --no-deps \
-        --requirement=/build-requirements.txt \
-    && /build/bin/python -m build --wheel --no-isolation --outdir=/dist . \
+    && python -m pip install --no-cache-dir --no-compile --only-binary=:all: --require-hashes --no-deps \
+        --target=/build --requirement=/build-requirements.txt \
+    && PYTHONPATH=/build python -m build --wheel --no-isolation --outdir=/dist . \
     && python -m pip install --no-cache-dir --no-compile --no-deps --no-index --prefix=/opt/caphv /dist/caphv-*.whl
 
 FROM python:${PYTHON}

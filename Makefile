@@ -46,6 +46,7 @@ lint: setup ## Check format, lint, types, import rules, and that generated files
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint Dockerfile
 	$(BIN)/python -m caphv.api.crds --check
 	$(BIN)/python -m caphv.api.reference --check
 	$(BIN)/python -m webhooks.documentation --check
