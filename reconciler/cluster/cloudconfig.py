@@ -34,7 +34,8 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.flow import Blocked
 
 SECRET = Key(SECRET_NAMESPACE, "harvester-cloud-config")
-SECRET_KEY = "cloud-config"  # noqa: S105 - what both charts of Harvester look for by default
+SECRET_KEYS = ("cloud-config", "cloud-provider-config")
+"""The same content twice: the chart of the cloud provider reads the first, that of the CSI driver only the second."""
 TOKEN_SECONDS = 7 * 24 * 3600
 """Life of a bound token: a provider that is away for less than a third of it is not noticed."""
 
@@ -108,6 +109,7 @@ def renewal(secret: Obj, inputs: str, now: datetime) -> float | None:
 
 def secret_object(uid: str, content: str, inputs: str, renew_at: datetime) -> Obj:
     """The Secret in the workload cluster; `uid` is that of the HarvesterCluster."""
+    encoded = base64.b64encode(content.encode()).decode()
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -122,7 +124,7 @@ def secret_object(uid: str, content: str, inputs: str, renew_at: datetime) -> Ob
             },
         },
         "type": "Opaque",
-        "data": {SECRET_KEY: base64.b64encode(content.encode()).decode()},
+        "data": dict.fromkeys(SECRET_KEYS, encoded),
     }
 
 
@@ -130,10 +132,10 @@ def intact(secret: Obj) -> bool:
     """Whether a Secret of ours holds what was written into it, and nothing else."""
     data = secret.get("data") or {}
     try:
-        content = base64.b64decode(data.get(SECRET_KEY) or "")
+        digests = {_digest(base64.b64decode(value or "")) for value in data.values()}
     except binascii.Error:
         return False
-    return set(data) == {SECRET_KEY} and _digest(content) == annotations_of(secret).get(names.CONTENT_ANNOTATION)
+    return set(data) == set(SECRET_KEYS) and digests == {annotations_of(secret).get(names.CONTENT_ANNOTATION)}
 
 
 # The three ways

@@ -25,7 +25,8 @@ from reconciler.machine.network import StaticAddress
 MAX_SECRET_BYTES = 1024 * 1024
 """Kubernetes refuses Secrets whose values together are larger."""
 
-CLOUD_CONFIG_FILE = "/etc/kubernetes/cloud-config"
+CLOUD_CONFIG_FILES = ("/etc/kubernetes/cloud-config", "/etc/kubernetes/cloud-provider-config")
+"""The same content twice: the cloud provider's chart takes any file, the CSI driver's one of this name in a folder."""
 
 MAX_NODES = 100_000
 """Upper bound of YAML nodes after all aliases are followed: a few lines of nested aliases can mean billions."""
@@ -121,7 +122,9 @@ def networkdata(address: StaticAddress, nic_count: int) -> str:
 
 def kubeconfig_file(content: str) -> list[Obj]:
     """Entries of `write_files` with the kubeconfig for Harvester's cloud provider, where its documentation has it."""
-    return [{"path": CLOUD_CONFIG_FILE, "permissions": "0600", "owner": "root:root", "content": content}]
+    return [
+        {"path": path, "permissions": "0600", "owner": "root:root", "content": content} for path in CLOUD_CONFIG_FILES
+    ]
 
 
 def secret_name(vm_name: str) -> str:

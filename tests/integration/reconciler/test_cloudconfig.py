@@ -193,6 +193,7 @@ async def test_secret_in_the_workload_cluster_is_kept_right(case: Case) -> None:
     secret = await workload_secret(case)
     first = await check(case, content(secret))
     assert secret["metadata"]["labels"]["caphv.io/owner-uid"]
+    assert secret["data"]["cloud-provider-config"] == secret["data"][KEY]
     version = secret["metadata"]["resourceVersion"]
     await touch(case)
     assert (await workload_secret(case))["metadata"]["resourceVersion"] == version

@@ -13,7 +13,7 @@ from caphv.api import names
 from caphv.runtime.access import parse_kubeconfig
 from caphv.runtime.resource import Key
 from reconciler.cluster.account import usable
-from reconciler.cluster.cloudconfig import SECRET_KEY, intact, renewal, secret_object
+from reconciler.cluster.cloudconfig import intact, renewal, secret_object
 from reconciler.cluster.kubeconfig import ManifestError, kubeconfig, virtual_address, with_credentials
 from reconciler.harvester.ownership import Owner, record
 
@@ -177,6 +177,12 @@ def test_other_inputs_or_no_time_mean_now() -> None:
 def test_changed_content_is_noticed() -> None:
     secret = secret_object("uid-1", "content", "inputs", NOW)
     assert intact(secret)
-    assert not intact({**secret, "data": {SECRET_KEY: base64.b64encode(b"else").decode()}})
+    assert sorted(secret["data"]) == ["cloud-config", "cloud-provider-config"]
+    for key, value in secret["data"].items():
+        assert base64.b64decode(value) == b"content"
+        assert not intact({**secret, "data": {**secret["data"], key: base64.b64encode(b"else").decode()}})
+        assert not intact({**secret, "data": {**secret["data"], key: "?"}})
+        # As it was before there were two keys.
+        assert not intact({**secret, "data": {key: value}})
     assert not intact({**secret, "data": {**secret["data"], "more": "eA=="}})
     assert not intact({**secret, "data": {}})

@@ -388,9 +388,11 @@ CLOUD_CONFIG = "apiVersion: v1\nkind: Config\nusers:\n- {name: default, user: {t
 def test_files_are_written_beside_those_of_the_bootstrap_data(bootstrap: str) -> None:
     text = userdata(bootstrap, files=kubeconfig_file(CLOUD_CONFIG))
     data = render(text, x="filled in") if text.startswith("##") else load(text)
-    first, *others = data["write_files"]
+    first, second, *others = data["write_files"]
     assert first["path"] == "/etc/kubernetes/cloud-config"
     assert (first["content"], first["permissions"]) == (CLOUD_CONFIG, "0600")
+    # The CSI driver knows no other name.
+    assert second == {**first, "path": "/etc/kubernetes/cloud-provider-config"}
     assert others == (yaml.safe_load(bootstrap).get("write_files") or [])
 
 
