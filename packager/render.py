@@ -8,8 +8,9 @@ rendered and from what.
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,7 +20,7 @@ from caphv import data
 from caphv.api import names
 from caphv.runtime.resource import Key
 from caphv.schema.findings import Fault, Finding, in_order
-from packager import bundles, record, safety, yamltext
+from packager import bundles, record, safety, sharing, yamltext
 from packager.merge import Obj, merged
 from packager.settings import ClusterFacts, Settings, settings_of
 from packager.sources import annotations_of_cluster
@@ -27,6 +28,8 @@ from packager.templates import SUFFIX, TemplateError, Templates
 from packager.tree import Tree, cluster_folder, content_hash, path_of
 from packager.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
 
+_COMMON = 512
+"""Sets of settings whose files are remembered: some ten kilobytes each."""
 _VALUES = f"values.yaml{SUFFIX}"
 _FLEET = f"{bundles.FLEET_YAML}{SUFFIX}"
 
@@ -82,6 +85,8 @@ class Renderer:
         self.table: Table = table(versions)
         self._templates: dict[str, Templates] = {}
         self._known: dict[Key, tuple[bytes, Rendered]] = {}
+        self._shareable: dict[str, bool] = {}
+        self._common: OrderedDict[bytes, dict[str, bytes] | None] = OrderedDict()
 
     def render(
         self, facts: Iterable[ClusterFacts], previous: Tree, pins: Mapping[Key, Versions] = MappingProxyType({})
@@ -167,6 +172,34 @@ class Renderer:
             detail = "this release has no such templates: upgrade the bundles, or use the release that rendered them"
             path = ("versions", "templates")
             return {}, [Finding(path, Fault.UNSUPPORTED, detail, "bundles-templates", versions.templates)]
+        findings: list[Finding] = []
+        made = self._shared(templates, settings, versions)
+        if made is None:
+            made, findings = self._bundles(templates, settings, versions)
+        return {f"{folder}/{path}": content for path, content in made.items()}, findings
+
+    def _shared(self, templates: Templates, settings: Settings, versions: Versions) -> dict[str, bytes] | None:
+        """Return what was rendered for all clusters of these settings; None when they have to be rendered alone."""
+        if versions.templates not in self._shareable:
+            parsed = templates.parsed.values()
+            self._shareable[versions.templates] = sharing.only_writes_names(parsed, templates.bundles)
+        if not (self._shareable[versions.templates] and sharing.is_plain(settings.cluster)):
+            return None
+        key = sharing.key(settings, versions)
+        if key is None:
+            return None
+        if key not in self._common:
+            made, findings = self._bundles(templates, replace(settings, cluster=sharing.STAND_IN), versions)
+            self._common[key] = None if findings else made
+            if len(self._common) > _COMMON:
+                self._common.popitem(last=False)
+        common = self._common[key]
+        return None if common is None else sharing.renamed(common, settings.cluster, templates.bundles)
+
+    def _bundles(
+        self, templates: Templates, settings: Settings, versions: Versions
+    ) -> tuple[dict[str, bytes], list[Finding]]:
+        """Render all bundles: files by `<bundle>/<name>`."""
         context = bundles.context(settings, versions, self.table, self.options.chart_repository)
         files: dict[str, bytes] = {}
         findings: list[Finding] = []
@@ -176,7 +209,7 @@ class Renderer:
             except TemplateError as error:
                 made, found = {}, [_template_finding(error)]
             findings += found
-            files.update({f"{folder}/{bundle}/{name}": content for name, content in made.items()})
+            files.update({f"{bundle}/{name}": content for name, content in made.items()})
         return files, findings
 
 
@@ -245,6 +278,8 @@ def _fingerprint(facts: ClusterFacts, before: bytes | None, pin: Versions | None
         before.decode(errors="replace") if before is not None else None,
         pin.as_data() if pin else None,
     ]
-    return hashlib.sha256(
-        orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS, default=repr)
-    ).digest()
+    try:
+        content = orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS, default=repr)
+    except TypeError:  # a number that is too large for it
+        content = repr(parts).encode()
+    return hashlib.sha256(content).digest()

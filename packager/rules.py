@@ -5,10 +5,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from caphv.api import names
 from caphv.schema.findings import Fault, FieldPath, Finding
+from packager import safety
 from packager.merge import Obj, at, origin
 from packager.sources import CAAPF, ClusterFacts, Gathered, labels_of_cluster
 
@@ -35,7 +37,17 @@ def check(facts: ClusterFacts, gathered: Gathered) -> list[Finding]:
     """Return what is wrong with settings that are valid field by field."""
     return [
         Finding(origin(gathered.origins, found.path), found.fault, found.detail, found.rule, found.value, found.advice)
-        for rule in (_cni, _bgp, _networks, _distribution, _installed, _cloud_provider, _storage_classes, _fleet)
+        for rule in (
+            _cni,
+            _bgp,
+            _networks,
+            _distribution,
+            _installed,
+            _cloud_provider,
+            _storage_classes,
+            _fleet,
+            _secrets,
+        )
         for found in rule(facts, gathered.values)
     ]
 
@@ -178,6 +190,12 @@ def _fleet(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
         yield Finding(path, Fault.FORBIDDEN, detail, "fleet-twice")
 
 
+def _secrets(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    for name in ("cni", "ccm", "csi"):
+        yield from safety.check(values.get(name, {}).get("values"), (name, "values"))
+
+
+@lru_cache(maxsize=4096)
 def _network(text: str) -> tuple[_Network | None, str]:
     try:
         return ipaddress.ip_network(text), ""

@@ -20,6 +20,7 @@ from typing import Any
 
 import jinja2
 import yaml
+from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packager import yamltext
@@ -60,9 +61,12 @@ class Templates:
         self._environment = _environment(files)
         self._compiled: dict[str, jinja2.Template] = {}
         self.bundles: dict[str, list[str]] = {}
+        self.parsed: dict[str, nodes.Template] = {}
+        """Each template as Jinja2 understands it, by its path."""
         for file in sorted(files):
             bundle, _, name = file.partition("/")
             try:
+                self.parsed[file] = self._environment.parse(files[file])
                 self._compiled[file] = self._environment.get_template(file)
             except jinja2.TemplateSyntaxError as error:
                 raise TemplateError(file, f"line {error.lineno}: {error.message}") from None

@@ -18,6 +18,7 @@ _AMBIGUOUS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", 
 # A text of several lines that a literal block can hold: printable, ends with one line feed, begins with a word.
 _HIDDEN = r"\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff"
 _BLOCK = re.compile(rf"[^\s{_HIDDEN}](?:[^{_HIDDEN}]*[^\s{_HIDDEN}])?\n")
+_QUOTED = json.JSONEncoder(ensure_ascii=False).encode
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
 
 
@@ -35,6 +36,11 @@ def dump(value: Any) -> str:
 def dump_all(documents: Sequence[Any]) -> str:
     """Return several documents with `---` between them."""
     return "---\n".join(map(dump, documents))
+
+
+def is_part_of_ambiguous(text: str) -> bool:
+    """Whether a text, alone or with more around it, may be one of the words that are quoted though they are words."""
+    return any(text.lower() in word for word in _AMBIGUOUS)
 
 
 def _node(value: Any, indent: str, lines: list[str]) -> None:
@@ -94,7 +100,7 @@ def _number(value: float) -> str:
 def _text(value: str) -> str:
     if _WORD.fullmatch(value) and value.lower() not in _AMBIGUOUS:
         return value
-    quoted = json.dumps(value, ensure_ascii=False)
+    quoted = _QUOTED(value)
     return _UNPRINTABLE.sub(_escaped, quoted)
 
 
