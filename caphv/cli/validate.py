@@ -45,7 +45,7 @@ class Part(Protocol):
 
 
 # Modules with the functions of a `Part`.
-PARTS = ("webhooks.together", "packager.definitions.validation")
+PARTS = ("webhooks.together", "packager.definitions.validation", "packager.validation")
 
 
 @click.command(

@@ -1,13 +1,11 @@
-"""The commands in docs/fleet-addons.md do what the page says, one after the other."""
+"""The pages about add-ons name every variable and every rule."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.packager.support import Origin
+from packager.validation import RULES
 
 pytestmark = pytest.mark.unit
 
@@ -15,29 +13,22 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs" / "fleet-addons.md").read_text(encoding="utf-8")
 
 
-def test_commands_of_the_page_work(tmp_path: Path) -> None:
-    origin = Origin.make(tmp_path / "fleet.git")
-    script = "set -e\n" + "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
-    environment = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
-        "PYTHONPATH": str(CHECKOUT),
-        "HOME": str(tmp_path),
-        "FLEET": origin.url,
-    }
-    function = f'caphv() {{ "{sys.executable}" -m caphv "$@"; }}\n'
-    done = subprocess.run(
-        ["bash", "-c", function + script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "+        mtu: 1400" in done.stdout
-    assert "paths:" in done.stdout
-    assert origin.count() == 2
-    assert origin.message("main~1").splitlines()[2] == "The first cluster"
-    assert origin.message().startswith("Update clusters/team-a/demo")
-
-
 def test_every_variable_for_git_is_explained() -> None:
     page = (CHECKOUT / "docs" / "operations.md").read_text(encoding="utf-8")
     sources = [*(CHECKOUT / "packager").rglob("*.py"), *(CHECKOUT / "caphv" / "cli").glob("*.py")]
     used = {name for path in sources for name in re.findall(r"\"(CAPHV_GIT_\w+)\"", path.read_text(encoding="utf-8"))}
     assert used == set(re.findall(r"^\| `(CAPHV_GIT_\w+)` \|", page, re.MULTILINE))
+
+
+def test_every_rule_of_settings_is_explained() -> None:
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", PAGE, re.MULTILINE))
+    assert {name: rows.get(name) for name in RULES} == RULES
+    modules = ("rules", "services", "sources", "safety")
+    text = "".join((CHECKOUT / "packager" / f"{name}.py").read_text(encoding="utf-8") for name in modules)
+    used = set(
+        re.findall(
+            r"\"((?:addons|cidr|cloud-provider|cni|fleet|load-balancer|no|service|storage)(?:-[a-z]+)+|cidr)\"", text
+        )
+    )
+    # The last is about a Service that is in a cluster already, which files are not.
+    assert used - {"service-ipam-changed"} == set(RULES)

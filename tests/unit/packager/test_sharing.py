@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
