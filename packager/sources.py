@@ -36,6 +36,8 @@ _SERVER_CONFIG: FieldPath = ("spec", "serverConfig")
 _CLOUD_CONFIG: FieldPath = ("spec", "cloudConfig")
 _MANIFEST: FieldPath = ("spec", "updateCloudProviderConfig")
 _K3S_CONTROL_PLANES = frozenset({"KThreesControlPlane"})
+# With these nobody but the user installs a CNI, and no controller there knows RKE2's charts.
+_WITHOUT_CNI = frozenset({"KubeadmControlPlane", "TalosControlPlane"})
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def _control_plane_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, Fiel
     replicas_path: FieldPath = ("spec", "topology", "controlPlane", "replicas")
     replicas = at(facts.cluster, *replicas_path) or at(facts.control_plane, "spec", "replicas")
     theirs = at(facts.control_plane, *_SERVER_CONFIG, "cloudProviderName")
-    cni = "none" if k3s else (at(facts.control_plane, *_SERVER_CONFIG, "cni") or "calico")
+    cni = "none" if k3s or kind in _WITHOUT_CNI else (at(facts.control_plane, *_SERVER_CONFIG, "cni") or "calico")
     return {
         ("distribution",): ("k3s" if k3s else "rke2", ref),
         ("cloudProviderName",): (

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 DONE, DIFFERENT, UNREADABLE = 0, 1, 2
-_MAX_PRUNE = 5
+_MAX_PRUNE = 10
 _EVERYTHING = 1_000_000
 _EXIT_STATUS = """\b
 Exit status: 0 done or nothing to do, 1 differences, or clusters that cannot be rendered, 2 something cannot be read,

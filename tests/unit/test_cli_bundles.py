@@ -177,18 +177,18 @@ def test_an_invalid_cluster_is_told_and_loses_nothing(clusters: Path, origin: Or
 
 
 def test_clusters_that_were_not_given_stay_unless_it_is_asked_for(clusters: Path, origin: Origin) -> None:
-    call("push", write(clusters, *map(manifest, "abc")), "--repo", origin.url)
+    call("push", write(clusters, *map(manifest, "abcde")), "--repo", origin.url)
     write(clusters, manifest("a"))
     assert call("push", clusters, "--repo", origin.url).stdout == "nothing changed\n"
     assert call("verify", clusters, "--repo", origin.url, "--partial").exit_code == 0
     extra = call("verify", clusters, "--repo", origin.url)
     assert extra.exit_code == 1
-    assert extra.stdout.count("extra") == 3
+    assert extra.stdout.count("extra") == 5
     held = call("push", clusters, "--prune", "--repo", origin.url)
     assert held.exit_code == 1
-    assert "more than --max-prune 5" in held.stdout
+    assert "more than --max-prune 10" in held.stdout
     assert origin.count() == 1
-    assert call("push", clusters, "--prune", "--max-prune", 6, "--repo", origin.url).exit_code == 0
+    assert call("push", clusters, "--prune", "--max-prune", 12, "--repo", origin.url).exit_code == 0
     assert {path.split("/")[2] for path in origin.files()} == {"a"}
 
 

@@ -94,6 +94,17 @@ def test_variables_of_the_shipped_classes_count_without_the_class() -> None:
     assert settings.cloud_config.host_path == "/etc/kubernetes/cloud-config"
 
 
+@pytest.mark.parametrize(
+    ("kind", "cni"), [("RKE2ControlPlane", "calico"), ("KThreesControlPlane", "none"), ("KubeadmControlPlane", "none")]
+)
+def test_a_cni_is_only_assumed_where_somebody_installs_it(kind: str, cni: str) -> None:
+    ref = {"kind": "HarvesterCluster", "apiGroup": INFRASTRUCTURE, "name": "demo"}
+    settings = only(
+        cluster(infrastructureRef=ref, controlPlaneRef={"kind": kind, "apiGroup": CONTROL_PLANE, "name": "x"})
+    )
+    assert settings.cni.name == cni
+
+
 def test_clusters_elsewhere_are_passed_over() -> None:
     other_class = obj(
         "cluster.x-k8s.io", "ClusterClass", "elsewhere", {"infrastructure": {"ref": {"kind": "VSphereClusterTemplate"}}}
