@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs tools demo test test-unit test-integration test-e2e lint format generate bench bench-webhook bench-packager wheel release deploy lock clean
+.PHONY: help setup programs tools demo test test-unit test-integration test-e2e e2e-live lint format generate bench bench-webhook bench-packager wheel release deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ test-integration: programs ## Test against a real kube-apiserver
 
 test-e2e: programs tools ## Test whole stories with the real Cluster API core
 	$(PYTEST) tests/e2e --junitxml=$(REPORTS)/e2e.xml
+
+e2e-live: setup ## Tell the stories to a real Harvester; docs/live-tests.md has the variables
+	$(PYTEST) tests/live --junitxml=$(REPORTS)/live.xml
 
 lint: setup ## Check format, lint, types, import rules, and that generated files are fresh
 	$(BIN)/ruff format --check .

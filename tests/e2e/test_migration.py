@@ -17,6 +17,7 @@ from caphv import data
 from caphv.runtime.errors import TooManyRequests
 from caphv.runtime.resource import (
     CUSTOM_RESOURCE_DEFINITIONS,
+    NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
     SECRETS,
     SERVICES,
@@ -37,7 +38,7 @@ from tests.predecessor.provider import Predecessor
 pytestmark = pytest.mark.e2e
 
 SETTINGS = Settings(provider=False, boot_seconds=0.5, register_seconds=0.2)
-PATIENCE = 120.0
+PATIENCE = 60.0
 OUR_LABEL = "caphv.io/cluster"
 STAY = (kinds.VIRTUAL_MACHINES, kinds.INSTANCES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, kinds.LOAD_BALANCERS)
 
@@ -134,10 +135,17 @@ async def infrastructure(story: Story) -> list[Obj]:
 async def settled(story: Story, holds: Callable[[Obj], bool]) -> None:
     """Wait until something holds for all HarvesterClusters and HarvesterMachines."""
 
-    async def all_of_them() -> bool:
-        return all(holds(obj) for obj in await infrastructure(story))
+    others: list[Obj] = []
 
-    await until(all_of_them, lambda: "not all objects are as expected", PATIENCE)
+    async def all_of_them() -> bool:
+        others[:] = [obj for obj in await infrastructure(story) if not holds(obj)]
+        return not others
+
+    def complaint() -> str:
+        said = [(obj["metadata"].get("finalizers"), (obj.get("status") or {}).get("conditions")) for obj in others]
+        return f"not as expected: {said}"
+
+    await until(all_of_them, complaint, PATIENCE)
 
 
 def is_ours(obj: Obj) -> bool:
@@ -177,6 +185,8 @@ def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) ->
         spec = ClusterSpec(name="old", namespace="old", target_namespace="old-vms", control_planes=1, workers=1)
         story = Story(box.folder, in_network(spec, box.status()["network"]), timeout=300)
         async with story.watching():
+            # Where the lease is.
+            await story.management.create(NAMESPACES, {"metadata": {"name": "caphv-system"}})
             async with go_provider(story, tmp_path, legacy=True):
                 await story.create()
                 await story.come_up()

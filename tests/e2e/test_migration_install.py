@@ -27,6 +27,7 @@ SPACE, DEPLOYMENT = "caphv-system", "caphv-controller-manager"
 BEFORE, RELEASE = "v0.10.0", "v0.11.0"
 WEBHOOK_SERVICE = "caphv-webhook-service"
 MACHINES = Resource(crds.GROUP, "v1beta1", "harvestermachines", "HarvesterMachine")
+SELECTOR = {"control-plane": "controller-manager"}
 LABELS = {"cluster.x-k8s.io/provider": "infrastructure-harvester"}
 
 
@@ -34,10 +35,9 @@ def components() -> list[Obj]:
     """The parts of the Go provider's release that ours meets, in their form after `clusterctl init`."""
     leads_to = {"service": {"namespace": SPACE, "name": WEBHOOK_SERVICE, "path": "/convert"}}
     pod = {
-        "metadata": {"labels": {"control-plane": "controller-manager"}},
+        "metadata": {"labels": SELECTOR},
         "spec": {"containers": [{"name": "manager", "image": f"registry.example.com/go:{BEFORE}"}]},
     }
-    selector = {"control-plane": "controller-manager"}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": LABELS}},
         *crds.custom_resource_definitions(leads_to),
@@ -45,13 +45,13 @@ def components() -> list[Obj]:
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": {"name": DEPLOYMENT, "namespace": SPACE, "labels": LABELS},
-            "spec": {"replicas": 1, "selector": {"matchLabels": selector}, "template": pod},
+            "spec": {"replicas": 1, "selector": {"matchLabels": SELECTOR}, "template": pod},
         },
         {
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": {"name": WEBHOOK_SERVICE, "namespace": SPACE, "labels": LABELS},
-            "spec": {"selector": selector, "ports": [{"port": 443, "targetPort": 9443}]},
+            "spec": {"selector": SELECTOR, "ports": [{"port": 443, "targetPort": 9443}]},
         },
     ]
 
@@ -134,8 +134,8 @@ def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_path: P
             installed = await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
             assert installed["spec"]["template"]["spec"]["containers"][0]["args"][0] == "run"
             assert (await client.get(INVENTORY, "infrastructure-harvester", SPACE))["version"] == RELEASE
-            with pytest.raises(NotFound):
-                await client.get(SERVICES, WEBHOOK_SERVICE, SPACE)
+            service = await client.get(SERVICES, WEBHOOK_SERVICE, SPACE)
+            assert service["spec"]["selector"] == installed["spec"]["selector"]["matchLabels"] != SELECTOR
 
     asyncio.run(story())
 
