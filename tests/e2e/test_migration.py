@@ -156,7 +156,7 @@ def is_ours(obj: Obj) -> bool:
     finalizers = [each for each in obj["metadata"]["finalizers"] if crds.GROUP in each]
     return (
         all(kind in conditions and conditions[kind]["status"] == "True" for kind in kinds_true)
-        and all(each.get("observedGeneration") for each in conditions.values())
+        and all(conditions[kind].get("observedGeneration") for kind in kinds_true)
         and len(finalizers) == 1
         and finalizers[0].endswith(f".{crds.GROUP}/finalizer")
     )

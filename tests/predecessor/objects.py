@@ -78,7 +78,10 @@ def virtual_machine(obj: Obj, target: str, machine: Obj) -> Obj:
     if CONTROL_PLANE_LABEL in labels_of(machine):
         labels["harvestercluster/machinetype"] = f"controlplane-{cluster}"
     claim_names = [claim["metadata"]["name"] for claim in claims]
-    disks = [{"name": f"disk-{index}", "disk": {"bus": "virtio"}} for index in range(len(claims))]
+    disks = [
+        {"name": f"disk-{index}", "disk": {"bus": "virtio"}, **{k: v for k, v in volume.items() if k == "bootOrder"}}
+        for index, volume in enumerate(spec["volumes"])
+    ]
     secret = {"name": f"{name}-cloud-init"}
     memory = str(spec["memory"])
     template = {
