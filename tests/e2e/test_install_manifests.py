@@ -34,6 +34,8 @@ PRODUCTION: Obj = {
     "replicas": 2,
     "topologySpreadConstraints": [SPREAD],
     "serviceMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "dashboard": {"enabled": True},
     "networkPolicy": {"enabled": True},
     "podDisruptionBudget": {"enabled": True},
 }
@@ -217,12 +219,17 @@ def test_values_of_objects_around_it(helm: Path, chart: Path, tmp_path: Path) ->
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     values = {
         "serviceMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True, "labels": {"folder": "clusters"}},
         "networkPolicy": {"enabled": True, "metricsFrom": peers},
     }
     objects = parsed(template(helm, chart, tmp_path, values))
     monitor = objects[("ServiceMonitor", "caphv-system", "caphv-controller-manager-metrics-monitor")]
     assert monitor["spec"]["endpoints"][0]["interval"] == "30s"
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert objects[("PrometheusRule", "caphv-system", "caphv-alerts")]["metadata"]["labels"]["release"] == "prometheus"
+    dashboard = objects[("ConfigMap", "caphv-system", "caphv-dashboard")]
+    assert dashboard["metadata"]["labels"]["folder"] == "clusters"
     policy = objects[("NetworkPolicy", "caphv-system", "caphv-controller-manager")]
     assert policy["spec"]["ingress"][0]["from"] == peers
     assert "from" not in policy["spec"]["ingress"][1]
