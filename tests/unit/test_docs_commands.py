@@ -31,7 +31,7 @@ PROGRAMS = {
 }
 VERBS = {
     *("annotate", "api-resources", "apply", "create", "delete", "describe", "edit", "exec", "explain", "get", "label"),
-    *("kustomize", "logs", "patch", "replace", "rollout", "scale", "wait"),
+    *("kustomize", "logs", "patch", "port-forward", "replace", "rollout", "scale", "wait"),
 }
 # What pages make before they use it, or take from their reader.
 MADE = re.compile(r"-|/.*|~/.*|(harvester|cluster|machine|management)\.yaml|clusters/.*|FILE|substituted.*|https://.*")
