@@ -14,6 +14,7 @@ from caphv.runtime.resource import Resource, key_of
 from packager.merge import Obj
 
 MANAGER = "caphv-generate"
+_CLUSTERS = "cluster.x-k8s.io/v1beta2"
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,32 @@ class Applier:
         self._client = client
         self._kinds: dict[str, dict[str, Resource]] = {}
 
-    async def apply(self, objects: Iterable[Obj]) -> list[Refused]:
+    async def apply(self, objects: Iterable[Obj], namespace: str = "") -> list[Refused]:
         """Create objects, or make the fields that they name ours; return those that were refused.
 
         An object that is refused does not stop the others: what can be applied is, and all errors are told at once.
+        `namespace` is that of objects that name none.
         """
         refused = []
         for obj in objects:
             try:
-                await self._client.apply(await self._resource(obj), obj, manager=MANAGER)
+                resource = await self._resource(obj)
+                await self._client.apply(resource, _in(namespace, resource, obj), manager=MANAGER)
             except ApiError as error:
                 refused.append(Refused(obj, str(error)))
         return refused
+
+    async def delete_cluster(self, name: str) -> list[Refused]:
+        """Ask for the deletion of a Cluster, `<namespace>/<name>`; one that is gone already is fine."""
+        namespace, _, plain = name.partition("/")
+        cluster = {"apiVersion": _CLUSTERS, "kind": "Cluster", "metadata": {"name": plain, "namespace": namespace}}
+        try:
+            await self._client.delete(await self._resource(cluster), plain, namespace)
+        except NotFound:
+            return []
+        except ApiError as error:
+            return [Refused(cluster, str(error))]
+        return []
 
     async def read(self, obj: Obj) -> Obj | None:
         """Return an object of this kind and name as it is on the cluster; None when there is none."""
@@ -84,3 +99,9 @@ class Applier:
                 if "/" not in row["name"]
             }
         return self._kinds[path]
+
+
+def _in(namespace: str, resource: Resource, obj: Obj) -> Obj:
+    if not resource.namespaced or obj["metadata"].get("namespace") or not namespace:
+        return obj
+    return {**obj, "metadata": {**obj["metadata"], "namespace": namespace}}

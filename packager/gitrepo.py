@@ -69,7 +69,7 @@ def git_repos(clusters: Iterable[Settings], options: GitRepoOptions) -> list[Obj
         # The star leaves out the record beside the bundles.
         path = "/".join(filter(None, (options.folder, cluster_folder(*settings.cluster), "*")))
         paths.setdefault((workspace(settings), group_of(settings, options.groups)), []).append(path)
-    return [_git_repo(options, *place, sorted(found)) for place, found in sorted(paths.items())]
+    return [git_repo(options, *place, sorted(found)) for place, found in sorted(paths.items())]
 
 
 def group_of(settings: Settings, groups: int) -> str:
@@ -80,7 +80,8 @@ def group_of(settings: Settings, groups: int) -> str:
     return str(int.from_bytes(digest[:8], "big") % groups)
 
 
-def _git_repo(options: GitRepoOptions, namespace: str, group: str, paths: list[str]) -> Obj:
+def git_repo(options: GitRepoOptions, namespace: str, group: str, paths: list[str]) -> Obj:
+    """Return the GitRepo of a group of clusters in a workspace; `paths` are folders or patterns of them."""
     name = f"{options.name}-{group}"
     if len(name) > 63:
         name = f"{name[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -51,6 +51,8 @@ ADDON_VALUES_ANNOTATION = "addons.caphv.io/values"
 ALLOW_NETWORK_CHANGE_ANNOTATION = "addons.caphv.io/allow-network-change"
 # "true" leaves a cluster's bundles as they are.
 SUSPEND_ADDONS_ANNOTATION = "addons.caphv.io/suspend"
+# "true" on a Cluster lets its definition, and so the cluster, go without another confirmation.
+CONFIRM_REMOVAL_ANNOTATION = "caphv.io/confirm-removal"
 ADDONS_VARIABLE = "addons"
 # Variables of the ClusterClasses that we ship, as far as add-ons depend on them.
 CNI_VARIABLE = "cni"

@@ -6,6 +6,8 @@ from caphv.cli import LazyGroup
 
 COMMANDS = {
     "run": ("caphv.cli.packager_run:run", "Run the packager in a management cluster."),
+    "sync": ("caphv.cli.packager_sync:sync", "Turn cluster definitions into manifests and bundles."),
+    "gitrepo": ("caphv.cli.packager_gitrepo:gitrepo", "Print the GitRepo by which Fleet applies manifests."),
 }
 
 
@@ -16,6 +18,8 @@ COMMANDS = {
 Examples:
   caphv packager run --repo https://git.example.com/fleet.git --git-credentials /etc/caphv/git --leader-elect
                                                  in a Pod, with credentials from a mounted Secret
+  caphv packager sync --source-repo https://git.example.com/clusters.git --repo https://git.example.com/fleet.git
+                                                 definitions become manifests and bundles, in one commit
 """,
 )
 def packager() -> None:

@@ -30,16 +30,16 @@ def files_of(found: Built) -> dict[str, bytes]:
     if found.definition is None:
         return {}
     namespace, name = found.definition.key
-    folders = {path_of(MANIFESTS, namespace, name): cluster_files(found.objects)}
+    folders = {path_of(MANIFESTS, namespace, name): cluster_files(found.objects, namespace)}
     for group, objects in found.shared.items():
         folders[path_of(NAMESPACES, namespace, group)] = shared_files(objects)
     return {f"{folder}/{path}": content for folder, files in folders.items() for path, content in files.items()}
 
 
-def cluster_files(objects: Sequence[Obj]) -> dict[str, bytes]:
-    """Return the files of one cluster, by path in its folder."""
+def cluster_files(objects: Sequence[Obj], namespace: str) -> dict[str, bytes]:
+    """Return the files of one cluster, by path in its folder; `namespace` is that of objects that say none."""
     return {
-        f"{CLUSTER}/{FLEET_YAML}": yamltext.dump(_TAKE_OVER).encode(),
+        f"{CLUSTER}/{FLEET_YAML}": yamltext.dump({"defaultNamespace": namespace, **_TAKE_OVER}).encode(),
         f"{CLUSTER}/{CLUSTER}.yaml": yamltext.dump_all(objects).encode(),
     }
 

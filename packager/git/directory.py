@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from packager.git.commit import Reason
 from packager.git.errors import Foreign
 from packager.git.folder import FOLDER, LINK, REGULAR_FILE, blob_id, tree_id_of
-from packager.git.paths import joined
 from packager.git.prune import Plan
 from packager.git.repository import Result
 from packager.git.snapshot import Entry, Snapshot
@@ -24,15 +23,19 @@ _COMMIT = "folder"
 
 
 class Directory:
-    """A folder on disk, read and written as `Repository` reads and writes a remote; `path` is a folder in it."""
+    """A folder on disk, read and written as `Repository` reads and writes a remote; `path` is a folder in it.
 
-    def __init__(self, root: Path, path: str = "") -> None:
+    Only `names` below it are read: a checkout may hold much else.
+    """
+
+    def __init__(self, root: Path, path: str = "", names: Collection[str] = (CLUSTERS,)) -> None:
         self._root = root
         self._path = path
+        self._names = names
 
     def sync(self) -> Snapshot:
-        """Return what the folder holds below `clusters/`; nothing where it is not there. Raises Foreign."""
-        return Snapshot(_OnDisk(self._root, joined(self._path, CLUSTERS)), _COMMIT, self._path)
+        """Return what the folder holds below its names; nothing where it is not there. Raises Foreign."""
+        return Snapshot(_OnDisk(self._root, self._path, self._names), _COMMIT, self._path)
 
     def commit(self, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result:
         """Write what `decide` plans for the folder as it is; there is no commit, and `reason` is nowhere kept.
@@ -54,12 +57,12 @@ class Directory:
 class _OnDisk:
     """Objects of Git for a part of a folder, read into memory: a thousand clusters have a few megabytes."""
 
-    def __init__(self, root: Path, below: str) -> None:
-        self._root = root
+    def __init__(self, root: Path, path: str, names: Collection[str]) -> None:
+        self._names = names
         self._trees: dict[str, Mapping[str, Entry]] = {}
         self._contents: dict[str, bytes] = {}
         try:
-            top = self._chain(root, below.split("/"))
+            top = self._chain(root, [part for part in path.split("/") if part])
         except OSError as error:
             raise Foreign(f"{error.filename}: cannot be read: {error.strerror}") from None
         self._contents[_COMMIT] = f"tree {top.id}\n".encode()
@@ -72,12 +75,14 @@ class _OnDisk:
 
     def _chain(self, folder: Path, parts: list[str]) -> Entry:
         """Read what is below a path, and nothing of what stands beside it."""
-        inner = folder / parts[0]
-        if not os.path.lexists(inner):
-            return self._folder({})
-        folder_here = inner.is_dir() and not inner.is_symlink()
-        entry = self._chain(inner, parts[1:]) if folder_here and parts[1:] else self._entry(inner)
-        return self._folder({parts[0]: entry})
+        names = parts[:1] or self._names
+        inner = {name: folder / name for name in names if os.path.lexists(folder / name)}
+        return self._folder(
+            {
+                name: self._chain(path, parts[1:]) if parts and _is_folder(path) else self._entry(path)
+                for name, path in inner.items()
+            }
+        )
 
     def _entry(self, path: Path) -> Entry:
         mode = path.lstat().st_mode
@@ -94,6 +99,10 @@ class _OnDisk:
         found = Entry(FOLDER, tree_id_of({name: (entry.mode, entry.id) for name, entry in entries.items()}))
         self._trees[found.id] = entries
         return found
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime import certificates
 from sandbox import pki
-from webhooks import configuration
+from webhooks import certificates, configuration
 from webhooks.review import TARGETS
 
 pytestmark = pytest.mark.unit

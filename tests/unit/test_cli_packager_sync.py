@@ -1,0 +1,319 @@
+"""`caphv packager sync` and `gitrepo`: one commit that names its source, faults by file and line, careful removals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from caphv.cli import cli
+from caphv.manifests.sources import files
+from tests.integration.packager.support import Origin, git
+from tests.unit.packager.definitions.support import definition, k3s
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+STATUS = "caphv-status.yaml"
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, and nothing of whoever runs the tests."""
+    for name in ("GIT_REPO", "GIT_BRANCH", "GIT_PATH", "GIT_CREDENTIALS", "GIT_REVIEW", "GIT_CACHE", "SOURCE_REPO"):
+        monkeypatch.delenv(f"CAPHV_{name}", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    return Origin.make(tmp_path / "fleet.git")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "definitions"
+    folder.mkdir()
+    return folder
+
+
+def put(folder: Path, *objs: Obj) -> None:
+    for obj in objs:
+        (folder / f"{obj['metadata']['name']}.yaml").write_text(yaml.safe_dump(obj, sort_keys=False))
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["packager", *map(str, arguments)], prog_name="caphv")
+
+
+def sync(source: Path, origin: Origin, *more: object) -> Result:
+    return call("sync", source, "--repo", origin.url, *more)
+
+
+def done(result: Result) -> Result:
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def status(origin: Origin) -> Obj:
+    found: Obj = yaml.safe_load(origin.files()[STATUS])
+    return found
+
+
+def changed(origin: Origin) -> list[str]:
+    """Files that the last commit changed."""
+    return git(origin.folder, "diff", "--name-only", "main~1", "main").splitlines()
+
+
+def test_definitions_become_manifests_and_bundles_in_one_commit(source: Path, origin: Origin) -> None:
+    put(source, definition("prod"), k3s("edge"), definition("own", addonDelivery="ClusterResourceSet"))
+    result = done(sync(source, origin))
+    assert origin.count() == 1
+    assert "Source: definitions" in origin.message()
+    assert f"caphv packager gitrepo --repo {origin.url} | kubectl apply -f -" in result.stdout
+    found = origin.files()
+    for cluster in ("prod", "edge", "own"):
+        objects = list(yaml.safe_load_all(found[f"manifests/team-a/{cluster}/cluster/cluster.yaml"]))
+        assert objects[0]["kind"] == "Cluster"
+    for path in ("clusters/team-a/prod/cni/fleet.yaml", "clusters/team-a/edge/ccm/helmchart.yaml"):
+        assert path in found
+    assert not any(path.startswith("clusters/team-a/own/") for path in found)
+    assert {"namespaces/team-a/namespace/objects.yaml", "namespaces/team-a/harvester-rke2/objects.yaml"} <= found.keys()
+    repo = yaml.safe_load(found["gitrepos/fleet-default/caphv-team-a/gitrepo.yaml"])
+    assert repo["spec"]["paths"] == ["clusters/team-a/*/*"]
+    assert status(origin)["problems"] == []
+    again = done(sync(source, origin))
+    assert "nothing to do" in again.stdout
+    assert origin.count() == 1
+
+
+def test_a_changed_setting_is_one_small_commit_and_replaces_no_machine(source: Path, origin: Origin) -> None:
+    put(source, definition("prod"), definition("other"))
+    done(sync(source, origin))
+    put(source, definition("prod", addons={"cni": {"name": "calico", "mtu": 1400}}))
+    done(sync(source, origin))
+    assert changed(origin) == [
+        "clusters/team-a/prod/caphv.yaml",
+        "clusters/team-a/prod/cni/helmchartconfig.yaml",
+        "manifests/team-a/prod/cluster/cluster.yaml",
+    ]
+    difference = git(origin.folder, "diff", "--unified=0", "main~1", "main", "--", "manifests")
+    lines = [line for line in difference.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    assert lines == ["-        mtu: 1450", "+        mtu: 1400"]
+
+
+def test_a_bad_definition_is_told_by_file_and_line_and_keeps_what_it_has(source: Path, origin: Origin) -> None:
+    put(source, definition("good"), definition("bad"))
+    done(sync(source, origin))
+    before = origin.files()
+    put(source, definition("good", targetNamespace="elsewhere"), definition("bad", kubernetesVersion="latest"))
+    result = sync(source, origin)
+    assert result.exit_code == 1
+    line = (source / "bad.yaml").read_text().splitlines().index("  kubernetesVersion: latest") + 1
+    assert f"error: bad.yaml:{line}: spec.kubernetesVersion: Invalid value" in result.stderr
+    assert changed(origin) == [STATUS, "manifests/team-a/good/cluster/cluster.yaml"]
+    after = origin.files()
+    assert {path: text for path, text in after.items() if "/bad/" in path} == {
+        path: text for path, text in before.items() if "/bad/" in path
+    }
+    (problem,) = status(origin)["problems"]
+    assert (problem["file"], problem["line"], problem["severity"]) == ("bad.yaml", line, "error")
+    assert {row["name"]: row["state"] for row in status(origin)["clusters"]} == {
+        "team-a/bad": "Faulty",
+        "team-a/good": "Written",
+    }
+    assert sync(source, origin).exit_code == 1
+    assert origin.count() == 2
+
+
+def test_nothing_goes_while_a_file_cannot_be_read(source: Path, origin: Origin) -> None:
+    put(source, definition("a"), definition("b"))
+    done(sync(source, origin))
+    (source / "a.yaml").unlink()
+    (source / "b.yaml").write_text("apiVersion: [caphv.io\n")
+    result = sync(source, origin, "--confirm", "team-a/a", "--confirm", "team-a/b")
+    assert result.exit_code == 1
+    assert "b.yaml:" in result.stderr
+    assert "not all clusters are known" in result.stdout
+    assert {
+        "manifests/team-a/a/cluster/cluster.yaml",
+        "manifests/team-a/b/cluster/cluster.yaml",
+    } <= origin.files().keys()
+
+
+def test_a_definition_goes_only_with_a_confirmation(source: Path, origin: Origin) -> None:
+    put(source, definition("a"), definition("b"))
+    done(sync(source, origin))
+    (source / "a.yaml").unlink()
+    result = sync(source, origin)
+    assert result.exit_code == 1
+    assert "left manifests/team-a/a: removing a definition deletes its cluster" in result.stdout
+    kept = origin.files()
+    assert "clusters/team-a/a/cni/fleet.yaml" in kept
+    assert "manifests/team-a/a/cluster/cluster.yaml" in kept
+    done(sync(source, origin, "--confirm", "team-a/a"))
+    left = {path for path in origin.files() if "/a/" in path}
+    assert left == set()
+    assert "namespaces/team-a/namespace/objects.yaml" in origin.files()
+    assert "manifests/team-a/b/cluster/cluster.yaml" in origin.files()
+
+
+def test_an_annotation_confirms_before(source: Path, origin: Origin) -> None:
+    going = definition("a")
+    going["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
+    put(source, going, definition("b"))
+    done(sync(source, origin))
+    (source / "a.yaml").unlink()
+    done(sync(source, origin))
+    assert not any(path.startswith("manifests/team-a/a/") for path in origin.files())
+
+
+def test_more_removals_than_the_budget_are_all_held_back(source: Path, origin: Origin) -> None:
+    put(source, definition("a"), definition("b"), definition("c"))
+    done(sync(source, origin))
+    for name in ("a", "b"):
+        (source / f"{name}.yaml").unlink()
+    confirmed = ["--confirm", "team-a/a", "--confirm", "team-a/b"]
+    result = sync(source, origin, *confirmed)
+    assert result.exit_code == 1
+    assert "8 removals at once are more than --max-prune 5" in result.stdout
+    assert changed(origin) == [STATUS]
+    states = {row["name"]: row["state"] for row in status(origin)["clusters"]}
+    assert states == {"team-a/a": "HeldBack", "team-a/b": "HeldBack", "team-a/c": "Written"}
+    done(sync(source, origin, *confirmed, "--max-prune", 8))
+    assert not any("/a/" in path for path in origin.files())
+
+
+def test_files_and_clusters_of_others_are_not_touched(source: Path, origin: Origin) -> None:
+    origin.push({"README.md": "ours", "clusters/team-a/theirs/cni/fleet.yaml": "theirs"})
+    put(source, definition("a"))
+    done(sync(source, origin))
+    (source / "a.yaml").unlink()
+    put(source, definition("b"))
+    done(sync(source, origin, "--confirm", "team-a/a"))
+    found = origin.files()
+    assert found["README.md"] == "ours"
+    assert found["clusters/team-a/theirs/cni/fleet.yaml"] == "theirs"
+
+
+def test_a_class_that_is_there_stays_as_it_is(source: Path, origin: Origin) -> None:
+    put(source, definition("a"))
+    done(sync(source, origin))
+    path = "namespaces/team-a/harvester-rke2/objects.yaml"
+    older = origin.files()[path].replace("default: 2", "default: 3")
+    origin.push({path: older})
+    put(source, definition("b"))
+    done(sync(source, origin))
+    assert origin.files()[path] == older
+
+
+def test_plain_manifests_are_taken_as_they_are(source: Path, origin: Origin, checkout: Path) -> None:
+    (source / "production.yaml").write_text((checkout / "examples" / "rke2-pools.yaml").read_text())
+    done(sync(source, origin))
+    found = origin.files()
+    written = list(yaml.safe_load_all(found["manifests/team-a/production/cluster/cluster.yaml"]))
+    given = list(yaml.safe_load_all((source / "production.yaml").read_text()))
+    assert sorted(written, key=str) == sorted(given, key=str)
+    assert "clusters/team-a/production/cni/helmchartconfig.yaml" in found
+
+
+def test_objects_in_the_folder_of_a_cluster_go_with_it(source: Path, origin: Origin, checkout: Path) -> None:
+    cluster, *others = yaml.safe_load_all((checkout / "examples" / "rke2-dhcp.yaml").read_text())
+    folder = source / "production"
+    folder.mkdir()
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(cluster))
+    (folder / "others.yaml").write_text(yaml.safe_dump_all(others))
+    done(sync(source, origin))
+    written = list(yaml.safe_load_all(origin.files()["manifests/team-a/production/cluster/cluster.yaml"]))
+    assert len(written) == len(others) + 1
+    (source / "stray.yaml").write_text(yaml.safe_dump(others[0]))
+    result = sync(source, origin)
+    assert result.exit_code == 1
+    assert "stray.yaml:" in result.stderr
+    assert "belongs to no Cluster" in result.stderr
+
+
+def test_plain_manifests_are_judged_and_never_hold_secrets(source: Path, origin: Origin, checkout: Path) -> None:
+    text = (checkout / "examples" / "rke2-pools.yaml").read_text()
+    (source / "bad.yaml").write_text(text.replace("ipamType: pool", "ipamType: pol"))
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "team-b"}}
+    other = text.replace("namespace: team-a", "namespace: team-b") + "---\n" + yaml.safe_dump(secret)
+    (source / "secret.yaml").write_text(other)
+    result = sync(source, origin)
+    assert result.exit_code == 1
+    assert "spec.loadBalancerConfig.ipamType: Unsupported value" in result.stderr
+    assert "a Secret must not be in Git" in result.stderr
+    assert not any(path.startswith("manifests/") for path in origin.files())
+
+
+def test_two_of_one_cluster_are_both_refused(source: Path, origin: Origin) -> None:
+    put(source, definition("a"))
+    (source / "again.yaml").write_text((source / "a.yaml").read_text())
+    result = sync(source, origin)
+    assert result.exit_code == 1
+    assert "a.yaml:" in result.stderr
+    assert "again.yaml:" in result.stderr
+    assert not any(path.startswith("manifests/") for path in origin.files())
+
+
+def test_without_bundles_only_manifests_are_written(source: Path, origin: Origin) -> None:
+    put(source, definition("a"))
+    done(sync(source, origin, "--no-bundles"))
+    assert {path.split("/")[0] for path in origin.files()} == {"manifests", "namespaces", STATUS}
+
+
+def test_a_dry_run_and_a_folder(source: Path, origin: Origin, tmp_path: Path) -> None:
+    put(source, definition("a"))
+    told = json.loads(done(sync(source, origin, "--dry-run", "-o", "json")).stdout)
+    assert "manifests/team-a/a" in told["added"]
+    assert told["clusters"] == ["team-a/a"]
+    assert git(origin.folder, "for-each-ref") == ""
+    folder = tmp_path / "checkout"
+    (folder / ".git").mkdir(parents=True)
+    done(call("sync", source, "--folder", folder))
+    assert (folder / "manifests/team-a/a/cluster/cluster.yaml").is_file()
+    assert not (folder / "gitrepos").exists()
+    assert "nothing to do" in done(call("sync", source, "--folder", folder)).stdout
+    assert [name for name, _ in files([str(folder / "manifests")])]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--repo", "file:///x"],
+        [".", "--source-repo", "file:///x", "--repo", "file:///y"],
+        ["--source-repo", "file:///x", "--repo", "file:///x"],
+        ["--source-repo", "file:///x", "--source-path", "a", "--repo", "file:///x", "--path", "a/b"],
+        ["."],
+        [".", "--folder", "x", "--client-secret", "y"],
+    ],
+)
+def test_wrong_usage(arguments: list[str]) -> None:
+    assert call("sync", *arguments).exit_code == 2
+
+
+def test_a_hostile_source_stays_in_its_folders(source: Path, origin: Origin) -> None:
+    evil = definition("a")
+    evil["metadata"]["namespace"] = "../../etc"
+    (source / "evil.yaml").write_text(yaml.safe_dump(evil))
+    (source / "list.yaml").write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [k3s("b")]}))
+    (source / "notes.yaml").write_text("just: notes\n")
+    (source / "odd.yaml").write_text("metadata: 7\nkind: ClusterDefinition\napiVersion: caphv.io/v1alpha1\n")
+    result = sync(source, origin)
+    assert result.exit_code == 1
+    assert "evil.yaml:" in result.stderr
+    assert "odd.yaml:" in result.stderr
+    assert "manifests/team-a/b/cluster/cluster.yaml" in origin.files()
+    assert not any("etc" in path for path in origin.files())
+
+
+def test_the_git_repo_of_the_management_cluster() -> None:
+    result = done(call("gitrepo", "--repo", "https://git.example.com/f.git", "--path", "x", "--client-secret", "s"))
+    repo = yaml.safe_load(result.stdout)
+    assert repo["metadata"] == {"name": "caphv-management", "namespace": "fleet-local"}
+    assert repo["spec"]["paths"] == ["x/namespaces/*/*", "x/manifests/*/*/*", "x/gitrepos/*/*"]
+    assert call("gitrepo", "--repo", "https://user:secret@git.example.com/f.git").exit_code == 2
