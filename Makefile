@@ -7,11 +7,12 @@ REPORTS := out/reports
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 UV := uv==0.13.8
+MKDOCS := mkdocs==1.6.1 pygments==2.21.0
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs tools demo test test-unit test-integration test-e2e lint format generate bench bench-webhook bench-packager wheel release deploy lock clean
+.PHONY: help setup programs tools demo test test-unit test-integration test-e2e e2e-live lint format generate bench bench-webhook bench-packager wheel release docs deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +41,9 @@ test-integration: programs ## Test against a real kube-apiserver
 
 test-e2e: programs tools ## Test whole stories with the real Cluster API core
 	$(PYTEST) tests/e2e --junitxml=$(REPORTS)/e2e.xml
+
+e2e-live: setup ## Tell the stories to a real Harvester; docs/live-tests.md has the variables
+	$(PYTEST) tests/live --junitxml=$(REPORTS)/live.xml
 
 lint: setup ## Check format, lint, types, import rules, and that generated files are fresh
 	$(BIN)/ruff format --check .
@@ -78,6 +82,13 @@ bench-packager: setup ## Measure rendering, committing and pushing of bundles
 
 release: setup ## Write manifests, chart and bill of materials of a release into out/
 	$(BIN)/python -m release $(if $(IMG),--image $(IMG))
+
+# Apart from .venv: nothing else needs these packages.
+docs: ## Build the documentation's site into out/site; a link that leads nowhere fails
+	$(require-python)
+	@test -x out/mkdocs/bin/mkdocs || $(PYTHON) -m venv --clear out/mkdocs
+	@out/mkdocs/bin/python -m pip install --quiet --disable-pip-version-check $(MKDOCS)
+	@out/mkdocs/bin/mkdocs build --quiet --strict --config-file website/mkdocs.yml
 
 deploy: release ## Install on the cluster that kubectl reaches; IMG=... names another image
 	kubectl apply --server-side --force-conflicts -f out/caphv.yaml

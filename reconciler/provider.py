@@ -9,6 +9,7 @@ import socket
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from caphv.api import clusterapi, names
 from caphv.runtime.access import own_configuration, own_namespace
@@ -21,6 +22,7 @@ from caphv.runtime.errors import NotFound, Unreachable
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import Addresses, Manager
 from caphv.runtime.part import Part
+from caphv.runtime.protection import Protection
 from caphv.runtime.resource import NAMESPACES, SECRETS, Key, Obj, key_of, owner_reference, uid_of
 from reconciler import addresses, resources
 from reconciler.cluster import fleet
@@ -42,7 +44,10 @@ COMPONENT = "caphv-controller-manager"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `caphv run` can be told; `namespace` and `watch_filter` limit which objects this process cares for."""
+    """What `caphv run` can be told; `namespace` and `watch_filter` limit which objects this process cares for.
+
+    `metrics_certificate` is a folder for `secure_metrics`, see `Protection`.
+    """
 
     kubeconfig: str = ""
     namespace: str = ""
@@ -51,6 +56,8 @@ class Options:
     concurrency: int = 32
     allow_insecure_identities: bool = False
     addresses: Addresses = field(default_factory=Addresses)
+    secure_metrics: bool = False
+    metrics_certificate: Path | None = None
 
 
 async def run(
@@ -73,7 +80,11 @@ class Provider:
     def __init__(
         self, client: ApiClient, options: Options, *, cluster_api_version: str, management_cluster: str
     ) -> None:
-        self.manager = Manager(addresses=options.addresses, election=_election(client, options))
+        self.manager = Manager(
+            addresses=options.addresses,
+            election=_election(client, options),
+            protection=Protection(client, options.metrics_certificate) if options.secure_metrics else None,
+        )
         selector = f"{names.WATCH_FILTER_LABEL}={options.watch_filter}" if options.watch_filter else ""
         namespace = options.namespace
         events = EventRecorder(client, COMPONENT)

@@ -32,13 +32,19 @@ _KUSTOMIZATIONS = ("kustomization.yaml", "Kustomization")
 
 
 def objects(folder: Path) -> list[Obj]:
-    """All objects of a kustomization that only collects files and folders, in the order of its resources."""
+    """All objects of a kustomization that only collects files and folders, in its order, ConfigMaps of files last."""
     kustomization = next(folder / name for name in _KUSTOMIZATIONS if (folder / name).is_file())
+    content = yaml.safe_load(kustomization.read_text(encoding="utf-8"))
     found: list[Obj] = []
-    for name in yaml.safe_load(kustomization.read_text(encoding="utf-8"))["resources"]:
+    for name in content["resources"]:
         path = (folder / name).resolve()
         found += objects(path) if path.is_dir() else yaml.load_all(path.read_text(encoding="utf-8"), _Loader)
-    return found
+    return [*found, *(_config_map(folder, wanted) for wanted in content.get("configMapGenerator", ()))]
+
+
+def alerts(source: list[Obj]) -> list[Obj]:
+    """Groups of alert rules, as a Prometheus without the operator takes them."""
+    return [group for obj in source if obj["kind"] == "PrometheusRule" for group in obj["spec"]["groups"]]
 
 
 def with_image(source: list[Obj], image: str) -> list[Obj]:
@@ -69,6 +75,12 @@ def dump(source: list[Obj]) -> str:
     """YAML documents in this order."""
     options: dict[str, Any] = {"sort_keys": False, "width": 10_000, "allow_unicode": True}
     return "---\n".join(yaml.dump(obj, Dumper=_Dumper, **options) for obj in source)
+
+
+def _config_map(folder: Path, wanted: Obj) -> Obj:
+    metadata = {"name": wanted["name"], "namespace": wanted["namespace"], "labels": wanted["options"]["labels"]}
+    data = {name: (folder / name).read_text(encoding="utf-8") for name in wanted["files"]}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
 def _containers(source: list[Obj]) -> list[Obj]:

@@ -56,6 +56,10 @@ class ClusterSpec:
     gateway: str = ""
     mask: str = "255.255.128.0"
     networks: Sequence[str] = ("default/production",)
+    image: str = "default/sles-15"
+    storage_class: str = "harvester-longhorn"
+    ssh_key_pair: str = "default/caphv"
+    class_namespace: str = CLASS_NAMESPACE
     unhealthy_seconds: int = 2
 
 
@@ -94,7 +98,7 @@ def topology(spec: ClusterSpec) -> Obj:
     }
     any_one = {"remediation": {"triggerIf": {"unhealthyLessThanOrEqualTo": 1}}}
     return {
-        "classRef": {"name": spec.cluster_class, "namespace": CLASS_NAMESPACE},
+        "classRef": {"name": spec.cluster_class, "namespace": spec.class_namespace},
         "version": spec.version,
         "controlPlane": {"replicas": spec.control_planes, "healthCheck": {**health, **any_one}},
         "workers": {
@@ -117,11 +121,11 @@ def variables(spec: ClusterSpec) -> dict[str, Any]:
         "identitySecretName": IDENTITY,
         "targetNamespace": spec.target_namespace,
         "vmNetworks": list(spec.networks),
-        "sshKeyPair": "default/caphv",
+        "sshKeyPair": spec.ssh_key_pair,
         "cpuCount": 2,
         "volumes": [
-            {"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1},
-            {"volumeType": "storageClass", "storageClass": "harvester-longhorn", "volumeSize": "10Gi"},
+            {"volumeType": "image", "imageName": spec.image, "volumeSize": "40Gi", "bootOrder": 1},
+            {"volumeType": "storageClass", "storageClass": spec.storage_class, "volumeSize": "10Gi"},
         ],
         "controlPlaneFiles": [{"path": CNI_FILE, "content": _CNI_CONFIG}],
     }

@@ -220,7 +220,7 @@ class Story:
             step.outcome = "no VM, disk, Secret, Service, load balancer or address left on Harvester"
 
     async def leftovers(self) -> list[str]:
-        """What is on Harvester below the target namespace, and what pools still hold, as `Kind name`."""
+        """What is on Harvester below the target namespace, and what pools still hold of the cluster, as `Kind name`."""
         found: list[str] = []
         for resource in (
             kinds.VIRTUAL_MACHINES,
@@ -234,7 +234,11 @@ class Story:
         pools = await self.harvester.list(kinds.IP_POOLS)
         for pool in pools["items"]:
             allocated = (pool.get("status") or {}).get("allocated") or {}
-            found += [f"address {ip} of IPPool {pool['metadata']['name']} ({id_})" for ip, id_ in allocated.items()]
+            found += [
+                f"address {ip} of IPPool {pool['metadata']['name']} ({holder})"
+                for ip, holder in allocated.items()
+                if holder.partition("/")[0] in (self.spec.namespace, self.spec.target_namespace)
+            ]
         return found
 
     # What is seen

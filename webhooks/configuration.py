@@ -15,8 +15,8 @@ from copy import deepcopy
 from urllib.parse import urlsplit
 
 from caphv.api.names import GROUP, VERSIONS
+from caphv.runtime.certificates import certificates_in
 from caphv.runtime.resource import Obj, Resource, annotations_of
-from webhooks.certificates import certificates_in
 from webhooks.review import WEBHOOKS, Webhook, path_of
 from webhooks.verdict import KINDS
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from caphv.runtime.cache import Change, Informer
+from caphv.runtime.certificates import authority
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
 from caphv.runtime.part import Part
 from caphv.runtime.resource import Obj, Resource
-from webhooks.certificates import authority
 from webhooks.configuration import NAMES, RESOURCES, configurations, renewed, restored
 from webhooks.review import WEBHOOKS
 

@@ -19,9 +19,9 @@ import orjson
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from caphv.runtime.certificates import Certificates
 from caphv.runtime.part import Part, listening_address
 from webhooks import metrics
-from webhooks.certificates import Certificates
 from webhooks.review import TARGETS, Answer, BadReview, Target, answer, failure
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.cli.endpoints import certificate_folder, metrics_options
 from caphv.cli.webhook import beside, stop_signal, webhook_options
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
     from caphv.runtime.part import Part
 
-_BOOLEANS = ("leader-elect", "enable-webhooks", "with-packager", "allow-insecure-identities")
+_BOOLEANS = ("leader-elect", "enable-webhooks", "with-packager", "allow-insecure-identities", "metrics-secure")
 _ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
 _ZAP_UNUSED = ("zap-stacktrace-level", "zap-time-encoding")
 
@@ -62,7 +63,7 @@ Examples:
     help="Care only for objects whose label cluster.x-k8s.io/watch-filter has this value, "
     "so that several deployments can share the load.",
 )
-@click.option("--metrics-bind-address", default=":8080", help="Where to serve /metrics; 0 turns it off.")
+@metrics_options
 @click.option(
     "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
 )
@@ -149,6 +150,8 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         leader_elect=flags["leader_elect"],
         concurrency=flags["concurrency"],
         allow_insecure_identities=flags["allow_insecure_identities"],
+        secure_metrics=flags["metrics_secure"],
+        metrics_certificate=certificate_folder(flags),
         addresses=Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
     )
 

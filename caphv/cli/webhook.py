@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from caphv.cli.endpoints import certificate_folder, metrics_options, protection
+
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
     from caphv.runtime.part import Part
@@ -66,7 +68,7 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage.
 )
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster; default: the Pod's own account.")
 @webhook_options
-@click.option("--metrics-bind-address", default=":8080", help="Where to serve /metrics; 0 turns it off.")
+@metrics_options
 @click.option(
     "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
 )
@@ -95,6 +97,7 @@ def webhook(**flags: Any) -> None:
     from caphv.runtime.errors import ApiError
 
     target = client_config(flags)
+    certificate_folder(flags)
     logs.configure(flags["log_level"], flags["log_format"])
     log = logging.getLogger("caphv")
     try:
@@ -110,18 +113,19 @@ async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
     from caphv.runtime.manager import Addresses, Manager
     from webhooks.server import WebhookServer
 
-    manager = Manager(addresses=Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]))
+    asks = target is not None or flags["metrics_secure"]
+    client = ApiClient(await own_configuration(flags["kubeconfig"]), name="management") if asks else None
+    addresses = Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"])
+    manager = Manager(addresses=addresses, protection=protection(flags, client))
     server = WebhookServer(flags["webhook_bind_address"], Path(flags["webhook_cert_dir"]))
     manager.add_part(server)
-    if target is None:
-        await manager.run(stop_signal())
-        return
-    client = ApiClient(await own_configuration(flags["kubeconfig"]), name="management")
-    try:
+    if client and target:
         manager.add_part(_keeper(flags, target, client, server))
+    try:
         await manager.run(stop_signal())
     finally:
-        await client.close()
+        if client:
+            await client.close()
 
 
 def beside(flags: dict[str, Any]) -> Callable[[ApiClient], list[Part]]:

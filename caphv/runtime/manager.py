@@ -22,6 +22,7 @@ from caphv.runtime.cache import Informer
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.part import Part, listening_address
+from caphv.runtime.protection import Protection
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +46,21 @@ class Addresses:
 class Manager:
     """Add informers, controllers and other tasks, then `run`."""
 
-    def __init__(self, *, addresses: Addresses, election: LeaderElection | None = None, grace: float = 20.0) -> None:
+    def __init__(
+        self,
+        *,
+        addresses: Addresses,
+        election: LeaderElection | None = None,
+        protection: Protection | None = None,
+        grace: float = 20.0,
+    ) -> None:
         self._addresses = addresses
         self._election = election
         self._grace = grace
         self._informers: list[Informer] = []
         self._controllers: list[Controller] = []
-        self._parts: list[Part] = []
+        self._protection = protection
+        self._parts: list[Part] = [protection] if protection else []
         self._tasks: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._on_start: list[Callable[[], Awaitable[None]]] = []
         self._on_stop: list[Callable[[], Awaitable[None]]] = []
@@ -188,19 +197,22 @@ class Manager:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
+        protection = self._protection
         health = web.Application()
         health.router.add_get("/healthz", self._healthz)
         health.router.add_get("/readyz", self._readyz)
-        scraped = web.Application()
+        scraped = web.Application(middlewares=[protection.guard] if protection else ())
         scraped.router.add_get("/metrics", self._metrics)
-        for application, address in ((health, self._addresses.health), (scraped, self._addresses.metrics)):
+        tls = protection.listener() if protection else None
+        servers = ((health, self._addresses.health, None), (scraped, self._addresses.metrics, tls))
+        for application, address, context in servers:
             place = listening_address(address)
             if place is None:
                 continue
             runner = web.AppRunner(application, access_log=None)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, place[0] or None, place[1]).start()
+            await web.TCPSite(runner, place[0] or None, place[1], ssl_context=context).start()
 
 
 def _report(reasons: list[str]) -> web.Response:

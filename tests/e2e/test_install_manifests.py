@@ -34,6 +34,8 @@ PRODUCTION: Obj = {
     "replicas": 2,
     "topologySpreadConstraints": [SPREAD],
     "serviceMonitor": {"enabled": True},
+    "prometheusRule": {"enabled": True},
+    "dashboard": {"enabled": True},
     "networkPolicy": {"enabled": True},
     "podDisruptionBudget": {"enabled": True},
 }
@@ -178,6 +180,7 @@ def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path:
     assert container["args"] == [
         "run",
         "--enable-webhooks",
+        "--metrics-secure",
         "--log-level=debug",
         "--concurrency=8",
         "--namespace=team-a",
@@ -217,15 +220,48 @@ def test_values_of_objects_around_it(helm: Path, chart: Path, tmp_path: Path) ->
     peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     values = {
         "serviceMonitor": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True, "labels": {"folder": "clusters"}},
         "networkPolicy": {"enabled": True, "metricsFrom": peers},
     }
     objects = parsed(template(helm, chart, tmp_path, values))
     monitor = objects[("ServiceMonitor", "caphv-system", "caphv-controller-manager-metrics-monitor")]
     assert monitor["spec"]["endpoints"][0]["interval"] == "30s"
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert objects[("PrometheusRule", "caphv-system", "caphv-alerts")]["metadata"]["labels"]["release"] == "prometheus"
+    dashboard = objects[("ConfigMap", "caphv-system", "caphv-dashboard")]
+    assert dashboard["metadata"]["labels"]["folder"] == "clusters"
     policy = objects[("NetworkPolicy", "caphv-system", "caphv-controller-manager")]
     assert policy["spec"]["ingress"][0]["from"] == peers
     assert "from" not in policy["spec"]["ingress"][1]
+
+
+def test_metrics_with_a_certificate_that_prometheus_verifies(helm: Path, chart: Path, tmp_path: Path) -> None:
+    tls = {"serverName": "caphv-controller-manager-metrics-service.caphv-system.svc", "caFile": "/etc/ca.crt"}
+    values = {
+        "metrics": {"certificateSecret": "caphv-metrics-tls"},
+        "serviceMonitor": {"enabled": True, "tlsConfig": tls},
+    }
+    objects = parsed(template(helm, chart, tmp_path, values))
+    pod = objects[("Deployment", "caphv-system", "caphv-controller-manager")]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert "--metrics-cert-dir=/etc/caphv/metrics" in container["args"]
+    assert {"name": "metrics-tls", "mountPath": "/etc/caphv/metrics", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "metrics-tls", "secret": {"secretName": "caphv-metrics-tls"}} in pod["volumes"]
+    monitor = objects[("ServiceMonitor", "caphv-system", "caphv-controller-manager-metrics-monitor")]
+    assert monitor["spec"]["endpoints"][0]["tlsConfig"] == tls
+
+
+def test_metrics_without_protection(helm: Path, chart: Path, tmp_path: Path) -> None:
+    values = {"metrics": {"secure": False}, "serviceMonitor": {"enabled": True}}
+    objects = parsed(template(helm, chart, tmp_path, values))
+    monitor = objects[("ServiceMonitor", "caphv-system", "caphv-controller-manager-metrics-monitor")]
+    assert monitor["spec"]["endpoints"] == [{"port": "metrics", "path": "/metrics", "scheme": "http"}]
+    (container,) = objects[("Deployment", "caphv-system", "caphv-controller-manager")]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert "--metrics-secure" not in container["args"]
+    assert ("ClusterRole", "", "caphv-proxy-role") not in objects
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ from tests.integration.reconciler.test_adoption import left_behind, recorded
 from tests.integration.reconciler.test_cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
 from tests.integration.reconciler.test_fleet import LABELS
 from tests.integration.reconciler.test_loadbalancer import place
+from tests.integration.runtime.test_protection import bind, scrape, token
 from tests.integration.webhooks.environment import until, write_certificate
 from webhooks.configuration import NAMES, RESOURCES
 from webhooks.review import WEBHOOKS, Webhook
@@ -80,6 +81,7 @@ Permission = tuple[str, str, str]
 def granted(roles: list[Obj]) -> set[Permission]:
     """Group, resource and verb of all that the rules of roles allow."""
     rules = [rule for role in roles if role["kind"] in ("ClusterRole", "Role") for rule in role["rules"]]
+    rules = [rule for rule in rules if "nonResourceURLs" not in rule]
     return {
         (group, resource, verb)
         for rule in rules
@@ -162,11 +164,12 @@ def manager(server: ApiServer) -> ApiClient:
 
 
 @contextlib.asynccontextmanager
-async def provider(server: ApiServer) -> AsyncIterator[None]:
+async def provider(server: ApiServer, metrics: int) -> AsyncIterator[None]:
     """The provider as the account of its Deployment, in this process."""
     inprocess._hook.set(Twice())
     client, stop = manager(server), asyncio.Event()
-    running = await Provider.connect(client, Options(leader_elect=True, addresses=Addresses("", "")))
+    addresses = Addresses(f"127.0.0.1:{metrics}", "")
+    running = await Provider.connect(client, Options(leader_elect=True, addresses=addresses, secure_metrics=True))
     work = asyncio.create_task(running.manager.run(stop))
     inprocess._hook.set(None)
     try:
@@ -199,8 +202,10 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
 ) -> None:
     inprocess.install(monkeypatch)
     await guard(restricted.management, restricted.folder / "certificates")
-    async with provider(restricted.management), clusters(restricted, "full", "taken", "narrow") as cases:
+    (port,) = processes.free_ports(1)
+    async with provider(restricted.management, port), clusters(restricted, "full", "taken", "narrow") as cases:
         full, taken, narrow = cases
+        await watched(full, port)
         await live(full)
         await take_over(taken)
         await stay_in(narrow)
@@ -261,6 +266,13 @@ async def bundle(client: ApiClient, webhook: Webhook) -> str:
     except NotFound:
         return ""
     return str(found["webhooks"][0]["clientConfig"]["caBundle"])
+
+
+async def watched(case: Case, port: int) -> None:
+    """Prometheus gets metrics with the shipped role, another account does not."""
+    assert (await scrape(port, await token(case.management, "nobody")))[0] == 403
+    await bind(case.management, "prometheus")
+    assert (await scrape(port, await token(case.management, "prometheus")))[0] == 200
 
 
 async def live(case: Case) -> None:

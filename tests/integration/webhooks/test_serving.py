@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from caphv.runtime.certificates import certificates_in
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.resource import Obj, Resource, uid_of
@@ -17,7 +18,6 @@ from sandbox.apiserver import ApiServer
 from sandbox.webhooks import provider_options
 from tests.integration.reconciler.environment import core_crds
 from tests.integration.webhooks.environment import Server, example, resource, until, write_certificate, wrong
-from webhooks.certificates import certificates_in
 from webhooks.configuration import INJECT_ANNOTATION, MUTATING, NAMES, VALIDATING
 
 pytestmark = pytest.mark.integration

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
 from caphv.runtime.resource import Key, Obj
 from reconciler import addresses, metrics
@@ -17,8 +17,57 @@ from sandbox import pki
 
 pytestmark = pytest.mark.unit
 
+# As the operations guide and the contract have them: dashboards and alerts of users rely on names, labels and buckets.
+GUIDE: dict[str, tuple[type, list[str]]] = {
+    "caphv_machine_create_total": (Counter, []),
+    "caphv_machine_create_errors_total": (Counter, []),
+    "caphv_machine_creation_duration_seconds": (Histogram, []),
+    "caphv_machine_delete_total": (Counter, []),
+    "caphv_machine_delete_errors_total": (Counter, []),
+    "caphv_machine_status": (Gauge, ["cluster", "machine"]),
+    "caphv_machine_reconcile_duration_seconds": (Histogram, ["operation"]),
+    "caphv_ippool_allocations_total": (Counter, []),
+    "caphv_ippool_allocation_errors_total": (Counter, []),
+    "caphv_ippool_releases_total": (Counter, []),
+    "caphv_cluster_reconcile_duration_seconds": (Histogram, ["operation"]),
+    "caphv_cluster_ready": (Gauge, ["cluster"]),
+    "caphv_etcd_member_remove_total": (Counter, []),
+    "caphv_etcd_member_remove_errors_total": (Counter, []),
+    "caphv_node_init_total": (Counter, []),
+    "caphv_node_init_errors_total": (Counter, []),
+    "caphv_node_init_duration_seconds": (Histogram, []),
+}
 HARVESTER = "https://harvester.example.com"
 NAME = "team/identity"
+
+
+@pytest.mark.parametrize("name", GUIDE)
+def test_metrics_of_the_operations_guide_are_as_they_were(name: str) -> None:
+    kind, labels = GUIDE[name]
+    (metric,) = (
+        value
+        for value in vars(metrics).values()
+        if isinstance(value, kind) and value.describe()[0].name == name.removesuffix("_total")
+    )
+    assert list(metric._labelnames) == labels
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("caphv_machine_creation_duration_seconds", [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]),
+        ("caphv_node_init_duration_seconds", [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]),
+    ],
+)
+def test_buckets_of_the_operations_guide_are_as_they_were(name: str, bounds: list[float]) -> None:
+    found = [
+        float(sample.labels["le"])
+        for family in REGISTRY.collect()
+        if family.name == name
+        for sample in family.samples
+        if sample.name == f"{name}_bucket"
+    ]
+    assert found == [*bounds, float("inf")]
 
 
 def errors(code: str, identity: str = NAME) -> float | None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from caphv.runtime import certificates
 from sandbox import pki
-from webhooks import certificates, configuration
+from webhooks import configuration
 from webhooks.review import TARGETS
 
 pytestmark = pytest.mark.unit

@@ -1,4 +1,4 @@
-"""TLS of the webhook server from a folder that others write: cert-manager by way of a mounted Secret, or a user.
+"""TLS of a server from a folder that others write: cert-manager by way of a mounted Secret, or a user.
 
 The folder is looked at once a second. That needs no file watches, which mounted Secrets (links that are swapped) and
 network file systems each treat in their own way, and two `stat` calls cost nothing.
@@ -35,7 +35,7 @@ class Certificates:
         try:
             seen = tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in (f.stat() for f in self._files))
             if seen != self._seen:
-                self._current = _context(self._files)
+                self._current = server_context(self._files)
                 self._told("")
                 log.info("serving with the certificate of %s", self._files[0].parent)
                 self._seen = seen
@@ -54,8 +54,12 @@ class Certificates:
         """
         if self._current is None:
             raise RuntimeError("there is no certificate yet")
-        self._current.sni_callback = self._newest
+        self.lead(self._current)
         return self._current
+
+    def lead(self, context: ssl.SSLContext) -> None:
+        """Have connections to a socket with these settings get the newest pair, as soon as there is one."""
+        context.sni_callback = self._newest
 
     def _newest(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         # Called for clients that send no server name, too.
@@ -81,7 +85,8 @@ def authority(folder: Path) -> bytes:
         return b""
 
 
-def _context(files: tuple[Path, Path]) -> ssl.SSLContext:
+def server_context(files: tuple[Path, Path]) -> ssl.SSLContext:
+    """Settings of a server with these two files, certificate and key. Raises `OSError`, `ssl.SSLError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])

@@ -1,0 +1,52 @@
+"""Options of the endpoints that every process of caphv has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.protection import Protection
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def metrics_options(command: _Command) -> _Command:
+    """Add the options that say where metrics are served, and to whom."""
+    for option in (
+        click.option(
+            "--metrics-cert-dir",
+            default="",
+            help="Folder with tls.crt and tls.key for --metrics-secure, read again on changes; "
+            "default: a certificate that the process signs itself.",
+        ),
+        click.option(
+            "--metrics-secure/--no-metrics-secure",
+            help="Serve metrics by TLS, and only to bearer tokens of accounts that may get /metrics.",
+        ),
+        click.option("--metrics-bind-address", default=":8080", help="Where to serve /metrics; 0 turns it off."),
+    ):
+        command = option(command)
+    return command
+
+
+def protection(flags: dict[str, Any], client: ApiClient | None) -> Protection | None:
+    """Return the guard of the metrics that the flags ask for."""
+    if client is None or not flags["metrics_secure"]:
+        return None
+    from caphv.runtime.protection import Protection
+
+    folder = certificate_folder(flags)
+    return Protection(client, folder)
+
+
+def certificate_folder(flags: dict[str, Any]) -> Path | None:
+    """Return the folder of the certificate for metrics. Raises `click.UsageError` when nothing would use it."""
+    folder = flags["metrics_cert_dir"]
+    if folder and not flags["metrics_secure"]:
+        raise click.UsageError("--metrics-cert-dir has no effect without --metrics-secure")
+    return Path(folder) if folder else None

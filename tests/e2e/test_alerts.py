@@ -1,0 +1,79 @@
+"""Prometheus's own tool takes alerts and queries of the dashboard, and says when each alert fires and when not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from caphv.runtime.resource import Obj
+from release import components
+from sandbox import binaries
+
+pytestmark = pytest.mark.e2e
+
+CASES = Path(__file__).parent / "alerts" / "cases.yaml"
+
+
+def promtool(*arguments: str | Path) -> str:
+    command = [binaries.binary("promtool"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def written(path: Path, groups: list[Obj]) -> Path:
+    path.write_text(yaml.safe_dump({"groups": groups}), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def monitoring(checkout: Path) -> Path:
+    return checkout / "deploy" / "kustomize" / "monitoring"
+
+
+@pytest.fixture(scope="module")
+def groups(monitoring: Path) -> list[Obj]:
+    return components.alerts(components.objects(monitoring))
+
+
+def test_alerts_fire_and_stay_silent(groups: list[Obj], tmp_path: Path) -> None:
+    rules = written(tmp_path / "rules.yaml", groups)
+    promtool("check", "rules", "--lint-fatal", rules)
+    (tmp_path / "cases.yaml").write_text(CASES.read_text(encoding="utf-8"), encoding="utf-8")
+    promtool("test", "rules", tmp_path / "cases.yaml")
+
+
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not(groups: list[Obj]) -> None:
+    asked = [
+        (test["alertname"], bool(test["exp_alerts"]))
+        for case in yaml.safe_load(CASES.read_text(encoding="utf-8"))["tests"]
+        for test in case["alert_rule_test"]
+    ]
+    assert set(asked) == {
+        (rule["alert"], fires) for group in groups for rule in group["rules"] for fires in (True, False)
+    }
+
+
+@pytest.mark.parametrize("change", [("> 300", "> 600"), ("for: 10m", "for: 11m"), ("== 0", "== 2")])
+def test_the_cases_find_what_is_wrong(groups: list[Obj], tmp_path: Path, change: tuple[str, str]) -> None:
+    wrong = yaml.safe_load(yaml.safe_dump(groups, width=10_000).replace(*change))
+    assert wrong != groups
+    written(tmp_path / "rules.yaml", wrong)
+    (tmp_path / "cases.yaml").write_text(CASES.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(AssertionError, match="FAILED"):
+        promtool("test", "rules", tmp_path / "cases.yaml")
+
+
+def test_queries_of_the_dashboard_are_promql(monitoring: Path, tmp_path: Path) -> None:
+    dashboard = json.loads((monitoring / "caphv-dashboard.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    assert queries
+    rules = [
+        {"record": f"query:{number}", "expr": query.replace("$__rate_interval", "5m")}
+        for number, query in enumerate(queries)
+    ]
+    promtool("check", "rules", written(tmp_path / "queries.yaml", [{"name": "dashboard", "rules": rules}]))

@@ -1,0 +1,220 @@
+"""A cluster of the Go provider is handed over to ours while it runs, and back, and over again; nothing restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caphv import data
+from caphv.runtime.errors import TooManyRequests
+from caphv.runtime.resource import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    NAMESPACES,
+    PERSISTENT_VOLUME_CLAIMS,
+    SECRETS,
+    SERVICES,
+    Obj,
+    annotations_of,
+    uid_of,
+)
+from sandbox import binaries, manifests, processes
+from sandbox.cluster import ClusterSpec
+from sandbox.environment import Sandbox, Settings
+from sandbox.harvester import kinds
+from sandbox.story import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story, in_network
+from tests.conftest import CHECKOUT
+from tests.integration.reconciler.case import until
+from tests.predecessor import crds
+from tests.predecessor.provider import Predecessor
+
+pytestmark = pytest.mark.e2e
+
+SETTINGS = Settings(provider=False, boot_seconds=0.5, register_seconds=0.2)
+PATIENCE = 60.0
+OUR_LABEL = "caphv.io/cluster"
+STAY = (kinds.VIRTUAL_MACHINES, kinds.INSTANCES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, kinds.LOAD_BALANCERS)
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """A sandbox in which no provider runs."""
+    binaries.prepare()
+    box = Sandbox(tmp_path_factory.mktemp("migration"), SETTINGS)
+    try:
+        asyncio.run(box.up())
+        yield box
+    finally:
+        asyncio.run(processes.stop_all(box.folder))
+
+
+@asynccontextmanager
+async def our_provider(box: Sandbox) -> AsyncIterator[None]:
+    """`caphv run` for as long as the block lasts."""
+    options = (f"--kubeconfig={box.kubeconfig('management')}", "--metrics-bind-address=0", "--leader-elect")
+    command = [sys.executable, "-P", "-m", "caphv", "run", *options, "--health-probe-bind-address=0"]
+    path = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = processes.start(box.folder, "our-provider", command, env={"PYTHONPATH": path})
+    try:
+        yield
+    finally:
+        await processes.end(process)
+
+
+@asynccontextmanager
+async def go_provider(story: Story, folder: Path, *, legacy: bool = False) -> AsyncIterator[None]:
+    """The Go provider with its CRDs and their webhook for as long as the block lasts; then its webhook is gone, too.
+
+    At the end its CRDs have lost the webhook, as the first step of the guide has it, while it still works.
+    """
+    async with crds.conversion_webhook(folder) as client_config:
+        await merge(story, crds.custom_resource_definitions(client_config))
+        versions = {"status": {"storedVersions": ["v1alpha1", "v1beta1"]}}
+        for crd in crds.custom_resource_definitions(client_config):
+            name = crd["metadata"]["name"]
+            await story.management.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", versions, subresource="status")
+        async with Predecessor(story.management, story.harvester, legacy=legacy).working():
+            yield
+            for crd in crds.custom_resource_definitions(client_config):
+                name = crd["metadata"]["name"]
+                await story.management.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", crds.WITHOUT_WEBHOOK)
+
+
+async def merge(story: Story, definitions: list[Obj]) -> None:
+    """Install CRDs over others as clusterctl and Turtles do."""
+    for crd in definitions:
+        await story.management.patch(CUSTOM_RESOURCE_DEFINITIONS, crd["metadata"]["name"], "", crd)
+
+
+async def install_ours(story: Story) -> None:
+    await merge(story, manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml"))))
+
+
+async def snapshot(story: Story) -> dict[str, Any]:
+    """What may not change: identity of all objects, how VMs run, who has which address, and the endpoint."""
+    found: dict[str, Any] = {"endpoint": story.endpoint()}
+    for resource in STAY:
+        for obj in (await story.harvester.list(resource, story.spec.target_namespace))["items"]:
+            found[f"{resource.kind} {obj['metadata']['name']}"] = uid_of(obj)
+            if resource is kinds.INSTANCES:
+                found[f"start of {obj['metadata']['name']}"] = obj["metadata"]["creationTimestamp"]
+                found[f"addresses of {obj['metadata']['name']}"] = obj["status"]["interfaces"]
+    for pool in (await story.harvester.list(kinds.IP_POOLS))["items"]:
+        found[f"pool {pool['metadata']['name']}"] = (pool.get("status") or {}).get("allocated") or {}
+    for obj in await infrastructure(story):
+        found[f"{obj['kind']} {obj['metadata']['name']}"] = (uid_of(obj), obj["spec"])
+    for machine in story.view.machines.store:
+        found[f"node of {machine['metadata']['name']}"] = machine["status"]["nodeRef"]
+    return found
+
+
+async def infrastructure(story: Story) -> list[Obj]:
+    """All HarvesterClusters and HarvesterMachines; the API server may still be taking up other CRDs."""
+    found: list[Obj] = []
+
+    async def read() -> bool:
+        with contextlib.suppress(TooManyRequests):
+            for resource in (HARVESTER_CLUSTERS, HARVESTER_MACHINES):
+                listed = await story.management.list(resource, story.spec.namespace)
+                found.extend({**obj, "kind": resource.kind} for obj in listed["items"])
+            return True
+        found.clear()
+        return False
+
+    await until(read, lambda: "the API server does not serve our kinds", PATIENCE)
+    return found
+
+
+async def settled(story: Story, holds: Callable[[Obj], bool]) -> None:
+    """Wait until something holds for all HarvesterClusters and HarvesterMachines."""
+
+    others: list[Obj] = []
+
+    async def all_of_them() -> bool:
+        others[:] = [obj for obj in await infrastructure(story) if not holds(obj)]
+        return not others
+
+    def complaint() -> str:
+        said = [(obj["metadata"].get("finalizers"), (obj.get("status") or {}).get("conditions")) for obj in others]
+        return f"not as expected: {said}"
+
+    await until(all_of_them, complaint, PATIENCE)
+
+
+def is_ours(obj: Obj) -> bool:
+    """Whether our provider has taken an object over: all its conditions, and the finalizer of today."""
+    conditions = {each["type"]: each for each in obj["status"].get("conditions") or ()}
+    own = "VMUpToDate" if obj["kind"] == HARVESTER_MACHINES.kind else "IdentityUpToDate"
+    kinds_true = ("Ready", "InfrastructureReady", own)
+    finalizers = [each for each in obj["metadata"]["finalizers"] if crds.GROUP in each]
+    return (
+        all(kind in conditions and conditions[kind]["status"] == "True" for kind in kinds_true)
+        and all(conditions[kind].get("observedGeneration") for kind in kinds_true)
+        and len(finalizers) == 1
+        and finalizers[0].endswith(f".{crds.GROUP}/finalizer")
+    )
+
+
+async def recorded(story: Story) -> bool:
+    """Whether all VMs, the Service and the load balancer say that they are ours."""
+    found = [
+        obj
+        for resource in (kinds.VIRTUAL_MACHINES, SERVICES, kinds.LOAD_BALANCERS)
+        for obj in (await story.harvester.list(resource, story.spec.target_namespace))["items"]
+    ]
+    return bool(found) and all("caphv.io/owner-uid" in annotations_of(obj) for obj in found)
+
+
+async def backends_by_the_old_label_only(story: Story) -> None:
+    """What docs/migration.md has for the way back: the Go provider's VMs lack the label that ours adds."""
+    for balancer in (await story.harvester.list(kinds.LOAD_BALANCERS, story.spec.target_namespace))["items"]:
+        patch = {"spec": {"backendServerSelector": {OUR_LABEL: None}}}
+        name = balancer["metadata"]["name"]
+        await story.harvester.patch(kinds.LOAD_BALANCERS, name, story.spec.target_namespace, patch)
+
+
+def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) -> None:
+    async def live() -> None:
+        spec = ClusterSpec(name="old", namespace="old", target_namespace="old-vms", control_planes=1, workers=1)
+        story = Story(box.folder, in_network(spec, box.status()["network"]), timeout=300)
+        async with story.watching():
+            # Where the lease is.
+            await story.management.create(NAMESPACES, {"metadata": {"name": "caphv-system"}})
+            async with go_provider(story, tmp_path, legacy=True):
+                await story.create()
+                await story.come_up()
+                before = await snapshot(story)
+                assert len(before) > 20
+            await install_ours(story)
+            async with our_provider(box):
+                await settled(story, is_ours)
+                await until(lambda: recorded(story), lambda: "objects on Harvester have no record", PATIENCE)
+                assert await snapshot(story) == before
+                await story.scale(1, 2)
+            grown = await snapshot(story)
+            assert (
+                before.items() <= {**grown, **{key: before[key] for key in before if key.startswith("pool ")}}.items()
+            )
+            # The way back: the Go provider goes on with the VMs of both, and deletes one of ours.
+            await backends_by_the_old_label_only(story)
+            async with go_provider(story, tmp_path):
+                assert await snapshot(story) == grown
+                await story.scale(1, 1)
+                await story.scale(1, 2)
+                mixed = await snapshot(story)
+            await install_ours(story)
+            async with our_provider(box):
+                await settled(story, is_ours)
+                assert await snapshot(story) == mixed
+                await story.replace_lost(story.workers()[0])
+                await story.delete()
+                assert await story.leftovers() == []
+
+    asyncio.run(live())

@@ -1,0 +1,174 @@
+"""Real clusterctl and real Helm put our release over what the Go provider's release has installed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS as CRDS
+from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SERVICES, Obj, Resource, uid_of
+from release.__main__ import contents
+from sandbox import binaries, core, manifests, pki, processes
+from sandbox.apiserver import ApiServer, Etcd, private_file
+from tests.e2e.test_install_clusterctl import INVENTORY, Clusterctl, prepare, repository
+from tests.predecessor import crds
+
+pytestmark = pytest.mark.e2e
+
+SPACE, DEPLOYMENT = "caphv-system", "caphv-controller-manager"
+BEFORE, RELEASE = "v0.10.0", "v0.11.0"
+WEBHOOK_SERVICE = "caphv-webhook-service"
+MACHINES = Resource(crds.GROUP, "v1beta1", "harvestermachines", "HarvesterMachine")
+SELECTOR = {"control-plane": "controller-manager"}
+LABELS = {"cluster.x-k8s.io/provider": "infrastructure-harvester"}
+
+
+def components() -> list[Obj]:
+    """The parts of the Go provider's release that ours meets, in their form after `clusterctl init`."""
+    leads_to = {"service": {"namespace": SPACE, "name": WEBHOOK_SERVICE, "path": "/convert"}}
+    pod = {
+        "metadata": {"labels": SELECTOR},
+        "spec": {"containers": [{"name": "manager", "image": f"registry.example.com/go:{BEFORE}"}]},
+    }
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE, "labels": LABELS}},
+        *crds.custom_resource_definitions(leads_to),
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": DEPLOYMENT, "namespace": SPACE, "labels": LABELS},
+            "spec": {"replicas": 1, "selector": {"matchLabels": SELECTOR}, "template": pod},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": WEBHOOK_SERVICE, "namespace": SPACE, "labels": LABELS},
+            "spec": {"selector": SELECTOR, "ports": [{"port": 443, "targetPort": 9443}]},
+        },
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    binaries.prepare()
+    folder = tmp_path_factory.mktemp("migration")
+    try:
+        asyncio.run(Etcd(folder).start())
+        yield folder
+    finally:
+        asyncio.run(processes.stop_all(folder))
+
+
+@pytest.fixture
+def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[ApiServer]:
+    """An API server with the kinds of the core, on which nothing runs."""
+    server = ApiServer(folder, request.node.name)
+    asyncio.run(server.start())
+    private_file(kubeconfig(server), pki.to_yaml(server.kubeconfig()))
+    asyncio.run(furnish(server))
+    yield server
+    asyncio.run(server.stop())
+
+
+def kubeconfig(server: ApiServer) -> Path:
+    return server.folder / f"{server.name}.kubeconfig"
+
+
+async def furnish(server: ApiServer) -> None:
+    kinds = [obj for obj in core.objects(binaries.cluster_api_manifests(), "", b"") if obj["kind"] == CRDS.kind]
+    for each in kinds:
+        each["spec"]["conversion"] = {"strategy": "None"}
+    async with server.client() as client:
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": core.NAMESPACE}}
+        await manifests.apply(client, [space, *kinds])
+        await prepare(client)
+
+
+async def machine(client: ApiClient) -> Obj:
+    """A machine that the Go provider has, without its VM: nothing but CRDs and manifests is looked at here."""
+    metadata = {"name": "one", "namespace": "default", "finalizers": [f"harvestermachine.{crds.GROUP}/finalizer"]}
+    body = {"apiVersion": MACHINES.api_version, "kind": MACHINES.kind, "metadata": metadata, "spec": {"cpu": 2}}
+    return await client.create(MACHINES, body)
+
+
+async def take_the_webhook_out(client: ApiClient) -> None:
+    """The first step of docs/migration.md."""
+    for kind in crds.KINDS:
+        await client.patch(CRDS, f"{kind.lower()}s.{crds.GROUP}", "", crds.WITHOUT_WEBHOOK)
+
+
+async def the_machine_is_the_same(client: ApiClient, before: Obj) -> None:
+    after = await client.get(MACHINES, "one", "default")
+    assert (uid_of(after), after["spec"]) == (uid_of(before), before["spec"])
+    assert after["metadata"]["finalizers"] == before["metadata"]["finalizers"]
+    for crd in (await client.list(CRDS))["items"]:
+        if crd["spec"]["group"] == crds.GROUP:
+            assert crd["spec"]["conversion"] == {"strategy": "None"}
+            assert crd["metadata"]["labels"]["cluster.x-k8s.io/v1beta2"] == "v1alpha1_v1beta1"
+
+
+def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_path: Path) -> None:
+    """`clusterctl upgrade apply`, as the operator of Turtles does it for a CAPIProvider with another version."""
+    repository(tmp_path)
+    release = tmp_path / "repository" / "infrastructure-harvester" / BEFORE
+    release.mkdir()
+    (release / "infrastructure-components.yaml").write_text(yaml.safe_dump_all(components()))
+    (release / "metadata.yaml").write_bytes(contents()["metadata.yaml"])
+    clusterctl = Clusterctl(tmp_path, kubeconfig(server))
+
+    async def story() -> None:
+        async with server.client() as client:
+            clusterctl("init", f"--infrastructure=harvester:{BEFORE}")
+            before = await machine(client)
+            await take_the_webhook_out(client)
+            clusterctl("upgrade", "apply", f"--infrastructure={SPACE}/harvester:{RELEASE}")
+            await the_machine_is_the_same(client, before)
+            installed = await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
+            assert installed["spec"]["template"]["spec"]["containers"][0]["args"][0] == "run"
+            assert (await client.get(INVENTORY, "infrastructure-harvester", SPACE))["version"] == RELEASE
+            service = await client.get(SERVICES, WEBHOOK_SERVICE, SPACE)
+            assert service["spec"]["selector"] == installed["spec"]["selector"]["matchLabels"] != SELECTOR
+
+    asyncio.run(story())
+
+
+def test_from_manifests_to_helm_to_clusterctl(server: ApiServer, checkout: Path, tmp_path: Path) -> None:
+    """As docs/migration.md has it: before each, Deployment and Services of before are deleted, and CRDs are not.
+
+    Turtles installs a CAPIProvider as clusterctl does.
+    """
+    repository(tmp_path)
+    clusterctl = Clusterctl(tmp_path, kubeconfig(server))
+
+    async def story() -> None:
+        async with server.client() as client:
+            await manifests.apply(client, [obj for obj in components() if obj["kind"] not in ("Deployment", "Service")])
+            before = await machine(client)
+            await take_the_webhook_out(client)
+            helm(server, "install", "caphv", checkout / "deploy" / "chart", f"--namespace={SPACE}", "--take-ownership")
+            await the_machine_is_the_same(client, before)
+            await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
+            helm(server, "uninstall", "caphv", f"--namespace={SPACE}")
+            with pytest.raises(NotFound):
+                await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
+            await client.get(NAMESPACES, SPACE)
+            clusterctl("init", f"--infrastructure=harvester:{RELEASE}")
+            await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
+            await the_machine_is_the_same(client, before)
+
+    asyncio.run(story())
+
+
+def helm(server: ApiServer, *arguments: str | Path) -> None:
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig(server))}
+    command = [*map(str, [binaries.binary("helm"), *arguments])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"

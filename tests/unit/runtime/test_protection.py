@@ -1,0 +1,216 @@
+"""The guard of the metrics: whom it lets in, how often it asks, and by which certificate it is known."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from caphv.cli import cli
+from caphv.runtime import protection
+from caphv.runtime.errors import Unreachable
+from caphv.runtime.manager import Addresses, Manager
+from caphv.runtime.protection import ACCESS_REVIEWS, TOKEN_REVIEWS, Protection, Reviews, Verdict
+from caphv.runtime.resource import Obj, Resource
+from sandbox import pki, processes
+
+pytestmark = pytest.mark.unit
+
+GOOD, POOR = "token-of-prometheus", "token-of-nobody-special"
+
+
+def synchronous(story: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Make a test of a story that waits."""
+
+    @functools.wraps(story)
+    def test(*fixtures: object, **named: object) -> None:
+        async def whole() -> None:
+            await story(*fixtures, **named)
+
+        asyncio.run(whole())
+
+    return test
+
+
+class Server:
+    """An API server that knows two accounts, of which one may read metrics."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Obj]] = []
+        self.away = False
+
+    async def request(self, _method: str, _path: str, *, resource: Resource, body: Obj) -> Obj:
+        self.asked.append((resource.kind, body["spec"]))
+        if self.away:
+            raise Unreachable("https://management: away")
+        await asyncio.sleep(0)
+        if resource is TOKEN_REVIEWS:
+            known = body["spec"]["token"] in (GOOD, POOR)
+            user = {"username": body["spec"]["token"].removeprefix("token-of-"), "groups": ["system:authenticated"]}
+            return {"status": {"authenticated": known, "user": user} if known else {}}
+        assert resource is ACCESS_REVIEWS
+        return {"status": {"allowed": body["spec"]["user"] == "prometheus"}}
+
+    @property
+    def count(self) -> int:
+        return len(self.asked)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def reviews() -> tuple[Server, Clock, Reviews]:
+    server, clock = Server(), Clock()
+    return server, clock, Reviews(server, clock=clock)  # type: ignore[arg-type]
+
+
+@synchronous
+async def test_api_server_says_who_it_is_and_whether_that_account_may_get_the_path() -> None:
+    server, _, judged = reviews()
+    assert await judged.judge(GOOD, "/metrics") is Verdict.ALLOWED
+    spec = {"user": "prometheus", "uid": "", "groups": ["system:authenticated"], "extra": {}}
+    asked = {**spec, "nonResourceAttributes": {"path": "/metrics", "verb": "get"}}
+    assert server.asked == [("TokenReview", {"token": GOOD}), ("SubjectAccessReview", asked)]
+    assert await judged.judge(POOR, "/metrics") is Verdict.FORBIDDEN
+    assert await judged.judge("token-of-an-impostor", "/metrics") is Verdict.UNKNOWN
+
+
+@synchronous
+async def test_answers_are_remembered_for_a_minute_and_refusals_for_ten_seconds() -> None:
+    server, clock, judged = reviews()
+    for token, lasts, each in ((GOOD, 60, 2), (POOR, 10, 2), ("other", 10, 1)):
+        start, before = clock.now, server.count
+        for seconds in (0, lasts / 2, lasts - 0.1):
+            clock.now = start + seconds
+            await judged.judge(token, "/metrics")
+        assert server.count - before == each
+        clock.now = start + lasts
+        await judged.judge(token, "/metrics")
+        assert server.count - before == 2 * each
+
+
+@synchronous
+async def test_what_is_allowed_for_one_path_is_not_for_another() -> None:
+    server, _, judged = reviews()
+    await judged.judge(GOOD, "/metrics")
+    await judged.judge(GOOD, "/other")
+    assert [spec["nonResourceAttributes"]["path"] for _, spec in server.asked[1::2]] == ["/metrics", "/other"]
+
+
+@synchronous
+async def test_many_at_once_with_one_token_ask_little_and_many_tokens_fill_no_memory() -> None:
+    server, _, judged = reviews()
+    await asyncio.gather(*(judged.judge(GOOD, "/metrics") for _ in range(100)))
+    assert server.count <= 8
+    for number in range(1200):
+        await judged.judge(f"guess-{number}", "/metrics")
+    assert len(judged._known) == 500
+    assert not any(b"guess" in key for key in judged._known)
+
+
+class Running:
+    """A process that serves protected metrics."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        (self.port,) = processes.free_ports(1)
+        self.server = Server()
+        guard = Protection(self.server, folder)  # type: ignore[arg-type]
+        manager = Manager(addresses=Addresses(f"127.0.0.1:{self.port}", ""), protection=guard)
+        self.stop = asyncio.Event()
+        self.task = asyncio.create_task(manager.run(self.stop))
+
+    async def get(self, authorization: str | None, ca: pki.CA | None = None, path: str = "/metrics") -> tuple[int, str]:
+        context = ssl.create_default_context(cadata=ca.certificate.decode()) if ca else False
+        headers = {"Authorization": authorization} if authorization is not None else {}
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    async with (
+                        aiohttp.ClientSession() as session,
+                        session.get(f"https://127.0.0.1:{self.port}{path}", ssl=context, headers=headers) as answer,
+                    ):
+                        return answer.status, await answer.text()
+                except aiohttp.ClientConnectorCertificateError:
+                    raise
+                except aiohttp.ClientConnectorError:
+                    await asyncio.sleep(0.02)
+
+    async def __aenter__(self) -> Running:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop.set()
+        await self.task
+
+
+@synchronous
+async def test_only_accounts_that_may_read_metrics_get_them() -> None:
+    async with Running() as running:
+        for header in (None, "", "Basic Zm9v", "Bearer", "Bearer  ", f"Bearer {GOOD}\u00e9"):
+            status, text = await running.get(header)
+            assert (status, "caphv_" in text) == (401, False)
+        assert running.server.count == 0
+        assert (await running.get("Bearer token-of-an-impostor"))[0] == 401
+        assert (await running.get(f"Bearer {POOR}"))[0] == 403
+        assert (await running.get(None, path="/other"))[0] == 401
+        status, text = await running.get(f"bearer {GOOD}")
+        assert (status, "caphv_leader" in text) == (200, True)
+
+
+@synchronous
+async def test_while_the_api_server_is_away_nobody_new_is_let_in_and_no_token_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Running() as running:
+        running.server.away = True
+        assert (await running.get(f"Bearer {GOOD}"))[0] == 503
+        running.server.away = False
+        assert (await running.get(f"Bearer {GOOD}"))[0] == 200
+        running.server.away = True
+        assert (await running.get(f"Bearer {GOOD}"))[0] == 200
+    assert "cannot tell who asks for /metrics" in caplog.text
+    assert GOOD not in caplog.text
+
+
+def put(folder: Path, ca: pki.CA) -> None:
+    pair = ca.server(["127.0.0.1"])
+    (folder / "tls.key").write_bytes(pair.key)
+    (folder / "tls.crt").write_bytes(pair.certificate)
+
+
+@synchronous
+async def test_certificate_of_a_folder_is_followed_and_until_then_there_is_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protection, "_LOOK_SECONDS", 0.05)
+    first, second = pki.CA.create("first"), pki.CA.create("second")
+    async with Running(tmp_path) as running:
+        assert (await running.get(f"Bearer {GOOD}"))[0] == 200
+        for ca in (first, second):
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await running.get(f"Bearer {GOOD}", ca)
+            put(tmp_path, ca)
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        assert (await running.get(f"Bearer {GOOD}", ca))[0] == 200
+                        break
+                    except aiohttp.ClientConnectorCertificateError:
+                        await asyncio.sleep(0.1)
+
+
+def test_options_of_a_certificate_that_nothing_would_serve_are_refused() -> None:
+    for command in ("run", "webhook"):
+        result = CliRunner().invoke(cli, [command, "--metrics-cert-dir", "certificates"])
+        assert result.exit_code == 2
+        assert "--metrics-secure" in result.output

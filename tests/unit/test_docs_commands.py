@@ -1,0 +1,131 @@
+"""Commands in the documentation are taken out of it: shells can read them, they exist, and what costs nothing is run.
+
+`tests/e2e/test_docs_tools.py` asks helm and clusterctl for theirs; docs/fleet-addons.md and docs/quick-start.md have
+tests of their own, which do what the pages say.
+"""
+
+import itertools
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from caphv.cli import cli
+from release.__main__ import contents
+from tests import shell
+
+pytestmark = pytest.mark.unit
+
+BLOCKS = [(page, block) for page in shell.PAGES for block in shell.blocks(page)]
+COMMANDS = [(page, words) for page, block in BLOCKS for words in shell.commands(block)]
+# Programs of a Unix, in the guest or beside kubectl, and of those that install; ours is `caphv`.
+PROGRAMS = {
+    *("kubectl", "kubectl-harvester", "clusterctl", "helm", "make", "caphv", "git", "docker", "curl", "jq", "base64"),
+    *("python", ".venv/bin/python", "export", "alias", "for", "done", "true", "cd", ".", "mkdir", "rm", "cat", "ls"),
+    *("sed", "grep", "tar", "date", "etcdctl", "rke2", "lsmod", "modprobe"),
+}
+VERBS = {
+    *("annotate", "api-resources", "apply", "create", "delete", "describe", "edit", "exec", "explain", "get", "label"),
+    *("kustomize", "logs", "patch", "port-forward", "replace", "rollout", "scale", "wait"),
+}
+# What pages make before they use it, or take from their reader.
+MADE = re.compile(r"-|/.*|~/.*|(harvester|cluster|machine|management)\.yaml|clusters/.*|FILE|substituted.*|https://.*")
+
+
+def test_blocks_are_found() -> None:
+    assert {"README.md", "installation.md", "migration.md", "operations.md", "troubleshooting.md"} <= {
+        page.name for page, _ in BLOCKS
+    }
+    assert len(COMMANDS) > 100
+
+
+def test_shells_can_read_them() -> None:
+    for page, block in BLOCKS:
+        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{page.name}: {done.stderr}\n{block}"
+
+
+def test_programs_exist() -> None:
+    assert [f"{page.name}: {' '.join(words)}" for page, words in COMMANDS if not known(words)] == []
+
+
+def known(words: list[str]) -> bool:
+    name, *rest = words
+    if name.startswith("kubectl"):
+        verb = next(word for word in rest if not word.startswith("-") and word not in after_options(words))
+        return verb in VERBS
+    return name.removesuffix("()") in PROGRAMS
+
+
+def after_options(words: list[str]) -> set[str]:
+    """Values of the options that may come before kubectl's verb."""
+    return {after for word, after in itertools.pairwise(words) if word in ("-n", "--namespace", "--kubeconfig")}
+
+
+def test_files_are_there(checkout: Path) -> None:
+    """In the checkout, in a release, or among those that a page makes or takes from its reader."""
+    released = {f"out/{name}" for name in contents()}
+    named = [(page.name, name) for page, words in COMMANDS for name in files(words)]
+    assert len(named) > 5
+    missing = [
+        f"{page}: {name}"
+        for page, name in named
+        if name not in released and not MADE.fullmatch(name) and not (checkout / name).exists()
+    ]
+    assert missing == []
+
+
+def files(words: list[str]) -> Iterator[str]:
+    """Files that kubectl and helm are given."""
+    if words[0] == "kubectl":
+        yield from (after for word, after in itertools.pairwise(words) if word in ("-f", "-k"))
+    elif words[0] == "helm" and words[1] in ("install", "upgrade"):
+        yield words[3]
+
+
+def test_commands_of_ours_have_help() -> None:
+    """Options and commands are checked by test_docs; here each is really called."""
+    for words in (words for _, words in COMMANDS if words[0] == "caphv"):
+        path: list[str] = []
+        command: click.Command = cli
+        for word in words[1:]:
+            found = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
+            if found is None:
+                break
+            command, path = found, [*path, word]
+        done = CliRunner().invoke(cli, [*path, "--help"])
+        assert done.exit_code == 0, " ".join(words)
+        assert "Usage:" in done.output
+
+
+def test_commands_of_validation_do_what_they_say(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = checkout / "examples" / "rke2-pools.yaml"
+    (tmp_path / "clusters").mkdir()
+    for target in ("cluster.yaml", "clusters/one.yaml", "production.yaml"):
+        shutil.copy(example, tmp_path / target)
+    found = [words for page, words in COMMANDS if page.name == "validation.md" and words[0] == "caphv"]
+    assert len(found) >= 4
+    for words in found:
+        arguments = words[1 : words.index(">")] if ">" in words else words[1:]
+        done = CliRunner().invoke(cli, arguments, input=example.read_text() if "-" in arguments else None)
+        assert done.exit_code == 0, f"{' '.join(words)}\n{done.output}"
+        assert done.output
+
+
+def test_the_check_finds_what_is_wrong() -> None:
+    block = "for x in $(kubectl get vm); do  # why\n  caphv sideways -f <<'Y' | cat\nit: 'x\nY\ndone\n"
+    assert list(shell.commands(block)) == [
+        ["for", "x", "in", "substituted"],
+        ["caphv", "sideways", "-f"],
+        ["cat"],
+        ["done"],
+        ["kubectl", "get", "vm"],
+    ]

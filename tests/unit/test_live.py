@@ -1,0 +1,51 @@
+"""The stories for a real Harvester say what they lack, and the page of their variables is complete."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.live.test_live import live
+
+pytestmark = pytest.mark.unit
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SOURCE = (CHECKOUT / "tests" / "live" / "test_live.py").read_text(encoding="utf-8")
+PAGE = (CHECKOUT / "docs" / "live-tests.md").read_text(encoding="utf-8")
+VALUES = {
+    "IMAGE": "default/sles",
+    "SSH_KEYPAIR": "default/admin",
+    "NETWORK": "default/production",
+    "VM_POOLS": "a,b",
+    "LB_POOL": "lb",
+    "GATEWAY": "192.0.2.1",
+    "SUBNET_MASK": "255.255.255.0",
+    "VERSION": "v1.35.1+rke2r1",
+    "LATER_VERSION": "v1.36.3+rke2r1",
+}
+
+
+def environment(**values: str) -> dict[str, str]:
+    return {f"CAPHV_E2E_{name}": value for name, value in values.items()}
+
+
+def test_all_that_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match=r"CAPHV_E2E_IMAGE, CAPHV_E2E_SSH_KEYPAIR, .*CAPHV_E2E_LATER_VERSION"):
+        live(environment(MANAGEMENT_KUBECONFIG="m", HARVESTER_KUBECONFIG="h"))
+
+
+def test_kubeconfigs_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no such file: .*absent"):
+        live(environment(MANAGEMENT_KUBECONFIG=str(tmp_path / "absent"), HARVESTER_KUBECONFIG=__file__, **VALUES))
+
+
+def test_values_reach_the_cluster() -> None:
+    found = live(environment(MANAGEMENT_KUBECONFIG=__file__, HARVESTER_KUBECONFIG=__file__, WORKERS="3", **VALUES))
+    assert found.identity == Path(__file__)
+    assert (found.spec.workers, found.spec.machines, found.spec.image) == (3, ("a", "b"), "default/sles")
+    assert (found.spec.namespace, found.later) == ("caphv-e2e", "v1.36.3+rke2r1")
+
+
+def test_every_variable_is_explained() -> None:
+    used = set(re.findall(r"given\(\"(\w+)\"", SOURCE)) | set(VALUES) | {"MANAGEMENT_KUBECONFIG", "IDENTITY_KUBECONFIG"}
+    assert {f"CAPHV_E2E_{name}" for name in used} == set(re.findall(r"`(CAPHV_E2E_\w+)`", PAGE))
