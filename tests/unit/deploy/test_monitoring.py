@@ -13,6 +13,7 @@ import yaml
 
 from caphv.runtime import metrics as runtime_metrics
 from caphv.runtime.resource import Obj
+from packager.incluster import metrics as packager_metrics
 from reconciler import metrics as provider_metrics
 from release import components
 from release.__main__ import contents
@@ -28,9 +29,24 @@ ALERTS: dict[str, Obj] = {rule["alert"]: rule for group in RULE["spec"]["groups"
 PANELS: list[Obj] = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 TARGETS: list[Obj] = [target for panel in PANELS for target in panel["targets"]]
 VARIABLES: list[Obj] = DASHBOARD["templating"]["list"]
+MODULES = (provider_metrics, runtime_metrics, packager_metrics)
 # Prometheus adds it to whatever it scrapes.
 SCRAPED = {"instance"}
-WORDS = {"absent", "and", "count", "histogram_quantile", "increase", "min", "or", "rate", "sort", "sum", "vector"}
+WORDS = {
+    "absent",
+    "and",
+    "count",
+    "histogram_quantile",
+    "increase",
+    "max",
+    "min",
+    "or",
+    "rate",
+    "sort",
+    "sum",
+    "time",
+    "vector",
+}
 # What the operations guide asks users to set up: their notifications and silences rely on it.
 GUIDE = {
     "CAPHVMachineCreateErrors": ("increase(caphv_machine_create_errors_total[5m]) > 0", "1m", "warning"),
@@ -132,9 +148,9 @@ def test_the_check_of_queries_finds_what_is_wrong(expression: str, legend: str, 
     assert faults(expression, legend) == [fault]
 
 
-def test_metrics_of_the_provider_are_all_on_the_dashboard() -> None:
+def test_metrics_of_provider_and_packager_are_all_on_the_dashboard() -> None:
     queries = json.dumps(DASHBOARD)
-    ours = {id(value) for module in (provider_metrics, runtime_metrics) for value in vars(module).values()}
+    ours = {id(value) for module in MODULES for value in vars(module).values()}
     names = [name for name, metric in METRICS.items() if id(metric) in ours]
     assert len(names) > 30
     assert [name for name in names if not re.search(rf"\b{name}(_bucket|_count|_sum)?\b", queries)] == []
