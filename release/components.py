@@ -24,6 +24,8 @@ TEMPLATES = {
     "cluster-template-k3s.yaml": ("k3s", "pools", "machines"),
     "cluster-template-talos.yaml": ("talos", "pools", "machines"),
     "cluster-template-topology.yaml": ("topology",),
+    "cluster-template-topology-k3s.yaml": ("topology-k3s",),
+    "cluster-template-topology-kubeadm.yaml": ("topology-kubeadm",),
 }
 # The C ones, where they are there, take a tenth of the time for CRDs.
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

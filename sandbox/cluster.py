@@ -61,6 +61,8 @@ class ClusterSpec:
     ssh_key_pair: str = "default/caphv"
     class_namespace: str = CLASS_NAMESPACE
     unhealthy_seconds: int = 2
+    # Where control planes may be; everywhere when empty.
+    failure_domains: Sequence[str] = ()
 
 
 def objects(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
@@ -129,6 +131,8 @@ def variables(spec: ClusterSpec) -> dict[str, Any]:
         ],
         "controlPlaneFiles": [{"path": CNI_FILE, "content": _CNI_CONFIG}],
     }
+    if spec.failure_domains:
+        found["failureDomains"] = list(spec.failure_domains)
     if spec.load_balancer:
         found["loadBalancer"] = {"ipamType": "pool", "ipPoolRef": spec.load_balancer}
     if spec.machines:

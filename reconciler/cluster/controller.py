@@ -102,7 +102,7 @@ class ClusterReconciler:
         await identity.ensure_session(scope, self._identities)
         await connection.ensure_connection(scope)
         await connection.ensure_namespace(scope)
-        scope.draft.fields["failureDomains"] = failuredomains.failure_domains(scope.connected().hosts.store)
+        failuredomains.ensure_failure_domains(scope)
         await pools.ensure_vm_pool(scope)
         await endpoint.ensure_endpoint(scope)
         await loadbalancer.ensure_load_balancer(scope)

@@ -86,12 +86,13 @@ def test_a_cluster_of_another_distribution_is_made_scaled_upgraded_and_deleted(
 ) -> None:
     async def live() -> None:
         # By DHCP, where those of RKE2 have their addresses from pools.
-        story = story_of(box, cluster_class, load_balancer="", machines=())
+        story = story_of(box, cluster_class, load_balancer="", machines=(), failure_domains=("zone-1", "zone-3"))
         async with story.watching():
             await story.create()
             await story.come_up()
             await the_class_is_what_stands(story)
             await story.scale(3, 2)
+            assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == {"zone-1", "zone-3"}
             await story.scale(1, 1)
             await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[cluster_class]}")
             await story.delete()

@@ -191,8 +191,9 @@ def test_templates_are_filled_in(clusterctl: Clusterctl, flavor: str, kind: str)
     assert spec["loadBalancerConfig"]["ipamType"] == ("dhcp" if flavor == "dhcp" else "pool")
 
 
-def test_template_of_a_topology_comes_with_its_class(clusterctl: Clusterctl) -> None:
-    objects = generated(clusterctl, "topology")
+@pytest.mark.parametrize("flavor", ["topology", "topology-k3s", "topology-kubeadm"])
+def test_template_of_a_topology_comes_with_its_class(clusterctl: Clusterctl, flavor: str) -> None:
+    objects = generated(clusterctl, flavor)
     topology = objects["Cluster", "demo"]["spec"]["topology"]
     known = objects["ClusterClass", topology["classRef"]["name"]]["spec"]
     assert {obj["metadata"]["namespace"] for obj in objects.values()} == {"team-a"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import pytest
@@ -82,8 +82,27 @@ async def test_failure_domains_are_zones_or_hosts_as_hosts_are_labelled(case: Ca
     await until_domains(case, domains("zone-1", "zone-2", "zone-3", key=ZONE))
 
 
-def domains(*names: str, key: str) -> list[Obj]:
-    return [{"name": name, "controlPlane": True, "attributes": {"topologyKey": key}} for name in names]
+async def test_control_planes_may_be_kept_to_some_failure_domains_that_are_there(case: Case) -> None:
+    await case.cluster(controlPlaneFailureDomains=["elsewhere"])
+    refused = await case.until(
+        HARVESTER_CLUSTERS, case.name, lacks("InfrastructureReady", "InfrastructureProvisioningFailed")
+    )
+    message = condition_of(refused, "InfrastructureReady")["message"]
+    assert "elsewhere" in message
+    assert "zone-1, zone-2, zone-3" in message
+    spec = {"controlPlaneFailureDomains": ["zone-3", "zone-1"]}
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": spec})
+    found = await case.ready()
+    assert found["status"]["failureDomains"] == domains(
+        "zone-1", "zone-2", "zone-3", key=ZONE, control_plane=("zone-1", "zone-3")
+    )
+
+
+def domains(*names: str, key: str, control_plane: Collection[str] = ()) -> list[Obj]:
+    return [
+        {"name": name, "controlPlane": name in (control_plane or names), "attributes": {"topologyKey": key}}
+        for name in names
+    ]
 
 
 async def until_domains(case: Case, expected: list[Obj]) -> None:

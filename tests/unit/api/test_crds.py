@@ -19,15 +19,20 @@ VERSIONED = [(plural, version) for plural in CRDS for version in names.VERSIONS]
 GUEST_CONFIG = {".guestConfig"} | {
     f".guestConfig.{name}" for name in ("disableFstrimTimer", "installGuestAgent", "userData")
 }
-CLOUD_CONFIG = {".cloudConfig", ".cloudConfig.delivery"}
+CLUSTER_SPEC = {
+    ".cloudConfig",
+    ".cloudConfig.delivery",
+    ".controlPlaneFailureDomains",
+    ".controlPlaneFailureDomains[]",
+}
 # What ours have beyond the Go provider's, below the spec or status of a kind.
 ADDED = {
     "harvesterclusters": {
-        *(f".spec{field}" for field in CLOUD_CONFIG),
+        *(f".spec{field}" for field in CLUSTER_SPEC),
         ".status.harvester",
         ".status.harvester.uid",
     },
-    "harvesterclustertemplates": {f".spec.template.spec{field}" for field in CLOUD_CONFIG},
+    "harvesterclustertemplates": {f".spec.template.spec{field}" for field in CLUSTER_SPEC},
     "harvestermachines": {
         ".spec.networkConfig.subnetMask",
         *(f".spec{field}" for field in GUEST_CONFIG),

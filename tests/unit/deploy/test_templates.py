@@ -42,6 +42,8 @@ EXAMPLES = {
     "k3s.yaml": "cluster-template-k3s.yaml",
     "talos.yaml": "cluster-template-talos.yaml",
     "rke2-clusterclass.yaml": "cluster-template-topology.yaml",
+    "k3s-clusterclass.yaml": "cluster-template-topology-k3s.yaml",
+    "kubeadm-clusterclass.yaml": "cluster-template-topology-kubeadm.yaml",
 }
 
 
@@ -71,11 +73,40 @@ def test_objects_of_ours_are_accepted(checkout: Path, example: str) -> None:
     known = schemas()
     objects = list(yaml.safe_load_all((checkout / "examples" / example).read_text()))
     ours = [obj for obj in objects if obj["kind"] in known]
-    assert ours or example == "rke2-clusterclass.yaml"
+    assert ours or example.endswith("-clusterclass.yaml")
     for obj in ours:
         schema = known[obj["kind"]]
         Draft202012Validator(schema).validate(obj)
         assert unknown_fields(obj["spec"], schema["properties"]["spec"]) == []
+
+
+@pytest.mark.parametrize(("name", "release"), [("k3s", "+k3s1"), ("kubeadm", "")])
+def test_a_cluster_of_another_class_differs_by_its_name_and_version(checkout: Path, name: str, release: str) -> None:
+    def topology(distribution: str) -> dict[str, Any]:
+        (cluster,) = yaml.safe_load_all((checkout / "examples" / f"{distribution}-clusterclass.yaml").read_text())
+        return cluster["spec"]["topology"]
+
+    found, wanted = topology(name), topology("rke2")
+    assert found["classRef"]["name"] == f"harvester-{name}"
+    assert found["version"] == wanted["version"].replace("+rke2r1", release)
+    own = ("classRef", "version", "variables")
+    assert {key: found[key] for key in found if key not in own} == {
+        key: wanted[key] for key in wanted if key not in own
+    }
+    assert found["variables"] == [entry for entry in wanted["variables"] if entry["name"] != "cni"]
+
+
+@pytest.mark.parametrize("example", [name for name in EXAMPLES if name.endswith("-clusterclass.yaml")])
+def test_variables_are_those_of_the_class(checkout: Path, example: str) -> None:
+    (cluster,) = yaml.safe_load_all((checkout / "examples" / example).read_text())
+    topology = cluster["spec"]["topology"]
+    folder = data.folder("clusterclass") / topology["classRef"]["name"]
+    known = yaml.safe_load((folder / "clusterclass.yaml").read_text())["spec"]["variables"]
+    schemas = {entry["name"]: entry["schema"]["openAPIV3Schema"] for entry in known}
+    given = {entry["name"]: entry["value"] for entry in topology["variables"]}
+    for name, value in given.items():
+        Draft202012Validator(schemas[name]).validate(value)
+    assert {entry["name"] for entry in known if entry["required"]} <= given.keys()
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
