@@ -31,7 +31,7 @@ from sandbox.harvester.loadbalancer import LoadBalancers
 from sandbox.harvester.stores import Stores
 from sandbox.harvester.virtualmachines import VirtualMachines
 from sandbox.harvester.world import World, define, seed
-from sandbox.providers import providers
+from sandbox.providers import standins
 from sandbox.tokens import Tokens
 from sandbox.workload import Workloads
 
@@ -82,7 +82,7 @@ class Simulator:
                     other = await self._client(stack, name, access)
                     works += [Tokens(other, access.ca).run(), Garbage(other).run()]
                     if access is self._management:
-                        works.append(providers.run(other))
+                        works.append(standins.run(other))
             if self._fault_proxy:
                 works.append((await stack.enter_async_context(self._fault_proxy.serving())).follow(client))
             await stack.enter_async_context(_background(*works))

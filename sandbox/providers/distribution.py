@@ -42,11 +42,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Distribution:
-    """One distribution with its two providers.
+    """One distribution with its two providers; `name` is what these call it.
 
-    Paths are fields below the control plane's spec. `config`: what each machine's bootstrap object has, for RKE2
-    single fields, for others one object. `server`: what only servers have. `commands`: fields of the bootstrap object
-    before and after the start. `hook` holds the end of a machine until its etcd member is gone.
+    Below the spec of a control plane: `config` is what each bootstrap object gets, for RKE2 single fields, for others
+    one object; `server` leads to what only servers have, with further names of the API server at `cert_sans` in it;
+    `rollout` leads to the strategy. `commands` are the fields of a bootstrap object for what runs before and after the
+    start. `hook` holds the end of a machine until its etcd member is gone, `remediated_at` is the field for the time of
+    the last remediation. `file` is the distribution's own configuration in a guest, `configuration` makes its content;
+    with `jinja` cloud-init fills in names.
     """
 
     name: str

@@ -233,3 +233,18 @@ def test_machines_are_replaced_as_the_operations_guide_says(name: str) -> None:
             for entry in check["checks"]["unhealthyNodeConditions"]
         }
         assert found == {("Ready", "False", 300), ("Ready", "Unknown", 300)}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_cluster_of_the_readme_has_thirty_lines_and_suits_each_class(name: str) -> None:
+    text = (data.folder("clusterclass") / "README.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    assert len(text.splitlines()) <= 30
+    topology = yaml.safe_load(text)["spec"]["topology"]
+    spec = the_class(name)["spec"]
+    known = {entry["name"]: entry for entry in spec["variables"]}
+    given = {entry["name"]: entry["value"] for entry in topology["variables"]}
+    for variable, value in given.items():
+        jsonschema.validate(value, strict(known[variable]["schema"]["openAPIV3Schema"]))
+    assert {key for key, entry in known.items() if entry["required"]} <= given.keys()
+    classes = {entry["class"] for entry in spec["workers"]["machineDeployments"]}
+    assert {entry["class"] for entry in topology["workers"]["machineDeployments"]} <= classes
