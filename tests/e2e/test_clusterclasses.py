@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -124,25 +124,25 @@ async def workers_of_another_class_have_their_own_size(story: Story) -> None:
     group["variables"] = {"overrides": [{"name": "largeWorker", "value": {"memorySize": "48Gi"}}]}
     patch = [{"op": "add", "path": "/spec/topology/workers/machineDeployments/-", "value": group}]
     await story.management.patch(CLUSTERS, spec.name, spec.namespace, patch, patch_type="json")
-    template = await template_offering(story, memory="48Gi")
+    template = await seen(
+        story, TEMPLATES, lambda obj: (obj.get("status") or {}).get("capacity", {}).get("memory") == "48Gi"
+    )
     assert template["spec"]["template"]["spec"]["cpu"] == 8
     assert template["status"]["capacity"] == {"cpu": "8", "memory": "48Gi", "ephemeral-storage": "40Gi"}
     assert template["status"]["nodeInfo"] == {"architecture": "amd64", "operatingSystem": "linux"}
     # The story has its own health checks for the others; this group has that of the class.
-    listed = (await story.management.list(HEALTH_CHECKS, spec.namespace))["items"]
-    (check,) = (each["spec"] for each in listed if each["spec"]["checks"].get("nodeStartupTimeoutSeconds") == 1200)
-    assert check["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == "34%"
-    assert {entry["timeoutSeconds"] for entry in check["checks"]["unhealthyNodeConditions"]} == {300}
+    found = await seen(story, HEALTH_CHECKS, lambda obj: obj["spec"]["checks"].get("nodeStartupTimeoutSeconds") == 1200)
+    assert found["spec"]["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == "34%"
+    assert {entry["timeoutSeconds"] for entry in found["spec"]["checks"]["unhealthyNodeConditions"]} == {300}
 
 
-async def template_offering(story: Story, *, memory: str) -> Obj:
-    """The HarvesterMachineTemplate in the cluster's namespace whose machines have so much memory, once it says so."""
+async def seen(story: Story, resource: Resource, wanted: Callable[[Obj], bool]) -> Obj:
+    """The first object in the cluster's namespace that is as wanted, once it is there."""
     found: asyncio.Future[Obj] = asyncio.get_running_loop().create_future()
-    informer = Informer(story.management, TEMPLATES, namespace=story.spec.namespace)
+    informer = Informer(story.management, resource, namespace=story.spec.namespace)
 
     def look(obj: Obj) -> None:
-        status = obj.get("status") or {}
-        if memory == status.get("capacity", {}).get("memory") and not found.done():
+        if wanted(obj) and not found.done():
             found.set_result(obj)
 
     informer.add_handler(lambda change: look(change.obj))
