@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -38,3 +40,12 @@ def commands(block: str) -> Iterator[list[str]]:
                 command = []
             elif command or not (word in _KEYWORDS or re.match(r"\w+=", word)):
                 command.append(word)
+
+
+def patch_of(name: str, resource: str) -> dict[str, Any]:
+    """The first patch that a page of docs/ has for a resource. Raises AssertionError when it has none."""
+    for block in blocks(CHECKOUT / "docs" / name):
+        for words in commands(block):
+            if words[:3] == ["kubectl", "patch", resource]:
+                return dict(json.loads(words[words.index("-p") + 1]))
+    raise AssertionError(f"docs/{name} has no patch of {resource}")

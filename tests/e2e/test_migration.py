@@ -30,6 +30,7 @@ from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
 from sandbox.story import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story, in_network
+from tests import shell
 from tests.conftest import CHECKOUT
 from tests.integration.reconciler.case import until
 from tests.predecessor import crds
@@ -39,7 +40,6 @@ pytestmark = pytest.mark.e2e
 
 SETTINGS = Settings(provider=False, boot_seconds=0.5, register_seconds=0.2)
 PATIENCE = 60.0
-OUR_LABEL = "caphv.io/cluster"
 STAY = (kinds.VIRTUAL_MACHINES, kinds.INSTANCES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, kinds.LOAD_BALANCERS)
 
 
@@ -175,7 +175,7 @@ async def recorded(story: Story) -> bool:
 async def backends_by_the_old_label_only(story: Story) -> None:
     """What docs/migration.md has for the way back: the Go provider's VMs lack the label that ours adds."""
     for balancer in (await story.harvester.list(kinds.LOAD_BALANCERS, story.spec.target_namespace))["items"]:
-        patch = {"spec": {"backendServerSelector": {OUR_LABEL: None}}}
+        patch = shell.patch_of("migration.md", "loadbalancers.loadbalancer.harvesterhci.io")
         name = balancer["metadata"]["name"]
         await story.harvester.patch(kinds.LOAD_BALANCERS, name, story.spec.target_namespace, patch)
 

@@ -18,6 +18,7 @@ from sandbox import manifests
 from sandbox.apiserver import ApiServer
 from tests.integration.reconciler.case import machine_spec, until
 from tests.predecessor import crds
+from tests.support import example_object
 
 pytestmark = pytest.mark.integration
 
@@ -166,6 +167,45 @@ async def storage_can_be_moved_on(client: ApiClient) -> None:
         await client.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", status, subresource="status")
         assert await stores(client, kind, [NEW])
         assert set(await listed(client, kind, OLD)) == {"early", "late"}
+
+
+def test_the_go_provider_finds_all_its_fields_after_us(
+    new_api_server: Callable[[], ApiServer], shared_crds: Path
+) -> None:
+    """Rollback to its real CRDs: what it knows is as we had it, and what it does not know is gone."""
+    server = new_api_server()
+    theirs: list[Obj] = manifests.read(sorted((shared_crds / "go-provider").glob("*.yaml")))
+
+    async def story() -> None:
+        async with server.client() as client:
+            await manifests.apply(client, ours())
+            await client.create(NAMESPACES, {"metadata": {"name": SPACE}})
+            for crd in theirs:
+                kind = crd["spec"]["names"]["kind"]
+                obj = example_object(crd, NEW, "all", SPACE)
+                made = await client.create(resource(kind, NEW), {**obj, **beyond(kind, obj)})
+                if "status" in obj:
+                    status = {**made, "status": {**obj["status"], "virtualMachine": {"uid": "0c4f1a52"}}}
+                    await client.replace(resource(kind, NEW), status, subresource="status")
+                await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, manager="caphv-sandbox")
+            await until_served(client)
+            for crd in theirs:
+                obj = example_object(crd, NEW, "all", SPACE)
+                found = await client.get(resource(crd["spec"]["names"]["kind"], NEW), "all", SPACE)
+                assert {part: found.get(part) for part in ("spec", "status")} == {
+                    part: obj.get(part) for part in ("spec", "status")
+                }
+
+    asyncio.run(story())
+
+
+def beyond(kind: str, obj: Obj) -> Obj:
+    """The spec of an object with a field that only we know."""
+    if kind == "HarvesterMachine":
+        return {"spec": {**obj["spec"], "guestConfig": {"disableFstrimTimer": True}}}
+    if kind == "HarvesterCluster":
+        return {"spec": {**obj["spec"], "cloudConfig": {"delivery": "Secret"}}}
+    return {}
 
 
 def test_crds_of_the_go_provider_can_come_back(new_api_server: Callable[[], ApiServer], tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from aiohttp import web
 
 from caphv.runtime.resource import Obj
 from sandbox import pki, processes
+from tests import shell
 
 GROUP, CORE = "infrastructure.cluster.x-k8s.io", "cluster.x-k8s.io"
-# The patch of docs/migration.md that takes the webhook out of a CRD.
-WITHOUT_WEBHOOK = {"spec": {"conversion": {"strategy": "None", "webhook": None}}}
+# What the guide says to do first.
+WITHOUT_WEBHOOK = shell.patch_of("migration.md", "crd")
 # kind -> short names
 KINDS = {
     "HarvesterCluster": [],
