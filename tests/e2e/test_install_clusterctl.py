@@ -228,6 +228,7 @@ def test_from_init_to_delete(box: Sandbox, clusterctl: Clusterctl, webhooks: Ser
             assert await installed(management) == f"registry.example.com/caphv:{NEXT}"
             await guarded(management, webhooks)
             assert await until_provisioned(management) == endpoint
+            await backs_up(management, clusterctl)
             await moves(box, management, clusterctl, webhooks)
             clusterctl("delete", "--infrastructure=harvester")
             await uninstalled(management)
@@ -329,6 +330,16 @@ async def judged(management: ApiClient, kind: str, version: str) -> bool:
     except ApiError as error:
         return error.status == 422 and field in str(error)
     return False
+
+
+async def backs_up(management: ApiClient, clusterctl: Clusterctl) -> None:
+    """As docs/operations.md has it: a copy of all objects in a folder, and the cluster goes on."""
+    folder = clusterctl.folder / "caphv-backup"
+    folder.mkdir()
+    clusterctl("move", "--to-directory", folder, "--namespace", NAME)
+    saved = {yaml.safe_load(path.read_text())["kind"] for path in folder.iterdir()}
+    assert {"Cluster", "HarvesterCluster", "Secret"} <= saved
+    assert not (await management.get(CLUSTERS, NAME, NAME))["spec"].get("paused")
 
 
 async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl, webhooks: Server) -> None:

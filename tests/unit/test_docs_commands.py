@@ -10,9 +10,11 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from caphv.cli import cli
@@ -33,6 +35,14 @@ VERBS = {
     *("annotate", "api-resources", "apply", "create", "delete", "describe", "edit", "exec", "explain", "get", "label"),
     *("kustomize", "logs", "patch", "port-forward", "replace", "rollout", "scale", "wait"),
 }
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: harvester
+clusters: [{name: harvester, cluster: {server: "https://192.0.2.1:6443"}}]
+users: [{name: caphv, user: {token: example}}]
+contexts: [{name: harvester, context: {cluster: harvester, user: caphv}}]
+"""
 # What pages make before they use it, or take from their reader.
 MADE = re.compile(r"-|/.*|~/.*|(harvester|cluster|machine|management)\.yaml|clusters/.*|FILE|substituted.*|https://.*")
 
@@ -118,6 +128,31 @@ def test_commands_of_validation_do_what_they_say(
         done = CliRunner().invoke(cli, arguments, input=example.read_text() if "-" in arguments else None)
         assert done.exit_code == 0, f"{' '.join(words)}\n{done.output}"
         assert done.output
+
+
+def test_commands_of_the_generator_do_what_they_say(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that need no answers and no cluster; what would be applied is printed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "harvester.yaml").write_text(KUBECONFIG)
+    page = (checkout / "docs" / "gitops.md").read_text(encoding="utf-8")
+    definition = re.search(r"```yaml\n(apiVersion: caphv\.io/.*?)```", page, re.DOTALL)
+    assert definition
+    (tmp_path / "production.yaml").write_text(definition[1])
+    found = [words for page, words in COMMANDS if page.name == "gitops.md" and words[:2] == ["caphv", "generate"]]
+    offline = [[word for word in words[1:] if word != "--apply"] for words in found if "--interactive" not in words]
+    assert len(offline) >= 2
+    for arguments in offline:
+        done = CliRunner().invoke(cli, arguments)
+        assert done.exit_code == 0, f"{' '.join(arguments)}\n{done.output}"
+        assert {"Cluster", "HarvesterCluster"} & {obj["kind"] for obj in objects(done.stdout)}
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """Objects of a stream of YAML, or of a list in JSON."""
+    found = [obj for obj in yaml.safe_load_all(text) if obj]
+    return [item for obj in found for item in (obj if isinstance(obj, list) else obj.get("items", [obj]))]
 
 
 def test_the_check_finds_what_is_wrong() -> None:
