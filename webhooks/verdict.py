@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from caphv.schema import compiled
 from caphv.schema.findings import Finding, in_order
-from webhooks.rules import addresses, cluster, guest, immutability, machine, objectnames, placement, volumes
+from webhooks.rules import addresses, cluster, guest, immutability, machine, objectnames, placement, pools, volumes
 from webhooks.rules.model import (
     CLUSTER,
     CLUSTER_TEMPLATE,
@@ -53,6 +53,7 @@ RULES: dict[str, Rule] = {
         machine.RULES,
         volumes.RULES,
         addresses.RULES,
+        pools.RULES,
         cluster.RULES,
         guest.RULES,
         placement.RULES,
@@ -126,8 +127,14 @@ def defaults(review: Review) -> list[Obj]:
 
 
 def _findings(review: Review, obj: Obj, old: Obj | None, without: Collection[str]) -> Iterable[Finding]:
-    yield from compiled.load(KINDS[review.kind].schema).findings(obj, version=review.version, unknown_fields=False)
-    yield from _of_rules(Subject.of(review.kind, obj, old=old, dry_run=review.dry_run), without)
+    schema = compiled.load(KINDS[review.kind].schema)
+    found = schema.findings(obj, version=review.version, unknown_fields=False)
+    yield from found
+    # What the schema has told of a field, no rule repeats in other words.
+    told = {finding.path for finding in found}
+    for finding in _of_rules(Subject.of(review.kind, obj, old=old, dry_run=review.dry_run), without):
+        if finding.path not in told:
+            yield finding
 
 
 def _of_rules(subject: Subject, without: Collection[str]) -> Iterator[Finding]:

@@ -3,7 +3,8 @@
 `python -m caphv.api.crds` writes `deploy/crds`; with `--check` it writes nothing and fails on stale files.
 
 A CRD allows less than JSON Schema ("structural schemas"): no `$ref`, no `examples`, and `metadata` without any content.
-The own keywords `x-caphv-versions`, `x-caphv-strict` and `x-caphv-crd` are explained in `schemas/definitions.json`.
+The own keywords `x-caphv-versions`, `x-caphv-strict`, `x-caphv-cel` and `x-caphv-crd` are explained in
+`schemas/definitions.json`.
 """
 
 import argparse
@@ -23,7 +24,8 @@ Obj = dict[str, Any]
 _SHARED = "definitions.json"
 _KINDS = ("harvestercluster", "harvesterclustertemplate", "harvestermachine", "harvestermachinetemplate")
 _CLONED = "harvestermachine"
-_STRICT, _RULES = "x-caphv-strict", "x-kubernetes-validations"
+_STRICT, _RULES, _CEL = "x-caphv-strict", "x-kubernetes-validations", "x-caphv-cel"
+_MACRO = re.compile(r"\$(\w+)\(([^()]*)\)")
 # Keywords that only readers of the schema files need.
 _DROPPED = frozenset({"$schema", "$id", "$defs", "$comment", "title", "examples", "deprecated"})
 
@@ -147,7 +149,19 @@ def _value(form: _Form, file: str, key: str, value: Any) -> Any:
         return {name: _structural(form, file, schema) for name, schema in value.items()}
     if key in {"items", "additionalProperties"}:
         return _structural(form, file, value)
+    if key == _RULES:
+        return [rule | {"rule": _spelled_out(rule["rule"], form.files[_SHARED][_CEL])} for rule in value]
     return value
+
+
+def _spelled_out(rule: str, shared: Obj) -> str:
+    """Return a rule without macros. CEL has no functions of one's own, and numbers of addresses take many words."""
+    while found := _MACRO.search(rule):
+        if found[1] not in shared:
+            msg = f"schemas: ${found[1]} of rule {rule!r} is not in {_CEL} of {_SHARED}: correct the name or define it"
+            raise ValueError(msg)
+        rule = rule[: found.start()] + shared[found[1]].replace("@", found[2]) + rule[found.end() :]
+    return rule
 
 
 def _ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
@@ -155,10 +169,11 @@ def _ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
 
     An API server forgives a value that stays as it was, but a rule about two fields stands at what holds them, and that
     changes with any other field of it. Items of a list have no old value to compare with, unless the list is a map.
-    Rules about a whole list stay as they are: an API server cannot estimate what it costs to go through an old one.
+    Rules about a whole list or map stay as they are: an API server cannot estimate what going through an old one costs.
+    Nor can it for texts further down in an old value; such rules say themselves what may stay.
     """
     result = dict(node)
-    if comparable and node.get("type") == "object" and _RULES in node:
+    if comparable and "properties" in node and _RULES in node:
         result[_RULES] = [_forgiving(rule) for rule in node[_RULES]]
     inner = comparable and node.get("x-kubernetes-map-type") != "atomic"
     if "properties" in node:

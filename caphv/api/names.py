@@ -4,6 +4,7 @@ They are the Go provider's (CAPHV v0.10), Cluster API's (v1beta1 and v1beta2 con
 those below `caphv.io` are our own.
 """
 
+import re
 from enum import StrEnum
 
 GROUP = "infrastructure.cluster.x-k8s.io"
@@ -160,3 +161,9 @@ def reason_when_true(condition_type: ConditionType) -> str:
         ConditionType.CUSTOM_IP_POOL_CREATED: Reason.CUSTOM_IP_POOL_CREATED,
     }
     return str(exceptions.get(condition_type, condition_type))
+
+
+def rfc1035(text: str) -> str:
+    """Return a text as a name on Harvester: lower case, other characters to `-`, trimmed, `a-` before a digit."""
+    name = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-")
+    return f"a-{name}" if name[:1].isdigit() else name

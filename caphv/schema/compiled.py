@@ -3,10 +3,11 @@
 Two validators share the work. Most objects are valid, and jsonschema-rs says so in microseconds; only an invalid one
 goes through jsonschema, which explains itself a hundred times more slowly.
 
-All references are resolved among the files of `schemas/` and never over a network. The own keyword `x-caphv-versions`
-is explained in `schemas/definitions.json`.
+All references are resolved among the files of `schemas/` and never over a network. The own keywords `x-caphv-versions`
+and `x-caphv-form` are explained in `schemas/definitions.json`.
 """
 
+import copy
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +23,8 @@ from caphv.schema.findings import Fault, FieldPath, Finding, in_order
 
 Obj = dict[str, Any]
 
+# Says in words what a pattern wants.
+_FORM = "x-caphv-form"
 # Where the files seem to be, for references among them: a scheme that both libraries can join paths to.
 _BASE = "file:///schemas/"
 # Keywords that apply other schemas to the same value: only `unevaluatedProperties` sees through them.
@@ -70,6 +73,10 @@ class Schema:
     def __init__(self, file: str) -> None:
         self._file = file
         _sources()[file]
+
+    def example(self) -> Obj:
+        """Return a copy of the first example of the file, a right object."""
+        return copy.deepcopy(_sources()[self._file]["examples"][0])
 
     def findings(
         self, obj: Any, *, version: str | None = None, unknown_fields: bool = True, root: FieldPath = ()
@@ -176,6 +183,8 @@ def _detail(error: Any, keyword: str) -> str:
         text = f"must be {_either([json.dumps(value) for value in (wanted if keyword == 'enum' else [wanted])])}"
     elif keyword in ("anyOf", "oneOf") and all(isinstance(choice.get("type"), str) for choice in wanted):
         text = f"must be of type {_either([choice['type'] for choice in wanted])}"
+    elif keyword == "pattern" and _FORM in error.schema:
+        text = f"must be {error.schema[_FORM]}"
     elif keyword == "dependentRequired":
         missing = {name for have, names in wanted.items() if have in error.instance for name in names}
         text = f"needs {_either(sorted(missing - error.instance.keys()), 'and')} as well"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 
-from caphv.api.names import ConditionType, Reason
+from caphv.api.names import ConditionType, Reason, rfc1035
 from caphv.runtime.resource import Key, Obj, key_of
 from reconciler import resources
 from reconciler.context import Context, with_kind
@@ -130,9 +129,3 @@ def generated_names(obj: Obj, suffix: str) -> tuple[str, ...]:
     digest = hashlib.sha256(f"{metadata['namespace']}/{metadata['name']}".encode()).hexdigest()[:8]
     start = rfc1035(owner)[: _MAX_NAME - len(suffix) - len(digest) - 2].rstrip("-")
     return f"{start}-{digest}-{suffix}", cut
-
-
-def rfc1035(text: str) -> str:
-    """Lower case, other characters to `-`, trimmed, `a-` before a digit."""
-    name = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-")
-    return f"a-{name}" if name[:1].isdigit() else name

@@ -2,8 +2,10 @@
 
 A case is written as changes of a base object (`base.yaml`): `set` maps paths below the spec of the cluster or machine
 to values, null removes a field. `kinds: machines` stands for HarvesterMachine and HarvesterMachineTemplate, `clusters`
-for the other two. `expect` maps a path below that spec, or one that begins with `metadata`, to the rule that is broken
-there. `old` is `set` for the object before a change, `status` its status, `annotations` those of both.
+for the other two, `templates` for both templates. `expect` maps a path below that spec, or one that begins with
+`metadata` or `spec.template`, to the rule that is broken
+there. `old` is `set` for the object before a change, `status` its status, `annotations` those of both,
+`templateMetadata` the metadata in a template.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ FOLDER = Path(__file__).parent
 _KINDS = {
     "clusters": ("HarvesterCluster", "HarvesterClusterTemplate"),
     "machines": ("HarvesterMachine", "HarvesterMachineTemplate"),
+    "templates": ("HarvesterClusterTemplate", "HarvesterMachineTemplate"),
 }
 
 
@@ -75,6 +78,7 @@ def _cases(entry: Obj) -> Iterator[Case]:
         "status",
         "annotations",
         "metadata",
+        "templateMetadata",
         "dryRun",
         "versions",
     }
@@ -100,7 +104,7 @@ def _expected(entry: Obj) -> Iterator[tuple[str, str]]:
 
 
 def _path(kind: str, path: str) -> str:
-    if path.startswith("metadata"):
+    if path.startswith(("metadata", "spec.")):
         return path
     spec = "spec.template.spec" if kind.endswith("Template") else "spec"
     return f"{spec}.{path}" if path else spec
@@ -115,7 +119,8 @@ def _object(entry: Obj, kind: str, version: str, changes: Obj) -> Obj:
     if entry.get("annotations"):
         metadata["annotations"] = entry["annotations"]
     obj: Obj = {"apiVersion": f"{GROUP}/{version}", "kind": kind, "metadata": metadata}
-    obj["spec"] = {"template": {"spec": spec}} if kind.endswith("Template") else spec
+    template = {"metadata": entry["templateMetadata"]} if "templateMetadata" in entry else {}
+    obj["spec"] = {"template": {**template, "spec": spec}} if kind.endswith("Template") else spec
     if entry.get("status") and not kind.endswith("Template"):
         obj["status"] = entry["status"]
     return obj

@@ -6,6 +6,7 @@ import pytest
 
 from caphv.api import reference
 from caphv.manifests.traps import TRAPS
+from tests import corpus
 from webhooks import documentation
 from webhooks.together import CHECKS
 from webhooks.verdict import RULES
@@ -43,6 +44,20 @@ def test_list_of_rules_is_fresh_and_whole(checkout: Path) -> None:
     names = [*RULES, *(check.name for check in CHECKS), *(trap.name for trap in TRAPS)]
     assert len(set(names)) == len(names)
     assert [name for name in names if f"### {name}\n" not in page] == []
+
+
+def test_every_example_is_told_by_its_rule_and_the_page_has_the_words(checkout: Path) -> None:
+    page = (checkout / "docs" / "validation.md").read_text(encoding="utf-8")
+    for rule in RULES.values():
+        said = documentation.findings_of_example(rule)
+        assert said, rule.name
+        assert all(f"\n{finding}\n" in page for finding in said), rule.name
+
+
+def test_the_page_shows_what_each_keyword_of_the_schemas_says(checkout: Path) -> None:
+    page = (checkout / "docs" / "validation.md").read_text(encoding="utf-8")
+    keywords = {rule for case in corpus.wrong() for _, rule in case.errors if rule.startswith("schema-")}
+    assert [keyword for keyword in sorted(keywords) if f"[{keyword}]" not in page] == []
 
 
 def test_a_page_without_the_mark_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caphv.schema.findings import Fault
-from webhooks.rules.model import CLUSTER_TEMPLATE, CLUSTERS, Problem, Rules, Subject
+from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, CLUSTERS, Problem, Rules, Subject
 from webhooks.rules.values import address, is_subdomain
 
 RULES = Rules()
@@ -69,7 +69,10 @@ def _load_balancer_dhcp(subject: Subject) -> Iterator[Problem]:
     CLUSTERS,
     f"Listeners have names of their own; `{API_LISTENER}` is that of the API server.",
     "loadBalancerConfig.listeners[].name",
-    example="two listeners with name: https",
+    example=(
+        "loadBalancerConfig: {ipamType: dhcp, listeners: [{name: https, port: 443, backendPort: 443, "
+        "protocol: TCP}, {name: https, port: 8443, backendPort: 443, protocol: TCP}]}"
+    ),
 )
 def _listener_name_unique(subject: Subject) -> Iterator[Problem]:
     seen = {API_LISTENER: f"is the name of the listener on {API_PORT} that every load balancer has: use another"}
@@ -86,7 +89,9 @@ def _listener_name_unique(subject: Subject) -> Iterator[Problem]:
     f"No two listeners have the same port and protocol; TCP {API_PORT} is that of the API server.",
     "loadBalancerConfig.listeners[].port",
     "loadBalancerConfig.listeners[].protocol",
-    example=f"port: {API_PORT}, protocol: TCP",
+    example=(
+        "loadBalancerConfig: {ipamType: dhcp, listeners: [{name: api, port: 6443, backendPort: 6443, protocol: TCP}]}"
+    ),
 )
 def _listener_port_unique(subject: Subject) -> Iterator[Problem]:
     seen = {(API_PORT, "TCP"): "is the API server's, which every load balancer has: remove this listener"}
@@ -104,7 +109,7 @@ def _listener_port_unique(subject: Subject) -> Iterator[Problem]:
     CLUSTERS,
     "The host of the endpoint is an IPv4 address or a DNS name, without scheme and port.",
     "controlPlaneEndpoint.host",
-    example="host: https://172.17.1.50:6443",
+    example='controlPlaneEndpoint: {host: "https://172.17.1.50", port: 6443}',
 )
 def _endpoint_host(subject: Subject) -> Iterator[Problem]:
     host = subject.spec.at("controlPlaneEndpoint", "host")
@@ -126,3 +131,18 @@ def _endpoint_of_template(subject: Subject) -> Iterator[Problem]:
     host = subject.spec.at("controlPlaneEndpoint", "host")
     if host.text not in ("", UNSET_HOST):
         yield host.invalid("is overwritten in each cluster by the address of its load balancer: remove it")
+
+
+@RULES.rule(
+    "cloud-config-namespace",
+    (CLUSTER,),
+    "A ClusterResourceSet applies ConfigMaps of its own namespace, which is that of the cluster.",
+    "updateCloudProviderConfig.manifestsConfigMapNamespace",
+    example=("{metadata: {namespace: clusters}, updateCloudProviderConfig: {manifestsConfigMapNamespace: default}}"),
+    advice=True,
+)
+def _cloud_config_namespace(subject: Subject) -> Iterator[Problem]:
+    own = subject.obj.at("metadata", "namespace").text
+    namespace = subject.spec.at("updateCloudProviderConfig", "manifestsConfigMapNamespace")
+    if own and namespace.text and namespace.text != own:
+        yield namespace.invalid(f"no ClusterResourceSet for this cluster reads it: use namespace {own}")

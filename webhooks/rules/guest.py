@@ -35,7 +35,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     MACHINES,
     "`guestConfig.userData` has at most 128Ki characters: with the bootstrap data it goes into one Secret of 1Mi.",
     "guestConfig.userData",
-    example="userData: a file of 1 MiB in write_files",
+    example='guestConfig: {userData: "…"}',
 )
 def _user_data_length(subject: Subject) -> Iterator[Problem]:
     data = subject.spec.at("guestConfig", "userData")
@@ -48,7 +48,7 @@ def _user_data_length(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "`guestConfig.userData` is cloud-config: a YAML mapping, no script, no Jinja template, with or without its header.",
     "guestConfig.userData",
-    example='userData: "#!/bin/sh"',
+    example='guestConfig: {userData: "#!/bin/sh"}',
 )
 def _user_data_format(subject: Subject) -> Iterator[Problem]:
     data = subject.spec.at("guestConfig", "userData")
@@ -61,7 +61,7 @@ def _user_data_format(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "`guestConfig.userData` can be read by whoever may read the object: it is no place for secrets.",
     "guestConfig.userData",
-    example='userData: "password: …"',
+    example='guestConfig: {userData: "password: swordfish"}',
     advice=True,
 )
 def _user_data_secret(subject: Subject) -> Iterator[Problem]:

@@ -41,7 +41,8 @@ _QUANTITIES = frozenset({"memory", "volumeSize"})
     (CLUSTER_TEMPLATE, MACHINE_TEMPLATE),
     "Templates do not change: a changed one would not reach what was made from it. Make another and refer to that.",
     "spec.template.spec",
-    example="cpu: 4 changed to cpu: 8",
+    before="cpu: 4",
+    example="cpu: 8",
 )
 def _template_immutable(subject: Subject) -> Iterator[Problem]:
     if subject.old is None or (subject.dry_run and _TOPOLOGY_DRY_RUN in subject.annotations):
@@ -55,7 +56,8 @@ def _template_immutable(subject: Subject) -> Iterator[Problem]:
     (CLUSTER,),
     "A cluster does not move: its VMs are in the namespace it began with.",
     "targetNamespace",
-    example="targetNamespace: demo changed to production",
+    before="targetNamespace: demo",
+    example="targetNamespace: production",
 )
 def _target_namespace_immutable(subject: Subject) -> Iterator[Problem]:
     if subject.old is None:
@@ -70,7 +72,8 @@ def _target_namespace_immutable(subject: Subject) -> Iterator[Problem]:
     (CLUSTER,),
     "The endpoint of a provisioned cluster stays: certificates, kubeconfigs and nodes know it.",
     "controlPlaneEndpoint",
-    example="host: 172.17.1.50 changed to 172.17.1.60",
+    before="{controlPlaneEndpoint: {host: 172.17.1.50, port: 6443}, status: {ready: true}}",
+    example="controlPlaneEndpoint: {host: 172.17.1.60, port: 6443}",
 )
 def _endpoint_immutable(subject: Subject) -> Iterator[Problem]:
     if subject.old is None or not _provisioned(subject.old):
@@ -87,7 +90,8 @@ def _endpoint_immutable(subject: Subject) -> Iterator[Problem]:
     "the VM's uid gives way to that of the Node. The annotation "
     f"`{names.ADOPT_ANNOTATION}`, which gives a machine another VM, allows another.",
     "providerID",
-    example="providerID: harvester://a changed to harvester://b",
+    before='providerID: "harvester://a"',
+    example='providerID: "harvester://b"',
 )
 def _provider_id_immutable(subject: Subject) -> Iterator[Problem]:
     if subject.old is None or names.ADOPT_ANNOTATION in subject.annotations:
@@ -106,7 +110,8 @@ def _provider_id_immutable(subject: Subject) -> Iterator[Problem]:
     "A machine whose VM exists keeps what the VM was made from: nothing would apply the change. The annotation "
     f"`{names.ADOPT_ANNOTATION}`, which gives a machine another VM, allows it.",
     *_LIVE_FIELDS,
-    example="cpu: 2 changed to cpu: 4",
+    before="{cpu: 2, status: {ready: true}}",
+    example="cpu: 4",
 )
 def _machine_immutable(subject: Subject) -> Iterator[Problem]:
     old = subject.old

@@ -53,7 +53,7 @@ def _memory_size(subject: Subject) -> Iterator[Problem]:
     "RKE2 wants 2 cores and 4Gi of memory for a node.",
     "cpu",
     "memory",
-    example='cpu: 1, memory: "2Gi"',
+    example="{cpu: 1, memory: 8Gi}",
     advice=True,
 )
 def _small_machine(subject: Subject) -> Iterator[Problem]:
@@ -71,7 +71,7 @@ def _small_machine(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "`sshUser` is a user name: letters, digits, `.`, `_` and `-`, at most 32.",
     "sshUser",
-    example='sshUser: "opensuse user"',
+    example="sshUser: opensuse user",
 )
 def _ssh_user_name(subject: Subject) -> Iterator[Problem]:
     user = subject.spec.at("sshUser")
@@ -119,7 +119,11 @@ def _networks_unique(subject: Subject) -> Iterator[Problem]:
     "*.dnsSearch",
     "nodeAffinity",
     "workloadAffinity",
-    example="networks: seventeen networks",
+    example=(
+        "networks: [default/n1, default/n2, default/n3, default/n4, default/n5, default/n6, default/n7, "
+        "default/n8, default/n9, default/n10, default/n11, default/n12, default/n13, default/n14, "
+        "default/n15, default/n16, default/n17]"
+    ),
 )
 def _list_length(subject: Subject) -> Iterator[Problem]:
     for name in ("networks", "volumes", "networkConfig", "vmNetworkConfig", "nodeAffinity", "workloadAffinity"):
@@ -174,7 +178,7 @@ def _provider_id(subject: Subject) -> Iterator[Problem]:
     (MACHINE_TEMPLATE,),
     "Machines of a template have identities of their own: a template has no `providerID`.",
     "providerID",
-    example="providerID: harvester://0c4f1a52-5f0e-4f0a-9d3c-2f6d1c1f7a10",
+    example='providerID: "harvester://0c4f1a52-5f0e-4f0a-9d3c-2f6d1c1f7a10"',
 )
 def _provider_id_of_template(subject: Subject) -> Iterator[Problem]:
     provider_id = subject.spec.at("providerID")

@@ -123,9 +123,11 @@ Check = Callable[[Subject], Iterator[Problem]]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. `fields` are paths below the spec of cluster or machine, `example` is a wrong value with its remedy.
+    """One rule. `fields` are paths below the spec of cluster or machine.
 
-    `go` tells that the Go provider refused it too. An `advice` only warns.
+    `example` is a wrong object in YAML: fields of that spec, beside them `metadata`, `status` and `template`, the
+    metadata in a template. Of a rule about changes, `before` is the same before the change. `go` tells that the Go
+    provider refused it too. An `advice` only warns.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Rule:
     check: Check
     go: bool = False
     advice: bool = False
+    before: str = ""
 
     @property
     def severity(self) -> str:
@@ -160,11 +163,12 @@ class Rules(list[Rule]):
         example: str,
         go: bool = False,
         advice: bool = False,
+        before: str = "",
     ) -> Callable[[Check], Check]:
         """Register the decorated check."""
 
         def register(check: Check) -> Check:
-            self.append(Rule(name, kinds, description, fields, example, check, go, advice))
+            self.append(Rule(name, kinds, description, fields, example, check, go, advice, before))
             return check
 
         return register

@@ -5,12 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caphv.schema.findings import Fault
-from webhooks.rules.model import CLUSTERS, KINDS, MACHINE, MACHINES, Field, Problem, Rules, Subject
-from webhooks.rules.values import LABEL_LENGTH, is_label, is_reference, is_subdomain
+from webhooks.rules.model import (
+    CLUSTER_TEMPLATE,
+    CLUSTERS,
+    KINDS,
+    MACHINE,
+    MACHINE_TEMPLATE,
+    MACHINES,
+    Field,
+    Problem,
+    Rules,
+    Subject,
+)
+from webhooks.rules.values import (
+    LABEL_LENGTH,
+    is_label,
+    is_label_key,
+    is_label_value,
+    is_reference,
+    is_subdomain,
+)
 
 RULES = Rules()
 
 _REFERENCE = "must be namespace/name, or a bare name in the target namespace"
+_MOST_LABELS = 64
 # What an API server appends to metadata.generateName, and what it stands for in a check.
 _GENERATED = "xxxxx"
 
@@ -20,7 +39,7 @@ _GENERATED = "xxxxx"
     (MACHINE,),
     "The VM and its guest are called as the machine: at most 63 lower case letters, digits and `-`.",
     "metadata.name",
-    example="name: demo.worker.1",
+    example="metadata: {name: demo.worker.1}",
 )
 def _machine_name(subject: Subject) -> Iterator[Problem]:
     name, prefix = subject.obj.at("metadata", "name"), subject.obj.at("metadata", "generateName")
@@ -49,7 +68,7 @@ def _network_reference(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "A KeyPair is `namespace/name`, or a bare name in the target namespace.",
     "sshKeyPair",
-    example="sshKeyPair: ssh-ed25519 AAAA…",
+    example="sshKeyPair: ssh-ed25519 AAAAC3Nza admin",
 )
 def _ssh_key_pair_reference(subject: Subject) -> Iterator[Problem]:
     pair = subject.spec.at("sshKeyPair")
@@ -62,7 +81,7 @@ def _ssh_key_pair_reference(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "An image is `namespace/name`, or a bare name in the target namespace; its display name may be used.",
     "volumes[].imageName",
-    example="imageName: /opensuse",
+    example="volumes: [{volumeType: image, imageName: /opensuse, volumeSize: 40Gi}]",
 )
 def _image_reference(subject: Subject) -> Iterator[Problem]:
     for volume in subject.spec.at("volumes").each():
@@ -79,7 +98,7 @@ def _image_reference(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "A StorageClass is named without a namespace.",
     "volumes[].storageClass",
-    example="storageClass: default/harvester-longhorn",
+    example=("volumes: [{volumeType: storageClass, storageClass: default/harvester-longhorn, volumeSize: 40Gi}]"),
 )
 def _storage_class_name(subject: Subject) -> Iterator[Problem]:
     for volume in subject.spec.at("volumes").each():
@@ -94,7 +113,7 @@ def _storage_class_name(subject: Subject) -> Iterator[Problem]:
     "A pool is named; a namespace before it is allowed and means nothing.",
     "vmNetworkConfig.ipPoolRef",
     "vmNetworkConfig.ipPoolRefs[]",
-    example="ipPoolRef: 172.17.1.0/24",
+    example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPoolRef: 172.17.1.0/24/a}",
 )
 def _pool_reference(subject: Subject) -> Iterator[Problem]:
     config = subject.spec.at("vmNetworkConfig")
@@ -110,11 +129,32 @@ def _pool_reference(subject: Subject) -> Iterator[Problem]:
     "The network of a pool is `namespace/name`, or a bare name in the target namespace.",
     "vmNetworkConfig.ipPool.vmNetwork",
     "loadBalancerConfig.ipPool.vmNetwork",
-    example="vmNetwork: default/production/vlan-1",
+    example=(
+        "loadBalancerConfig: {ipamType: pool, ipPool: {subnet: 172.17.1.0/24, gateway: 172.17.1.1, "
+        "vmNetwork: default/production/vlan-1}}"
+    ),
 )
 def _pool_network_reference(subject: Subject) -> Iterator[Problem]:
     for config in ("loadBalancerConfig", "vmNetworkConfig"):
         yield from _no_reference(subject.spec.at(config, "ipPool", "vmNetwork"))
+
+
+@RULES.rule(
+    "template-labels",
+    (CLUSTER_TEMPLATE, MACHINE_TEMPLATE),
+    "The labels of a template can be labels of objects: Cluster API could make none with others.",
+    "spec.template.metadata.labels",
+    example="template: {labels: {tier: for workers}}",
+)
+def _template_labels(subject: Subject) -> Iterator[Problem]:
+    labels = subject.obj.at("spec", "template", "metadata", "labels")
+    if len(labels.mapping) > _MOST_LABELS:
+        yield Problem(labels.path, Fault.TOO_MANY, f"must have at most {_MOST_LABELS} labels")
+    for key, value in labels.mapping.items():
+        if not is_label_key(key):
+            yield labels.at(key).invalid("must have a name with an optional domain as its key: example.com/tier")
+        elif isinstance(value, str) and not is_label_value(value):
+            yield labels.at(key).invalid("must be at most 63 letters, digits, '-', '_' or '.', or empty")
 
 
 def _no_reference(field: Field) -> Iterator[Problem]:

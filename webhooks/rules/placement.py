@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from caphv.api import names
 from caphv.schema.findings import Fault
 from webhooks.rules.model import MACHINES, Field, Problem, Rules, Subject
 from webhooks.rules.values import is_label, is_label_key, is_label_value
@@ -15,6 +16,7 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 _NODE_OPERATORS = (*_SELECTOR_OPERATORS, "Gt", "Lt")
+_TOPOLOGY = (names.ZONE_LABEL, "kubernetes.io/hostname")
 _INTEGER = re.compile(r"-?[0-9]+")
 
 
@@ -24,7 +26,10 @@ _INTEGER = re.compile(r"-?[0-9]+")
     "The operator of a demand is one that Kubernetes knows.",
     "nodeAffinity",
     "workloadAffinity",
-    example="{key: kubernetes.io/hostname, operator: Equals, values: [host-1]}",
+    example=(
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+        "[{matchExpressions: [{key: kubernetes.io/hostname, operator: Equals, values: [host-1]}]}]}}"
+    ),
 )
 def _affinity_operator(subject: Subject) -> Iterator[Problem]:
     for demand, operators in _demands(subject):
@@ -39,7 +44,10 @@ def _affinity_operator(subject: Subject) -> Iterator[Problem]:
     "`In` and `NotIn` take values, `Exists` and `DoesNotExist` none, `Gt` and `Lt` one integer.",
     "nodeAffinity",
     "workloadAffinity",
-    example="{key: kubernetes.io/hostname, operator: In}",
+    example=(
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+        "[{matchExpressions: [{key: kubernetes.io/hostname, operator: In}]}]}}"
+    ),
 )
 def _affinity_values(subject: Subject) -> Iterator[Problem]:
     for demand, _ in _demands(subject):
@@ -59,7 +67,10 @@ def _affinity_values(subject: Subject) -> Iterator[Problem]:
     "Keys are those of labels, and values can be values of labels.",
     "nodeAffinity",
     "workloadAffinity",
-    example='{key: "rack number", operator: Exists}',
+    example=(
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+        "[{matchExpressions: [{key: rack number, operator: Exists}]}]}}"
+    ),
 )
 def _affinity_labels(subject: Subject) -> Iterator[Problem]:
     for demand, _ in _demands(subject):
@@ -82,7 +93,10 @@ def _affinity_labels(subject: Subject) -> Iterator[Problem]:
     "The weight of a wish is from 1 to 100.",
     f"nodeAffinity.{_PREFERRED}[].weight",
     f"workloadAffinity.{_PREFERRED}[].weight",
-    example="weight: 0",
+    example=(
+        "nodeAffinity: {preferredDuringSchedulingIgnoredDuringExecution: [{weight: 0, preference: "
+        "{matchExpressions: [{key: disk, operator: Exists}]}}]}"
+    ),
 )
 def _affinity_weight(subject: Subject) -> Iterator[Problem]:
     for field in ("nodeAffinity", "workloadAffinity"):
@@ -97,7 +111,7 @@ def _affinity_weight(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "A demand on hosts has terms.",
     f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms",
-    example="nodeSelectorTerms: []",
+    example="nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: []}}",
 )
 def _node_affinity_terms(subject: Subject) -> Iterator[Problem]:
     terms = subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms")
@@ -110,7 +124,7 @@ def _node_affinity_terms(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "A term without demands matches no host.",
     f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms[]",
-    example="nodeSelectorTerms: [{}]",
+    example="nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{}]}}",
     advice=True,
 )
 def _node_affinity_empty_term(subject: Subject) -> Iterator[Problem]:
@@ -126,7 +140,10 @@ def _node_affinity_empty_term(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "The only field of a host to choose by is `metadata.name`, with one value.",
     "nodeAffinity",
-    example="matchFields: [{key: metadata.namespace, operator: In, values: [default]}]",
+    example=(
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: "
+        "[{key: metadata.namespace, operator: In, values: [default]}]}]}}"
+    ),
 )
 def _node_affinity_fields(subject: Subject) -> Iterator[Problem]:
     for term in _node_terms(subject):
@@ -144,7 +161,7 @@ def _node_affinity_fields(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "Nearness to other VMs is measured by a label of hosts.",
     "workloadAffinity",
-    example='topologyKey: ""',
+    example='workloadAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: ""}]}',
 )
 def _workload_affinity_topology(subject: Subject) -> Iterator[Problem]:
     for term in _pod_terms(subject):
@@ -161,12 +178,44 @@ def _workload_affinity_topology(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "A failure domain is the value of a label: the name of a zone or host.",
     "failureDomain",
-    example='failureDomain: "zone a"',
+    example="failureDomain: zone a",
 )
 def _failure_domain(subject: Subject) -> Iterator[Problem]:
     domain = subject.spec.at("failureDomain")
     if domain.text and not is_label_value(domain.text):
         yield domain.invalid("must be a name from the HarvesterCluster's status.failureDomains")
+
+
+@RULES.rule(
+    "failure-domain-affinity",
+    MACHINES,
+    "A host of the failure domain can fulfil the demands of `nodeAffinity`.",
+    "failureDomain",
+    "nodeAffinity",
+    example=(
+        "{failureDomain: zone-a, nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: "
+        "{nodeSelectorTerms: [{matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: "
+        "[zone-b]}]}]}}}"
+    ),
+    advice=True,
+)
+def _failure_domain_affinity(subject: Subject) -> Iterator[Problem]:
+    # Only advice: whether a failure domain is a zone or a host is known on Harvester.
+    domain = subject.spec.at("failureDomain")
+    terms = subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms").each()
+    if domain.text and terms and all(_elsewhere(term, domain.text) for term in terms):
+        yield domain.invalid("no term of nodeAffinity allows it, so the VM would find no host: correct one of the two")
+
+
+def _elsewhere(term: Field, domain: str) -> bool:
+    """Whether a term demands another zone, or another host, than one of this name."""
+    for demand in term.at("matchExpressions").each():
+        values = [value.text for value in demand.at("values").each()]
+        if demand.at("key").text in _TOPOLOGY and demand.at("operator").text == "In" and domain not in values:
+            return True
+        if demand.at("key").text in _TOPOLOGY and demand.at("operator").text == "NotIn" and domain in values:
+            return True
+    return False
 
 
 def _demands(subject: Subject) -> Iterator[tuple[Field, tuple[str, ...]]]:

@@ -20,7 +20,7 @@ _BOOT_DISK = 20 * 1000**3
     MACHINES,
     "A disk is of type `image` or `storageClass`.",
     "volumes[].volumeType",
-    example="volumeType: pvc",
+    example="volumes: [{volumeType: pvc, volumeSize: 40Gi}]",
     go=True,
 )
 def _volume_type(subject: Subject) -> Iterator[Problem]:
@@ -36,7 +36,7 @@ def _volume_type(subject: Subject) -> Iterator[Problem]:
     "A disk of type `image` names its image.",
     "volumes[].imageName",
     "volumes[].volumeType",
-    example="{volumeType: image, volumeSize: 40Gi}",
+    example="volumes: [{volumeType: image, volumeSize: 40Gi}]",
     go=True,
 )
 def _volume_image(subject: Subject) -> Iterator[Problem]:
@@ -52,7 +52,7 @@ def _volume_image(subject: Subject) -> Iterator[Problem]:
     "A disk of type `storageClass` names its StorageClass.",
     "volumes[].storageClass",
     "volumes[].volumeType",
-    example="{volumeType: storageClass, volumeSize: 40Gi}",
+    example="volumes: [{volumeType: storageClass, volumeSize: 40Gi}]",
     go=True,
 )
 def _volume_storage_class(subject: Subject) -> Iterator[Problem]:
@@ -68,7 +68,10 @@ def _volume_storage_class(subject: Subject) -> Iterator[Problem]:
     "A disk comes from an image or from a StorageClass: the field of the other type is left out.",
     "volumes[].imageName",
     "volumes[].storageClass",
-    example="{volumeType: storageClass, storageClass: harvester-longhorn, imageName: default/opensuse}",
+    example=(
+        "volumes: [{volumeType: storageClass, storageClass: harvester-longhorn, imageName: default/opensuse, "
+        "volumeSize: 40Gi}]"
+    ),
 )
 def _volume_source(subject: Subject) -> Iterator[Problem]:
     for volume in _volumes(subject):
@@ -84,7 +87,7 @@ def _volume_source(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "A disk has a size, from 10Mi to 100Ti; a number without a suffix counts bytes.",
     "volumes[].volumeSize",
-    example="{volumeType: image, imageName: default/opensuse}",
+    example="volumes: [{volumeType: image, imageName: default/opensuse}]",
 )
 def _volume_size(subject: Subject) -> Iterator[Problem]:
     for volume in _volumes(subject):
@@ -104,7 +107,7 @@ def _volume_size(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "Ranks in the boot order begin with 1.",
     "volumes[].bootOrder",
-    example="bootOrder: 0",
+    example="volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: 0}]",
 )
 def _boot_order_positive(subject: Subject) -> Iterator[Problem]:
     for volume in _volumes(subject):
@@ -118,7 +121,10 @@ def _boot_order_positive(subject: Subject) -> Iterator[Problem]:
     MACHINES,
     "No two disks have the same rank in the boot order.",
     "volumes[].bootOrder",
-    example="two disks with bootOrder: 1",
+    example=(
+        "volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: 1}, "
+        "{volumeType: storageClass, storageClass: harvester-longhorn, volumeSize: 40Gi, bootOrder: 1}]"
+    ),
 )
 def _boot_order_unique(subject: Subject) -> Iterator[Problem]:
     seen: set[int] = set()

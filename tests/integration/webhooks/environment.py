@@ -154,7 +154,7 @@ def example(kind: str, version: str, name: str, **fields: Any) -> Obj:
     }
 
 
-# A fault that only the webhook sees, with the field below the spec of cluster or machine that is told.
+# A fault, of machines one that only the webhook sees, with the field below the spec of cluster or machine that is told.
 WRONG: dict[str, tuple[Obj, str]] = {
     "Machine": ({"guestConfig": {"userData": "#!/bin/sh"}}, "guestConfig.userData"),
     "Cluster": (

@@ -73,7 +73,9 @@ async def test_wrong_objects_are_refused_by_field(
             assert refused.value.status == 422
             assert refused.value.reason == "Invalid"
             infix = "" if version == "v1alpha1" else f".{version}"
-            assert f'"v{kind.lower()}{infix}.kb.io" denied the request' in str(refused.value)
+            # What is wrong with clusters the CRDs say by themselves, before any webhook is asked.
+            if "Machine" in kind:
+                assert f'"v{kind.lower()}{infix}.kb.io" denied the request' in str(refused.value)
             assert f"{field}: Invalid value" in str(refused.value)
 
 

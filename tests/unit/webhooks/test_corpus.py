@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests import corpus
@@ -43,6 +45,13 @@ def test_no_rule_is_there_without_a_case(rule: str) -> None:
     concerned = [case for case in WRONG if any(rule == broken for _, broken in case.errors)]
     assert {case.kind for case in concerned} == set(RULES[rule].kinds)
     assert all(refused(case, without=rule) != case.errors for case in concerned)
+
+
+def test_a_field_is_not_told_by_schema_and_rule() -> None:
+    for case in WRONG:
+        told = Counter(finding.field for finding in verdict(case).errors if finding.rule.startswith("schema-"))
+        told += Counter({finding.field: 1 for finding in verdict(case).errors if finding.rule in RULES})
+        assert max(told.values()) == 1, case
 
 
 @pytest.mark.parametrize("case", WRONG[::7], ids=str)

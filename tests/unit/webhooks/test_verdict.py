@@ -28,11 +28,6 @@ ADVICE = {
         {"networkConfig": {"address": "172.17.1.10", "gateway": "172.17.1.1"}},
         {"spec.template.spec.networkConfig.address"},
     ),
-    "static-gateway-far": (
-        "HarvesterMachine",
-        {"networkConfig": {"address": "10.1.0.10", "gateway": "10.2.0.1"}},
-        {"spec.networkConfig.gateway"},
-    ),
     "boot-disk": (
         "HarvesterMachine",
         {"volumes": [{"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "40Gi"}]},
@@ -74,6 +69,42 @@ ADVICE = {
         "HarvesterCluster",
         {"targetNamespace": "harvester-system"},
         {"spec.targetNamespace"},
+    ),
+    "cloud-config-namespace": (
+        "HarvesterCluster",
+        {
+            "updateCloudProviderConfig": {
+                "manifestsConfigMapName": "ccm",
+                "manifestsConfigMapNamespace": "default",
+                "manifestsConfigMapKey": "ccm.yaml",
+                "cloudConfigCredentialsSecretName": "cloud-config",
+                "cloudConfigCredentialsSecretKey": "cloud-config",
+            }
+        },
+        {"spec.updateCloudProviderConfig.manifestsConfigMapNamespace"},
+    ),
+    "failure-domain-affinity": (
+        "HarvesterMachine",
+        {
+            "failureDomain": "zone-a",
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [
+                        {
+                            "matchExpressions": [
+                                {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone-b"]}
+                            ]
+                        },
+                        {
+                            "matchExpressions": [
+                                {"key": "topology.kubernetes.io/zone", "operator": "NotIn", "values": ["zone-a"]}
+                            ]
+                        },
+                    ]
+                }
+            },
+        },
+        {"spec.failureDomain"},
     ),
     "endpoint-of-template": (
         "HarvesterClusterTemplate",
