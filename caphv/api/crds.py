@@ -21,6 +21,8 @@ from caphv import data
 
 Obj = dict[str, Any]
 
+# The C emitter is an optional part of PyYAML.
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _SHARED = "definitions.json"
 _KINDS = ("harvestercluster", "harvesterclustertemplate", "harvestermachine", "harvestermachinetemplate")
 _CLONED = "harvestermachine"
@@ -54,8 +56,8 @@ def kinds_of_files() -> list[Obj]:
 def rendered() -> dict[str, str]:
     """Return the content of `deploy/crds`: file name to YAML text, the same for the same schemas."""
     return {
-        f"{crd['spec']['group']}_{crd['spec']['names']['plural']}.yaml": yaml.safe_dump(
-            crd, sort_keys=True, width=120, allow_unicode=True
+        f"{crd['spec']['group']}_{crd['spec']['names']['plural']}.yaml": yaml.dump(
+            crd, Dumper=_Dumper, sort_keys=True, width=120, allow_unicode=True
         )
         for crd in custom_resource_definitions()
     }
