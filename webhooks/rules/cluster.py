@@ -120,6 +120,20 @@ def _endpoint_host(subject: Subject) -> Iterator[Problem]:
 
 
 @RULES.rule(
+    "endpoint-port",
+    CLUSTERS,
+    f"The API server of a cluster answers at port {API_PORT} of its load balancer.",
+    "controlPlaneEndpoint.port",
+    example="controlPlaneEndpoint: {host: 172.17.1.50, port: 443}",
+    advice=True,
+)
+def _endpoint_port(subject: Subject) -> Iterator[Problem]:
+    port = subject.spec.at("controlPlaneEndpoint", "port")
+    if port.number not in (None, API_PORT):
+        yield port.invalid(f"is overwritten by {API_PORT}, where the load balancer listens: remove it")
+
+
+@RULES.rule(
     "endpoint-of-template",
     (CLUSTER_TEMPLATE,),
     "Each cluster of a template gets an endpoint of its own.",

@@ -298,6 +298,29 @@ def _vm_network_gateway_free(subject: Subject) -> Iterator[Problem]:
         )
 
 
+@RULES.rule(
+    "vm-network-like-pool",
+    CLUSTERS,
+    "A cluster's VM network is told alike by `gateway` and `subnetMask` and by `ipPool`.",
+    "vmNetworkConfig.gateway",
+    "vmNetworkConfig.subnetMask",
+    "vmNetworkConfig.ipPool",
+    example=(
+        "vmNetworkConfig: {gateway: 172.17.0.1, subnetMask: 255.255.0.0, "
+        "ipPool: {subnet: 172.17.3.0/24, gateway: 172.17.3.1, vmNetwork: default/production}}"
+    ),
+    advice=True,
+)
+def _vm_network_like_pool(subject: Subject) -> Iterator[Problem]:
+    config = subject.spec.at("vmNetworkConfig")
+    pool, gateway, mask = config.at("ipPool"), config.at("gateway"), address(config.at("subnetMask"))
+    whole, reserved = subnet(pool.at("subnet")), address(pool.at("gateway"))
+    if address(gateway) is not None and reserved is not None and address(gateway) != reserved:
+        yield gateway.invalid(f"ipPool has gateway {reserved}: write the one that VMs have in both places")
+    if mask is not None and whole is not None and mask != whole.netmask:
+        yield config.at("subnetMask").invalid(f"ipPool has subnet {whole}: write the network's own, and a range")
+
+
 def pools(subject: Subject) -> list[Field]:
     """Pools that a cluster describes, each as an `ipPool`."""
     places = (subject.spec.at("loadBalancerConfig", "ipPool"), subject.spec.at("vmNetworkConfig", "ipPool"))

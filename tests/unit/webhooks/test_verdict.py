@@ -106,6 +106,22 @@ ADVICE = {
         },
         {"spec.failureDomain"},
     ),
+    "vm-network-like-pool": (
+        "HarvesterCluster",
+        {
+            "vmNetworkConfig": {
+                "gateway": "172.17.0.1",
+                "subnetMask": "255.255.0.0",
+                "ipPool": {"subnet": "172.17.3.0/24", "gateway": "172.17.3.1", "vmNetwork": "default/production"},
+            }
+        },
+        {"spec.vmNetworkConfig.gateway", "spec.vmNetworkConfig.subnetMask"},
+    ),
+    "endpoint-port": (
+        "HarvesterCluster",
+        {"controlPlaneEndpoint": {"host": "172.17.1.50", "port": 443}},
+        {"spec.controlPlaneEndpoint.port"},
+    ),
     "endpoint-of-template": (
         "HarvesterClusterTemplate",
         {"controlPlaneEndpoint": {"host": "172.17.1.50", "port": 6443}},
