@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.cli.endpoints import certificate_folder, metrics_options
 from caphv.cli.repository import which_remote, who_commits
 from caphv.cli.webhook import stop_signal
 
@@ -74,7 +75,7 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
     help="Care only for Clusters whose HarvesterCluster has this value of label cluster.x-k8s.io/watch-filter.",
 )
 @click.option("--leader-elect/--no-leader-elect", help="Work only while holding the lease; for several replicas.")
-@click.option("--metrics-bind-address", default=":8080", help="Where to serve /metrics; 0 turns it off.")
+@metrics_options
 @click.option(
     "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
 )
@@ -125,6 +126,7 @@ def checked(flags: dict[str, Any]) -> Settings:
 
     if not flags["repo"]:
         raise click.UsageError("name the repository with --repo URL, or with variable CAPHV_GIT_REPO")
+    certificate_folder(flags)
     folders = {name: str(flags[name] or "") for name in ("git_credentials", "git_cache")}
     settings = Settings(**flags | folders)
     try:

@@ -10,6 +10,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from prometheus_client import generate_latest
 
@@ -22,6 +23,7 @@ from caphv.runtime.errors import NotFound, Unreachable
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import Addresses, Manager
 from caphv.runtime.part import Part
+from caphv.runtime.protection import Protection
 from caphv.runtime.resource import Key
 from packager.incluster import metrics, view
 from packager.incluster.fleet import Fleet
@@ -48,6 +50,8 @@ class Options:
     leader_elect: bool = False
     pace: Pace = field(default_factory=Pace)
     addresses: Addresses = field(default_factory=Addresses)
+    secure_metrics: bool = False
+    metrics_certificate: Path | None = None
 
 
 async def run(options: Options, stop: asyncio.Event) -> None:
@@ -83,7 +87,11 @@ class Process:
     """All parts, wired; `manager.run` makes them live."""
 
     def __init__(self, client: ApiClient, options: Options, version: str) -> None:
-        self.manager = Manager(addresses=options.addresses, election=_election(client, options))
+        self.manager = Manager(
+            addresses=options.addresses,
+            election=_election(client, options),
+            protection=Protection(client, options.metrics_certificate) if options.secure_metrics else None,
+        )
         events = EventRecorder(client, COMPONENT)
         publisher = Publisher(options.publisher)
         where = view.Options(options.publisher.namespace, options.watch_filter)

@@ -48,6 +48,8 @@ class Settings:
     health_probe_bind_address: str
     log_level: str
     log_format: logs.Format
+    metrics_secure: bool = False
+    metrics_cert_dir: str = ""
 
     def options(self, cache: Path) -> Options:
         """Return what they mean; the clone lives below `cache`. Raises ValueError or InvalidRemote for wrong ones."""
@@ -69,6 +71,8 @@ class Settings:
             leader_elect=self.leader_elect,
             pace=Pace(self.debounce, max(15.0, self.debounce), self.interval),
             addresses=Addresses(self.metrics_bind_address, self.health_probe_bind_address),
+            secure_metrics=self.metrics_secure,
+            metrics_certificate=Path(self.metrics_cert_dir) if self.metrics_cert_dir else None,
         )
 
     @contextlib.contextmanager
@@ -89,4 +93,6 @@ class Settings:
 
     def beside(self) -> Settings:
         """Return the same for a process beside the provider, which answers for its metrics and health."""
-        return dataclasses.replace(self, metrics_bind_address="0", health_probe_bind_address="0")
+        return dataclasses.replace(
+            self, metrics_bind_address="0", metrics_secure=False, metrics_cert_dir="", health_probe_bind_address="0"
+        )

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import manifests
 from sandbox.apiserver import ApiServer
+from sandbox.processes import free_ports
 from tests.integration.packager.environment import Case, opened
 from tests.integration.packager.support import Origin, git
+from tests.integration.runtime.test_protection import bind, roles, scrape, token
 
 pytestmark = pytest.mark.integration
 
@@ -58,5 +61,18 @@ def test_a_cluster_becomes_one_commit_and_a_changed_setting_one_small_commit(run
         assert await packager.value("caphv_packager_renders_total", result="ok") >= 2
         assert await packager.value("caphv_packager_lag_seconds") == 0
         assert await packager.value("caphv_packager_cluster_ready", cluster=f"{case.namespace}/one") == 1
+
+    run(story)
+
+
+def test_metrics_are_for_accounts_that_may_get_them(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        (port,) = free_ports(1)
+        await manifests.apply(case.client, roles())
+        await bind(case.client, "packager-metrics")
+        await case.running(f"--metrics-bind-address=127.0.0.1:{port}", "--metrics-secure")
+        assert (await scrape(port))[0] == 401
+        status, text = await scrape(port, await token(case.client, "packager-metrics"))
+        assert (status, "caphv_packager_lag_seconds" in text) == (200, True)
 
     run(story)

@@ -210,7 +210,8 @@ async def test_certificate_of_a_folder_is_followed_and_until_then_there_is_one_o
 
 
 def test_options_of_a_certificate_that_nothing_would_serve_are_refused() -> None:
-    for command in ("run", "webhook"):
-        result = CliRunner().invoke(cli, [command, "--metrics-cert-dir", "certificates"])
+    repository = ["--repo", "https://git.example.com/fleet.git"]
+    for command in (["run"], ["webhook"], ["packager", "run", *repository]):
+        result = CliRunner().invoke(cli, [*command, "--metrics-cert-dir", "certificates"])
         assert result.exit_code == 2
         assert "--metrics-secure" in result.output
