@@ -13,16 +13,16 @@ import pytest
 
 from caphv.runtime.cache import Change
 from caphv.runtime.errors import Invalid
-from caphv.runtime.resource import EVENTS, SECRETS, Obj, Resource, labels_of
+from caphv.runtime.resource import EVENTS, SECRETS, Obj, labels_of
 from sandbox import binaries, processes
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox, Settings
-from sandbox.providers.resources import CONTROL_PLANES
+from sandbox.providers.distribution import RKE2
+from sandbox.providers.resources import HARVESTER_MACHINES
 from sandbox.story import Story, in_network
 
 pytestmark = pytest.mark.e2e
 
-HARVESTER_MACHINES = Resource("infrastructure.cluster.x-k8s.io", "v1beta1", "harvestermachines", "HarvesterMachine")
 SETTINGS = Settings(webhooks=True, boot_seconds=0.5, register_seconds=0.2)
 
 
@@ -173,7 +173,7 @@ async def lost_machines_are_replaced(story: Story) -> None:
     lost = story.control_planes()[0]
     await story.replace_lost(lost)
     assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == story.zones()
-    (control_plane,) = (await story.management.list(CONTROL_PLANES, story.spec.namespace))["items"]
+    (control_plane,) = (await story.management.list(RKE2.control_planes, story.spec.namespace))["items"]
     assert control_plane["status"]["lastRemediation"]["machine"] == lost["metadata"]["name"]
 
 
