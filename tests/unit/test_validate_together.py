@@ -211,6 +211,18 @@ WRONG: list[tuple[str, str, Obj, str]] = [
         "spec.networkConfig.address",
     ),
     (
+        "static-address-network",
+        "machine",
+        {"spec.networkConfig.gateway": "172.17.2.1"},
+        "spec.networkConfig.gateway",
+    ),
+    (
+        "static-address-network",
+        "template",
+        {f"{TEMPLATE}.networkConfig": {"address": "172.17.1.11", "gateway": "172.17.2.1"}},
+        f"{TEMPLATE}.networkConfig.gateway",
+    ),
+    (
         "static-address-template",
         "template",
         {f"{TEMPLATE}.networkConfig": {"address": "172.17.1.11"}},

@@ -14,6 +14,9 @@ from webhooks.together.owners import machine_templates, users
 
 CHECKS = Checks()
 
+# Of a static address, unless machine or cluster say another (contract).
+_DEFAULT_PREFIX = 16
+
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -225,3 +228,33 @@ def _static_template(inventory: Inventory) -> Iterator[Said]:
         if field.text and replicas.number is not None and replicas.number > 1:
             detail = f"{owner} makes {replicas.number} machines of this template, all with this address: use a pool"
             yield Said(template, field.invalid(detail), owner)
+
+
+@CHECKS.check(
+    "static-address-network",
+    (MACHINE, MACHINE_TEMPLATE),
+    "A static address without a mask beside it has the mask of its cluster: by that, address and gateway are in one"
+    " network.",
+    example="`networkConfig: {address: 172.17.1.60, gateway: 172.17.2.1}` in a cluster with mask 255.255.255.0:"
+    " correct the gateway",
+)
+def _static_network(inventory: Inventory) -> Iterator[Said]:
+    for machine in inventory.of_kind(MACHINE):
+        if infrastructure := inventory.infrastructure(machine):
+            yield from _unreachable(machine, machine.field.at("spec", "networkConfig"), infrastructure)
+    for cluster, infrastructure in inventory.clusters:
+        for template in machine_templates(inventory, cluster):
+            static = template.field.at("spec", "template", "spec", "networkConfig")
+            yield from _unreachable(template, static, infrastructure)
+
+
+def _unreachable(entry: Entry, static: Field, infrastructure: Entry) -> Iterator[Said]:
+    own, gateway = address(static.at("address").text), address(static.at("gateway").text)
+    mask = infrastructure.field.at("spec", "vmNetworkConfig", "subnetMask").text
+    if own is None or gateway is None or not mask or static.at("subnetMask").present:
+        return
+    within, default = network(f"{own}/{mask}"), network(f"{own}/{_DEFAULT_PREFIX}")
+    # What is beyond the mask that a machine gets without a cluster's is told by the rules about that machine.
+    if within and default and gateway in default and gateway not in within:
+        detail = f"is not in the machine's network {within} by the mask of {infrastructure}"
+        yield Said(entry, static.at("gateway").invalid(f"{detail}: correct it, or set subnetMask"), infrastructure)
