@@ -67,15 +67,8 @@ class ClusterSpec:
 
 def objects(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
     """Namespace, identity and Cluster."""
-    encoded = base64.b64encode(harvester_kubeconfig).decode()
     return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": spec.namespace}},
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": IDENTITY, "namespace": spec.namespace},
-            "data": {"kubeconfig": encoded},
-        },
+        *identity(spec, harvester_kubeconfig),
         {
             "apiVersion": CORE_VERSION,
             "kind": "Cluster",
@@ -86,6 +79,55 @@ def objects(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
             },
         },
     ]
+
+
+def identity(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
+    """The namespace, with the Secret that leads to Harvester."""
+    encoded = base64.b64encode(harvester_kubeconfig).decode()
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": spec.namespace}},
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": IDENTITY, "namespace": spec.namespace},
+            "data": {"kubeconfig": encoded},
+        },
+    ]
+
+
+def definition(spec: ClusterSpec, mtu: int) -> Obj:
+    """The same cluster as one small file, with the MTU of its Pod network; machines have pools."""
+    return {
+        "apiVersion": "caphv.io/v1alpha1",
+        "kind": "ClusterDefinition",
+        "metadata": {"name": spec.name, "namespace": spec.namespace},
+        "spec": {
+            "kubernetesVersion": spec.version,
+            "rancherAutoImport": False,
+            "identitySecret": {"name": IDENTITY},
+            "targetNamespace": spec.target_namespace,
+            "controlPlane": {"replicas": spec.control_planes},
+            "workers": [{"name": "workers", "replicas": spec.workers}],
+            "machines": {
+                "image": "default/sles-15",
+                "cpu": 2,
+                "diskSize": "40Gi",
+                "extraDisks": [{"size": "10Gi", "storageClass": "harvester-longhorn"}],
+                "sshKeyPair": "default/caphv",
+                "networks": list(spec.networks),
+            },
+            "addresses": {
+                "ipPoolRefs": list(spec.machines),
+                "gateway": spec.gateway,
+                "subnetMask": spec.mask,
+                "dnsServers": [spec.gateway],
+            },
+            "loadBalancer": {"ipamType": "pool", "ipPoolRef": spec.load_balancer},
+            "clusterNetwork": {"podCIDRs": ["10.52.0.0/16"]},
+            "healthCheck": {"unhealthyTimeoutSeconds": spec.unhealthy_seconds, "unhealthyLessThanOrEqualTo": 1},
+            "addons": {"cni": {"mtu": mtu}},
+        },
+    }
 
 
 def topology(spec: ClusterSpec) -> Obj:

@@ -28,6 +28,7 @@ from caphv.runtime.resource import (
     uid_of,
 )
 from sandbox import cluster, manifests
+from sandbox.gitops import GitOps, SyncError
 from sandbox.harvester import kinds
 
 CORE = "cluster.x-k8s.io"
@@ -96,6 +97,7 @@ class Story:
         self.timeout = timeout
         self._control_planes, self._workers = spec.control_planes, spec.workers
         self.on_change = on_change
+        self._gitops = GitOps(folder)
         self._notified = asyncio.Event()
         names = ("management", "harvester", "identity")
         self._kubeconfig = {name: (folder / f"{name}.kubeconfig").read_bytes() for name in names}
@@ -130,8 +132,9 @@ class Story:
 
     async def run(self) -> None:
         """All steps in order, for a cluster that can lose a control plane machine. Raises `StoryError`."""
-        await self.create()
+        await self.define()
         await self.come_up()
+        await self.change_mtu(1400)
         await self.replace_lost(self.workers()[0])
         await self.replace_lost(self.control_planes()[0])
         await self.scale(self.spec.control_planes + 2, self.spec.workers + 1)
@@ -147,6 +150,33 @@ class Story:
             await manifests.apply(self.management, cluster.objects(self.spec, self._kubeconfig["identity"]))
             await self._until("HarvesterCluster is ready", lambda: _ready(self.harvester_cluster()))
             step.outcome = f"endpoint {self.endpoint()}"
+
+    async def define(self, mtu: int = 1450) -> None:
+        """A definition that is pushed becomes manifests and bundles, in one commit, and the manifests are applied."""
+        async with self._step(
+            "Push the definition of a cluster to Git: manifests, bundles, control plane endpoint"
+        ) as step:
+            await manifests.apply(self.management, cluster.identity(self.spec, self._kubeconfig["identity"]))
+            self._gitops.make()
+            changes = await self._push(mtu, "A cluster")
+            await self._until("HarvesterCluster is ready", lambda: _ready(self.harvester_cluster()))
+            bundles = [
+                path.split("/")[3] for path in changes if path.startswith("clusters/") and path.endswith("/fleet.yaml")
+            ]
+            step.outcome = f"one commit with bundles {', '.join(sorted(bundles))}; endpoint {self.endpoint()}"
+
+    async def change_mtu(self, mtu: int) -> None:
+        """One setting of a definition becomes one small commit, and no machine is replaced."""
+        async with self._step(f"Change the MTU of Pods to {mtu} in the definition: one small commit") as step:
+            machines = {uid_of(machine) for machine in self.view.machines.store}
+            before = self._gitops.count()
+            changes = await self._push(mtu, "Smaller packets")
+            if self._gitops.count() != before + 1 or not any("/cni/" in path for path in changes):
+                raise StoryError(f"{self._gitops.count() - before} commits, the last one changes {', '.join(changes)}")
+            await self._settle()
+            if machines != {uid_of(machine) for machine in self.view.machines.store}:
+                raise StoryError("machines were replaced")
+            step.outcome = f"{sum(changes.values())} lines in {len(changes)} files"
 
     async def come_up(self) -> None:
         """Machines of control plane and workers become Nodes that are initialized."""
@@ -296,6 +326,15 @@ class Story:
             if (cluster.CONTROL_PLANE_LABEL in labels_of(machine)) is control_plane and not being_deleted(machine)
         ]
         return sorted(found, key=lambda machine: str(machine["metadata"]["name"]))
+
+    async def _push(self, mtu: int, why: str) -> dict[str, int]:
+        """Push the definition and have it turned into a commit; answers the files of that with their changed lines."""
+        self._gitops.push(cluster.definition(self.spec, mtu), why)
+        try:
+            answer = await self._gitops.sync()
+        except SyncError as error:
+            raise StoryError(f"the definition was not taken: {error}") from None
+        return self._gitops.changes(answer["commit"])
 
     async def _change(self, path: str, value: object) -> None:
         patch = [{"op": "replace", "path": path, "value": value}]

@@ -37,10 +37,12 @@ Examples:
 def demo(*, keep: bool, boot_seconds: float) -> None:
     """Bring a cluster up on a simulated Harvester, break it, scale it and take it down.
 
-    Starts a sandbox of its own with the real Cluster API core and the provider, then applies a Cluster of the
-    ClusterClass harvester-rke2: three control planes and two workers with two disks each, over three zones and two
-    address pools. The VMs of a worker and of a control plane are destroyed and replaced; workers and control plane are
-    scaled; a new version of Kubernetes is rolled out; the cluster is deleted, and Harvester is searched for leftovers.
+    Starts a sandbox of its own with the real Cluster API core and the provider, then pushes a ClusterDefinition to a
+    Git repository, which becomes a Cluster of the ClusterClass harvester-rke2 and the bundles of its add-ons: three
+    control planes and two workers with two disks each, over three zones and two address pools. A changed MTU becomes
+    one small commit. The VMs of a worker and of a control plane are destroyed and replaced; workers and control plane
+    are scaled; a new version of Kubernetes is rolled out; the cluster is deleted, and Harvester is searched for
+    leftovers.
     Exit status 1 when any of that does not come out.
     """
     from caphv.cli.common import build_report, failures, print_part
@@ -91,9 +93,9 @@ async def _demo(box: Any, progress: Any, *, keep: bool) -> str:
 def _summary(story: "Story") -> str:
     counted = len([step for step in story.view.steps if not step.failed])
     return (
-        f"OK: {counted} of {len(story.view.steps)} steps in SECONDS: cluster up with {story.spec.control_planes} "
-        f"control planes and {story.spec.workers} workers, lost machines replaced, scaled, upgraded, deleted, "
-        "nothing left on Harvester"
+        f"OK: {counted} of {len(story.view.steps)} steps in SECONDS: cluster from a definition in Git with "
+        f"{story.spec.control_planes} control planes and {story.spec.workers} workers, lost machines replaced, scaled, "
+        "upgraded, deleted, nothing left on Harvester"
     )
 
 

@@ -187,6 +187,25 @@ async def a_version_is_rolled_out(story: Story) -> None:
     assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == story.zones()
 
 
+def test_a_definition_becomes_a_cluster_and_a_changed_setting_one_small_commit(box: Sandbox) -> None:
+    async def live() -> None:
+        spec = ClusterSpec(name="defined", namespace="defined", target_namespace="defined", control_planes=1, workers=1)
+        story = story_of(box, spec)
+        async with story.watching():
+            await story.define(1450)
+            assert "one commit with bundles ccm, cni, csi;" in story.view.steps[-1].outcome
+            await story.come_up()
+            await story.change_mtu(1400)
+            # The setting in the manifest and in the bundle, and the hash over the bundles; each with the line before.
+            assert story.view.steps[-1].outcome == "6 lines in 3 files"
+            (cluster,) = story.view.clusters.store
+            assert "mtu: 1400" in cluster["metadata"]["annotations"]["addons.caphv.io/values"]
+            await story.delete()
+            assert await story.leftovers() == []
+
+    asyncio.run(live())
+
+
 def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
     async def live() -> None:
         spec = ClusterSpec(

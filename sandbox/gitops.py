@@ -1,0 +1,97 @@
+"""The way of a cluster through Git in a sandbox: a repository of definitions, and the one that Fleet would read.
+
+`caphv packager sync` goes from one to the other as a process of its own, as in a pipeline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from caphv.runtime.resource import Obj
+
+_BRANCH = "main"
+_SOURCE, _FLEET = "clusters.git", "fleet.git"
+
+
+class SyncError(Exception):
+    """`caphv packager sync` did not end well; the message is what it said."""
+
+
+class GitOps:
+    """Both repositories, bare ones in the sandbox's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._kubeconfig = folder / "management.kubeconfig"
+
+    def make(self) -> None:
+        """Make the repositories."""
+        for name in (_SOURCE, _FLEET):
+            path = self._folder / name
+            path.mkdir()
+            self._git(name, "init", "--quiet", "--bare", f"--initial-branch={_BRANCH}", ".")
+
+    def push(self, definition: Obj, why: str) -> None:
+        """Commit a definition to the repository of definitions, as somebody with an editor would."""
+        content = yaml.safe_dump(definition, sort_keys=False).encode()
+        path = f"{definition['metadata']['name']}.yaml"
+        known = self._git(_SOURCE, "for-each-ref", f"refs/heads/{_BRANCH}").strip()
+        parent = f"from refs/heads/{_BRANCH}^0\n" if known else ""
+        head = f"commit refs/heads/{_BRANCH}\ncommitter somebody <somebody@example.com> now\n"
+        text = f"{head}data {len(why)}\n{why}\n{parent}M 100644 inline {path}\ndata {len(content)}\n"
+        stream = text.encode() + content + b"\ndone\n"
+        self._git(_SOURCE, "fast-import", "--quiet", "--done", "--date-format=now", stdin=stream)
+
+    async def sync(self) -> Obj:
+        """Turn the definitions into manifests and bundles and apply the manifests; answers what was committed.
+
+        Raises SyncError.
+        """
+        remotes = [
+            f"--{option}=file://{self._folder / name}" for option, name in (("source-repo", _SOURCE), ("repo", _FLEET))
+        ]
+        command = ["packager", "sync", *remotes, "--apply", f"--kubeconfig={self._kubeconfig}", "--output=json"]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "caphv", *command),
+            cwd=self._folder,
+            env=self._environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, said = await process.communicate()
+        if process.returncode != 0:
+            raise SyncError(said.decode(errors="replace").strip() or f"exit status {process.returncode}")
+        answer: Obj = json.loads(out)
+        return answer
+
+    def changes(self, commit: str) -> dict[str, int]:
+        """Return by path how many lines a commit of bundles and manifests adds and removes, both counted."""
+        rows = self._git(_FLEET, "show", "--numstat", "--format=", commit).splitlines()
+        return {path: int(added) + int(removed) for added, removed, path in (row.split("\t") for row in rows)}
+
+    def count(self) -> int:
+        """Return how many commits of bundles and manifests there are."""
+        return int(self._git(_FLEET, "rev-list", "--count", _BRANCH))
+
+    def _environment(self) -> dict[str, str]:
+        """Give the environment of this process without its settings for Git, and with caches in the sandbox."""
+        path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        passed = {name: value for name, value in os.environ.items() if not name.startswith("CAPHV_")}
+        return passed | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(self._folder / "cache")}
+
+    def _git(self, name: str, *arguments: str, stdin: bytes = b"") -> str:
+        # Settings of whoever runs the sandbox must not matter.
+        environment = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+        command: Sequence[str] = ["git", *arguments]
+        done = subprocess.run(
+            command, cwd=self._folder / name, env=environment, input=stdin, capture_output=True, check=True
+        )
+        return done.stdout.decode()
