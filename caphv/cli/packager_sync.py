@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,11 @@ something cannot be read, or wrong usage.
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder with templates over the shipped ones.",
 )
+@click.option(
+    "--interval",
+    type=click.FloatRange(1, 86400),
+    help="Go on: ask both repositories for new commits every so many seconds.  [default: sync once]",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @click.option("--apply", "applied", is_flag=True, help="Apply the manifests to the management cluster.")
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
@@ -94,13 +100,33 @@ def sync(**flags: Any) -> None:
 
     Manifests are applied by Fleet on the management cluster, see `caphv packager gitrepo`, or with --apply.
     """
-    from packager.definitions.source import read
-    from webhooks import together
-
     logging.basicConfig(format="caphv packager: %(message)s", level=logging.WARNING)
     # What a commit changed and what was left is part of the output.
     logging.getLogger("packager.git.publish").setLevel(logging.ERROR)
     packager, options = _packager(flags), _options(flags)
+    if not flags["interval"]:
+        sys.exit(_once(flags, packager, options))
+    if not (flags["source_repo"] and flags["repo"]):
+        raise click.UsageError("--interval needs --source-repo and --repo, which can be asked for their commits")
+    seen: tuple[str, str] | None = None
+    while True:
+        try:
+            now = _head(_source(flags)), _head(flags)
+            if now != seen:
+                _once(flags, packager, options)
+                # What was just pushed is no news.
+                seen = now[0], _head(flags)
+        except CouldNotRead as error:
+            # Hosts come back, and what was not seen is seen then.
+            click.echo(f"error: {error.message}", err=True)
+        time.sleep(flags["interval"])
+
+
+def _once(flags: dict[str, Any], packager: Packager, options: Options) -> int:
+    """Sync, tell what came of it, and return the exit status."""
+    from packager.definitions.source import read
+    from webhooks import together
+
     with progress() as step:
         files, origin = _files(flags, step)
         source = read(files, together.alone)
@@ -114,7 +140,15 @@ def sync(**flags: Any) -> None:
             refused = []
     _tell(outcome, refused, flags)
     plan = outcome.result.plan
-    sys.exit(FAULTY if outcome.made.errors or refused or plan.held or plan.refused else DONE)
+    return FAULTY if outcome.made.errors or refused or plan.held or plan.refused else DONE
+
+
+def _head(flags: dict[str, Any]) -> str:
+    """Return the commit of a remote's branch, by one short exchange."""
+    from packager.git.repository import Repository
+
+    with opened(flags) as store:
+        return store.heads().target if isinstance(store, Repository) else ""
 
 
 def _packager(flags: dict[str, Any]) -> Packager:
@@ -153,7 +187,16 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, str]:
         return _of_folder(flags["definitions"]), flags["definitions"].name or "a folder"
     _refuse_circles(flags)
     step("reading the source")
-    remote = {
+    with opened(_source(flags)) as repository:
+        snapshot = repository.sync()
+        if not snapshot.commit:
+            raise CouldNotRead(f"{flags['source_repo']} has no branch {flags['source_branch']}")
+        return dict(snapshot.tree), f"{flags['source_repo']}@{snapshot.commit}"
+
+
+def _source(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the source as those of a repository."""
+    return {
         "repo": flags["source_repo"],
         "branch": flags["source_branch"],
         "inner": flags["source_path"],
@@ -162,11 +205,6 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, str]:
         "git_cache": flags["git_cache"] / "source" if flags["git_cache"] else None,
         "git_timeout": flags["git_timeout"],
     }
-    with opened(remote) as repository:
-        snapshot = repository.sync()
-        if not snapshot.commit:
-            raise CouldNotRead(f"{flags['source_repo']} has no branch {flags['source_branch']}")
-        return dict(snapshot.tree), f"{flags['source_repo']}@{snapshot.commit}"
 
 
 def _of_folder(folder: Path) -> Tree:

@@ -107,14 +107,8 @@ def _k3s(boot: Boot) -> Obj:
 
 
 def _kubeadm(boot: Boot) -> Obj:
-    spec: Obj = {
-        "format": "cloud-config",
-        "initConfiguration": _registration(boot),
-        "joinConfiguration": _registration(boot),
-    }
-    if boot.external:
-        arguments = [{"name": "cloud-provider", "value": "external"}]
-        spec["clusterConfiguration"] = {"controllerManager": {"extraArgs": arguments}}
+    registration = _registration(boot)
+    spec = {"format": "cloud-config", "initConfiguration": registration, "joinConfiguration": registration}
     return {"kubeadmConfigSpec": spec}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-from functools import cache
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -13,32 +15,32 @@ from packager.merge import Obj
 
 NAMESPACE = "namespace"
 _FOLDER = "clusterclass"
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def shared(definition: Definition) -> dict[str, list[Obj]]:
+def shared(definition: Definition) -> dict[str, Sequence[Obj]]:
     """Return groups of objects by name, the same for each cluster of the namespace that uses them."""
     namespace = definition.key.namespace
-    found = {NAMESPACE: [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}]}
+    found: dict[str, Sequence[Obj]] = {
+        NAMESPACE: [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}]
+    }
     if definition.cluster_class and (objects := cluster_class(definition.cluster_class, namespace)):
         found[definition.cluster_class] = objects
     return found
 
 
-def cluster_class(name: str, namespace: str) -> list[Obj]:
-    """Return a shipped ClusterClass and its templates, templates first; nothing when there is none of that name."""
-    found = copy.deepcopy(_shipped().get(name, []))
+@lru_cache(maxsize=256)
+def cluster_class(name: str, namespace: str) -> Sequence[Obj]:
+    """Return a shipped ClusterClass and its templates, templates first; nothing when there is none of that name.
+
+    They are the same objects at each call, for a thousand clusters of a namespace: nobody may change them.
+    """
+    folder = data.folder(_FOLDER) / name
+    found = [obj for file in sorted(folder.glob("*.yaml")) for obj in _read(file)] if folder.is_dir() else []
     for obj in found:
         obj["metadata"]["namespace"] = namespace
-    return found
-
-
-@cache
-def _shipped() -> dict[str, list[Obj]]:
-    folders = sorted(path for path in data.folder(_FOLDER).iterdir() if path.is_dir())
-    return {folder.name: _objects(folder.name) for folder in folders}
-
-
-def _objects(name: str) -> list[Obj]:
-    files = sorted((data.folder(_FOLDER) / name).glob("*.yaml"))
-    found = [obj for file in files for obj in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
     return sorted(found, key=lambda obj: str(obj["kind"]) == "ClusterClass")
+
+
+def _read(file: Path) -> list[Obj]:
+    return list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=_LOADER))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import yaml
 
@@ -47,6 +48,7 @@ STATUS = "caphv-status.yaml"
 GITREPOS = "gitrepos"
 NAMES = (files.MANIFESTS, files.NAMESPACES, GITREPOS, CLUSTERS, STATUS)
 """All that stands at the top of the repository, or of the remote's path."""
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PATTERNS = ((files.NAMESPACES, "*", "*"), (files.MANIFESTS, "*", "*", "*"), (GITREPOS, "*", "*"))
 _MANIFESTS, _NAMESPACES, _GITREPOS = Root(files.MANIFESTS, definitions=True), Root(files.NAMESPACES), Root(GITREPOS)
 
@@ -200,15 +202,16 @@ def _share(made: Made, snapshot: Snapshot, namespace: str, name: str, objects: S
     """Add what clusters share, as it is in the repository: another ClusterClass would replace all their machines."""
     made.groups.setdefault((namespace, name), objects)
     folder = path_of(namespace, name)
-    if snapshot.entry(f"{files.NAMESPACES}/{folder}/{FLEET_YAML}") is None:
-        made.wanted[_NAMESPACES].setdefault(folder, Folder(files.shared_files(objects)))
+    known = made.wanted[_NAMESPACES]
+    if folder not in known and snapshot.entry(f"{files.NAMESPACES}/{folder}/{FLEET_YAML}") is None:
+        known[folder] = Folder(files.shared_files(objects))
 
 
 def _existing(snapshot: Snapshot, key: Key) -> Iterable[Obj]:
     """Return the objects that the repository holds for a cluster."""
     content = snapshot.read(f"{files.MANIFESTS}/{key}/{files.CLUSTER}/{files.CLUSTER}.yaml")
     try:
-        found = list(yaml.safe_load_all(content or b""))
+        found = list(yaml.load_all(content or b"", Loader=_LOADER))
     except yaml.YAMLError:
         return []
     return [obj for obj in found if isinstance(obj, dict)]

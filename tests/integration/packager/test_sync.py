@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from caphv.manifests.sources import files
 from tests.integration.packager.support import Origin, git
 from tests.unit.packager.definitions.support import definition, k3s
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 Obj = dict[str, Any]
 STATUS = "caphv-status.yaml"
@@ -27,11 +28,6 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GIT_REPO", "GIT_BRANCH", "GIT_PATH", "GIT_CREDENTIALS", "GIT_REVIEW", "GIT_CACHE", "SOURCE_REPO"):
         monkeypatch.delenv(f"CAPHV_{name}", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def origin(tmp_path: Path) -> Origin:
-    return Origin.make(tmp_path / "fleet.git")
 
 
 @pytest.fixture
@@ -294,6 +290,28 @@ def test_a_dry_run_and_a_folder(source: Path, origin: Origin, tmp_path: Path) ->
 )
 def test_wrong_usage(arguments: list[str]) -> None:
     assert call("sync", *arguments).exit_code == 2
+
+
+def test_with_an_interval_new_commits_are_seen_and_nothing_else_is_done(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions = Origin.make(tmp_path / "definitions.git")
+    definitions.push({"a.yaml": yaml.safe_dump(definition("a"))})
+    rounds: list[int] = []
+
+    def sleep(_seconds: float) -> None:
+        rounds.append(origin.count())
+        if len(rounds) == 2:
+            definitions.push({"b.yaml": yaml.safe_dump(definition("b"))})
+        if len(rounds) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("caphv.cli.packager_sync.time", SimpleNamespace(sleep=sleep))
+    result = call("sync", "--source-repo", definitions.url, "--repo", origin.url, "--interval", 5)
+    assert rounds == [1, 1, 2, 2]
+    assert result.stdout.count("pushed") == 2
+    assert f"Source: {definitions.url}@{definitions.head()}" in origin.message()
+    assert call("sync", tmp_path, "--repo", origin.url, "--interval", 5).exit_code == 2
 
 
 def test_a_hostile_source_stays_in_its_folders(source: Path, origin: Origin) -> None:

@@ -1,0 +1,207 @@
+"""Definitions with a real API server, which has the real CRDs of Cluster API's core, and with a real Git server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+
+from caphv import data
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound
+from caphv.runtime.resource import NAMESPACES, SECRETS, Obj, Resource
+from sandbox import manifests
+from sandbox.apiserver import ApiServer
+from sandbox.binaries import cluster_api_manifests
+from sandbox.providers import crds as providers
+from tests.integration.packager.environment import GIT_REPOS, crd
+from tests.integration.packager.servers import git_daemon
+from tests.integration.packager.support import Origin, git
+from tests.unit.packager.definitions.support import built, definition, k3s, kubeadm
+
+pytestmark = pytest.mark.integration
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
+CLASSES = Resource("cluster.x-k8s.io", "v1beta2", "clusterclasses", "ClusterClass")
+T = TypeVar("T")
+DEFINITIONS = {
+    "class": definition("a"),
+    "sets": definition("b", addonDelivery="ClusterResourceSet"),
+    "individual": definition("c", individualObjects=True, fleet={"repo": "https://git.example.com/f.git"}),
+    "k3s": k3s("d"),
+    "k3s-individual": k3s("e", individualObjects=True, addons={"cni": {"name": "calico"}}),
+    "kubeadm": kubeadm("f"),
+    "kubeadm-individual": kubeadm("g", individualObjects=True),
+}
+
+
+@pytest.fixture(scope="module")
+def management(etcd_folder: Path) -> ApiServer:
+    """An API server with the CRDs of the core, of this provider, of bootstrap providers (stand-ins) and of Fleet."""
+    server = ApiServer(etcd_folder, "definitions")
+    core = manifests.read(sorted((cluster_api_manifests() / "crd" / "bases").glob("*.yaml")))
+    for found in core:
+        # Nothing converts: all is written in the stored version.
+        found["spec"]["conversion"] = {"strategy": "None"}
+    ours = manifests.read(sorted(data.folder("deploy/crds").glob("infrastructure*.yaml")))
+
+    async def prepare() -> None:
+        await server.start()
+        async with server.client() as client:
+            await manifests.apply(client, [*core, *ours, *providers.custom_resource_definitions(), crd(GIT_REPOS)])
+
+    asyncio.run(prepare())
+    return server
+
+
+def on(server: ApiServer, call: Callable[[ApiClient], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with server.client() as client:
+            return await call(client)
+
+    return asyncio.run(run())
+
+
+class Caphv:
+    """Calls `caphv` in a process of its own."""
+
+    def __init__(self, folder: Path, server: ApiServer) -> None:
+        self.folder = folder
+        self.kubeconfig = folder / "management.yaml"
+        self.kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
+
+    def __call__(self, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(CHECKOUT), "HOME": str(self.folder)}
+        done = subprocess.run(
+            [sys.executable, "-m", "caphv", *arguments, "--kubeconfig", str(self.kubeconfig)],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == expect, (arguments, done.stdout[-2000:], done.stderr[-2000:])
+        return done
+
+
+@pytest.fixture
+def caphv(tmp_path: Path, management: ApiServer) -> Caphv:
+    return Caphv(tmp_path, management)
+
+
+@pytest.mark.parametrize("case", DEFINITIONS)
+def test_the_api_server_takes_all_objects_and_knows_all_their_fields(management: ApiServer, case: str) -> None:
+    found = built(DEFINITIONS[case])
+    assert found.ok
+    objects = [obj for group in found.shared.values() for obj in group][1:] + list(found.objects)
+    assert on(management, lambda client: refusals(client, objects)) == []
+
+
+async def refusals(client: ApiClient, objects: Sequence[Obj]) -> list[str]:
+    """What the API server says of objects of which it makes none; fields that it does not know are refused, too."""
+    discovery = manifests.Discovery(client)
+    await namespace(client, "team-a")
+    await namespace(client, "fleet-default")
+    said = []
+    for obj in objects:
+        resource = await discovery.resource(obj)
+        path = resource.path(obj["metadata"]["namespace"])
+        try:
+            await client.request("POST", path, body=obj, query={"dryRun": "All", "fieldValidation": "Strict"})
+        except ApiError as error:
+            said.append(f"{obj['kind']} {obj['metadata']['name']}: {error}")
+    return said
+
+
+async def namespace(client: ApiClient, name: str) -> None:
+    await client.apply(
+        NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}, manager="test"
+    )
+
+
+def test_generate_applies_and_applies_again(caphv: Caphv, management: ApiServer) -> None:
+    identity = caphv.folder / "harvester.yaml"
+    identity.write_text(yaml.safe_dump(management.kubeconfig()))
+    flags = shlex.split(
+        "--name demo --namespace generated --image default/sles --ssh-keypair default/key --network default/production"
+    )
+    first = caphv("generate", *flags, "--harvester-kubeconfig", str(identity), "--apply").stdout
+    assert "applied Cluster generated/demo" in first
+    assert "applied ClusterClass generated/harvester-rke2" in first
+    secret = on(management, lambda client: client.get(SECRETS, "demo-harvester-identity", "generated"))
+    assert set(secret["data"]) == {"kubeconfig"}
+    before = on(management, lambda client: client.get(CLUSTERS, "demo", "generated"))
+    again = caphv("generate", *flags, "--cni-mtu", "1400", "--apply").stdout
+    assert "ClusterClass" not in again
+    after = on(management, lambda client: client.get(CLUSTERS, "demo", "generated"))
+    assert "mtu: 1400" in after["metadata"]["annotations"]["addons.caphv.io/values"]
+    # Nodes have started with these files; others would replace the control plane.
+    assert after["spec"] == before["spec"]
+    other = caphv("generate", *flags, "--name", "other", "--apply").stdout
+    assert "applied Cluster generated/other" in other
+    assert on(management, lambda client: client.get(CLUSTERS, "demo", "generated"))["spec"] == before["spec"]
+
+
+def test_what_the_api_server_refuses_is_told_and_the_rest_is_applied(caphv: Caphv) -> None:
+    large = definition("large")
+    # An API server takes 256 KiB of annotations.
+    large["metadata"]["annotations"] = {"example.com/note": "much " * 60_000}
+    (caphv.folder / "large.yaml").write_text(text(large))
+    done = caphv("generate", "--definition", "large.yaml", "--apply", expect=1)
+    assert "error: Cluster team-a/large: " in done.stderr
+    assert "applied MachineHealthCheck team-a/large-mhc" in done.stdout
+    assert "applied Cluster team-a/large" not in done.stdout
+
+
+def test_a_push_becomes_a_commit_and_a_cluster(caphv: Caphv, management: ApiServer, tmp_path: Path) -> None:
+    top = tmp_path / "git"
+    source, fleet = Origin.make(top / "clusters.git"), Origin.make(top / "fleet.git")
+    pushed = {f"{name}.yaml": text(definition(name, addonDelivery="Fleet")) for name in ("one", "two")}
+    with git_daemon(top) as url:
+        sync = ("packager", "sync", "--source-repo", f"{url}/clusters.git", "--repo", f"{url}/fleet.git", "--apply")
+        source.push(pushed)
+        caphv(*sync)
+        assert f"Source: {url}/clusters.git@{source.head()}" in fleet.message()
+        assert on(management, lambda client: client.get(CLUSTERS, "one", "team-a"))["spec"]["topology"]
+        assert on(management, lambda client: client.get(CLASSES, "harvester-rke2", "team-a"))
+
+        # A setting that changes and a definition that is wrong: one commit for the one, a line for the other.
+        source.push(
+            {
+                "one.yaml": text(definition("one", addons={"cni": {"mtu": 1400}})),
+                "two.yaml": pushed["two.yaml"].replace("v1.34.2", "newest"),
+            }
+        )
+        done = caphv(*sync, expect=1)
+        assert "two.yaml:" in done.stderr
+        assert fleet.count() == 2
+        changed = git(fleet.folder, "diff", "--name-only", "main~1", "main").splitlines()
+        assert "clusters/team-a/one/cni/helmchartconfig.yaml" in changed
+        assert not any("/two/" in path for path in changed)
+
+        # A definition that is gone: nothing happens to its cluster before somebody confirms.
+        source.push({"one.yaml": pushed["one.yaml"]}, anew=True)
+        assert "left manifests/team-a/two" in caphv(*sync, expect=1).stdout
+        assert on(management, lambda client: client.get(CLUSTERS, "two", "team-a"))
+        caphv(*sync, "--confirm", "team-a/two")
+        assert not any("/two/" in path for path in fleet.files())
+        with pytest.raises(NotFound):
+            on(management, lambda client: client.get(CLUSTERS, "two", "team-a"))
+        assert on(management, lambda client: client.get(CLUSTERS, "one", "team-a"))
+        count = fleet.count()
+        assert "nothing to do" in caphv(*sync).stdout
+        assert fleet.count() == count
+
+
+def text(obj: Any) -> str:
+    return yaml.safe_dump(obj, sort_keys=False)
