@@ -7,8 +7,8 @@ and kubeadm the machines of the control plane and the bootstrap data.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.runtime.resource import Obj
@@ -61,8 +61,8 @@ class ClusterSpec:
     ssh_key_pair: str = "default/caphv"
     class_namespace: str = CLASS_NAMESPACE
     unhealthy_seconds: int = 2
-    # Where control planes may be; everywhere when empty.
-    failure_domains: Sequence[str] = ()
+    # Further variables of the class.
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 def objects(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
@@ -173,11 +173,9 @@ def variables(spec: ClusterSpec) -> dict[str, Any]:
         ],
         "controlPlaneFiles": [{"path": CNI_FILE, "content": _CNI_CONFIG}],
     }
-    if spec.failure_domains:
-        found["failureDomains"] = list(spec.failure_domains)
     if spec.load_balancer:
         found["loadBalancer"] = {"ipamType": "pool", "ipPoolRef": spec.load_balancer}
     if spec.machines:
         found |= {"gateway": spec.gateway, "subnetMask": spec.mask, "dnsServers": [spec.gateway]}
         found["ipPoolRefs"] = list(spec.machines)
-    return found
+    return found | dict(spec.variables)

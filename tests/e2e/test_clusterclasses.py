@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
 from caphv.runtime.resource import SECRETS, Obj, Resource
 from sandbox import binaries, clusterclass, manifests, processes
 from sandbox.cluster import CLASS_NAMESPACE, CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
@@ -19,11 +20,23 @@ from sandbox.story import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Stor
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+PATIENCE = 200.0
 SETTINGS = Settings(boot_seconds=0.3, register_seconds=0.1)
 TEMPLATES = Resource(
     HARVESTER_MACHINES.group, HARVESTER_MACHINES.version, "harvestermachinetemplates", "HarvesterMachineTemplate"
 )
 HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
+EVERY_VARIABLE = {
+    "failureDomains": ["zone-1", "zone-3"],
+    "loadBalancer": {"ipamType": "dhcp", "description": "API of a class"},
+    "cloudConfigDelivery": "Secret",
+    "firmware": {"efi": True, "secureBoot": True},
+    "tpm": {"enabled": True},
+    "controlPlane": {"cpuCount": 4},
+    "worker": {"memorySize": "6Gi"},
+    "workerFiles": [{"path": "/etc/motd", "content": "a worker of a class\n"}],
+    "addons": {"csi": {"enabled": True}},
+}
 # The control plane object of each class.
 CONTROL_PLANES = {
     f"harvester-{name}": distribution.control_planes
@@ -57,7 +70,7 @@ def story_of(box: Sandbox, cluster_class: str, **changes: Any) -> Story:
         **changes,
     )
     # Patient: other tests may have the machine at the same time.
-    return Story(box.folder, in_network(spec, box.status()["network"]), timeout=200)
+    return Story(box.folder, in_network(spec, box.status()["network"]), timeout=PATIENCE)
 
 
 def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: Sandbox) -> None:
@@ -86,11 +99,12 @@ def test_a_cluster_of_another_distribution_is_made_scaled_upgraded_and_deleted(
 ) -> None:
     async def live() -> None:
         # By DHCP, where those of RKE2 have their addresses from pools.
-        story = story_of(box, cluster_class, load_balancer="", machines=(), failure_domains=("zone-1", "zone-3"))
+        story = story_of(box, cluster_class, load_balancer="", machines=(), variables=EVERY_VARIABLE)
         async with story.watching():
             await story.create()
             await story.come_up()
             await the_class_is_what_stands(story)
+            await each_variable_has_its_effect(story)
             await story.scale(3, 2)
             assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == {"zone-1", "zone-3"}
             await story.scale(1, 1)
@@ -112,9 +126,26 @@ async def the_class_is_what_stands(story: Story) -> None:
     (infrastructure,) = story.view.harvester_clusters.store
     listeners = infrastructure["spec"]["loadBalancerConfig"].get("listeners", [])
     assert [entry["port"] for entry in listeners] == ([9345] if spec.cluster_class == "harvester-rke2" else [])
-    secrets = (await story.harvester.list(SECRETS, spec.target_namespace))["items"]
+    assert await texts_of_guests(story, CNI_FILE) == 1
+
+
+async def each_variable_has_its_effect(story: Story) -> None:
+    (infrastructure,) = story.view.harvester_clusters.store
+    assert infrastructure["spec"]["loadBalancerConfig"]["description"] == "API of a class"
+    assert infrastructure["spec"]["cloudConfig"] == {"delivery": "Secret"}
+    own = {machine["metadata"]["name"]: machine["spec"] for machine in story.view.harvester_machines.store}
+    for machines, cpu, memory in ((story.control_planes(), 4, "4Gi"), (story.workers(), 2, "6Gi")):
+        (spec,) = (own[machine["metadata"]["name"]] for machine in machines)
+        assert (spec["cpu"], spec["memory"]) == (cpu, memory)
+        assert (spec["firmware"], spec["tpm"]) == ({"efi": True, "secureBoot": True}, {"enabled": True})
+    assert await texts_of_guests(story, "a worker of a class") == 1
+
+
+async def texts_of_guests(story: Story, text: str) -> int:
+    """In how many Secrets with user data a text is."""
+    secrets = (await story.harvester.list(SECRETS, story.spec.target_namespace))["items"]
     texts = [base64.b64decode(value).decode() for secret in secrets for value in (secret.get("data") or {}).values()]
-    assert sum(CNI_FILE in text for text in texts) == 1
+    return sum(text in each for each in texts)
 
 
 async def workers_of_another_class_have_their_own_size(story: Story) -> None:
@@ -124,22 +155,25 @@ async def workers_of_another_class_have_their_own_size(story: Story) -> None:
     group["variables"] = {"overrides": [{"name": "largeWorker", "value": {"memorySize": "48Gi"}}]}
     patch = [{"op": "add", "path": "/spec/topology/workers/machineDeployments/-", "value": group}]
     await story.management.patch(CLUSTERS, spec.name, spec.namespace, patch, patch_type="json")
+    place = (story.management, spec.namespace)
     template = await seen(
-        story, TEMPLATES, lambda obj: (obj.get("status") or {}).get("capacity", {}).get("memory") == "48Gi"
+        *place, TEMPLATES, lambda obj: (obj.get("status") or {}).get("capacity", {}).get("memory") == "48Gi"
     )
     assert template["spec"]["template"]["spec"]["cpu"] == 8
     assert template["status"]["capacity"] == {"cpu": "8", "memory": "48Gi", "ephemeral-storage": "40Gi"}
     assert template["status"]["nodeInfo"] == {"architecture": "amd64", "operatingSystem": "linux"}
     # The story has its own health checks for the others; this group has that of the class.
-    found = await seen(story, HEALTH_CHECKS, lambda obj: obj["spec"]["checks"].get("nodeStartupTimeoutSeconds") == 1200)
+    found = await seen(
+        *place, HEALTH_CHECKS, lambda obj: obj["spec"]["checks"].get("nodeStartupTimeoutSeconds") == 1200
+    )
     assert found["spec"]["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == "34%"
     assert {entry["timeoutSeconds"] for entry in found["spec"]["checks"]["unhealthyNodeConditions"]} == {300}
 
 
-async def seen(story: Story, resource: Resource, wanted: Callable[[Obj], bool]) -> Obj:
-    """The first object in the cluster's namespace that is as wanted, once it is there."""
+async def seen(client: ApiClient, namespace: str, resource: Resource, wanted: Callable[[Obj], bool]) -> Obj:
+    """The first object in a namespace that is as wanted, once it is there."""
     found: asyncio.Future[Obj] = asyncio.get_running_loop().create_future()
-    informer = Informer(story.management, resource, namespace=story.spec.namespace)
+    informer = Informer(client, resource, namespace=namespace)
 
     def look(obj: Obj) -> None:
         if wanted(obj) and not found.done():
@@ -148,7 +182,7 @@ async def seen(story: Story, resource: Resource, wanted: Callable[[Obj], bool]) 
     informer.add_handler(lambda change: look(change.obj))
     task = informer.start()
     try:
-        return await asyncio.wait_for(found, story.timeout)
+        return await asyncio.wait_for(found, PATIENCE)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
