@@ -26,14 +26,15 @@ LABEL org.opencontainers.image.title="caphv" \
       org.opencontainers.image.description="Cluster API provider for Harvester" \
       org.opencontainers.image.source="https://github.com/rancher-sandbox/cluster-api-provider-harvester" \
       org.opencontainers.image.licenses="Apache-2.0"
-# The packager commits with git, and reaches remotes by ssh, too.
+# The packager commits with git, and reaches remotes by ssh, too, which wants to know its user.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends git openssh-client \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 65532 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin caphv
 COPY --from=build /opt/caphv /usr/local
 # The root file system may be read-only: no byte code is written, and only /tmp is written to.
-ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /
 ENTRYPOINT ["caphv"]

@@ -30,6 +30,7 @@ SPREAD = {
 SELF_SIGNED: Obj = {"webhooks": {"certificate": "self-signed"}}
 WITHOUT_WEBHOOKS: Obj = {"webhooks": {"enabled": False}, "networkPolicy": {"enabled": True}}
 CLASSES: Obj = {"clusterClasses": {"names": ["harvester-rke2"], "namespaces": ["team-a", "team-b"]}}
+PACKAGER: Obj = {"packager": {"enabled": True, "repository": "https://git.example.com/fleet.git"}}
 PRODUCTION: Obj = {
     "replicas": 2,
     "topologySpreadConstraints": [SPREAD],
@@ -92,13 +93,51 @@ def test_chart_and_kustomization_give_the_same_objects(
         assert obj == theirs[key], key
 
 
+def test_packager_of_the_chart_is_that_of_the_kustomization(
+    helm: Path, chart: Path, checkout: Path, tmp_path: Path
+) -> None:
+    built = call(binaries.binary("kustomize"), "build", checkout / "deploy" / "kustomize" / "packager")
+    ours, theirs = parsed(template(helm, chart, tmp_path, PACKAGER)), parsed(built)
+    without = parsed(template(helm, chart, tmp_path, {}))
+    assert ours.keys() - without.keys() == theirs.keys()
+    annotations = ours["Deployment", "caphv-system", "caphv-packager"]["spec"]["template"]["metadata"]["annotations"]
+    assert annotations.pop("caphv.io/settings")
+    for key, obj in theirs.items():
+        assert obj == ours[key], key
+
+
+def test_values_reach_the_packager(helm: Path, chart: Path, tmp_path: Path) -> None:
+    values = {
+        "watchNamespace": "team-a",
+        "image": {"repository": "registry.example.com/caphv", "tag": "x"},
+        "proxy": {"url": "http://proxy.example.com:3128", "exceptions": ["git.example.com"]},
+        "packager": {
+            **PACKAGER["packager"],
+            "credentialsSecret": "other",
+            "settings": {"CAPHV_GIT_BRANCH": "bundles"},
+            "replicas": 2,
+        },
+    }
+    objects = parsed(template(helm, chart, tmp_path, values, namespace="elsewhere"))
+    settings = objects["ConfigMap", "elsewhere", "caphv-packager"]["data"]
+    assert settings == {"CAPHV_GIT_REPO": "https://git.example.com/fleet.git", "CAPHV_GIT_BRANCH": "bundles"}
+    deployment = objects["Deployment", "elsewhere", "caphv-packager"]["spec"]
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    assert deployment["replicas"] == 2
+    assert container["image"] == "registry.example.com/caphv:x"
+    assert "--namespace=team-a" in container["args"]
+    assert {"name": "NO_PROXY", "value": "git.example.com"} in container["env"]
+    assert "other" in [volume.get("secret", {}).get("secretName") for volume in pod["volumes"]]
+
+
 def test_release_for_kubectl_is_the_base(checkout: Path) -> None:
     built = call(binaries.binary("kustomize"), "build", checkout / "deploy" / "kustomize" / "base")
     assert parsed(contents()["caphv.yaml"].decode()) == parsed(built)
 
 
 @pytest.mark.parametrize(
-    "values", [{}, PRODUCTION, SELF_SIGNED, WITHOUT_WEBHOOKS, CLASSES, {"crds": {"enabled": False}}]
+    "values", [{}, PRODUCTION, SELF_SIGNED, WITHOUT_WEBHOOKS, CLASSES, PACKAGER, {"crds": {"enabled": False}}]
 )
 def test_chart_passes_lint(helm: Path, chart: Path, tmp_path: Path, values: Obj) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
@@ -273,6 +312,8 @@ def test_metrics_without_protection(helm: Path, chart: Path, tmp_path: Path) -> 
         ({"serviceMonitor": {"interval": "soon"}}, "interval"),
         ({"webhooks": {"certificate": "mine"}}, "certificate"),
         ({"proxy": {"url": "proxy:3128"}}, "proxy"),
+        ({"packager": {"enabled": True}}, "packager.repository: name the Git repository"),
+        ({"packager": {"settings": {"GIT_BRANCH": "main"}}}, "GIT_BRANCH"),
         ({"clusterClasses": {"names": ["harvester-other"], "namespaces": ["a"]}}, "no ClusterClass harvester-other"),
         ({"replicas": 2, "leaderElection": False}, "more than one needs leaderElection"),
     ],

@@ -31,3 +31,28 @@ and the object. Namespaces become that of the release.
 {{- end }}
 {{- toYaml $left }}
 {{- end -}}
+
+{{/* What the values say of both Pods: image, proxy, and where they may run. */}}
+{{- define "caphv.pod" -}}
+{{- $pod := .pod -}}
+{{- $values := .root.Values -}}
+{{- range $name := list "imagePullSecrets" "nodeSelector" "affinity" "priorityClassName" }}
+{{- with index $values $name }}
+{{- $_ := set $pod $name . }}
+{{- end }}
+{{- end }}
+{{- if $values.tolerations }}
+{{- $_ := set $pod "tolerations" $values.tolerations }}
+{{- else }}
+{{- $_ := unset $pod "tolerations" }}
+{{- end }}
+{{- $container := index $pod.containers 0 }}
+{{- $tag := default .root.Chart.AppVersion $values.image.tag }}
+{{- $_ := set $container "image" (printf "%s:%s" $values.image.repository $tag) }}
+{{- $_ := set $container "imagePullPolicy" $values.image.pullPolicy }}
+{{- with $values.proxy.url }}
+{{- $exceptions := join "," $values.proxy.exceptions }}
+{{- $proxy := list (dict "name" "HTTPS_PROXY" "value" .) (dict "name" "NO_PROXY" "value" $exceptions) }}
+{{- $_ := set $container "env" (concat $container.env $proxy) }}
+{{- end }}
+{{- end -}}

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import re
+import subprocess
 import tarfile
 import tomllib
 from functools import cache
@@ -52,6 +53,17 @@ def objects(content: bytes) -> list[dict[str, object]]:
     return [obj for obj in yaml.load_all(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if obj]
 
 
+def test_make_deploy_installs_the_image_that_is_named(checkout: Path) -> None:
+    command = ["make", "--dry-run", "--directory", str(checkout), "deploy", "IMG=registry.example.com/caphv:mine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    written, applied = (
+        done.stdout.index("release --image registry.example.com/caphv:mine"),
+        done.stdout.index("kubectl"),
+    )
+    assert written < applied
+    assert "-f out/caphv.yaml" in done.stdout[applied:]
+
+
 def test_same_checkout_gives_the_same_bytes(files: dict[str, bytes]) -> None:
     assert contents("registry.example.com/caphv:test") == files
 
@@ -94,8 +106,9 @@ def test_all_files_name_the_version_of_the_project(checkout: Path, version: str)
     deploy = checkout / "deploy"
     chart = yaml.safe_load((deploy / "chart" / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, f"v{version}")
-    kustomization = yaml.safe_load((deploy / "kustomize" / "base" / "kustomization.yaml").read_text())
-    assert kustomization["images"] == [{"name": components.IMAGE, "newTag": f"v{version}"}]
+    for name in ("base", "packager"):
+        kustomization = yaml.safe_load((deploy / "kustomize" / name / "kustomization.yaml").read_text())
+        assert kustomization["images"] == [{"name": components.IMAGE, "newTag": f"v{version}"}]
 
 
 def test_webhook_configurations_are_those_that_the_server_restores() -> None:

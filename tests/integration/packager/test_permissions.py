@@ -1,0 +1,94 @@
+"""The shipped rules are enough for the packager, and none of them is too many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from caphv.runtime.resource import Obj, Resource
+from release.components import objects
+from sandbox import manifests, pki
+from sandbox.apiserver import ApiServer, private_file
+from tests.conftest import CHECKOUT
+from tests.integration.packager.environment import (
+    CLASSES,
+    CLUSTERS,
+    CONTROL_PLANES,
+    FLEET_BUNDLES,
+    FLEET_CLUSTERS,
+    GIT_REPOS,
+    Case,
+    install,
+    opened,
+)
+from tests.integration.packager.support import Origin
+from tests.integration.reconciler.test_permissions import GROUPS, asked, granted
+
+pytestmark = pytest.mark.integration
+
+ROLES = objects(CHECKOUT / "deploy" / "kustomize" / "packager")
+ACCOUNT = "system:serviceaccount:caphv-system:caphv-packager"
+OTHERS = [
+    Resource(CONTROL_PLANES.group, CONTROL_PLANES.version, f"{kind.lower()}s", kind)
+    for kind in ("KThreesControlPlane", "KubeadmControlPlane", "TalosControlPlane")
+]
+
+
+@pytest.fixture(scope="module")
+def audited(etcd_folder: Path) -> Iterator[ApiServer]:
+    """An API server that writes down what is asked, with all kinds that the packager knows and its shipped account."""
+    server = ApiServer(etcd_folder, "packager-rights", audit=True)
+    asyncio.run(server.start())
+    asyncio.run(prepared(server))
+    yield server
+    asyncio.run(server.stop())
+
+
+async def prepared(server: ApiServer) -> None:
+    await install(server, CLUSTERS, CLASSES, CONTROL_PLANES, *OTHERS, FLEET_CLUSTERS, FLEET_BUNDLES, GIT_REPOS)
+    namespace: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "caphv-system"}}
+    async with server.client() as client:
+        await manifests.apply(client, [namespace, *ROLES])
+
+
+def test_shipped_rules_are_enough_and_none_is_too_many(audited: ApiServer, tmp_path: Path, origin: Origin) -> None:
+    async def main() -> None:
+        async with opened(audited, tmp_path, origin) as case:
+            await live(case)
+
+    asyncio.run(main())
+    assert asked(audited, ACCOUNT, "forbid") == set()
+    assert granted(ROLES) - asked(audited, ACCOUNT, "allow") == set()
+
+
+async def live(case: Case) -> None:
+    """A cluster of each distribution, trouble that is told twice, and the end."""
+    packager = case.packager("--leader-elect")
+    private_file(packager._kubeconfig, pki.to_yaml(case.server.kubeconfig(ACCOUNT, GROUPS)))
+    packager.environment["POD_NAMESPACE"] = "caphv-system"
+    await packager.start()
+    await case.cluster("one", values={"cni": {"name": "calico"}})
+    for resource in OTHERS:
+        await other(case, resource)
+    await case.until_condition("one", "False", "AddonBundlesNotApplied")
+    # The same Event again is the same object once more.
+    for mtu, reason in ((9, "AddonBundlesInvalid"), (1450, "AddonBundlesNotApplied"), (9, "AddonBundlesInvalid")):
+        await case.set_values("one", {"cni": {"name": "calico", "mtu": mtu}})
+        await case.until_condition("one", "False", reason)
+    await case.delete("one")
+    await packager.stop()
+
+
+async def other(case: Case, resource: Resource) -> None:
+    """A Cluster whose control plane is of this kind."""
+    name = resource.kind.lower()
+    await case.cluster(name)
+    metadata = {"name": name, "namespace": case.namespace}
+    await case.client.create(
+        resource, {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+    )
+    reference = {"apiGroup": resource.group, "kind": resource.kind, "name": name}
+    await case.client.patch(CLUSTERS, name, case.namespace, {"spec": {"controlPlaneRef": reference}})
