@@ -1,7 +1,4 @@
-"""The main job with the real Cluster API core: a cluster's whole life, and what an operator sees of it.
-
-The provider serves its webhooks meanwhile, so that they let everything through that a life wants.
-"""
+"""The main job with the real Cluster API core: a cluster's whole life, and what an operator sees of it."""
 
 from __future__ import annotations
 
@@ -12,18 +9,16 @@ from collections.abc import Iterator
 import pytest
 
 from caphv.runtime.cache import Change
-from caphv.runtime.errors import Invalid
 from caphv.runtime.resource import EVENTS, SECRETS, Obj, labels_of
 from sandbox import binaries, processes
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox, Settings
 from sandbox.providers.distribution import RKE2
-from sandbox.providers.resources import HARVESTER_MACHINES
 from sandbox.story import Story, in_network
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = Settings(webhooks=True, boot_seconds=0.5, register_seconds=0.2)
+SETTINGS = Settings(boot_seconds=0.5, register_seconds=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +94,6 @@ def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_trace(
             await story.come_up()
             the_cluster_is_up(story)
             await the_first_boot_has_the_files_of_the_class(story)
-            await wrong_objects_are_refused(story)
             await lost_machines_are_replaced(story)
             await story.scale(5, 3)
             held = [pool["status"].get("allocated") or {} for pool in story.view.pools.store]
@@ -145,18 +139,6 @@ def the_cluster_is_up(story: Story) -> None:
         if CONTROL_PLANE_LABEL in labels_of(machine):
             assert own["status"]["failureDomain"] == machine["spec"]["failureDomain"]
     assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == story.zones()
-
-
-async def wrong_objects_are_refused(story: Story) -> None:
-    """The webhook of the provider sees what the CRDs do not: here that a user's data is no cloud-config."""
-    machine = next(iter(story.view.harvester_machines.store))
-    spec = {name: value for name, value in machine["spec"].items() if name not in ("providerID", "failureDomain")}
-    wrong = {
-        "metadata": {"name": "wrong", "namespace": story.spec.namespace},
-        "spec": spec | {"guestConfig": {"userData": "#!/bin/sh"}},
-    }
-    with pytest.raises(Invalid, match=r"spec\.guestConfig\.userData: Invalid value"):
-        await story.management.create(HARVESTER_MACHINES, wrong, dry_run=True)
 
 
 async def the_first_boot_has_the_files_of_the_class(story: Story) -> None:
