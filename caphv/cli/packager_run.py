@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caphv.cli.endpoints import certificate_folder, metrics_options
-from caphv.cli.repository import which_remote, who_commits
+from caphv.cli.repository import which_remote, which_source, who_commits
 from caphv.cli.webhook import stop_signal
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ Examples:
                                                  in a Pod, with credentials from a mounted Secret
   CAPHV_GIT_PASSWORD=… caphv packager run --repo https://git.example.com/fleet.git --kubeconfig management.yaml
                                                  outside of a cluster
+  caphv packager run --repo https://git.example.com/fleet.git --source-repo https://git.example.com/clusters.git
+                                                 and make manifests of cluster definitions, too
   caphv packager run --repo git@example.com:fleet.git --review caphv/bundles
                                                  for pull requests
 
@@ -35,6 +38,7 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
 """,
 )
 @which_remote
+@which_source
 @who_commits
 @click.option(
     "--max-prune",
@@ -63,9 +67,21 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
 @click.option(
     "--interval",
     type=click.FloatRange(1, 86400),
-    default=300.0,
+    default=60.0,
     envvar="CAPHV_INTERVAL",
     help="Seconds after which the repository is looked at without a change in the cluster.",
+)
+@click.option(
+    "--receiver-bind-address",
+    default="",
+    envvar="CAPHV_RECEIVER_ADDRESS",
+    help="Where to hear of pushes from a Git host, [host]:port, path /push; default: nowhere.",
+)
+@click.option(
+    "--receiver-secret-file",
+    default="",
+    envvar="CAPHV_RECEIVER_SECRET_FILE",
+    help="File with the secret that the Git host signs its events with.",
 )
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster; default: the Pod's own account.")
 @click.option("--namespace", default="", help="Care only for Clusters in this namespace; default: all.")
@@ -99,6 +115,7 @@ def run(**flags: Any) -> None:
     from caphv.runtime.errors import ApiError
     from caphv.runtime.manager import LeaseLost
     from packager.incluster.process import run as run_packager
+    from webhooks import together
 
     settings = checked(flags)
     logs.configure(settings.log_level, settings.log_format)
@@ -108,7 +125,7 @@ def run(**flags: Any) -> None:
         await run_packager(options, stop_signal())
 
     try:
-        with settings.opened() as options:
+        with settings.opened(together.alone) as options:
             eventloop.run(main(options))
     except LeaseLost as error:
         log.error("%s", error)
@@ -120,17 +137,21 @@ def run(**flags: Any) -> None:
 
 def checked(flags: dict[str, Any]) -> Settings:
     """Return the settings of these options. Raises `click.UsageError` with all that is wrong with them."""
+    from caphv.cli.packager_sync import refuse_circles
     from packager.git.errors import InvalidRemote
     from packager.incluster.settings import Settings
     from packager.render import Renderer
+    from webhooks import together
 
     if not flags["repo"]:
         raise click.UsageError("name the repository with --repo URL, or with variable CAPHV_GIT_REPO")
     certificate_folder(flags)
-    folders = {name: str(flags[name] or "") for name in ("git_credentials", "git_cache")}
+    folders = {name: str(flags[name] or "") for name in ("git_credentials", "git_cache", "source_credentials")}
+    if flags["source_repo"]:
+        refuse_circles(flags)
     settings = Settings(**flags | folders)
     try:
-        options = settings.options(Path())
+        options = settings.options(Path(), together.alone)
         Renderer(options.publisher.rendering)
     except (InvalidRemote, ValueError, FileNotFoundError) as error:
         raise click.UsageError(str(error)) from None
@@ -142,9 +163,10 @@ def beside(flags: dict[str, Any]) -> list[Part]:
 
     Raises `click.UsageError`.
     """
-    from packager.incluster.beside import beside as part
+    from caphv.runtime.beside import Beside
 
     shared = ("kubeconfig", "namespace", "watch_filter", "leader_elect", "log_level", "log_format")
     with run.make_context("caphv run --with-packager", [], resilient_parsing=False) as context:
         own = dict(context.params)
-    return [part(checked(own | {name: flags[name] for name in shared}))]
+    settings = checked(own | {name: flags[name] for name in shared})
+    return [Beside("packager", "caphv.cli.packager_beside", dataclasses.asdict(settings.beside()))]

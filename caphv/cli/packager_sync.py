@@ -15,7 +15,7 @@ import click
 
 from caphv.cli import CONTEXT_SETTINGS
 from caphv.cli.clusters import CouldNotRead, Step, progress
-from caphv.cli.repository import is_named, opened, which_commit, which_repository
+from caphv.cli.repository import is_named, opened, which_commit, which_repository, which_source
 
 if TYPE_CHECKING:
     from packager.apply import Applier, Refused
@@ -45,17 +45,7 @@ something cannot be read, or wrong usage.
 """,
 )
 @click.argument("definitions", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--source-repo", envvar="CAPHV_SOURCE_REPO", default="", metavar="URL", help="Repository with the definitions."
-)
-@click.option("--source-branch", envvar="CAPHV_SOURCE_BRANCH", default="main", show_default=True, help="Its branch.")
-@click.option("--source-path", envvar="CAPHV_SOURCE_PATH", default="", metavar="PATH", help="Folder in it.")
-@click.option(
-    "--source-credentials",
-    envvar="CAPHV_SOURCE_CREDENTIALS",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of a mounted Secret, as --git-credentials.  [default: the same as for --repo]",
-)
+@which_source
 @which_repository
 @which_commit
 @click.option(
@@ -185,7 +175,7 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, str]:
     if flags["definitions"]:
         step("reading definitions")
         return _of_folder(flags["definitions"]), flags["definitions"].name or "a folder"
-    _refuse_circles(flags)
+    refuse_circles(flags)
     step("reading the source")
     with opened(_source(flags)) as repository:
         snapshot = repository.sync()
@@ -216,7 +206,7 @@ def _of_folder(folder: Path) -> Tree:
         raise CouldNotRead(str(error)) from None
 
 
-def _refuse_circles(flags: dict[str, Any]) -> None:
+def refuse_circles(flags: dict[str, Any]) -> None:
     """What is written must not be read as a definition the next time."""
     same = (flags["repo"], flags["branch"]) == (flags["source_repo"], flags["source_branch"])
     above, below = flags["source_path"].split("/"), flags["inner"].split("/")

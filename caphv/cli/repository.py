@@ -71,6 +71,31 @@ def which_remote(command: _Command) -> _Command:
     return command
 
 
+def which_source(command: _Command) -> _Command:
+    """Add the options that name a repository with definitions of clusters."""
+    for add in (
+        click.option(
+            "--source-credentials",
+            envvar="CAPHV_SOURCE_CREDENTIALS",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            help="Folder of a mounted Secret, as --git-credentials.  [default: the same as for --repo]",
+        ),
+        click.option("--source-path", envvar="CAPHV_SOURCE_PATH", default="", metavar="PATH", help="Folder in it."),
+        click.option(
+            "--source-branch", envvar="CAPHV_SOURCE_BRANCH", default="main", show_default=True, help="Its branch."
+        ),
+        click.option(
+            "--source-repo",
+            envvar="CAPHV_SOURCE_REPO",
+            default="",
+            metavar="URL",
+            help="Repository with the definitions.",
+        ),
+    ):
+        command = add(command)
+    return command
+
+
 def which_commit(command: _Command) -> _Command:
     """Add the options that say how a commit is made, and why."""
     message = click.option("--message", default="", metavar="TEXT", help="Why, for the message of the commit.")

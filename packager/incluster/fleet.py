@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -114,8 +115,14 @@ def _problem(bundle: Obj, wanted: Wanted, is_before: Callable[[str, str], bool])
 
 
 def reads(git_repo: Obj, folder: str) -> bool:
-    """Whether a path of a GitRepo leads to the bundles of a cluster's folder."""
-    return any(path.strip("/") in (folder, f"{folder}/*", f"{folder}/**") for path in git_repo["spec"]["paths"])
+    """Whether a path of a GitRepo, which may have stars, leads to the bundles in a cluster's folder."""
+    parts = [*folder.split("/"), "bundle"]
+    return any(_leads(path.strip("/").removesuffix("/**").split("/"), parts) for path in git_repo["spec"]["paths"])
+
+
+def _leads(pattern: list[str], parts: list[str]) -> bool:
+    # Fleet reads all that is below a folder that matches.
+    return len(pattern) <= len(parts) and all(map(fnmatch.fnmatchcase, parts, pattern))
 
 
 def slim_bundle(bundle: Obj) -> Obj | None:

@@ -45,7 +45,7 @@ class OptionalKinds:
     """Caches of kinds by group and kind, each from when somebody asks for it and its CRD is there.
 
     A Cluster names the kind of its control plane without a version, and Fleet may be installed later or never.
-    `settled` hears when it is known for the first time what there is of a kind.
+    `settled` hears when it is known for the first time what there is of a kind, or that there is no such kind.
     """
 
     def __init__(self, client: ApiClient, settled: Callable[[], None]) -> None:
@@ -55,6 +55,7 @@ class OptionalKinds:
         self._wanted: dict[tuple[str, str], Callable[[Resource], Informer]] = {}
         self._informers: dict[tuple[str, str], Informer] = {}
         self._settled: set[tuple[str, str]] = set()
+        self._contacted: set[tuple[str, str]] = set()
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.crds = Informer(client, CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True, transform=_only_name)
         self.crds.add_handler(self._crd_changed)
@@ -80,7 +81,7 @@ class OptionalKinds:
                 resource,
                 namespace=where,
                 transform=transform,
-                on_contact=lambda: self._settle(key),
+                on_contact=lambda: self._contact(key),
                 on_error=lambda _: self._settle(key),
             )
             informer.add_handler(handler)
@@ -112,6 +113,12 @@ class OptionalKinds:
     def _search(self, key: tuple[str, str]) -> None:
         if key not in self._tasks or self._tasks[key].done():
             self._tasks[key] = asyncio.create_task(self._watch(key))
+
+    def _contact(self, key: tuple[str, str]) -> None:
+        if key not in self._contacted:
+            self._contacted.add(key)
+            self._settled.discard(key)
+            self._settle(key)
 
     def _settle(self, key: tuple[str, str]) -> None:
         if key not in self._settled:

@@ -60,3 +60,15 @@ CLUSTER_READY = Gauge(
     ["cluster"],
     registry=REGISTRY,
 )
+PUSH_EVENTS = Counter(
+    "caphv_packager_push_events_total",
+    "Requests to the receiver of push events by HTTP status of the answer.",
+    ["code"],
+    registry=REGISTRY,
+)
+DEFINITIONS = Gauge(
+    "caphv_packager_definitions",
+    "Definitions of clusters in the source by state: `written` as manifests, or `faulty`.",
+    ["state"],
+    registry=REGISTRY,
+)

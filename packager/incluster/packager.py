@@ -40,7 +40,7 @@ class Pace:
 
     debounce: float = 1.0
     longest: float = 15.0
-    interval: float = 300.0
+    interval: float = 60.0
 
 
 class Loop:
@@ -99,6 +99,7 @@ class Loop:
         for key, found in seen.items():
             self._reporter.say(key, said[key] if found.facts else outcome.waiting(found))
         self._tell_removals(published)
+        self._tell_definitions(published)
         for key in self._reporter.known - seen.keys():
             self._reporter.forget(key)
 
@@ -127,6 +128,18 @@ class Loop:
                 self._reporter.warn(key, "AddonBundlesKept", f"{what} is not wanted any more and stays: {why}")
         self._held = {what for _, what, _ in held}
 
+    def _tell_definitions(self, published: Published) -> None:
+        if published.source_error:
+            metrics.ERRORS.labels(type(published.source_error).__name__).inc()
+            log.error("definitions cannot be followed, trying again: %s", published.source_error)
+        if published.followed:
+            made, result = published.followed.made, published.followed.result
+            metrics.DEFINITIONS.labels("written").set(len(made.objects))
+            metrics.DEFINITIONS.labels("faulty").set(len(made.bad))
+            metrics.COMMITS.inc(bool(result.commit))
+            for told in result.plan.held:
+                log.warning("%s stays: %s", told.what, told.why)
+
     def _failed(self, error: Exception, changed: Collection[Key], seen: dict[Key, Seen]) -> None:
         self.trigger.failed()
         metrics.SYNCS.labels("failed").inc()
@@ -134,16 +147,16 @@ class Loop:
         # What Git and the disk can do is foreseen; anything else is a fault of ours, and the trace says where.
         trace = None if isinstance(error, GitError | OSError) else error
         log.error("the repository is not as it should be, trying again: %s", error, exc_info=trace)
-        said = outcome.not_pushed(error)
+        said, waiting = outcome.not_pushed(error), set(changed)
         for key, found in seen.items():
             if not found.facts:
                 self._reporter.say(key, outcome.waiting(found))
             # After a start all clusters count as changed: what their condition said before is more likely.
-            elif key in changed and (key in self._rendered or not self._reporter.settled(key)):
+            elif key in waiting and (key in self._rendered or not self._reporter.settled(key)):
                 self._reporter.say(key, said)
 
 
 def backoff(failures: int) -> float:
     """Seconds to wait after so many failures in a row, with a jitter of a quarter."""
     first, longest = _BACKOFF
-    return min(first * 2.0 ** (failures - 1), longest) * random.uniform(0.75, 1.25)
+    return min(first * 2.0 ** min(failures - 1, 30), longest) * random.uniform(0.75, 1.25)

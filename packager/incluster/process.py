@@ -31,6 +31,7 @@ from packager.incluster.kinds import CLUSTER_API_GROUP, CLUSTER_API_VERSIONS
 from packager.incluster.packager import Loop, Pace
 from packager.incluster.publisher import Options as PublisherOptions
 from packager.incluster.publisher import Publisher
+from packager.incluster.receiver import Receiver
 from packager.incluster.reporter import Reporter
 from packager.incluster.view import View
 
@@ -52,6 +53,8 @@ class Options:
     addresses: Addresses = field(default_factory=Addresses)
     secure_metrics: bool = False
     metrics_certificate: Path | None = None
+    receiver: tuple[str, Path] | None = None
+    """Where to hear of pushes, [host]:port, and the file with the secret that callers share."""
 
 
 async def run(options: Options, stop: asyncio.Event) -> None:
@@ -98,13 +101,15 @@ class Process:
         self._view = View(client, version, where, self._changed, self._settled)
         self._fleet = Fleet(self._view.kinds, self._fleet_changed)
         self._reporter = Reporter(client, self._view, self._fleet, events, publisher.is_before)
-        self.loop = Loop(self._view, publisher, self._reporter, options.pace, options.publisher.remote.path)
+        self.loop = Loop(self._view, publisher, self._reporter, options.pace, options.publisher.place.remote.path)
         self._events = events
         for informer in self._view.informers:
             self.manager.add_informer(informer)
         self.manager.add_controller(self._reporter.controller)
         self.manager.add_task(events.run)
         self.manager.add_task(self.loop.run)
+        if options.receiver:
+            self.manager.add_task(Receiver(*options.receiver, self.loop.trigger.hurry).run)
         self.manager.on_start(self._start)
         self.manager.on_stop(self._stop)
 
@@ -127,6 +132,7 @@ class Process:
 
     def _settled(self) -> None:
         self.loop.trigger.hurry()
+        self._reporter.look_again()
 
     def _fleet_changed(self, place: Key) -> None:
         self._reporter.fleet_changed(place)

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 from caphv.runtime.resource import Key
 from packager.batch import Batch, Packager
-from packager.git.commit import Identity, Reason
-from packager.git.credentials import Credentials
+from packager.definitions.sync import Outcome as Followed
+from packager.git.commit import Reason
+from packager.git.errors import GitError
 from packager.git.prune import Plan, Pruning
-from packager.git.remote import Remote
 from packager.git.repository import Repository, Result
+from packager.incluster.follower import Follower
+from packager.incluster.follower import Options as SourceOptions
+from packager.incluster.holder import Holder, Place
 from packager.render import Options as RenderOptions
 from packager.settings import ClusterFacts
 from packager.tree import CLUSTERS
-
-log = logging.getLogger(__name__)
 
 _REMEMBERED = 1000
 
 
 @dataclass(frozen=True)
 class Options:
-    """Where to commit and how. `secret_folder` is a mounted Secret with credentials, else the environment has them.
+    """Where to commit and how. `max_prune` is the number of bundles that one commit may remove.
 
-    `max_prune` is the number of bundles that one commit may remove. `namespace` limits what is removed to a folder.
+    `namespace` limits what is removed to a folder; `source` has definitions that become manifests.
     """
 
-    remote: Remote
-    cache: Path
-    secret_folder: Path | None = None
-    identity: Identity = field(default_factory=Identity)
+    place: Place
     rendering: RenderOptions = field(default_factory=RenderOptions)
     max_prune: int = 10
     namespace: str = ""
+    source: SourceOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -54,11 +50,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Published:
-    """What became of it. `unmerged` has the clusters whose change waits on the branch for review."""
+    """What became of it. `unmerged` has the clusters whose change waits on the branch for review.
+
+    `followed` is what new definitions have made, `source_error` why they could not be read.
+    """
 
     batch: Batch
     result: Result
     unmerged: frozenset[Key] = frozenset()
+    followed: Followed | None = None
+    source_error: GitError | None = None
 
     @cached_property
     def changed(self) -> frozenset[Key]:
@@ -78,47 +79,45 @@ class Publisher:
         """Take the options. Raises as `Renderer` does."""
         self._options = options
         self._packager = Packager(options.rendering)
-        self._repository: Repository | None = None
-        self._credentials = Credentials()
+        self._target = Holder(options.place)
+        self._follower = Follower(options.source, self._packager) if options.source else None
         self._order: OrderedDict[str, int] = OrderedDict()
 
     def publish(self, work: Work) -> Published:
-        """Bring the repository to what it should hold, in one commit at most. Raises GitErrors."""
-        repository = self._opened()
+        """Bring the repository to what it should hold: one commit for new definitions, and one for all bundles.
+
+        Raises GitErrors; a source of definitions that cannot be read is only told.
+        """
+        repository = self._target.opened()
         if not self._order:
             self._note(repository.sync().commit)
+        followed, error = self._follow(repository)
         batch, result = self._packager.publish(repository, work.facts, self._pruning(work), Reason(work.why))
         self._packager.forget(facts.key for facts in work.facts)
         self._note(result.head)
-        unmerged = self._unmerged(repository, work) if self._options.remote.review else frozenset()
-        return Published(batch, result, unmerged)
+        unmerged = self._unmerged(repository, work) if self._options.place.remote.review else frozenset()
+        return Published(batch, result, unmerged, followed, error)
 
     def is_before(self, commit: str, other: str) -> bool:
         """Whether one commit of the branch is known to be older than another."""
         return self._order.get(commit, math.inf) < self._order.get(other, -1)
 
     def close(self) -> None:
-        """Let go of the clone."""
-        if self._repository is not None:
-            self._repository.__exit__(None, None, None)
-            self._repository = None
+        """Let go of the clones."""
+        self._target.close()
+        if self._follower:
+            self._follower.close()
 
-    def _opened(self) -> Repository:
-        credentials = self._read_credentials()
-        if self._repository is not None and credentials != self._credentials:
-            log.info("the credentials for the repository have changed")
-            self.close()
-        if self._repository is None:
-            options = self._options
-            repository = Repository(options.remote, options.cache, credentials, options.identity)
-            self._repository = repository.__enter__()
-            self._credentials = credentials
-        return self._repository
-
-    def _read_credentials(self) -> Credentials:
-        if self._options.secret_folder:
-            return Credentials.from_folder(self._options.secret_folder)
-        return Credentials.from_environment(os.environ)
+    def _follow(self, repository: Repository) -> tuple[Followed | None, GitError | None]:
+        if self._follower is None:
+            return None, None
+        try:
+            followed = self._follower.follow(repository, self._order.__contains__)
+        except GitError as error:
+            return None, error
+        if followed:
+            self._note(followed.result.head)
+        return followed, None
 
     def _pruning(self, work: Work) -> Pruning:
         namespace = self._options.namespace

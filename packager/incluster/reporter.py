@@ -99,6 +99,11 @@ class Reporter:
                 if not self._clusters_of[place]:
                     del self._clusters_of[place]
 
+    def look_again(self) -> None:
+        """Judge all clusters anew: what Fleet knows can be seen only now."""
+        for key in self._outcomes:
+            self.controller.enqueue(key)
+
     def fleet_changed(self, place: Key) -> None:
         """Fleet says something new of a Bundle, or of a GitRepo where the name is empty."""
         for key in self._clusters_of.get(place, ()):

@@ -13,11 +13,15 @@ from pathlib import Path
 from caphv.runtime import logs
 from caphv.runtime.manager import Addresses
 from caphv.runtime.part import listening_address
+from packager.definitions.source import Judge
 from packager.git.commit import Identity
 from packager.git.remote import Remote
+from packager.incluster.follower import Options as SourceOptions
+from packager.incluster.holder import Place
 from packager.incluster.packager import Pace
 from packager.incluster.process import Options
 from packager.incluster.publisher import Options as PublisherOptions
+from packager.incluster.receiver import Receiver
 from packager.render import Options as RenderOptions
 
 _AUTHOR = re.compile(r"(?P<name>[^<>]+?) *<(?P<email>[^<> ]+)>")
@@ -35,11 +39,17 @@ class Settings:
     git_timeout: float
     git_credentials: str
     git_cache: str
+    source_repo: str
+    source_branch: str
+    source_path: str
+    source_credentials: str
     templates: str
     chart_repo: str
     max_prune: int
     debounce: float
     interval: float
+    receiver_bind_address: str
+    receiver_secret_file: str
     kubeconfig: str
     namespace: str
     watch_filter: str
@@ -51,21 +61,25 @@ class Settings:
     metrics_secure: bool = False
     metrics_cert_dir: str = ""
 
-    def options(self, cache: Path) -> Options:
-        """Return what they mean; the clone lives below `cache`. Raises ValueError or InvalidRemote for wrong ones."""
+    def options(self, cache: Path, judge: Judge) -> Options:
+        """Return what they mean; clones live below `cache`, and `judge` says what is wrong with a manifest.
+
+        Raises ValueError or InvalidRemote for wrong ones.
+        """
+        remote = Remote(self.repo, self.branch, self.inner, self.review, self.git_timeout)
+        secret = Path(self.git_credentials) if self.git_credentials else None
         publisher = PublisherOptions(
-            remote=Remote(self.repo, self.branch, self.inner, self.review, self.git_timeout),
-            cache=cache,
-            secret_folder=Path(self.git_credentials) if self.git_credentials else None,
-            identity=self._identity(),
+            place=Place(remote, cache, secret, self._identity()),
             rendering=RenderOptions(Path(self.templates) if self.templates else None, self.chart_repo),
             max_prune=self.max_prune,
             namespace=self.namespace,
+            source=self._source(cache, secret, judge),
         )
         for address in (self.metrics_bind_address, self.health_probe_bind_address):
             listening_address(address)
         return Options(
             publisher,
+            receiver=self._receiver(),
             kubeconfig=self.kubeconfig,
             watch_filter=self.watch_filter,
             leader_elect=self.leader_elect,
@@ -76,13 +90,27 @@ class Settings:
         )
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Options]:
+    def opened(self, judge: Judge) -> Iterator[Options]:
         """Give what they mean, with a folder for the clone that goes with the block where none is named."""
         if self.git_cache:
-            yield self.options(Path(self.git_cache))
+            yield self.options(Path(self.git_cache), judge)
             return
         with tempfile.TemporaryDirectory(prefix="caphv-packager-", ignore_cleanup_errors=True) as folder:
-            yield self.options(Path(folder))
+            yield self.options(Path(folder), judge)
+
+    def _source(self, cache: Path, secret: Path | None, judge: Judge) -> SourceOptions | None:
+        if not self.source_repo:
+            return None
+        remote = Remote(self.source_repo, self.source_branch, self.source_path, timeout=self.git_timeout)
+        own = Path(self.source_credentials) if self.source_credentials else secret
+        return SourceOptions(Place(remote, cache / "source", own), judge, self.max_prune)
+
+    def _receiver(self) -> tuple[str, Path] | None:
+        if not self.receiver_bind_address:
+            return None
+        receiver = self.receiver_bind_address, Path(self.receiver_secret_file)
+        Receiver(*receiver, lambda: None)
+        return receiver
 
     def _identity(self) -> Identity:
         author = _AUTHOR.fullmatch(self.author)

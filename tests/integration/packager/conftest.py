@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.apiserver import ApiServer
-from tests.integration.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, install
+from tests.integration.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, MACHINES, install
 from tests.integration.packager.support import Origin
 
 
@@ -26,6 +26,6 @@ def management(etcd_folder: Path) -> Iterator[ApiServer]:
     """An API server with Cluster API's kinds and ours, without Fleet; each test has a namespace of its own."""
     server = ApiServer(etcd_folder, "packager")
     asyncio.run(server.start())
-    asyncio.run(install(server, CLUSTERS, CLASSES, CONTROL_PLANES))
+    asyncio.run(install(server, CLUSTERS, MACHINES, CLASSES, CONTROL_PLANES))
     yield server
     asyncio.run(server.stop())

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from caphv import data
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import EVENTS, NAMESPACES, Obj, Resource
+from caphv.runtime.errors import AlreadyExists, NotFound
+from caphv.runtime.resource import EVENTS, NAMESPACES, Key, Obj, Resource
 from sandbox import manifests, pki, processes
 from sandbox.apiserver import ApiServer, private_file
 from sandbox.processes import Process
@@ -28,6 +28,7 @@ from tests.conftest import CHECKOUT
 from tests.integration.packager.support import Origin
 
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
+MACHINES = Resource("cluster.x-k8s.io", "v1beta2", "machines", "Machine")
 CLASSES = Resource("cluster.x-k8s.io", "v1beta2", "clusterclasses", "ClusterClass")
 HARVESTER_CLUSTERS = Resource("infrastructure.cluster.x-k8s.io", "v1beta1", "harvesterclusters", "HarvesterCluster")
 CONTROL_PLANES = Resource("controlplane.cluster.x-k8s.io", "v1beta2", "rke2controlplanes", "RKE2ControlPlane")
@@ -67,18 +68,28 @@ async def install(server: ApiServer, *kinds: Resource) -> None:
 class Packager:
     """One `caphv packager run`, or another command that runs it; `options` are further options of it."""
 
-    def __init__(self, folder: Path, server: ApiServer, *options: str, command: tuple[str, ...] = ("packager", "run")):
+    def __init__(
+        self, folder: Path, server: ApiServer, *options: str, command: tuple[str, ...] = ("packager", "run")
+    ) -> None:
         self.name = f"packager-{next(_numbers)}"
         self._folder, self._command, self._options = folder, command, options
         self._kubeconfig = folder / f"{self.name}.kubeconfig"
-        private_file(self._kubeconfig, pki.to_yaml(server.kubeconfig("packager", ["system:masters"])))
+        self.run_as(server, "packager", "system:masters")
         self._metrics, self._health = processes.free_ports(2)
         self._process: Process | None = None
         self.environment: dict[str, str] = {}
 
+    def run_as(self, server: ApiServer, user: str, *groups: str) -> None:
+        """Give it another account than an administrator's."""
+        private_file(self._kubeconfig, pki.to_yaml(server.kubeconfig(user, groups)))
+
     @property
     def log(self) -> str:
         return (self._folder / "logs" / f"{self.name}.log").read_text()
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.alive
 
     def launch(self) -> Process:
         arguments = [
@@ -148,42 +159,70 @@ class Case:
         await packager.start()
         return packager
 
+    def provider(self, option: str, environment: Mapping[str, str]) -> Packager:
+        """The provider with the packager beside it."""
+        own = (option, f"--namespace={self.namespace}")
+        packager = Packager(self.folder, self.server, *own, command=("run",))
+        packager.environment.update(environment)
+        self._packagers.append(packager)
+        return packager
+
     async def close(self) -> None:
         for packager in self._packagers:
             await packager.stop()
 
     # Objects
 
-    async def cluster(self, name: str, *, values: Mapping[str, Any] | None = None, **annotations: str) -> None:
+    async def cluster(
+        self,
+        name: str,
+        *,
+        values: Mapping[str, Any] | None = None,
+        control_plane: bool = True,
+        topology: Obj | None = None,
+    ) -> None:
         """Create a Cluster with its HarvesterCluster and control plane, as Cluster API's core leaves them."""
-        if values is not None:
-            annotations["addons.caphv.io/values"] = json.dumps(values)
-        metadata = {"name": name, "namespace": self.namespace}
-        spec = {"targetNamespace": "default", "identitySecret": {"name": "identity", "namespace": "default"}}
-        harvester = {
-            "apiVersion": HARVESTER_CLUSTERS.api_version,
-            "kind": HARVESTER_CLUSTERS.kind,
-            "metadata": metadata,
-            "spec": {**spec, "server": "https://harvester.example.com", "loadBalancerConfig": {"ipamType": "dhcp"}},
-        }
-        control_plane = {
-            "apiVersion": CONTROL_PLANES.api_version,
-            "kind": CONTROL_PLANES.kind,
-            "metadata": metadata,
-            "spec": {"replicas": 3, "version": "v1.34.2+rke2r1", "serverConfig": {"cni": "calico"}},
-        }
-        cluster = {
-            "apiVersion": CLUSTERS.api_version,
-            "kind": CLUSTERS.kind,
-            "metadata": {**metadata, "annotations": annotations},
-            "spec": {
-                "infrastructureRef": _ref(HARVESTER_CLUSTERS, name),
-                "controlPlaneRef": _ref(CONTROL_PLANES, name),
+        identity = {"name": "identity", "namespace": "default"}
+        await self.create(
+            HARVESTER_CLUSTERS,
+            name,
+            {
+                "targetNamespace": "default",
+                "identitySecret": identity,
+                "server": "https://harvester.example.com",
+                "loadBalancerConfig": {"ipamType": "dhcp"},
             },
-        }
-        await self.client.create(HARVESTER_CLUSTERS, harvester)
-        await self.client.create(CONTROL_PLANES, control_plane)
-        await self.client.create(CLUSTERS, cluster)
+        )
+        if control_plane:
+            await self.control_plane(name)
+        spec: Obj = {"infrastructureRef": _ref(HARVESTER_CLUSTERS, name)}
+        spec |= {"topology": topology} if topology else {"controlPlaneRef": _ref(CONTROL_PLANES, name)}
+        annotations = {"addons.caphv.io/values": json.dumps(values)} if values is not None else {}
+        await self.create(CLUSTERS, name, spec, annotations)
+
+    async def control_plane(self, name: str, cni: str = "calico") -> None:
+        spec = {"replicas": 3, "version": "v1.34.2+rke2r1", "serverConfig": {"cni": cni}}
+        await self.create(CONTROL_PLANES, name, spec)
+
+    async def cluster_class(self, name: str) -> None:
+        template = {"templateRef": {"kind": "HarvesterClusterTemplate", "name": name}}
+        await self.create(CLASSES, name, {"infrastructure": template})
+
+    async def namespace_for_leases(self) -> None:
+        with contextlib.suppress(AlreadyExists):
+            await self.client.create(NAMESPACES, _object(NAMESPACES, {"name": "caphv-system"}))
+
+    async def create(
+        self,
+        resource: Resource,
+        name: str,
+        spec: Obj,
+        annotations: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        metadata: Obj = {"name": name, "namespace": self.namespace}
+        metadata |= {"annotations": dict(annotations or {}), "labels": dict(labels or {})}
+        await self.client.create(resource, {**_object(resource, metadata), "spec": spec})
 
     async def set_values(self, name: str, values: Mapping[str, Any]) -> None:
         await self.annotate(name, **{"addons.caphv.io/values": json.dumps(values)})
@@ -192,7 +231,7 @@ class Case:
         await self.client.patch(CLUSTERS, name, self.namespace, {"metadata": {"annotations": annotations}})
 
     async def delete(self, name: str) -> None:
-        for resource in (HARVESTER_CLUSTERS, CONTROL_PLANES, CLUSTERS):
+        for resource in (CLUSTERS, HARVESTER_CLUSTERS, CONTROL_PLANES):
             await self.client.delete(resource, name, self.namespace)
 
     async def condition(self, name: str) -> Obj:
@@ -226,6 +265,16 @@ class Case:
         await until(there, lambda: f"no Event {reason} {part!r}")
         return found[0]
 
+    async def own(self, name: str) -> None:
+        """Make the Cluster the owner of its HarvesterCluster, which the provider waits for."""
+        cluster = await self.client.get(CLUSTERS, name, self.namespace)
+        owner = {"apiVersion": CLUSTERS.api_version, "kind": CLUSTERS.kind, "name": name}
+        owners = [{**owner, "uid": cluster["metadata"]["uid"], "controller": True}]
+        await self.client.patch(HARVESTER_CLUSTERS, name, self.namespace, {"metadata": {"ownerReferences": owners}})
+
+    def key(self, name: str) -> Key:
+        return Key(self.namespace, name)
+
     # Repository
 
     def count(self) -> int:
@@ -249,6 +298,10 @@ class Case:
         return counts
 
 
+def _object(resource: Resource, metadata: Obj) -> Obj:
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+
+
 def _ref(resource: Resource, name: str) -> Obj:
     return {"apiGroup": resource.group, "kind": resource.kind, "name": name}
 
@@ -265,7 +318,7 @@ async def opened(server: ApiServer, folder: Path, origin: Origin) -> AsyncIterat
     """A case for as long as the block lasts; its objects and processes go with it."""
     async with server.client() as client:
         case = Case(server, client, folder, origin)
-        await client.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": case.namespace}})
+        await client.create(NAMESPACES, _object(NAMESPACES, {"name": case.namespace}))
         try:
             yield case
         finally:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from sandbox import manifests
 from sandbox.apiserver import ApiServer
 from sandbox.processes import free_ports
-from tests.integration.packager.environment import Case, opened
+from tests.integration.packager.environment import CLUSTERS, HARVESTER_CLUSTERS, READY, Case, opened, until
+from tests.integration.packager.servers import HttpBackend
 from tests.integration.packager.support import Origin, git
 from tests.integration.runtime.test_protection import bind, roles, scrape, token
 
@@ -74,5 +79,332 @@ def test_metrics_are_for_accounts_that_may_get_them(run: Callable[[Story], None]
         assert (await scrape(port))[0] == 401
         status, text = await scrape(port, await token(case.client, "packager-metrics"))
         assert (status, "caphv_packager_lag_seconds" in text) == (200, True)
+
+    run(story)
+
+
+def test_what_changes_together_is_one_commit_and_an_invalid_setting_stops_nobody_else(
+    run: Callable[[Story], None],
+) -> None:
+    async def story(case: Case) -> None:
+        await case.running("--debounce=2")
+        await case.cluster("one", values=CALICO)
+        await case.cluster("two", values={"cni": {"name": "calico", "mtu": 12}})
+        await case.cluster("three", values=CALICO)
+        for name in ("one", "three"):
+            await case.until_condition(name, "True", part=case.origin.head() if case.count() else "")
+        wrong = await case.until_condition("two", "False", "AddonBundlesInvalid", "addons.caphv.io/values")
+        assert "mtu" in wrong["message"]
+        assert (case.count(), case.mine("two")) == (1, set())
+        await case.until_event("AddonBundlesInvalid", "mtu")
+        await case.set_values("two", CALICO)
+        await case.until_condition("two", "True")
+        files = case.mine("two")
+        await case.set_values("two", {"cni": {"name": "cilium"}})
+        await case.until_condition("two", "False", "AddonBundlesInvalid", "installs calico")
+        await case.set_values("one", {"cni": {"name": "calico", "mtu": 1300}})
+        await case.until_count(3)
+        assert case.mine("two") == files, "what the repository holds stays"
+
+    run(story)
+
+
+def test_a_repository_that_is_away_loses_no_change(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        packager = await case.running()
+        await case.cluster("quiet", values=CALICO)
+        await case.cluster("one", values=CALICO)
+        for name in ("one", "quiet"):
+            await case.until_condition(name, "True")
+        count, away = case.count(), case.origin.folder.with_name("away")
+        case.origin.folder.rename(away)
+        await case.set_values("one", {"cni": {"name": "calico", "mtu": 1400}})
+        found = await case.until_condition("one", "False", "AddonBundlesNotPushed", "AccessDenied")
+        assert "check the address of the repository" in found["message"]
+        assert (await case.condition("quiet"))["status"] == "True", "nothing of it waits"
+        await case.until_event("AddonBundlesNotPushed", "AccessDenied")
+        assert (await packager.value("caphv_packager_lag_seconds") or 0) > 0
+        assert (await packager.value("caphv_packager_errors_total", kind="AccessDenied") or 0) > 0
+        away.rename(case.origin.folder)
+        # Asked for, it does not wait for the end of its pause.
+        await case.annotate("quiet", **{"caphv.io/reconcile-at": "now"})
+        await case.until_condition("one", "True", part=f"commit {'' if case.count() == count else case.origin.head()}")
+        assert case.count() == count + 1
+        assert await packager.value("caphv_packager_lag_seconds") == 0
+
+    run(story)
+
+
+def test_a_remote_that_hangs_holds_up_nothing_else(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        async def hang(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(60)
+
+        server = await asyncio.start_server(hang, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        packager = await case.running("--git-timeout=2", url=f"http://127.0.0.1:{port}/fleet.git")
+        await case.cluster("one", values=CALICO)
+        await case.until_condition("one", "False", "AddonBundlesNotPushed", "was stopped; it is tried again")
+        assert packager.alive
+        server.close()
+
+    run(story)
+
+
+def test_a_deleted_cluster_is_pruned_and_more_than_the_budget_is_not(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        packager = await case.running("--max-prune=4", "--debounce=2")
+        names = ("one", "two", "three", "four")
+        for name in names:
+            await case.cluster(name, values=CALICO)
+        for name in names:
+            await case.until_condition(name, "True")
+        # Gone while it was paused, it may live on elsewhere.
+        await case.client.patch(CLUSTERS, "four", case.namespace, {"spec": {"paused": True}})
+        await case.until_condition("four", "False", "AddonBundlesSuspended", "paused")
+        await case.delete("four")
+        await case.delete("one")
+        await case.until_event("AddonBundlesRemoved", "clusters/")
+        assert (case.mine("one"), bool(case.mine("four"))) == (set(), True)
+        assert await packager.value("caphv_packager_cluster_ready", cluster=f"{case.namespace}/one") is None
+        await case.delete("two")
+        await case.delete("three")
+        await case.until_event("AddonBundlesKept", "--max-prune 4")
+        assert await packager.value("caphv_packager_removals_held") == 2
+        assert all(case.mine(name) for name in ("two", "three"))
+        await packager.stop()
+        await case.running("--max-prune=20")
+        await until(gone(case, "two", "three", "four"), lambda: "not all were removed")
+
+    run(story)
+
+
+def gone(case: Case, *names: str) -> Callable[[], Awaitable[bool]]:
+    async def none_left() -> bool:
+        return not any(case.mine(name) for name in names)
+
+    return none_left
+
+
+def test_a_suspended_cluster_is_left_alone(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        await case.running()
+        await case.cluster("one", values=CALICO)
+        await case.cluster("other", values=CALICO)
+        for name in ("one", "other"):
+            await case.until_condition(name, "True")
+        count, files = case.count(), case.mine("one")
+        await case.annotate("one", **{"addons.caphv.io/suspend": "true"})
+        await case.until_condition("one", "False", "AddonBundlesSuspended", "remove it to go on")
+        await case.set_values("one", {"cni": {"name": "calico", "mtu": 1400}})
+        await case.set_values("other", {"cni": {"name": "calico", "mtu": 1400}})
+        await case.until_count(count + 1)
+        assert case.mine("one") == files
+        assert not any("/one/" in line for line in git(case.origin.folder, "show", "--name-only", "main").splitlines())
+        await case.annotate("one", **{"addons.caphv.io/suspend": None})
+        await case.until_count(count + 2)
+        await case.until_condition("one", "True", part=case.origin.head())
+
+    run(story)
+
+
+def test_nothing_is_guessed_while_the_control_plane_is_not_there(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        await case.running()
+        await case.cluster("one")
+        await case.until_condition("one", "True")
+        await case.cluster("two", control_plane=False)
+        await case.until_condition("two", "False", "AddonBundlesInProgress", "RKE2ControlPlane")
+        assert case.mine("two") == set()
+        await case.control_plane("two", cni="cilium")
+        await case.until_condition("two", "True")
+        assert "cilium" in case.origin.files()[f"clusters/{case.namespace}/two/caphv.yaml"]
+        await case.cluster("three", control_plane=False, topology={"classRef": {"name": "rke2"}, "version": "v1.34.2"})
+        await case.until_condition("three", "False", "AddonBundlesInProgress", "does not exist: create it")
+        await case.cluster_class("rke2")
+        await case.until_condition("three", "False", "AddonBundlesInProgress", "waiting for Cluster API")
+
+    run(story)
+
+
+def test_what_others_write_is_set_right(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        await case.running("--interval=1")
+        await case.cluster("one", values=CALICO)
+        await case.until_condition("one", "True")
+        tree, path = case.origin.tree(), f"clusters/{case.namespace}/one/cni/fleet.yaml"
+        case.origin.push({path: "spoiled"})
+
+        async def restored() -> bool:
+            return case.origin.tree() == tree
+
+        await until(restored, lambda: "the file was not restored")
+        # Somebody writes the list of conditions without ours.
+        await case.client.patch(
+            HARVESTER_CLUSTERS, "one", case.namespace, {"status": {"conditions": []}}, subresource="status"
+        )
+        await case.until_condition("one", "True")
+
+    run(story)
+
+
+def test_of_two_replicas_one_works_and_the_other_takes_over(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        await case.namespace_for_leases()
+        first = await case.running("--leader-elect")
+        await case.cluster("one", values=CALICO)
+        await case.until_condition("one", "True")
+        second = await case.running("--leader-elect")
+        assert await second.value("caphv_leader") == 0
+        await case.set_values("one", {"cni": {"name": "calico", "mtu": 1400}})
+        await case.until_count(2)
+        assert await second.value("caphv_packager_syncs_total", result="pushed") is None
+        await first.kill()
+        await case.set_values("one", {"cni": {"name": "calico", "mtu": 1300}})
+        await case.until_count(3)
+        await case.until_condition("one", "True", part=case.origin.head())
+
+    run(story)
+
+
+def test_killed_at_any_moment_it_comes_to_the_same_tree(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        packager = case.packager()
+        for number, delay in enumerate((0.0, 0.3, 1.0)):
+            await packager.start()
+            await case.cluster(f"c{number}", values=CALICO)
+            await case.set_values("c0", {"cni": {"name": "calico", "mtu": 1300 + number}})
+            await asyncio.sleep(delay)
+            await packager.kill()
+        await packager.start()
+        for number in range(3):
+            await case.until_condition(f"c{number}", "True")
+        tree = case.origin.tree()
+        shutil.rmtree(case.origin.folder)
+        calm = Origin.make(case.origin.folder)
+        await packager.stop()
+        await case.running()
+        await case.until_count(1)
+        assert calm.tree() == tree, "as if it had never been killed"
+        assert READY in str(await case.client.get(HARVESTER_CLUSTERS, "c0", case.namespace))
+
+    run(story)
+
+
+def test_credentials_are_read_again_and_never_told(run: Callable[[Story], None], tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "username").write_text("packager")
+    (secret / "password").write_text("wrong-canary-1\n")
+
+    async def story(case: Case) -> None:
+        git(case.origin.folder, "config", "http.receivepack", "true")
+        with HttpBackend(case.origin.folder.parent, password="right-canary-2").serve() as backend:
+            packager = await case.running(f"--git-credentials={secret}", url=f"{backend.url}/fleet.git")
+            await case.cluster("one", values=CALICO)
+            found = await case.until_condition("one", "False", "AddonBundlesNotPushed", "AccessDenied")
+            (secret / "password").write_text("right-canary-2\n")
+            await case.annotate("one", **{"caphv.io/reconcile-at": "1"})
+            await case.until_condition("one", "True")
+            assert "canary" not in packager.log + str(found)
+
+    run(story)
+
+
+def test_beside_the_provider_both_say_what_they_know(run: Callable[[Story], None]) -> None:
+    async def story(case: Case) -> None:
+        environment = {"CAPHV_GIT_REPO": case.origin.url, "CAPHV_DEBOUNCE": "0.3"}
+        provider = case.provider("--with-packager", environment)
+        await provider.start()
+        await case.cluster("one", values=CALICO)
+        await case.own("one")
+
+        async def both() -> bool:
+            found = await case.client.get(HARVESTER_CLUSTERS, "one", case.namespace)
+            conditions = (found.get("status") or {}).get("conditions") or []
+            return {READY, "HarvesterConnectionReady"} <= {row["type"] for row in conditions}
+
+        await until(both, lambda: "one wrote over the other")
+        await case.until_condition("one", "True")
+        assert case.count() == 1
+
+        async def counted() -> bool:
+            return await provider.value("caphv_packager_commits_total") == 1
+
+        await until(counted, lambda: "its metrics come with the next report, a second later")
+        await provider.stop()
+
+    run(story)
+
+
+SPEC = """\
+  kubernetesVersion: v1.34.2
+  identitySecret: {name: harvester-identity}
+  targetNamespace: team-a
+  controlPlane: {replicas: 3, cpu: 4, memory: 8Gi}
+  machines: {image: default/sles, diskSize: 80Gi, sshKeyPair: default/admin, networks: [default/production]}
+  addresses: {ipPoolRefs: [machines], gateway: 172.16.0.1, subnetMask: 255.255.0.0, dnsServers: [172.16.0.1]}
+  loadBalancer: {ipamType: pool, ipPoolRef: load-balancers}
+"""
+DEFINITION = """\
+apiVersion: caphv.io/v1alpha1
+kind: ClusterDefinition
+metadata: {{name: {name}, namespace: {namespace}}}
+spec:
+{spec}
+"""
+
+
+def test_a_push_of_definitions_becomes_manifests_at_once(run: Callable[[Story], None], tmp_path: Path) -> None:
+    secret = tmp_path / "hook-secret"
+    secret.write_text("a secret of some length\n")
+    (port,) = free_ports(1)
+    source = Origin.make(tmp_path / "origin" / "source.git")
+
+    def definition(case: Case, name: str, spec: str = SPEC) -> str:
+        return DEFINITION.format(name=name, namespace=case.namespace, spec=spec)
+
+    async def push(body: bytes, signature: str) -> int:
+        headers = {"X-Hub-Signature-256": f"sha256={signature}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"http://127.0.0.1:{port}/push", data=body, headers=headers) as answer,
+        ):
+            return answer.status
+
+    def signature(body: bytes) -> str:
+        return hmac.new(b"a secret of some length", body, hashlib.sha256).hexdigest()
+
+    async def story(case: Case) -> None:
+        source.push({"one.yaml": definition(case, "one")})
+        packager = await case.running(
+            f"--source-repo={source.url}",
+            "--interval=3600",
+            f"--receiver-bind-address=127.0.0.1:{port}",
+            f"--receiver-secret-file={secret}",
+        )
+        await case.until_count(1)
+        assert f"Source: {source.url}@{source.head()}" in case.origin.message()
+        top = f"manifests/{case.namespace}"
+        assert any(path.startswith(f"{top}/one/") for path in case.origin.files())
+        # A good one and a bad one; and somebody who only pretends that there was a push.
+        source.push({"two.yaml": definition(case, "two"), "bad.yaml": definition(case, "bad", "  nonsense: true")})
+        assert await push(b"{}", signature(b"{x}")) == 401
+        assert await push(b"x" * (6 * 1024 * 1024), "") == 413
+        await asyncio.sleep(1)
+        assert case.count() == 1, "nobody who knows the secret has called"
+        assert await push(b"{}", signature(b"{}")) == 202
+        await case.until_count(2)
+        files = case.origin.files()
+        assert {path.split("/")[2] for path in files if path.startswith(top)} == {"one", "two"}
+        assert "bad.yaml" in files["caphv-status.yaml"]
+        assert await packager.value("caphv_packager_definitions", state="faulty") == 1
+        assert await packager.value("caphv_packager_push_events_total", code="401") == 1
+        # A source that is away stops no bundles, and a removed definition stays without a confirmation.
+        away = source.folder.with_name("away")
+        source.folder.rename(away)
+        await case.cluster("live", values=CALICO)
+        await case.until_condition("live", "True")
+        assert (await packager.value("caphv_packager_errors_total", kind="AccessDenied") or 0) > 0
 
     run(story)

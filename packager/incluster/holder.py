@@ -1,0 +1,57 @@
+"""A repository that stays open between calls, and is opened anew when its credentials change."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from packager.git.commit import Identity
+from packager.git.credentials import Credentials
+from packager.git.remote import Remote
+from packager.git.repository import Repository
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A repository, the folder of its clone, and where credentials are: a mounted Secret, else the environment."""
+
+    remote: Remote
+    cache: Path
+    secret_folder: Path | None = None
+    identity: Identity = field(default_factory=Identity)
+
+
+class Holder:
+    """Opens a repository when it is first asked for; not for several threads at once."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._repository: Repository | None = None
+        self._credentials = Credentials()
+
+    def opened(self) -> Repository:
+        """Return the repository. Raises GitErrors for credentials that cannot be read, and for a clone in use."""
+        credentials = self._read_credentials()
+        if self._repository is not None and credentials != self._credentials:
+            log.info("the credentials for %s have changed", self._place.remote.url)
+            self.close()
+        if self._repository is None:
+            repository = Repository(self._place.remote, self._place.cache, credentials, self._place.identity)
+            self._repository = repository.__enter__()
+            self._credentials = credentials
+        return self._repository
+
+    def close(self) -> None:
+        """Let go of the clone."""
+        if self._repository is not None:
+            self._repository.__exit__(None, None, None)
+            self._repository = None
+
+    def _read_credentials(self) -> Credentials:
+        if self._place.secret_folder:
+            return Credentials.from_folder(self._place.secret_folder)
+        return Credentials.from_environment(os.environ)
