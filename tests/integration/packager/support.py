@@ -46,8 +46,9 @@ class Origin:
 
     def files(self, branch: str = "main") -> dict[str, str]:
         """Contents by path."""
-        names = git(self.folder, "ls-tree", "-r", "--name-only", branch).splitlines()
-        return {name: git(self.folder, "cat-file", "blob", f"{branch}:{name}") for name in names}
+        commit = git(self.folder, "rev-parse", branch).strip()  # the branch may move meanwhile
+        names = git(self.folder, "ls-tree", "-r", "--name-only", commit).splitlines()
+        return {name: git(self.folder, "cat-file", "blob", f"{commit}:{name}") for name in names}
 
     def tree(self, branch: str = "main") -> str:
         return git(self.folder, "rev-parse", f"{branch}^{{tree}}")
