@@ -297,7 +297,7 @@ def _list_edit(
     line, column = node.start_mark.line, node.start_mark.column
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
         end = node.end_mark.column
-        if flow:
+        if flow or not items:
             return _Edit(line, column, end, f" {_flow(items)}")
         return _Edit(line, column, end, "\n" + _items(items, key_node.start_mark.column).removesuffix("\n"))
     if not isinstance(node, yaml.SequenceNode):

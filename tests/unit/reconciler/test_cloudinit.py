@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconciler.harvester.ownership import Owner
@@ -473,6 +473,7 @@ def test_extra_user_data_that_cannot_be_used_is_refused_by_its_field(text: str, 
 
 @settings(max_examples=200, deadline=None)
 @given(documents, documents, st.sampled_from([None, True]), st.booleans())
+@example(lower={"users": []}, higher={"users": None, "packages": []}, flow=None, template=False)
 def test_any_two_documents_are_joined(
     lower: dict[str, Any], higher: dict[str, Any], flow: bool | None, template: bool
 ) -> None:
