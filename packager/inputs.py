@@ -6,13 +6,12 @@ removed on the word of such an input.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from caphv.manifests.nodes import Document
-from caphv.manifests.sources import STDIN, Source, Unreadable, files, read
+from caphv.manifests.sources import Source, read_all
 from caphv.runtime.resource import Key
 from caphv.schema.findings import FieldPath, Finding
 from packager.facts import facts_of
@@ -43,9 +42,9 @@ class Input:
 
 def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
     """Read all clusters of files and folders; `-` is the stream. Raises nothing that files can cause."""
-    unreadable: list[str] = []
     found: list[tuple[Obj, _Place]] = []
-    for source in _sources(paths, stdin, unreadable):
+    sources, unreadable = read_all(paths, stdin)
+    for source in sources:
         problems = (*source.problems, *(one for document in source.documents for one in document.problems))
         unreadable += (
             f"{source.name}:{problem.position.line}: {problem.message}"
@@ -55,19 +54,6 @@ def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
         found += ((obj, (source, document, base)) for document in source.documents for obj, base in _objects(document))
     clusters = facts_of(obj for obj, _ in found)
     return Input(tuple(clusters), tuple(unreadable), {id(obj): place for obj, place in found})
-
-
-def _sources(paths: Iterable[str], stdin: BinaryIO, unreadable: list[str]) -> Iterator[Source]:
-    seen: set[str] = set()
-    for path in paths:
-        try:
-            for name, named in files([path]):
-                same = os.path.realpath(name) if name != STDIN else name
-                if same not in seen:
-                    seen.add(same)
-                    yield read(name, stdin, named=named)
-        except Unreadable as error:
-            unreadable.append(str(error))
 
 
 def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from caphv.api import names
 from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import find_resource
 from caphv.runtime.errors import Forbidden, NotFound
 from caphv.runtime.resource import Obj, Resource
 from packager.bundles import RANCHER_WORKSPACE
@@ -61,16 +62,8 @@ class _Kinds:
                 return found
 
     async def _resource(self, kind: _Kind) -> Resource:
-        group, name = kind
         if kind not in self._known:
-            version = (await self._client.request("GET", f"/apis/{group}"))["preferredVersion"]["version"]
-            rows = (await self._client.request("GET", f"/apis/{group}/{version}"))["resources"]
-            for row in rows:
-                if "/" not in row["name"]:
-                    one = Resource(group, version, row["name"], row["kind"], row["namespaced"])
-                    self._known[group, row["kind"]] = one
-        if kind not in self._known:
-            raise NotFound(404, "NotFound", f"the server has no kind {name} in group {group}")
+            self._known[kind] = await find_resource(self._client, *kind)
         return self._known[kind]
 
 

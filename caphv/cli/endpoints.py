@@ -1,4 +1,4 @@
-"""Options of the endpoints that every process of caphv has."""
+"""Options that every process of caphv has: its endpoints and its logs."""
 
 from __future__ import annotations
 
@@ -32,6 +32,29 @@ def metrics_options(command: _Command) -> _Command:
     ):
         command = option(command)
     return command
+
+
+def probe_option(command: _Command) -> _Command:
+    """Add the option that says where the process tells how it is."""
+    return click.option(
+        "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
+    )(command)
+
+
+def log_options(command: _Command) -> _Command:
+    """Add the options of `caphv.runtime.logs`."""
+    command = click.option(
+        "--log-format",
+        type=click.Choice(["auto", "json", "text"]),
+        default="auto",
+        help="auto: text on a terminal, JSON elsewhere.",
+    )(command)
+    return click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        help="Least level to log.",
+    )(command)
 
 
 def protection(flags: dict[str, Any], client: ApiClient | None) -> Protection | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caphv.cli.endpoints import certificate_folder, metrics_options
+from caphv.cli.endpoints import certificate_folder, log_options, metrics_options, probe_option
 from caphv.cli.repository import which_remote, which_source, who_commits
 from caphv.cli.webhook import stop_signal
 
@@ -92,18 +92,8 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
 )
 @click.option("--leader-elect/--no-leader-elect", help="Work only while holding the lease; for several replicas.")
 @metrics_options
-@click.option(
-    "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
-)
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="Least level to log."
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["auto", "json", "text"]),
-    default="auto",
-    help="auto: text on a terminal, JSON elsewhere.",
-)
+@probe_option
+@log_options
 def run(**flags: Any) -> None:
     """Run the packager in a management cluster.
 

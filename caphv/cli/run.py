@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from caphv.cli.endpoints import certificate_folder, metrics_options
+from caphv.cli.endpoints import certificate_folder, log_options, metrics_options, probe_option
 from caphv.cli.webhook import beside, stop_signal, webhook_options
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ Examples:
     "so that several deployments can share the load.",
 )
 @metrics_options
-@click.option(
-    "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
-)
+@probe_option
 @click.option("--leader-elect/--no-leader-elect", help="Run only while holding the lease; for several replicas.")
 @click.option(
     "--enable-webhooks/--no-enable-webhooks",
@@ -85,15 +83,7 @@ Examples:
     "--allow-insecure-identities/--no-allow-insecure-identities",
     help="Accept identity Secrets with insecure-skip-tls-verify: whoever stands in between reads their credentials.",
 )
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="Least level to log."
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["auto", "json", "text"]),
-    default="auto",
-    help="auto: text on a terminal, JSON elsewhere.",
-)
+@log_options
 @click.option("--zap-log-level", default=None, hidden=True)
 @click.option("--zap-encoder", type=click.Choice(["json", "console"]), default=None, hidden=True)
 @click.option("--zap-devel", is_flag=False, flag_value="true", default=None, hidden=True)

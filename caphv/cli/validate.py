@@ -1,7 +1,6 @@
 """`caphv validate`: the verdicts of the webhook without an API server, for files, folders and streams."""
 
 import importlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -103,20 +102,11 @@ def validate(paths: tuple[str, ...], output: str, fail_on: str) -> None:
 def examine(paths: Sequence[str]) -> "Report":
     """Read and judge everything that the paths name; `-` is standard input. Raises nothing that files can cause."""
     from caphv.cli.report import Report
-    from caphv.manifests.sources import STDIN, Unreadable, files, read
+    from caphv.manifests.sources import read_all
 
     result = Report()
-    sources: list[Source] = []
-    seen: set[str] = set()
-    for path in paths:
-        try:
-            for name, named in files([path]):
-                same = os.path.realpath(name) if name != STDIN else name
-                if same not in seen:
-                    seen.add(same)
-                    sources.append(read(name, sys.stdin.buffer, named=named))
-        except Unreadable as error:
-            result.unreadable.append(str(error))
+    sources, unreadable = read_all(paths, sys.stdin.buffer)
+    result.unreadable.extend(unreadable)
     result.files = [source.name for source in sources]
     _judge(sources, result)
     return result

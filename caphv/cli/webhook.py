@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from caphv.cli.endpoints import certificate_folder, metrics_options, protection
+from caphv.cli.endpoints import certificate_folder, log_options, metrics_options, probe_option, protection
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
@@ -69,18 +69,8 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage.
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster; default: the Pod's own account.")
 @webhook_options
 @metrics_options
-@click.option(
-    "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
-)
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", help="Least level to log."
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["auto", "json", "text"]),
-    default="auto",
-    help="auto: text on a terminal, JSON elsewhere.",
-)
+@probe_option
+@log_options
 def webhook(**flags: Any) -> None:
     """Serve the admission webhooks alone, apart from the provider.
 

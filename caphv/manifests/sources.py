@@ -95,6 +95,23 @@ def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
     return parsed("<stdin>" if name == STDIN else name, data, named=named)
 
 
+def read_all(paths: Iterable[str], stdin: BinaryIO) -> tuple[list[Source], list[str]]:
+    """Read all files that the paths name, each once; answers them, and why paths cannot be read."""
+    sources: list[Source] = []
+    unreadable: list[str] = []
+    seen: set[str] = set()
+    for path in paths:
+        try:
+            for name, named in files([path]):
+                same = os.path.realpath(name) if name != STDIN else name
+                if same not in seen:
+                    seen.add(same)
+                    sources.append(read(name, stdin, named=named))
+        except Unreadable as error:
+            unreadable.append(str(error))
+    return sources, unreadable
+
+
 def parsed(name: str, data: bytes, *, named: bool = True) -> Source:
     """Return a file's content with its documents, and the problems of what cannot be read of it."""
     text, problems = decoded(data)

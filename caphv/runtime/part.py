@@ -6,13 +6,15 @@ that take half of its memory.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 
-class Part:
+
+class Part(ABC):
     """What runs beside the controllers from the start to the very end, whoever holds the lease."""
 
+    @abstractmethod
     async def run(self) -> None:
         """Run until cancelled; an error that leaves it ends the process."""
-        raise NotImplementedError
 
     def not_ready(self) -> list[str]:
         """Reasons not to count on this part yet."""
