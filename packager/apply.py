@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.resource import Resource, key_of
 from packager.merge import Obj
@@ -38,7 +39,7 @@ class Applier:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._kinds: dict[str, dict[str, Resource]] = {}
+        self._discovery = Discovery(client)
 
     async def apply(self, objects: Iterable[Obj], namespace: str = "") -> list[Refused]:
         """Create objects, or make the fields that they name ours; return those that were refused.
@@ -83,22 +84,10 @@ class Applier:
         return [obj for group in groups if await self.read(group[-1]) is None for obj in group]
 
     async def _resource(self, obj: Obj) -> Resource:
-        group, _, version = obj["apiVersion"].rpartition("/")
-        kinds = await self._discovered(group, version)
-        if obj["kind"] not in kinds:
-            raise NotFound(404, "NotFound", f"the server has no kind {obj['kind']} in {obj['apiVersion']}")
-        return kinds[obj["kind"]]
-
-    async def _discovered(self, group: str, version: str) -> dict[str, Resource]:
-        path = f"/apis/{group}/{version}" if group else f"/api/{version}"
-        if path not in self._kinds:
-            rows = (await self._client.request("GET", path))["resources"]
-            self._kinds[path] = {
-                row["kind"]: Resource(group, version, row["name"], row["kind"], row["namespaced"])
-                for row in rows
-                if "/" not in row["name"]
-            }
-        return self._kinds[path]
+        try:
+            return await self._discovery.resource(obj)
+        except LookupError as error:
+            raise NotFound(404, "NotFound", str(error)) from None
 
 
 def _in(namespace: str, resource: Resource, obj: Obj) -> Obj:

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
 
 from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import AlreadyExists
 from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
 
@@ -36,33 +37,6 @@ async def apply(client: ApiClient, objects: Sequence[Obj]) -> None:
     for batch in (namespaces, [obj for obj in rest if obj not in namespaces]):
         resources = [await discovery.resource(obj) for obj in batch]
         await asyncio.gather(*(_apply(client, *pair) for pair in zip(resources, batch, strict=True)))
-
-
-class Discovery:
-    """Finds the plural of a kind by asking the API server, once for each group and version."""
-
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
-        self._served: dict[str, dict[str, Resource]] = {}
-
-    async def resource(self, obj: Obj) -> Resource:
-        """Return the resource of an object. Raises LookupError when its kind is not served."""
-        version = obj["apiVersion"]
-        if version not in self._served:
-            path = f"/apis/{version}" if "/" in version else f"/api/{version}"
-            answer = await self._client.request("GET", path)
-            self._served[version] = {item.kind: item for item in _resources(version, answer)}
-        try:
-            return self._served[version][obj["kind"]]
-        except KeyError:
-            raise LookupError(f"{self._client.server} does not serve {obj['kind']} in {version}") from None
-
-
-def _resources(version: str, answer: Obj) -> Iterator[Resource]:
-    group, _, name = version.rpartition("/")
-    for item in answer["resources"]:
-        if "/" not in item["name"]:
-            yield Resource(group, name, item["name"], item["kind"], item["namespaced"])
 
 
 async def _apply(client: ApiClient, resource: Resource, obj: Obj) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound
-from caphv.runtime.resource import Resource
+from caphv.runtime.resource import Obj, Resource
 
 
 async def served_version(client: ApiClient, group: str, known: Sequence[str]) -> str:
@@ -33,3 +33,30 @@ async def find_resource(client: ApiClient, group: str, kind: str) -> Resource:
         if found["kind"] == kind and "/" not in found["name"]:
             return Resource(group, version, str(found["name"]), kind, namespaced=bool(found["namespaced"]))
     raise NotFound(404, "NotFound", f"{group}/{version} has no kind {kind}")
+
+
+class Discovery:
+    """Finds the plural of a kind by asking the API server, once for each group and version."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._served: dict[str, dict[str, Resource]] = {}
+
+    async def resource(self, obj: Obj) -> Resource:
+        """Return the resource of an object. Raises LookupError when its kind is not served."""
+        version = obj["apiVersion"]
+        if version not in self._served:
+            path = f"/apis/{version}" if "/" in version else f"/api/{version}"
+            answer = await self._client.request("GET", path)
+            self._served[version] = {item.kind: item for item in _resources(version, answer)}
+        try:
+            return self._served[version][obj["kind"]]
+        except KeyError:
+            raise LookupError(f"{self._client.server} does not serve {obj['kind']} in {version}") from None
+
+
+def _resources(version: str, answer: Obj) -> Iterator[Resource]:
+    group, _, name = version.rpartition("/")
+    for item in answer["resources"]:
+        if "/" not in item["name"]:
+            yield Resource(group, name, item["name"], item["kind"], item["namespaced"])

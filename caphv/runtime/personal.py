@@ -10,6 +10,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config import kube_config
 
 from caphv.runtime.client import Connection
+from caphv.runtime.proxy import environment_proxy
 
 
 async def connection(kubeconfig: str = "", context: str = "") -> Connection:
@@ -26,4 +27,5 @@ async def connection(kubeconfig: str = "", context: str = "") -> Connection:
 
     tls = RESTClientObject(configuration).ssl_context
     server = configuration.host.rstrip("/")
-    return Connection(server, tls, authorization, configuration.proxy, configuration.tls_server_name)
+    proxy = configuration.proxy or environment_proxy(server) or None
+    return Connection(server, tls, authorization, proxy, configuration.tls_server_name)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from caphv.runtime.access import Access
+from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import Forbidden, NotFound, Unauthorized, Unreachable
 from caphv.runtime.resource import NAMESPACES, NODES, Obj
 from sandbox import manifests, pki
@@ -123,10 +124,10 @@ def test_apply_creates_updates_and_serves_crds_before_their_objects(api_server: 
         async with api_server.client() as client:
             await manifests.apply(client, [lighthouse, namespace("shore"), crd])
             await manifests.apply(client, [{**lighthouse, "light": "green"}])
-            resource = await manifests.Discovery(client).resource(lighthouse)
+            resource = await Discovery(client).resource(lighthouse)
             assert resource.plural == "lighthouses"
             assert (await client.get(resource, "one", "shore"))["light"] == "green"
             with pytest.raises(LookupError, match="Boat"):
-                await manifests.Discovery(client).resource({"apiVersion": "test.example/v1", "kind": "Boat"})
+                await Discovery(client).resource({"apiVersion": "test.example/v1", "kind": "Boat"})
 
     asyncio.run(story())

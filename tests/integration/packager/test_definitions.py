@@ -16,6 +16,7 @@ import yaml
 
 from caphv import data
 from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.resource import NAMESPACES, SECRETS, Obj, Resource
 from sandbox import manifests
@@ -109,7 +110,7 @@ def test_the_api_server_takes_all_objects_and_knows_all_their_fields(management:
 
 async def refusals(client: ApiClient, objects: Sequence[Obj]) -> list[str]:
     """What the API server says of objects of which it makes none; fields that it does not know are refused, too."""
-    discovery = manifests.Discovery(client)
+    discovery = Discovery(client)
     await namespace(client, "team-a")
     await namespace(client, "fleet-default")
     said = []

@@ -394,6 +394,8 @@ def test_own_kubeconfig_may_name_files_and_programs(tmp_path: Path, monkeypatch:
     connection = asyncio.run(own_configuration(str(tmp_path / "config")))
     assert connection.server.startswith("https://harvester.example.com:6443")
     assert asyncio.run(authorization(connection)) == "Bearer from-a-file"
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert asyncio.run(own_configuration(str(tmp_path / "config"))).proxy == "http://proxy:3128"
 
 
 def test_own_kubeconfig_with_inline_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
