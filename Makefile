@@ -24,7 +24,7 @@ programs: setup ## Build etcd, kube-apiserver and the Cluster API core, where th
 	@$(BIN)/python -c 'import logging; from sandbox import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); binaries.prepare()'
 
-tools: setup ## Build helm, kustomize, clusterctl and promtool for the tests of installing and of alerts, where they are not there yet
+tools: setup ## Build helm, kubectl, kustomize, clusterctl and promtool for the tests of installing and of alerts, where they are not there yet
 	@$(BIN)/python -c 'import logging; from sandbox import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); [binaries.binary(name) for name in binaries.TOOLS]'
 

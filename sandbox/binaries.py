@@ -68,6 +68,14 @@ TOOLS = {
             ),
         ),
         Recipe(
+            name="kubectl",
+            version=KUBE_APISERVER.version,
+            module=KUBE_APISERVER.module,
+            package="k8s.io/kubernetes/cmd/kubectl",
+            staging=KUBE_APISERVER.staging,
+            variables=KUBE_APISERVER.variables,
+        ),
+        Recipe(
             name="kustomize",
             version="5.8.1",
             module="sigs.k8s.io/kustomize/kustomize/v5",

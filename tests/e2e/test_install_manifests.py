@@ -183,7 +183,8 @@ def test_self_signed_certificate_is_what_api_servers_expect(helm: Path, chart: P
     ssl.create_default_context().load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
     leaf, authority = (x509.load_pem_x509_certificate(pair[name]) for name in ("tls.crt", "ca.crt"))
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert "caphv-webhook-service.elsewhere.svc" in names.get_values_for_type(x509.DNSName)
+    metrics = "caphv-controller-manager-metrics-service.elsewhere.svc"
+    assert {"caphv-webhook-service.elsewhere.svc", metrics} <= {*names.get_values_for_type(x509.DNSName)}
     leaf.verify_directly_issued_by(authority)
 
 
@@ -220,6 +221,7 @@ def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path:
         "run",
         "--enable-webhooks",
         "--metrics-secure",
+        "--metrics-cert-dir=/tmp/k8s-webhook-server/serving-certs",
         "--log-level=debug",
         "--concurrency=8",
         "--namespace=team-a",
@@ -275,19 +277,41 @@ def test_values_of_objects_around_it(helm: Path, chart: Path, tmp_path: Path) ->
     assert "from" not in policy["spec"]["ingress"][1]
 
 
-def test_metrics_with_a_certificate_that_prometheus_verifies(helm: Path, chart: Path, tmp_path: Path) -> None:
-    tls = {"serverName": "caphv-controller-manager-metrics-service.caphv-system.svc", "caFile": "/etc/ca.crt"}
-    values = {
-        "metrics": {"certificateSecret": "caphv-metrics-tls"},
-        "serviceMonitor": {"enabled": True, "tlsConfig": tls},
-    }
-    objects = parsed(template(helm, chart, tmp_path, values))
-    pod = objects[("Deployment", "caphv-system", "caphv-controller-manager")]["spec"]["template"]["spec"]
+OWN_TLS = {"serverName": "metrics.example.com", "caFile": "/etc/ca.crt"}
+
+
+def verified(secret: str) -> Obj:
+    name = "caphv-controller-manager-metrics-service.elsewhere.svc"
+    return {"serverName": name, "ca": {"secret": {"name": secret, "key": "ca.crt"}}}
+
+
+@pytest.mark.parametrize(
+    ("values", "secret", "tls"),
+    [
+        ({}, "caphv-webhook-tls", verified("caphv-webhook-tls")),
+        (SELF_SIGNED, "caphv-webhook-self-signed", verified("caphv-webhook-self-signed")),
+        ({"metrics": {"certificateSecret": "own"}}, "own", verified("own")),
+        (
+            {"metrics": {"certificateSecret": "own"}, "serviceMonitor": {"enabled": True, "tlsConfig": OWN_TLS}},
+            "own",
+            OWN_TLS,
+        ),
+        (WITHOUT_WEBHOOKS, "", {"insecureSkipVerify": True}),
+    ],
+)
+def test_prometheus_verifies_the_certificate_that_metrics_are_served_with(
+    helm: Path, chart: Path, tmp_path: Path, values: Obj, secret: str, tls: Obj
+) -> None:
+    values = {"serviceMonitor": {"enabled": True}, **values}
+    objects = parsed(template(helm, chart, tmp_path, values, namespace="elsewhere"))
+    pod = objects[("Deployment", "elsewhere", "caphv-controller-manager")]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert "--metrics-cert-dir=/etc/caphv/metrics" in container["args"]
-    assert {"name": "metrics-tls", "mountPath": "/etc/caphv/metrics", "readOnly": True} in container["volumeMounts"]
-    assert {"name": "metrics-tls", "secret": {"secretName": "caphv-metrics-tls"}} in pod["volumes"]
-    monitor = objects[("ServiceMonitor", "caphv-system", "caphv-controller-manager-metrics-monitor")]
+    folders = [arg.partition("=")[2] for arg in container["args"] if arg.startswith("--metrics-cert-dir")]
+    mounts = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] in folders]
+    secrets = [volume["secret"]["secretName"] for volume in pod["volumes"] if volume["name"] in mounts]
+    assert secrets == [secret] * bool(secret)
+    assert len(folders) == len(secrets)
+    monitor = objects[("ServiceMonitor", "elsewhere", "caphv-controller-manager-metrics-monitor")]
     assert monitor["spec"]["endpoints"][0]["tlsConfig"] == tls
 
 

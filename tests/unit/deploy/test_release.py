@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import re
-import subprocess
 import tarfile
 import tomllib
 from functools import cache
@@ -51,17 +50,6 @@ def version(checkout: Path) -> str:
 def objects(content: bytes) -> list[dict[str, object]]:
     # CRDs are long: the loader in C, where it is there, takes a tenth of the time.
     return [obj for obj in yaml.load_all(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if obj]
-
-
-def test_make_deploy_installs_the_image_that_is_named(checkout: Path) -> None:
-    command = ["make", "--dry-run", "--directory", str(checkout), "deploy", "IMG=registry.example.com/caphv:mine"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    written, applied = (
-        done.stdout.index("release --image registry.example.com/caphv:mine"),
-        done.stdout.index("kubectl"),
-    )
-    assert written < applied
-    assert "-f out/caphv.yaml" in done.stdout[applied:]
 
 
 def test_same_checkout_gives_the_same_bytes(files: dict[str, bytes]) -> None:
@@ -133,6 +121,23 @@ def test_names_of_the_webhooks_fit_together(files: dict[str, bytes]) -> None:
     for kind in ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration"):
         (configuration,) = [obj for (found_kind, _), obj in found.items() if found_kind == kind]
         assert configuration["metadata"]["annotations"] == {INJECT_ANNOTATION: "caphv-system/caphv-webhook-tls"}
+
+
+def test_prometheus_can_verify_the_certificate_of_the_metrics(files: dict[str, bytes]) -> None:
+    found = {
+        (obj["kind"], obj["metadata"]["name"]): obj["spec"]
+        for name in ("caphv.yaml", "monitoring.yaml")
+        for obj in objects(files[name])
+        if "spec" in obj
+    }
+    ((_, monitor),) = [item for item in found.items() if item[0][0] == "ServiceMonitor"]
+    (endpoint,) = monitor["endpoints"]
+    certificate = found["Certificate", "caphv-webhook-tls"]
+    assert endpoint["tlsConfig"].keys() == {"serverName", "ca"}
+    assert endpoint["tlsConfig"]["serverName"] in certificate["dnsNames"]
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": certificate["secretName"], "key": "ca.crt"}
+    (container,) = found["Deployment", "caphv-controller-manager"]["template"]["spec"]["containers"]
+    assert f"--metrics-cert-dir={CERT_DIR}" in container["args"]
 
 
 def test_certificate_is_issued_by_a_ca_that_stays_the_same(files: dict[str, bytes]) -> None:

@@ -1,0 +1,116 @@
+"""`make deploy` and kubectl with the shipped manifests against a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sandbox import binaries, manifests, pki, processes
+from sandbox.apiserver import ApiServer, Etcd, private_file
+from tests.e2e.test_install_clusterctl import crd
+
+pytestmark = pytest.mark.e2e
+
+DEPLOYMENT = "deployment/caphv-controller-manager"
+# What the release is made from.
+SOURCES = ("caphv", "clusterclass", "deploy", "release")
+FILES = ("Makefile", "pyproject.toml", "requirements.lock")
+# Not ours, and looked at by nothing here.
+STAND_INS = [
+    *(crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")),
+    *(crd("monitoring.coreos.com", "v1", kind) for kind in ("ServiceMonitor", "PrometheusRule")),
+]
+
+
+@dataclass
+class Cluster:
+    """A management cluster as a person at a shell has it."""
+
+    server: ApiServer
+    environment: dict[str, str]
+
+    def call(self, *command: str | Path, folder: Path) -> str:
+        done = subprocess.run(
+            [*map(str, command)], cwd=folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def kubectl(self, *arguments: str | Path, folder: Path) -> str:
+        return self.call("kubectl", *arguments, folder=folder)
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("kubectl")
+    try:
+        server = asyncio.run(started(folder))
+        programs = folder / "programs"
+        programs.mkdir()
+        (programs / "kubectl").symlink_to(binaries.binary("kubectl"))
+        path = f"{programs}:{os.environ['PATH']}"
+        own = {"PATH": path, "KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder)}
+        yield Cluster(server, {**os.environ, **own, "PYTHONPATH": ""})
+    finally:
+        asyncio.run(processes.stop_all(folder))
+
+
+async def started(folder: Path) -> ApiServer:
+    await Etcd(folder).start()
+    server = ApiServer(folder, "management")
+    await server.start()
+    private_file(folder / "kubeconfig", pki.to_yaml(server.kubeconfig()))
+    async with server.client() as client:
+        await manifests.apply(client, STAND_INS)
+    return server
+
+
+@pytest.fixture
+def copy(checkout: Path, tmp_path: Path) -> Path:
+    """A checkout of its own: what `make` writes to `out/` is nobody else's."""
+    for name in SOURCES:
+        shutil.copytree(checkout / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(checkout / name, tmp_path)
+    return tmp_path
+
+
+def deploy(cluster: Cluster, copy: Path, image: str) -> None:
+    """`make deploy IMG=…` with the packages that run this test, in place of a new .venv."""
+    installed = [f"VENV={sys.prefix}", f"--assume-old={sys.prefix}/project.stamp"]
+    cluster.call("make", *installed, "deploy", f"IMG={image}", folder=copy)
+
+
+def image(cluster: Cluster, folder: Path) -> str:
+    path = "-o=jsonpath={.spec.template.spec.containers[*].image}"
+    return cluster.kubectl("get", DEPLOYMENT, "--namespace=caphv-system", path, folder=folder)
+
+
+def test_make_deploy_installs_everything_and_then_another_image(cluster: Cluster, copy: Path) -> None:
+    deploy(cluster, copy, "registry.example.com/caphv:mine")
+    written = [obj for obj in yaml.safe_load_all((copy / "out" / "caphv.yaml").read_text()) if obj]
+    found = cluster.kubectl("get", "-f", "out/caphv.yaml", "-o=name", folder=copy).split()
+    assert len(found) == len(written)
+    assert image(cluster, copy) == "registry.example.com/caphv:mine"
+    # Somebody else changed it meanwhile: what the manifest says counts.
+    cluster.kubectl("set", "image", DEPLOYMENT, "manager=other", "--namespace=caphv-system", folder=copy)
+    deploy(cluster, copy, "registry.example.com/caphv:next")
+    assert image(cluster, copy) == "registry.example.com/caphv:next"
+
+
+@pytest.mark.parametrize("overlay", ["production"])
+def test_kubectl_applies_overlays_and_finds_nothing_to_change_then(
+    cluster: Cluster, checkout: Path, overlay: str
+) -> None:
+    applied = ["--server-side", "-k", f"deploy/kustomize/overlays/{overlay}"]
+    cluster.kubectl("apply", *applied, folder=checkout)
+    cluster.kubectl("diff", *applied, folder=checkout)
