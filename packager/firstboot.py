@@ -40,7 +40,10 @@ def first_boot(rendered: Rendered) -> FirstBoot:
         server, agent = _k3s_config(settings)
         place = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
         return FirstBoot({place: yamltext.dump(server).encode(), **manifests}, {place: yamltext.dump(agent).encode()})
-    return FirstBoot(manifests, server_config=_rke2_config(settings))
+    # Others have no Helm controller: nothing on their nodes would read manifests.
+    return (
+        FirstBoot(manifests, server_config=_rke2_config(settings)) if settings.distribution == "rke2" else FirstBoot({})
+    )
 
 
 def _manifests(rendered: Rendered, settings: Settings) -> dict[str, bytes]:

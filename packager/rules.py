@@ -22,6 +22,12 @@ _ENCAPSULATIONS = {
     "cilium": ("VXLAN", "Geneve", "None"),
 }
 """What each CNI can do; the first is the default."""
+_WITHOUT_BUNDLE = {
+    "k3s": "for its own flannel",
+    "kubeadm": "and install a CNI yourself",
+    "talos": "for what its machine configuration installs",
+}
+"""What a cluster of a distribution has where no bundle installs a CNI."""
 _POLICY_SINCE = (1, 36)
 """First Kubernetes with MutatingAdmissionPolicy in `admissionregistration.k8s.io/v1`."""
 
@@ -42,7 +48,9 @@ def check(facts: ClusterFacts, gathered: Gathered) -> list[Finding]:
             _bgp,
             _networks,
             _distribution,
+            _installed_by_fleet,
             _installed,
+            _brought,
             _cloud_provider,
             _storage_classes,
             _fleet,
@@ -125,14 +133,40 @@ def _outside(facts: ClusterFacts, known: dict[str, list[_Network]]) -> Iterator[
 
 
 def _distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    if values["distribution"] != "k3s":
+    distribution, cni = values["distribution"], values["cni"]
+    if distribution == "rke2":
         return
-    if values["cni"]["name"] == "canal":
-        detail = 'K3s has no canal: take calico, cilium, or "none" for its own flannel'
+    if cni["name"] == "canal":
+        detail = f'only RKE2 brings canal: take calico or cilium, or "none" {_WITHOUT_BUNDLE[distribution]}'
         yield Finding(("cni", "name"), Fault.UNSUPPORTED, detail, "cni-distribution", "canal")
     if values["cloudProviderName"] == "harvester":
-        detail = 'K3s brings no Harvester cloud provider: take "external"'
+        detail = f'only RKE2 brings a Harvester cloud provider, {distribution} has none: take "external"'
         yield Finding(("cloudProviderName",), Fault.UNSUPPORTED, detail, "cloud-provider-distribution", "harvester")
+    if distribution == "talos" and "hostPath" in values["cloudConfig"]:
+        detail = "Talos takes no files of cloud-config: set cloudConfig.delivery of the HarvesterCluster to Secret"
+        path: FieldPath = ("cloudConfig", "hostPath")
+        yield Finding(path, Fault.UNSUPPORTED, detail, "cloud-config-distribution", values["cloudConfig"]["hostPath"])
+
+
+def _installed_by_fleet(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    """Without a Helm controller in the cluster Fleet installs the CNI, with an agent that needs none itself."""
+    distribution, cni = values["distribution"], values["cni"]
+    if distribution in ("rke2", "k3s") or cni["name"] == "none":
+        return
+    if values["fleet"]["importedBy"] != CAAPF:
+        detail = (
+            f"{distribution} has no network before Fleet installs one, and Rancher's agents need one: have CAAPF "
+            "import the cluster (fleet.importedBy: caapf, and no label for Rancher's import), or take "
+            f'"none" {_WITHOUT_BUNDLE[distribution]}'
+        )
+        yield Finding(("cni", "name"), Fault.FORBIDDEN, detail, "cni-fleet-agent", cni["name"])
+    if cni.get("kubeProxyReplacement"):
+        detail = (
+            f"{distribution} starts kube-proxy itself, and nodes have no address of the API server without it: leave "
+            "it out, or turn kube-proxy off there and set the chart's own fields in cni.values"
+        )
+        path: FieldPath = ("cni", "kubeProxyReplacement")
+        yield Finding(path, Fault.UNSUPPORTED, detail, "cni-kube-proxy", value=True)
 
 
 def _installed(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
@@ -146,6 +180,22 @@ def _installed(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     if theirs and values["cloudProviderName"] == "external":
         detail = "the control plane's spec.serverConfig.cloudProviderName installs RKE2's own: there would be two"
         yield Finding(("cloudProviderName",), Fault.INVALID, detail, "cloud-provider-installed", "external")
+
+
+def _brought(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    """Settings without an effect, because RKE2 installs charts of its own, in versions of its own."""
+    if values["distribution"] != "rke2":
+        return
+    bundled = values["cloudProviderName"] == "harvester"
+    for name in ("cni", "ccm", "csi") if bundled else ("cni",):
+        if version := values.get(name, {}).get("version"):
+            detail = "has no effect: RKE2 installs a chart of its own, whose version comes with that of Kubernetes"
+            yield Finding((name, "version"), Fault.UNSUPPORTED, detail, "addons-without-effect", version, advice=True)
+        if name != "cni" and values.get(name, {}).get("enabled") is False:
+            detail = "RKE2 installs its own all the same: to have none, set cloudProviderName to external"
+            yield Finding(
+                (name, "enabled"), Fault.UNSUPPORTED, detail, "addons-without-effect", value=False, advice=True
+            )
 
 
 def _cloud_provider(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:

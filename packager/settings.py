@@ -31,6 +31,10 @@ class Packaging(StrEnum):
     """A manifest of kind HelmChartConfig: RKE2 installs its own chart, with our values."""
 
 
+_CNI_PACKAGING = {"rke2": Packaging.HELM_CHART_CONFIG, "k3s": Packaging.HELM_CHART}
+"""How a CNI gets into the cluster; by Fleet alone where a distribution has no Helm controller."""
+
+
 @dataclass(frozen=True)
 class CloudConfig:
     """Where the workload cluster has its kubeconfig for Harvester: a file on each node, or a Secret in kube-system."""
@@ -45,6 +49,7 @@ class Cni:
     """The Pod network; `name` is `calico`, `canal`, `cilium` or `none`. `mtu` 0 lets the CNI find it out."""
 
     name: str
+    packaging: Packaging
     version: str
     mtu: int
     encapsulation: str
@@ -142,7 +147,7 @@ def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> Settings:
         kubernetes_version=facts.kubernetes_version,
         single_node=values["singleNode"],
         cloud_config=CloudConfig(cloud.get("secretName", ""), cloud.get("secretKey", ""), cloud.get("hostPath", "")),
-        cni=_cni(values["cni"]),
+        cni=_cni(values["cni"], values["distribution"]),
         ccm=_ccm(values.get("ccm", {})),
         csi=_csi(values.get("csi", {})),
         fleet=_fleet(values["fleet"]),
@@ -156,9 +161,10 @@ def _packaging(values: Obj) -> Packaging:
     return Packaging.HELM_CHART_CONFIG if values["cloudProviderName"] == "harvester" else Packaging.CHART
 
 
-def _cni(values: Obj) -> Cni:
+def _cni(values: Obj, distribution: str) -> Cni:
     return Cni(
         name=values["name"],
+        packaging=_CNI_PACKAGING.get(distribution, Packaging.CHART),
         version=values.get("version", ""),
         mtu=values.get("mtu", 0),
         encapsulation=rules.encapsulation(values),

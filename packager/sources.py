@@ -35,9 +35,14 @@ _SECRET_NAME, _SECRET_KEY, _HOST_PATH = "harvester-cloud-config", "cloud-config"
 _SERVER_CONFIG: FieldPath = ("spec", "serverConfig")
 _CLOUD_CONFIG: FieldPath = ("spec", "cloudConfig")
 _MANIFEST: FieldPath = ("spec", "updateCloudProviderConfig")
-_K3S_CONTROL_PLANES = frozenset({"KThreesControlPlane"})
-# With these nobody but the user installs a CNI, and no controller there knows RKE2's charts.
-_WITHOUT_CNI = frozenset({"KubeadmControlPlane", "TalosControlPlane"})
+_DISTRIBUTIONS = {
+    "RKE2ControlPlane": "rke2",
+    "KThreesControlPlane": "k3s",
+    "KubeadmControlPlane": "kubeadm",
+    "TalosControlPlane": "talos",
+}
+# What is known of a Cluster whose ClusterClass is not at hand: the names of those that we ship.
+_CLASSES = {"harvester-k3s": "k3s", "harvester-kubeadm": "kubeadm"}
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,9 @@ def gather(facts: ClusterFacts) -> Gathered:
     if not gathered.findings:
         for read in (_said_by_cluster, _labels, _variable, _annotation):
             read(facts, gathered)
+        if not gathered.findings and "name" not in gathered.values["cni"]:
+            brought = "calico" if gathered.values["distribution"] == "rke2" else "none"
+            gathered.add_one(("cni", "name"), brought, (*_SERVER_CONFIG, "cni"))
     return gathered
 
 
@@ -147,21 +155,30 @@ def _said_by_cluster(facts: ClusterFacts, gathered: Gathered) -> None:
 
 def _control_plane_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
     ref = ("spec", "controlPlaneRef", "kind")
-    kind = str((facts.control_plane or {}).get("kind") or at(facts.cluster, *ref) or "")
-    k3s = kind in _K3S_CONTROL_PLANES or "+k3s" in facts.kubernetes_version
+    distribution = _distribution(facts, str((facts.control_plane or {}).get("kind") or at(facts.cluster, *ref) or ""))
     replicas_path: FieldPath = ("spec", "topology", "controlPlane", "replicas")
     replicas = at(facts.cluster, *replicas_path) or at(facts.control_plane, "spec", "replicas")
     theirs = at(facts.control_plane, *_SERVER_CONFIG, "cloudProviderName")
-    cni = "none" if k3s or kind in _WITHOUT_CNI else (at(facts.control_plane, *_SERVER_CONFIG, "cni") or "calico")
+    cni = at(facts.control_plane, *_SERVER_CONFIG, "cni")
     return {
-        ("distribution",): ("k3s" if k3s else "rke2", ref),
+        ("distribution",): (distribution, ref),
         ("cloudProviderName",): (
-            "harvester" if not k3s and theirs == "harvester" else "external",
+            "harvester" if distribution == "rke2" and theirs == "harvester" else "external",
             (*_SERVER_CONFIG, "cloudProviderName"),
         ),
         ("singleNode",): (replicas == 1, replicas_path),
-        ("cni", "name"): (cni, (*_SERVER_CONFIG, "cni")),
+        **({("cni", "name"): (cni, (*_SERVER_CONFIG, "cni"))} if distribution == "rke2" and cni else {}),
     }
+
+
+def _distribution(facts: ClusterFacts, kind: str) -> str:
+    """Return the distribution that a kind of control plane makes; another one brings no charts, like kubeadm."""
+    if kind:
+        return _DISTRIBUTIONS.get(kind, "kubeadm")
+    if "+" in facts.kubernetes_version:
+        return "k3s" if "+k3s" in facts.kubernetes_version else "rke2"
+    topology = at(facts.cluster, "spec", "topology")
+    return _CLASSES.get(str(at(topology, "classRef", "name") or at(topology, "class")), "rke2")
 
 
 def _network_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:

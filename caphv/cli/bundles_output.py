@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from caphv.api import names
 from caphv.cli.clusters import Given
 from caphv.cli.report import colour, printable
 from packager import yamltext
@@ -29,6 +30,10 @@ _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
 def problems(given: Given, batch: Batch) -> Iterator[str]:
     """Yield what could not be read, and each finding with the place of the file that it is about."""
     yield from given.input.unreadable
+    for cluster in sorted(batch.suspended):
+        yield printable(
+            f"cluster {cluster}: suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}, keeps what it has"
+        )
     for result in batch.rendered:
         for finding in result.findings:
             place = given.input.place(result.cluster, finding)

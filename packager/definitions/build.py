@@ -114,7 +114,7 @@ def cluster(definition: Definition, boot: Boot) -> Obj:
 def _facts(definition: Definition, boot: Boot) -> ClusterFacts:
     found = cluster(definition, boot)
     infrastructure = individual.harvester_cluster(definition, boot)
-    control_plane = None if definition.cluster_class else individual.control_plane(definition, boot)
+    control_plane = individual.control_plane(definition, boot)
     return ClusterFacts(found, infrastructure, control_plane)
 
 

@@ -145,15 +145,18 @@ def _addons(spec: Obj) -> Iterator[Finding]:
     def finding(path: FieldPath, detail: str, value: Any) -> Finding:
         return Finding((*root, *path), Fault.INVALID, detail, "definition-addons", value)
 
-    known = "rke2" if distribution == "kubeadm" else distribution
-    if addons.get("distribution", known) != known:
+    if addons.get("distribution", distribution) != distribution:
         yield finding(("distribution",), "set spec.distribution instead, and remove this", addons["distribution"])
-    cni = addons.get("cni", {}).get("name", "none")
-    if distribution == "kubeadm" and cni != "none":
-        yield finding(("cni", "name"), "kubeadm brings no CNI to configure: leave it out and install one", cni)
-    if distribution == "kubeadm" and spec.get("addonDelivery") == "ClusterResourceSet":
-        detail = "needs the Helm controller of RKE2 or K3s: take Fleet or None"
-        yield Finding(("spec", "addonDelivery"), Fault.INVALID, detail, "definition-addons", "ClusterResourceSet")
+    cni, delivery = addons.get("cni", {}).get("name", "none"), spec.get("addonDelivery", "Fleet")
+    if distribution == "kubeadm" and delivery == "ClusterResourceSet":
+        detail = (
+            "makes HelmChart manifests for the Helm controller of RKE2 or K3s, and kubeadm has none: take Fleet, which "
+            "installs the charts itself, or None, and install them with Helm"
+        )
+        yield Finding(("spec", "addonDelivery"), Fault.UNSUPPORTED, detail, "definition-addons", delivery)
+    elif distribution == "kubeadm" and cni != "none" and delivery == "None":
+        detail = "nobody installs it with addonDelivery None: take Fleet, or leave it out and install a CNI yourself"
+        yield finding(("cni", "name"), detail, cni)
     if addons.get("cloudProviderName") == "harvester" and not spec.get("individualObjects"):
         detail = "ClusterClasses have no variable for it: set individualObjects, or leave it out"
         yield finding(("cloudProviderName",), detail, "harvester")

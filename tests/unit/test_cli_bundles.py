@@ -176,6 +176,17 @@ def test_an_invalid_cluster_is_told_and_loses_nothing(clusters: Path, origin: Or
     assert before.keys() == now.keys()
 
 
+def test_a_suspended_cluster_is_told_and_keeps_what_it_has(clusters: Path, origin: Origin) -> None:
+    call("push", write(clusters, manifest("a")), "--repo", origin.url)
+    suspended = manifest("a", {"cni": {"mtu": 1400}})
+    suspended["metadata"]["annotations"]["addons.caphv.io/suspend"] = "true"
+    for command in (("push", "--repo", origin.url, "--prune", "--max-prune", 99), ("render",)):
+        result = call(*command, write(clusters, suspended))
+        assert result.exit_code == 0
+        assert "cluster team/a: suspended by annotation addons.caphv.io/suspend" in result.stderr
+    assert origin.count() == 1
+
+
 def test_clusters_that_were_not_given_stay_unless_it_is_asked_for(clusters: Path, origin: Origin) -> None:
     call("push", write(clusters, *map(manifest, "abcde")), "--repo", origin.url)
     write(clusters, manifest("a"))

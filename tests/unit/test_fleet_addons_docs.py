@@ -27,7 +27,8 @@ def test_every_rule_of_settings_is_explained() -> None:
     text = "".join((CHECKOUT / "packager" / f"{name}.py").read_text(encoding="utf-8") for name in modules)
     used = set(
         re.findall(
-            r"\"((?:addons|cidr|cloud-provider|cni|fleet|load-balancer|no|service|storage)(?:-[a-z]+)+|cidr)\"", text
+            r"\"((?:addons|cidr|cloud-provider|cloud-config(?=-)|cni|fleet|load-balancer|no|service|storage)(?:-[a-z]+)+|cidr)\"",
+            text,
         )
     )
     # The last is about a Service that is in a cluster already, which files are not.

@@ -35,6 +35,9 @@ def cluster(name: str, addons: Obj | None = None, *, namespace: str = "clusters"
 
 TOLERATION = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
 K3S = {"topology": {"version": "v1.36.1+k3s1"}}
+KUBEADM = {"topology": {"version": "v1.36.1", "classRef": {"name": "harvester-kubeadm"}}}
+TALOS = {"topology": None, "controlPlaneRef": {"kind": "TalosControlPlane", "name": "control-plane"}}
+TAKEN = {"takeOwnership": True, "keepResources": False}
 
 EXAMPLES = [
     cluster("plain"),
@@ -114,9 +117,12 @@ EXAMPLES = [
     cluster("k3s-flannel", {"singleNode": True}, spec=K3S),
     cluster("k3s-calico", {"cni": {"name": "calico", "kubeProxyReplacement": True}}, spec=K3S, namespace="edge"),
     cluster("k3s-cilium", {"cni": {"name": "cilium", "version": "1.20.102"}}, spec=K3S, namespace="edge"),
+    cluster("kubeadm-calico", {"cni": {"name": "calico", "version": "v3.32.100"}}, spec=KUBEADM, namespace="upstream"),
+    cluster("talos-calico", {"cni": {"name": "calico"}, "fleet": TAKEN}, spec=TALOS, namespace="upstream"),
+    cluster("talos-cilium", {"cni": {"name": "cilium", "mtu": 1400}}, spec=TALOS, namespace="upstream"),
 ]
 # An air-gapped site has all charts in one registry.
-MIRRORED = [EXAMPLES[0], EXAMPLES[-2]]
+MIRRORED = [one for one in EXAMPLES if one.key.name in ("plain", "k3s-calico", "kubeadm-calico")]
 MIRROR = "oci://registry.example.com/charts"
 OPTIONS = GitRepoOptions(
     "ssh://git@git.example.com/fleet.git", client_secret_name="git-access", ca_bundle="PEM", folder="add-ons"

@@ -12,6 +12,8 @@ from tests.unit.packager.definitions.support import built, definition, k3s, kube
 
 pytestmark = pytest.mark.unit
 
+CALICO = {"cni": {"name": "calico"}}
+
 Obj = dict[str, Any]
 CASES: dict[str, tuple[Obj, str, str]] = {
     "class and objects": (
@@ -48,7 +50,12 @@ CASES: dict[str, tuple[Obj, str, str]] = {
     ),
     "pools": (definition(workers=[{"name": "a"}, {"name": "a"}]), "spec.workers[1].name", "definition-pool-name"),
     "dash in a pool": (definition(workers=[{"name": "a-b"}]), "spec.workers[0].name", "schema-pattern"),
-    "cni of kubeadm": (kubeadm(addons={"cni": {"name": "calico"}}), "spec.addons.cni.name", "definition-addons"),
+    "cni of kubeadm": (kubeadm(addons=CALICO), "spec.addons.cni.name", "cni-fleet-agent"),
+    "cni that nobody installs": (
+        kubeadm(addons=CALICO, addonDelivery="None", rancherAutoImport=False),
+        "spec.addons.cni.name",
+        "definition-addons",
+    ),
     "set of kubeadm": (kubeadm(addonDelivery="ClusterResourceSet"), "spec.addonDelivery", "definition-addons"),
     "distribution": (k3s(addons={"distribution": "rke2"}), "spec.addons.distribution", "definition-addons"),
     "bundled provider": (
@@ -93,6 +100,12 @@ def test_a_fault_is_said_at_its_field(case: str) -> None:
     found = built(obj)
     assert (field, rule) in [(finding.field, finding.rule) for finding in found.findings]
     assert not found.ok
+
+
+def test_kubeadm_has_no_resource_sets_and_is_told_what_to_take() -> None:
+    (said,) = map(str, built(kubeadm(addonDelivery="ClusterResourceSet")).findings)
+    assert said.startswith("spec.addonDelivery: ")
+    assert all(part in said for part in ("ClusterResourceSet", "Helm controller", "take Fleet", "or None"))
 
 
 def test_all_faults_are_said_at_once() -> None:
