@@ -18,8 +18,8 @@ IMAGE = "ghcr.io/rancher-sandbox/cluster-api-provider-harvester"
 VARIABLES = {"--log-level": "CAPHV_LOG_LEVEL", "--concurrency": "CAPHV_CONCURRENCY"}
 # Template for `clusterctl generate cluster` -> its parts in `deploy/clusterctl/parts`.
 TEMPLATES = {
-    "cluster-template.yaml": ("rke2", "pools", "machines"),
-    "cluster-template-dhcp.yaml": ("rke2", "dhcp", "machines"),
+    "cluster-template.yaml": ("rke2", "rke2-pools", "machines"),
+    "cluster-template-dhcp.yaml": ("rke2", "rke2-dhcp", "machines"),
     "cluster-template-kubeadm.yaml": ("kubeadm", "pools", "machines"),
     "cluster-template-k3s.yaml": ("k3s", "pools", "machines"),
     "cluster-template-talos.yaml": ("talos", "pools", "machines"),

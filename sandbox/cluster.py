@@ -65,20 +65,14 @@ class ClusterSpec:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
 
-def objects(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
-    """Namespace, identity and Cluster."""
-    return [
-        *identity(spec, harvester_kubeconfig),
-        {
-            "apiVersion": CORE_VERSION,
-            "kind": "Cluster",
-            "metadata": {"name": spec.name, "namespace": spec.namespace},
-            "spec": {
-                "clusterNetwork": {"pods": {"cidrBlocks": ["10.52.0.0/16"]}},
-                "topology": topology(spec),
-            },
-        },
-    ]
+def manifest(spec: ClusterSpec) -> Obj:
+    """The Cluster, from which all else follows."""
+    return {
+        "apiVersion": CORE_VERSION,
+        "kind": "Cluster",
+        "metadata": {"name": spec.name, "namespace": spec.namespace},
+        "spec": {"clusterNetwork": {"pods": {"cidrBlocks": ["10.52.0.0/16"]}}, "topology": topology(spec)},
+    }
 
 
 def identity(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:

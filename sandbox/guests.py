@@ -232,7 +232,7 @@ class Guests:
         if join.authority is None or not addresses or not addresses[0]:
             raise Broken("a control plane guest needs a CA and an address on its first interface")
         try:
-            member = Member(addresses[0], guest.disk, guest.hostname)
+            member = Member(addresses[0], guest.disk, guest.hostname, join.port)
             local = await self._workloads.serve(member, join.authority, join.token, join.sans)
             await self._register(guest, join, local, addresses)
         finally:

@@ -36,6 +36,11 @@ class Join:
     sans: tuple[str, ...] = ()
     authority: CA | None = field(default=None, repr=False)
 
+    @property
+    def port(self) -> int:
+        """Port of the server."""
+        return urlsplit(self.server).port or 443
+
 
 def join_of(user_data: UserData) -> Join | None:
     """How the guest joins, None when its user data does not say. Raises `Broken`."""

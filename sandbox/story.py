@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -146,10 +146,13 @@ class Story:
 
     async def create(self) -> None:
         """The topology makes a HarvesterCluster, which gives the control plane an address before there is a machine."""
-        async with self._step("Create a cluster from the ClusterClass: control plane endpoint") as step:
-            await manifests.apply(self.management, cluster.objects(self.spec, self._kubeconfig["identity"]))
-            await self._until("HarvesterCluster is ready", lambda: _ready(self.harvester_cluster()))
-            step.outcome = f"endpoint {self.endpoint()}"
+        await self._apply(
+            "Create a cluster from the ClusterClass: control plane endpoint", [cluster.manifest(self.spec)]
+        )
+
+    async def apply(self, objects: Sequence[Obj]) -> None:
+        """Objects that somebody has written give the control plane an address; the spec says how many machines."""
+        await self._apply("Apply manifests: control plane endpoint", objects)
 
     async def define(self, mtu: int = 1450) -> None:
         """A definition that is pushed becomes manifests and bundles, in one commit, and the manifests are applied."""
@@ -327,6 +330,13 @@ class Story:
         ]
         return sorted(found, key=lambda machine: str(machine["metadata"]["name"]))
 
+    async def _apply(self, title: str, objects: Sequence[Obj]) -> None:
+        async with self._step(title) as step:
+            identity = cluster.identity(self.spec, self._kubeconfig["identity"])
+            await manifests.apply(self.management, [*identity, *objects])
+            await self._until("HarvesterCluster is ready", lambda: _ready(self.harvester_cluster()))
+            step.outcome = f"endpoint {self.endpoint()}"
+
     async def _push(self, mtu: int, why: str) -> dict[str, int]:
         """Push the definition and have it turned into a commit; answers the files of that with their changed lines."""
         self._gitops.push(cluster.definition(self.spec, mtu), why)
@@ -358,7 +368,9 @@ class Story:
                 len(self.running()) == wanted == len(self.view.vms.store) == len(self.view.machines.store)
                 and len(self.workers()) == self._workers
                 and all(_holds(machine, "UpToDate") for machine in self.view.machines.store)
-                and all(_holds(obj, "TopologyReconciled") for obj in self.view.clusters.store)
+                and all(
+                    _holds(obj, "TopologyReconciled") for obj in self.view.clusters.store if "topology" in obj["spec"]
+                )
             ),
         )
 

@@ -1,9 +1,9 @@
 """The API servers of workload clusters: real ones, reachable for as long as a control plane guest of the cluster runs.
 
 A cluster is known by its CA. Its first control plane guest starts a kube-apiserver with that CA; every control plane
-guest answers for it on port 6443 of its own address. What the API server stores lies in the sandbox's etcd and
-outlives guests that stop, as their disks would, until the last VM of the cluster's control plane is deleted. There is
-no etcd quorum: one control plane guest of three is enough.
+guest answers for it on port 6443 of its own address, and on the port where nodes join. What the API server stores lies
+in the sandbox's etcd and outlives guests that stop, as their disks would, until the last VM of the cluster's control
+plane is deleted. There is no etcd quorum: one control plane guest of three is enough.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A control plane guest: its address, the uid of its VM, its host name."""
+    """A control plane guest: its address, the uid of its VM, its host name, the port where other nodes join."""
 
     address: str
     disk: str
     node: str
+    port: int = PORT
 
 
 @dataclass
@@ -47,7 +48,7 @@ class _Cluster:
     sans: set[str] = field(default_factory=set)
     # uids of the VMs whose disks hold the cluster's data, and the listeners of the guests that run, by their address
     disks: set[str] = field(default_factory=set)
-    listeners: dict[str, TcpProxy] = field(default_factory=dict)
+    listeners: dict[str, list[TcpProxy]] = field(default_factory=dict)
     etcd: Etcd = field(default_factory=Etcd)
     kubelets: dict[str, Kubelet] = field(default_factory=dict)
 
@@ -86,9 +87,11 @@ class Workloads:
             if server.process is None or not server.process.alive:
                 await server.start()
                 log.info("workload API server %s started", server.name)
-            proxy = TcpProxy((address, PORT), [(server.address, server.port)])
-            await proxy.start()
-            cluster.listeners[address] = proxy
+            proxies = cluster.listeners[address] = []
+            for port in {PORT, member.port}:
+                proxy = TcpProxy((address, port), [(server.address, server.port)])
+                await proxy.start()
+                proxies.append(proxy)
             cluster.etcd.join(disk, member.node)
             kubelet = cluster.kubelets[address] = Kubelet(address, cluster.etcd, ca)
             await kubelet.start()
@@ -100,7 +103,8 @@ class Workloads:
         for cluster in self._clusters.values():
             if address not in cluster.listeners:
                 continue
-            await cluster.listeners.pop(address).close()
+            for proxy in cluster.listeners.pop(address):
+                await proxy.close()
             if address in cluster.kubelets:
                 await cluster.kubelets.pop(address).close()
             self.on_change()

@@ -50,7 +50,7 @@ def _join(distribution: Distribution, guest: Guest) -> Obj:
     node = guest.node
     return {
         "role": WORKER if node.server is None else CONTROL_PLANE,
-        "server": f"https://{node.endpoint}",
+        "server": distribution.joins_at(node),
         "token": node.token,
         "ca": guest.authority.certificate.decode(),
         "version": guest.version,

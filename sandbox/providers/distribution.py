@@ -49,7 +49,7 @@ class Distribution:
     `rollout` leads to the strategy. `commands` are the fields of a bootstrap object for what runs before and after the
     start. `hook` holds the end of a machine until its etcd member is gone, `remediated_at` is the field for the time of
     the last remediation. `file` is the distribution's own configuration in a guest, `configuration` makes its content;
-    with `jinja` cloud-init fills in names.
+    with `jinja` cloud-init fills in names. Nodes join at `registration_port`, by default at the port of the API server.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Distribution:
     file: str
     configuration: Configuration
     jinja: bool = False
+    registration_port: int | None = None
 
     @property
     def server_annotation(self) -> str:
@@ -93,6 +94,10 @@ class Distribution:
         """How many machines more than wanted a roll-out may have: 0 or 1."""
         wanted = _below(control_plane["spec"], (*self.rollout, "rollingUpdate", "maxSurge"))
         return 1 if wanted is None else min(int(wanted), 1)
+
+    def joins_at(self, node: Node) -> str:
+        """URL at which a worker joins."""
+        return f"https://{node.endpoint if self.registration_port is None else f'{node.host}:{self.registration_port}'}"
 
     def sans(self, server: Obj) -> list[str]:
         """Further names of the API server."""
@@ -161,6 +166,7 @@ RKE2 = Distribution(
     remediated_at="timestamp",
     file="/etc/rancher/rke2/config.yaml",
     configuration=_rke2,
+    registration_port=_RKE2_REGISTRATION_PORT,
 )
 K3S = Distribution(
     name="kthrees",

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from caphv.runtime.cache import Informer
+from caphv.runtime.access import parse_kubeconfig
 from caphv.runtime.client import ApiClient
-from caphv.runtime.resource import SECRETS, Obj, Resource
+from caphv.runtime.resource import NODES, SECRETS, Resource
 from sandbox import binaries, clusterclass, manifests, processes
 from sandbox.cluster import CLASS_NAMESPACE, CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
 from sandbox.environment import Sandbox, Settings
+from sandbox.harvester import kinds
 from sandbox.providers.distribution import ALL
 from sandbox.story import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story, in_network
+from tests.e2e.support import HEALTH_CHECKS, holds, seen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -25,7 +29,6 @@ SETTINGS = Settings(boot_seconds=0.3, register_seconds=0.1)
 TEMPLATES = Resource(
     HARVESTER_MACHINES.group, HARVESTER_MACHINES.version, "harvestermachinetemplates", "HarvesterMachineTemplate"
 )
-HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
 EVERY_VARIABLE = {
     "failureDomains": ["zone-1", "zone-3"],
     "loadBalancer": {"ipamType": "dhcp", "description": "API of a class"},
@@ -94,7 +97,7 @@ def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: Sandbo
 
 
 @pytest.mark.parametrize("cluster_class", [clusterclass.HARVESTER_K3S, clusterclass.HARVESTER_KUBEADM])
-def test_a_cluster_of_another_distribution_is_made_scaled_upgraded_and_deleted(
+def test_a_cluster_of_another_distribution_lives_through_all_changes_of_its_topology(
     box: Sandbox, cluster_class: str
 ) -> None:
     async def live() -> None:
@@ -109,10 +112,64 @@ def test_a_cluster_of_another_distribution_is_made_scaled_upgraded_and_deleted(
             assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == {"zone-1", "zone-3"}
             await story.scale(1, 1)
             await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[cluster_class]}")
+            await story.set_variable("tpm", {"enabled": True, "persistent": True})
+            assert all(machine["spec"]["tpm"]["persistent"] for machine in story.view.harvester_machines.store)
+            await the_next_version_of_the_class_is_taken(story)
             await story.delete()
             assert await story.leftovers() == []
 
     asyncio.run(live())
+
+
+def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sandbox) -> None:
+    async def live() -> None:
+        # Nodes are not ready for as long as it takes, and nobody replaces them.
+        spec = story_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
+        story = Story(
+            box.folder, replace(spec, name="bare", namespace="bare", target_namespace="bare"), timeout=PATIENCE
+        )
+        async with story.watching():
+            await story.create()
+            await story.come_up()
+            assert await texts_of_guests(story, "flannel-backend: none") == 1
+            # The file of a variable is there beside it.
+            assert await texts_of_guests(story, CNI_FILE) == 1
+            (cluster,) = story.view.clusters.store
+            assert not holds(cluster, "Available")
+            async with workload(story) as client:
+                nodes = (await client.list(NODES))["items"]
+                assert [holds(node, "Ready") for node in nodes] == [False, False]
+                for node in nodes:
+                    await has_a_network(client, node["metadata"]["name"])
+            await seen(story.management, story.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
+            await story.delete()
+            assert await story.leftovers() == []
+
+    asyncio.run(live())
+
+
+@asynccontextmanager
+async def workload(story: Story) -> AsyncIterator[ApiClient]:
+    """The API server of the cluster, by the kubeconfig that its users get."""
+    secret = await story.management.get(SECRETS, f"{story.spec.name}-kubeconfig", story.spec.namespace)
+    client = parse_kubeconfig(base64.b64decode(secret["data"]["value"])).client(name="workload")
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def has_a_network(client: ApiClient, node: str) -> None:
+    """What a kubelet says as soon as a CNI is there."""
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "KubeletReady",
+        "message": "",
+        "lastTransitionTime": kinds.now(),
+    }
+    patch = {"status": {"conditions": [ready]}}
+    await client.patch(NODES, node, "", patch, patch_type="strategic", subresource="status")
 
 
 async def the_class_is_what_stands(story: Story) -> None:
@@ -168,24 +225,6 @@ async def workers_of_another_class_have_their_own_size(story: Story) -> None:
     )
     assert found["spec"]["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == "34%"
     assert {entry["timeoutSeconds"] for entry in found["spec"]["checks"]["unhealthyNodeConditions"]} == {300}
-
-
-async def seen(client: ApiClient, namespace: str, resource: Resource, wanted: Callable[[Obj], bool]) -> Obj:
-    """The first object in a namespace that is as wanted, once it is there."""
-    found: asyncio.Future[Obj] = asyncio.get_running_loop().create_future()
-    informer = Informer(client, resource, namespace=namespace)
-
-    def look(obj: Obj) -> None:
-        if wanted(obj) and not found.done():
-            found.set_result(obj)
-
-    informer.add_handler(lambda change: look(change.obj))
-    task = informer.start()
-    try:
-        return await asyncio.wait_for(found, PATIENCE)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def the_next_version_of_the_class_is_taken(story: Story) -> None:

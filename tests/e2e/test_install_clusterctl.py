@@ -12,7 +12,8 @@ import base64
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,14 @@ from caphv.runtime.access import own_configuration
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS as CRDS
-from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource, uid_of
+from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource, annotations_of, uid_of
 from reconciler.harvester.accounts import identity_secret
 from reconciler.resources import HARVESTER_CLUSTERS
 from release.__main__ import contents
 from sandbox import binaries, core, manifests, pki, processes
 from sandbox.apiserver import ApiServer, private_file
 from sandbox.environment import Sandbox, Settings
+from tests.e2e.support import CLUSTERCTL, TALOS, admitted, crd, holds, our_provider, seen
 from tests.integration.webhooks.environment import VERSIONS, Server, resource, until, wrong
 from webhooks.configuration import INJECT_ANNOTATION, NAMES, RESOURCES, SERVICE
 from webhooks.review import WEBHOOKS
@@ -38,7 +40,6 @@ from webhooks.verdict import KINDS
 
 pytestmark = pytest.mark.e2e
 
-CLUSTERCTL = "clusterctl.cluster.x-k8s.io"
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
 INVENTORY = Resource(CLUSTERCTL, "v1alpha3", "providers", "Provider")
 CONTROL_PLANES = "controlplane.cluster.x-k8s.io"
@@ -106,26 +107,6 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
-def crd(group: str, version: str, kind: str) -> Obj:
-    """A CRD for any content: of kinds that clusterctl looks for, and that nothing here reads."""
-    plural = f"{kind.lower()}s"
-    labels = {CLUSTERCTL: "", f"cluster.x-k8s.io/{version}": version}
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}", "labels": labels},
-        "spec": {
-            "group": group,
-            "names": {"kind": kind, "plural": plural},
-            "scope": "Namespaced",
-            "versions": [
-                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}},
-            ],
-        },
-    }
-
-
 async def prepare(management: ApiClient) -> None:
     """What a management cluster has before: cert-manager's kinds, and the core as clusterctl would install it."""
     installed_core = {
@@ -182,8 +163,9 @@ def webhooks(box: Sandbox) -> Iterator[Server]:
     [("", "RKE2ControlPlane"), ("dhcp", "RKE2ControlPlane"), ("kubeadm", "KubeadmControlPlane"),
      ("k3s", "KThreesControlPlane"), ("talos", "TalosControlPlane")],
 )  # fmt: skip
-def test_templates_are_filled_in(clusterctl: Clusterctl, flavor: str, kind: str) -> None:
+def test_templates_are_filled_in(box: Sandbox, clusterctl: Clusterctl, flavor: str, kind: str) -> None:
     objects = generated(clusterctl, flavor)
+    asyncio.run(judge(box, objects))
     assert {obj["metadata"]["namespace"] for obj in objects.values()} == {"team-a"}
     assert objects[kind, "demo-control-plane"]["spec"]["replicas"] == 3
     assert objects["MachineDeployment", "demo-workers"]["spec"]["replicas"] == 2
@@ -192,8 +174,9 @@ def test_templates_are_filled_in(clusterctl: Clusterctl, flavor: str, kind: str)
 
 
 @pytest.mark.parametrize("flavor", ["topology", "topology-k3s", "topology-kubeadm"])
-def test_template_of_a_topology_comes_with_its_class(clusterctl: Clusterctl, flavor: str) -> None:
+def test_template_of_a_topology_comes_with_its_class(box: Sandbox, clusterctl: Clusterctl, flavor: str) -> None:
     objects = generated(clusterctl, flavor)
+    asyncio.run(judge(box, objects))
     topology = objects["Cluster", "demo"]["spec"]["topology"]
     known = objects["ClusterClass", topology["classRef"]["name"]]["spec"]
     assert {obj["metadata"]["namespace"] for obj in objects.values()} == {"team-a"}
@@ -213,6 +196,16 @@ def generated(clusterctl: Clusterctl, flavor: str) -> dict[tuple[str, str], Obj]
     return {(obj["kind"], obj["metadata"]["name"]): obj for obj in yaml.safe_load_all(text) if obj}
 
 
+async def judge(box: Sandbox, objects: dict[tuple[str, str], Obj]) -> None:
+    """Have the core admit what was generated."""
+    management = ApiClient(await own_configuration(str(box.kubeconfig("management"))), name="management")
+    try:
+        await manifests.apply(management, TALOS)
+        await admitted(management, list(objects.values()))
+    finally:
+        await management.close()
+
+
 def test_from_init_to_delete(box: Sandbox, clusterctl: Clusterctl, webhooks: Server) -> None:
     async def live() -> None:
         management = ApiClient(await own_configuration(str(box.kubeconfig("management"))), name="management")
@@ -228,8 +221,9 @@ def test_from_init_to_delete(box: Sandbox, clusterctl: Clusterctl, webhooks: Ser
             assert await installed(management) == f"registry.example.com/caphv:{NEXT}"
             await guarded(management, webhooks)
             assert await until_provisioned(management) == endpoint
-            await backs_up(management, clusterctl)
+            backup = await backs_up(management, clusterctl)
             await moves(box, management, clusterctl, webhooks)
+            await restores(box, backup, clusterctl, webhooks)
             clusterctl("delete", "--infrastructure=harvester")
             await uninstalled(management)
         finally:
@@ -332,43 +326,88 @@ async def judged(management: ApiClient, kind: str, version: str) -> bool:
     return False
 
 
-async def backs_up(management: ApiClient, clusterctl: Clusterctl) -> None:
-    """As docs/operations.md has it: a copy of all objects in a folder, and the cluster goes on."""
+async def backs_up(management: ApiClient, clusterctl: Clusterctl) -> Path:
+    """As docs/operations.md has it: a copy of all objects in a folder, which it answers, and the cluster goes on."""
     folder = clusterctl.folder / "caphv-backup"
     folder.mkdir()
     clusterctl("move", "--to-directory", folder, "--namespace", NAME)
     saved = {yaml.safe_load(path.read_text())["kind"] for path in folder.iterdir()}
     assert {"Cluster", "HarvesterCluster", "Secret"} <= saved
     assert not (await management.get(CLUSTERS, NAME, NAME))["spec"].get("paused")
+    return folder
 
 
-async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl, webhooks: Server) -> None:
-    """All of the cluster goes to another management cluster, the identity too, and Harvester notices nothing."""
-    target = ApiServer(box.folder, "target")
-    await target.start()
-    kubeconfig = box.folder / "target.kubeconfig"
-    private_file(kubeconfig, pki.to_yaml(target.kubeconfig()))
-    harvester = ApiClient(await own_configuration(str(box.kubeconfig("harvester"))), name="harvester")
-    before = await management.get(HARVESTER_CLUSTERS, NAME, NAME)
-    (service,) = (await harvester.list(SERVICES, "moved-vms"))["items"]
-    async with target.client() as other:
+@asynccontextmanager
+async def another_management_cluster(
+    box: Sandbox, name: str, clusterctl: Clusterctl, webhooks: Server
+) -> AsyncIterator[tuple[ApiClient, Path]]:
+    """With the kinds of the core and our release, where no core runs; yields a client and a kubeconfig."""
+    server = ApiServer(box.folder, name)
+    await server.start()
+    kubeconfig = box.folder / f"{name}.kubeconfig"
+    private_file(kubeconfig, pki.to_yaml(server.kubeconfig()))
+    async with server.client() as client:
         core_crds = [obj for obj in core.objects(binaries.cluster_api_manifests(), "", b"") if obj["kind"] == CRDS.kind]
         for each in core_crds:
             each["spec"]["conversion"] = {"strategy": "None"}
         capi = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": core.NAMESPACE}}
-        await manifests.apply(other, [capi, *core_crds])
-        await prepare(other)
+        await manifests.apply(client, [capi, *core_crds])
+        await prepare(client)
         replace(clusterctl, kubeconfig=kubeconfig)("init", f"--infrastructure=harvester:{NEXT}")
-        await guarded(other, webhooks)
+        await guarded(client, webhooks)
+        yield client, kubeconfig
+    await server.stop()
+
+
+async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl, webhooks: Server) -> None:
+    """All of the cluster goes to another management cluster, the identity too, and Harvester notices nothing."""
+    before = await management.get(HARVESTER_CLUSTERS, NAME, NAME)
+    service = await service_of(box)
+    async with another_management_cluster(box, "target", clusterctl, webhooks) as (other, kubeconfig):
         clusterctl("move", f"--namespace={NAME}", f"--to-kubeconfig={kubeconfig}")
         for resource, name in ((CLUSTERS, NAME), (HARVESTER_CLUSTERS, NAME), (SECRETS, "identity")):
             with pytest.raises(NotFound):
                 await management.get(resource, name, NAME)
             await other.get(resource, name, NAME)
         assert (await other.get(HARVESTER_CLUSTERS, NAME, NAME))["spec"] == before["spec"]
-    await target.stop()
-    assert [uid_of(each) for each in (await harvester.list(SERVICES, "moved-vms"))["items"]] == [uid_of(service)]
-    await harvester.close()
+    assert uid_of(await service_of(box)) == uid_of(service)
+
+
+async def restores(box: Sandbox, backup: Path, clusterctl: Clusterctl, webhooks: Server) -> None:
+    """As docs/operations.md has it, when the management cluster is lost: what was backed up goes on from Harvester."""
+    service = await service_of(box)
+    async with another_management_cluster(box, "restored", clusterctl, webhooks) as (other, kubeconfig):
+        clusterctl("move", "--from-directory", backup, "--to-kubeconfig", kubeconfig)
+        assert not (await other.get(CLUSTERS, NAME, NAME))["spec"].get("paused")
+        async with our_provider(box.folder, kubeconfig):
+            # Nothing proves that the Service is its own, so somebody has to say so.
+            waiting = partial(mentions, kind="LoadBalancerReady", text=f"{NAME}/{NAME}")
+            await seen(other, NAME, HARVESTER_CLUSTERS, waiting)
+            adopt = {"metadata": {"annotations": {"caphv.io/adopt": "true"}}}
+            await other.patch(HARVESTER_CLUSTERS, NAME, NAME, adopt)
+            found = await seen(other, NAME, HARVESTER_CLUSTERS, lambda obj: holds(obj, "Ready"))
+        after = await service_of(box)
+        assert uid_of(after) == uid_of(service)
+        assert (
+            annotations_of(after)["caphv.io/owner-uid"]
+            == uid_of(found)
+            != annotations_of(service)["caphv.io/owner-uid"]
+        )
+
+
+def mentions(obj: Obj, *, kind: str, text: str) -> bool:
+    conditions = (obj.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == kind and each["status"] == "False" and text in each["message"] for each in conditions)
+
+
+async def service_of(box: Sandbox) -> Obj:
+    """The Service on Harvester that has the address of the control plane."""
+    harvester = ApiClient(await own_configuration(str(box.kubeconfig("harvester"))), name="harvester")
+    try:
+        (service,) = (await harvester.list(SERVICES, "moved-vms"))["items"]
+        return service
+    finally:
+        await harvester.close()
 
 
 async def uninstalled(management: ApiClient) -> None:

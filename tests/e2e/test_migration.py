@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,7 +29,7 @@ from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
 from sandbox.story import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story, in_network
 from tests import shell
-from tests.conftest import CHECKOUT
+from tests.e2e.support import our_provider
 from tests.integration.reconciler.case import until
 from tests.predecessor import crds
 from tests.predecessor.provider import Predecessor
@@ -53,19 +51,6 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield box
     finally:
         asyncio.run(processes.stop_all(box.folder))
-
-
-@asynccontextmanager
-async def our_provider(box: Sandbox) -> AsyncIterator[None]:
-    """`caphv run` for as long as the block lasts."""
-    options = (f"--kubeconfig={box.kubeconfig('management')}", "--metrics-bind-address=0", "--leader-elect")
-    command = [sys.executable, "-P", "-m", "caphv", "run", *options, "--health-probe-bind-address=0"]
-    path = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = processes.start(box.folder, "our-provider", command, env={"PYTHONPATH": path})
-    try:
-        yield
-    finally:
-        await processes.end(process)
 
 
 @asynccontextmanager
@@ -193,7 +178,7 @@ def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) ->
                 before = await snapshot(story)
                 assert len(before) > 20
             await install_ours(story)
-            async with our_provider(box):
+            async with our_provider(box.folder, box.kubeconfig("management")):
                 await settled(story, is_ours)
                 await until(lambda: recorded(story), lambda: "objects on Harvester have no record", PATIENCE)
                 assert await snapshot(story) == before
@@ -210,7 +195,7 @@ def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) ->
                 await story.scale(1, 2)
                 mixed = await snapshot(story)
             await install_ours(story)
-            async with our_provider(box):
+            async with our_provider(box.folder, box.kubeconfig("management")):
                 await settled(story, is_ours)
                 assert await snapshot(story) == mixed
                 await story.replace_lost(story.workers()[0])

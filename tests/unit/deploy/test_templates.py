@@ -109,6 +109,24 @@ def test_variables_are_those_of_the_class(checkout: Path, example: str) -> None:
     assert {entry["name"] for entry in known if entry["required"]} <= given.keys()
 
 
+@pytest.mark.parametrize("name", ["rke2-pools", "rke2-dhcp", "k3s", "kubeadm"])
+def test_objects_one_by_one_say_what_the_class_of_the_distribution_says(checkout: Path, name: str) -> None:
+    folder = data.folder("clusterclass") / f"harvester-{name.partition('-')[0]}"
+    classes = {obj["kind"]: obj for obj in yaml.safe_load_all((folder / "templates.yaml").read_text())}
+    specs = {
+        obj["kind"]: obj["spec"] for obj in yaml.safe_load_all((checkout / "examples" / f"{name}.yaml").read_text())
+    }
+    (control_plane,) = (kind for kind in specs if kind.endswith("ControlPlane"))
+    (bootstrap,) = (kind for kind in specs if kind.endswith("ConfigTemplate"))
+    inner = classes[f"{control_plane}Template"]["spec"]["template"]["spec"]
+    assert {field: specs[control_plane][field] for field in inner} == inner
+    assert specs[bootstrap] == classes[bootstrap]["spec"]
+    # RKE2's nodes register at a port of their own.
+    balancer = classes["HarvesterClusterTemplate"]["spec"]["template"]["spec"]["loadBalancerConfig"]
+    assert specs["HarvesterCluster"]["loadBalancerConfig"].get("listeners") == balancer.get("listeners")
+    assert ("listeners" in balancer) is name.startswith("rke2")
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_references_lead_to_objects_of_the_example(checkout: Path, example: str) -> None:
     objects = list(yaml.safe_load_all((checkout / "examples" / example).read_text()))

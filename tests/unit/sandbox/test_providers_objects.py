@@ -167,7 +167,7 @@ def test_a_control_plane_guest_gets_all_it_needs_to_join_and_the_files_of_its_co
     data = parse_user_data(text, "first-cp-aaaaa")
     join = join_of(data)
     assert join is not None
-    assert (join.role, join.server, join.token, join.cni) == (CONTROL_PLANE, "https://10.0.0.1:6443", "t0", True)
+    assert (join.role, join.server, join.token, join.cni) == (CONTROL_PLANE, "https://10.0.0.1:9345", "t0", True)
     assert join.sans == ("api.example.com", "10.0.0.1")
     assert data.files["/etc/motd"].content == "welcome\n"
     rke2 = yaml.safe_load(data.files[RKE2.file].content)
@@ -181,7 +181,9 @@ def test_a_worker_guest_gets_no_key_of_the_authority(distribution: Distribution)
     data = parse_user_data(render(distribution, guest()), "first-md-0")
     join = join_of(data)
     assert join is not None
-    assert join.role == WORKER
+    # RKE2's register at a port of their own.
+    port = 9345 if distribution is RKE2 else 6443
+    assert (join.role, join.server, join.port) == (WORKER, f"https://10.0.0.1:{port}", port)
     assert not set(CA_FILES) & set(data.files)
 
 

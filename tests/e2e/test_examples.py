@@ -1,0 +1,120 @@
+"""Each example on the sandbox with the real core: it is admitted, comes up, and goes to the last trace.
+
+Only what the README of the examples tells to change is changed: names, pools, networks and their addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from caphv.runtime.resource import NAMESPACES, Obj
+from sandbox import binaries, clusterclass, manifests, processes
+from sandbox.cluster import ClusterSpec
+from sandbox.environment import Sandbox, Settings
+from sandbox.harvester import kinds
+from sandbox.story import CLUSTERS, Story
+from tests.conftest import CHECKOUT
+from tests.e2e.support import HEALTH_CHECKS, TALOS, admitted, holds, seen
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+PATIENCE = 400.0
+SETTINGS = Settings(webhooks=True, boot_seconds=0.3, register_seconds=0.1)
+EXAMPLES = sorted(path.stem for path in (CHECKOUT / "examples").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """A sandbox with the provider, its webhooks and all classes."""
+    binaries.prepare()
+    box = Sandbox(tmp_path_factory.mktemp("examples"), SETTINGS)
+    try:
+        asyncio.run(box.up())
+        yield box
+        assert asyncio.run(box.down())
+    finally:
+        asyncio.run(processes.stop_all(box.folder))
+
+
+def objects(box: Sandbox, example: str) -> list[Obj]:
+    """What a user applies: the example in a namespace of its own, with what there is in the sandbox."""
+    gateway = f"{box.status()['network'].removesuffix('.0.0/16')}.0.1"
+    there = {
+        "team-a": example,
+        "machines": "machines-large",
+        "default/sles-15-sp7": "default/sles-15",
+        "default/admin": "default/caphv",
+        "172.16.0.1": gateway,
+        "255.255.0.0": "255.255.128.0",
+    }
+    read: list[Obj] = with_values(manifests.read([CHECKOUT / "examples" / f"{example}.yaml"]), there)
+    return read
+
+
+def with_values(node: Any, values: dict[str, str]) -> Any:
+    """The same, with each of some texts replaced."""
+    if isinstance(node, dict):
+        return {name: with_values(value, values) for name, value in node.items()}
+    if isinstance(node, list):
+        return [with_values(value, values) for value in node]
+    return values.get(node, node) if isinstance(node, str) else node
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_is_admitted(box: Sandbox, example: str) -> None:
+    async def judge() -> None:
+        story = Story(box.folder, ClusterSpec())
+        async with story.watching():
+            await manifests.apply(story.management, TALOS)
+            await admitted(story.management, objects(box, example))
+
+    asyncio.run(judge())
+
+
+@pytest.mark.parametrize(
+    "examples",
+    # At one time, because a cluster that comes up mostly waits.
+    [("rke2-pools", "rke2-dhcp", "k3s", "kubeadm"), ("rke2-clusterclass", "k3s-clusterclass", "kubeadm-clusterclass")],
+    ids=["objects one by one", "ClusterClasses"],
+)
+def test_clusters_of_examples_come_up_and_go(box: Sandbox, examples: tuple[str, ...]) -> None:
+    async def live() -> None:
+        async with asyncio.TaskGroup() as group:
+            for example in examples:
+                group.create_task(life(box, example))
+
+    asyncio.run(live())
+
+
+def test_no_example_is_left_out() -> None:
+    (run,) = (mark for mark in test_clusters_of_examples_come_up_and_go.pytestmark if mark.name == "parametrize")
+    assert sorted([*sum(run.args[1], ()), "talos"]) == EXAMPLES
+
+
+async def life(box: Sandbox, example: str) -> None:
+    wanted = objects(box, example)
+    (cluster,) = (obj for obj in wanted if obj["kind"] == CLUSTERS.kind)
+    spec = ClusterSpec(name=cluster["metadata"]["name"], namespace=example, target_namespace=example)
+    story = Story(box.folder, spec, timeout=PATIENCE)
+    async with story.watching():
+        if "topology" in cluster["spec"]:
+            name = cluster["spec"]["topology"]["classRef"]["name"]
+            space = kinds.typed(NAMESPACES, {"metadata": {"name": example}})
+            await manifests.apply(story.management, [space, *clusterclass.objects(example, name)])
+        await story.apply(wanted)
+        await story.come_up()
+        assert (len(story.control_planes()), len(story.workers())) == (3, 2)
+        await seen(story.management, example, CLUSTERS, lambda obj: holds(obj, "Available"))
+        for check in [obj for obj in wanted if obj["kind"] == HEALTH_CHECKS.kind]:
+            found = await seen(story.management, example, HEALTH_CHECKS, watches_all)
+            assert found["metadata"]["name"] == check["metadata"]["name"]
+        await story.delete()
+
+
+def watches_all(check: Obj) -> bool:
+    status = check.get("status") or {}
+    return (status.get("expectedMachines"), status.get("currentHealthy")) == (5, 5)
