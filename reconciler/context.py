@@ -21,7 +21,11 @@ from reconciler.workload import Workloads
 
 @dataclass(slots=True)
 class Context:
-    """Everything around a reconcile. `management_cluster` is the uid of the `kube-system` namespace there."""
+    """Everything around a reconcile.
+
+    `management_cluster` is the uid of the `kube-system` namespace there, `namespace` the only one that this process may
+    look into, empty for all.
+    """
 
     client: ApiClient
     management_cluster: str
@@ -40,6 +44,7 @@ class Context:
     enqueue_cluster: Callable[[Key], None]
     enqueue_machine: Callable[[Key], None]
     enqueue_template: Callable[[Key], None]
+    namespace: str = ""
     allow_insecure_identities: bool = False
     # When (monotonic) this process had the VM of a machine deleted, by the machine's uid, until all of it is gone.
     deleting: dict[str, float] = field(default_factory=dict)

@@ -46,6 +46,7 @@ COMPONENT = "caphv-controller-manager"
 class Options:
     """What `caphv run` can be told; `namespace` and `watch_filter` limit which objects this process cares for.
 
+    With a `namespace` nothing is read in others, so that a Role there is enough: identity Secrets are there, too.
     `metrics_certificate` is a folder for `secure_metrics`, see `Protection`.
     """
 
@@ -95,8 +96,8 @@ class Provider:
             namespace=namespace,
             indexes={"bootstrap": _bootstrap_secret},
         )
-        # Identity Secrets may live in any namespace; of Secrets only the metadata is ever held.
-        secrets = Informer(client, SECRETS, metadata_only=True, transform=_slim_secret)
+        # Of Secrets only the metadata is ever held.
+        secrets = Informer(client, SECRETS, namespace=namespace, metadata_only=True, transform=_slim_secret)
         harvester_clusters = Informer(
             client,
             resources.HARVESTER_CLUSTERS,
@@ -136,6 +137,7 @@ class Provider:
             enqueue_cluster=self._enqueue_cluster,
             enqueue_machine=self._enqueue_machine,
             enqueue_template=self._enqueue_template,
+            namespace=namespace,
             allow_insecure_identities=options.allow_insecure_identities,
         )
         self.context = context

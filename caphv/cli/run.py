@@ -56,7 +56,11 @@ Examples:
 """,
 )
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster; default: the Pod's own account.")
-@click.option("--namespace", default="", help="Care only for objects in this namespace; default: all.")
+@click.option(
+    "--namespace",
+    default="",
+    help="Care only for objects in this namespace, identity Secrets among them; default: all.",
+)
 @click.option(
     "--watch-filter",
     default="",

@@ -39,7 +39,9 @@ class ClusterReconciler:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._identities = identity.Identities(allow_insecure=context.allow_insecure_identities)
+        self._identities = identity.Identities(
+            allow_insecure=context.allow_insecure_identities, namespace=context.namespace
+        )
         self._cloud_configs = cloudconfig.CloudConfigs()
 
     async def reconcile(self, key: Key) -> float | None:

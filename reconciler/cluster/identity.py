@@ -44,10 +44,14 @@ class Expiry:
 
 
 class Identities:
-    """Identity Secrets that were read, each version once, and which cluster uses which of them."""
+    """Identity Secrets that were read, each version once, and which cluster uses which of them.
 
-    def __init__(self, *, allow_insecure: bool) -> None:
+    With a `namespace`, those in others are refused: their changes would not be seen, and rights may end there.
+    """
+
+    def __init__(self, *, allow_insecure: bool, namespace: str = "") -> None:
         self._allow_insecure = allow_insecure
+        self._namespace = namespace
         self._read: dict[Key, Identity] = {}
         self._uses: dict[Key, tuple[Key, str]] = {}
 
@@ -57,6 +61,11 @@ class Identities:
         It is read anew when the Secret has changed, and when the cluster's `caphv.io/reconcile-at` has.
         """
         secret = secret_of(scope.obj)
+        if self._namespace and secret.namespace != self._namespace:
+            raise failed(
+                f"identity Secret {secret}: this provider reads Secrets in namespace {self._namespace} only "
+                "(--namespace); put it there, and name it in spec.identitySecret"
+            )
         use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
         listed, known = scope.context.secrets.get(*secret), self._read.get(secret)
         current = known and listed and known.version == listed["metadata"]["resourceVersion"]

@@ -107,10 +107,11 @@ def test_make_deploy_installs_everything_and_then_another_image(cluster: Cluster
     assert image(cluster, copy) == "registry.example.com/caphv:next"
 
 
-@pytest.mark.parametrize("overlay", ["production"])
+@pytest.mark.parametrize("overlay", ["production", "one-namespace", "self-signed"])
 def test_kubectl_applies_overlays_and_finds_nothing_to_change_then(
     cluster: Cluster, checkout: Path, overlay: str
 ) -> None:
+    cluster.kubectl("create", "namespace", "team-a", folder=checkout)
     applied = ["--server-side", "-k", f"deploy/kustomize/overlays/{overlay}"]
     cluster.kubectl("apply", *applied, folder=checkout)
     cluster.kubectl("diff", *applied, folder=checkout)

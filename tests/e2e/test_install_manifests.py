@@ -1,6 +1,7 @@
 """The Helm chart and the kustomizations give the same objects; helm and kustomize are the real ones."""
 
 import base64
+import os
 import ssl
 import subprocess
 from pathlib import Path
@@ -82,7 +83,14 @@ def template(helm: Path, chart: Path, folder: Path, values: Obj, *, namespace: s
     return call(helm, "template", "caphv", chart, f"--namespace={namespace}", f"--values={folder / 'values.yaml'}")
 
 
-@pytest.mark.parametrize(("values", "kustomization"), [({}, "base"), (PRODUCTION, "overlays/production")])
+@pytest.mark.parametrize(
+    ("values", "kustomization"),
+    [
+        ({}, "base"),
+        (PRODUCTION, "overlays/production"),
+        ({"watchNamespace": "team-a"}, "overlays/one-namespace"),
+    ],
+)
 def test_chart_and_kustomization_give_the_same_objects(
     helm: Path, chart: Path, checkout: Path, tmp_path: Path, values: Obj, kustomization: str
 ) -> None:
@@ -91,6 +99,45 @@ def test_chart_and_kustomization_give_the_same_objects(
     assert ours.keys() == theirs.keys()
     for key, obj in ours.items():
         assert obj == theirs[key], key
+
+
+def test_components_give_what_values_of_the_chart_give(helm: Path, chart: Path, checkout: Path, tmp_path: Path) -> None:
+    """Two components over `production`. The chart makes the Secret, and knows its CA; else the user does."""
+    folder = checkout / "deploy" / "kustomize"
+    names = ["overlays/production", "components/self-signed", "components/one-namespace"]
+    places = [os.path.relpath(folder / name, tmp_path) for name in names]
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump({"kind": "Kustomization", "resources": places[:1], "components": places[1:]})
+    )
+    theirs = parsed(call(binaries.binary("kustomize"), "build", tmp_path))
+    ours = parsed(template(helm, chart, tmp_path, {**PRODUCTION, **SELF_SIGNED, "watchNamespace": "team-a"}))
+    del ours["Secret", "caphv-system", "caphv-webhook-self-signed"]
+    for webhook in webhooks_of(ours):
+        del webhook["clientConfig"]["caBundle"]
+    assert ours.keys() == theirs.keys()
+    for key, obj in ours.items():
+        assert obj == theirs[key], key
+
+
+def test_overlay_without_cert_manager_has_nothing_of_it(checkout: Path) -> None:
+    built = call(binaries.binary("kustomize"), "build", checkout / "deploy" / "kustomize" / "overlays" / "self-signed")
+    assert "cert-manager" not in built
+    assert "secretName: caphv-webhook-self-signed" in built
+
+
+def test_secrets_of_other_namespaces_are_out_of_reach_where_one_is_watched(
+    helm: Path, chart: Path, tmp_path: Path
+) -> None:
+    objects = parsed(template(helm, chart, tmp_path, {"watchNamespace": "team-a", **WITHOUT_WEBHOOKS}))
+    over_secrets = {
+        key
+        for key, obj in objects.items()
+        if key[0] in ("Role", "ClusterRole") and any("secrets" in rule.get("resources", ()) for rule in obj["rules"])
+    }
+    assert over_secrets == {("Role", "team-a", "caphv-manager-role")}
+    (binding,) = [obj for obj in objects.values() if obj.get("roleRef", {}).get("name") == "caphv-manager-role"]
+    assert (binding["kind"], binding["metadata"]["namespace"]) == ("RoleBinding", "team-a")
+    assert binding["subjects"][0]["namespace"] == "caphv-system"
 
 
 def test_packager_of_the_chart_is_that_of_the_kustomization(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
@@ -22,9 +23,9 @@ from caphv import data
 from caphv.cli.webhook import beside
 from caphv.runtime.access import parse_kubeconfig
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, NotFound
+from caphv.runtime.errors import ApiError, Forbidden, NotFound
 from caphv.runtime.manager import Addresses
-from caphv.runtime.resource import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, uid_of
+from caphv.runtime.resource import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
 from reconciler.harvester import accounts
 from reconciler.provider import Options, Provider
 from release.components import objects
@@ -43,6 +44,7 @@ from tests.integration.reconciler.case import (
     HARVESTER_MACHINE_TEMPLATES,
     Case,
     holds,
+    is_ready,
     lacks,
     machine_spec,
 )
@@ -67,6 +69,7 @@ HARVESTER = [
     for role in yaml.safe_load_all(path.read_text(encoding="utf-8"))
 ]
 MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
+LIMITED = "system:serviceaccount:caphv-system:limited"
 ACCOUNT = accounts.Account("caphv", "caphv-system")
 NARROW = accounts.Account("narrow", "caphv-system", ("narrow-3-vms",))
 ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
@@ -158,18 +161,21 @@ async def start(folder: Path, claimed: str) -> Restricted:
     return found
 
 
-def manager(server: ApiServer) -> ApiClient:
+def manager(server: ApiServer, account: str = MANAGER) -> ApiClient:
     """A client with the account of the Deployment."""
-    return parse_kubeconfig(pki.to_yaml(server.kubeconfig(MANAGER, GROUPS))).client(name="management")
+    return parse_kubeconfig(pki.to_yaml(server.kubeconfig(account, GROUPS))).client(name="management")
 
 
 @contextlib.asynccontextmanager
-async def provider(server: ApiServer, metrics: int) -> AsyncIterator[None]:
+async def provider(
+    server: ApiServer, metrics: int, *, account: str = MANAGER, namespace: str = ""
+) -> AsyncIterator[None]:
     """The provider as the account of its Deployment, in this process."""
     inprocess._hook.set(Twice())
-    client, stop = manager(server), asyncio.Event()
+    client, stop = manager(server, account), asyncio.Event()
     addresses = Addresses(f"127.0.0.1:{metrics}", "")
-    running = await Provider.connect(client, Options(leader_elect=True, addresses=addresses, secure_metrics=True))
+    options = Options(leader_elect=True, addresses=addresses, secure_metrics=True, namespace=namespace)
+    running = await Provider.connect(client, options)
     work = asyncio.create_task(running.manager.run(stop))
     inprocess._hook.set(None)
     try:
@@ -207,6 +213,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
         full, taken, narrow = cases
         await watched(full, port)
         await live(full)
+        await imported(full)
         await take_over(taken)
         await stay_in(narrow)
     management, harvester = restricted.management, restricted.harvester
@@ -215,6 +222,56 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
         assert asked(harvester, f"system:serviceaccount:{account.namespace}:{account.name}", "forbid") == set()
     assert granted(BASE) - asked(management, MANAGER, "allow") == set()
     assert granted(HARVESTER) - WITHIN - asked(harvester, ON_HARVESTER, "allow") == set()
+
+
+@pytest.mark.usefixtures("runner")
+async def test_roles_in_one_namespace_are_enough_for_its_clusters(
+    restricted: Restricted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inprocess.install(monkeypatch)
+    (port,) = processes.free_ports(1)
+    management = restricted.management
+    case = Case(restricted, 1, "limited")
+    await case.open()
+    try:
+        await manifests.apply(case.management, limited_to(case.name))
+        async with provider(management, port, account=LIMITED, namespace=case.name):
+            await live(case)
+            await elsewhere(case)
+            assert await case.remove() == []
+    finally:
+        await case.close()
+    assert asked(management, LIMITED, "forbid") == set()
+    client = manager(management, LIMITED)
+    with pytest.raises(Forbidden):
+        await client.list(SECRETS, "kube-system")
+    await client.close()
+
+
+async def elsewhere(case: Case) -> None:
+    """The identity is in another namespace for a while, which is told and not tried."""
+    for namespace in ("somewhere", case.name):
+        reference = {"name": "identity", "namespace": namespace}
+        await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"identitySecret": reference}})
+        told = f"reads Secrets in namespace {case.name} only"
+        wrong = lacks("HarvesterConnectionReady", "HarvesterConnectionFailed", told)
+        await case.until(HARVESTER_CLUSTERS, case.name, wrong if namespace == "somewhere" else is_ready)
+
+
+def limited_to(namespace: str) -> list[Obj]:
+    """The shipped rights as component `one-namespace` has them, bound to an account of their own."""
+    found = [copy.deepcopy(obj) for obj in BASE if obj["kind"].startswith(("ClusterRole", "Role"))]
+    for obj in found:
+        if obj["metadata"]["name"] in ("caphv-manager-role", "caphv-manager-rolebinding"):
+            obj["kind"] = obj["kind"].removeprefix("Cluster")
+            obj["metadata"]["namespace"] = namespace
+            if "roleRef" in obj:
+                obj["roleRef"]["kind"] = "Role"
+        elif "subjects" in obj:
+            obj["metadata"]["name"] += "-limited"
+        for subject in obj.get("subjects", ()):
+            subject["name"] = LIMITED.rpartition(":")[2]
+    return found
 
 
 async def guard(server: ApiServer, certificates: Path) -> None:
@@ -276,7 +333,7 @@ async def watched(case: Case, port: int) -> None:
 
 
 async def live(case: Case) -> None:
-    """A cluster with everything: created pools, load balancer, Rancher, and the cloud config in two of its places."""
+    """A cluster with everything: created pools, load balancer, and the cloud config in two of its places."""
 
     def described(first: int, last: int) -> Obj:
         bounds = {"rangeStart": f"{case.subnet}.{first}", "rangeEnd": f"{case.subnet}.{last}"}
@@ -298,7 +355,6 @@ async def live(case: Case) -> None:
     await case.ready_machine("cp", control_plane=True)
     await case.until(HARVESTER_CLUSTERS, case.name, holds("InitMachineCreated"))
     await repaired(case)
-    await imported(case)
 
 
 async def repaired(case: Case) -> None:

@@ -91,6 +91,16 @@ def test_server_that_is_not_verified_is_refused_unless_allowed() -> None:
     assert read(Identities(allow_insecure=True), secrets.scope()).access.insecure
 
 
+def test_secret_of_another_namespace_is_not_read_when_there_is_only_one() -> None:
+    secrets = Secrets()
+    with pytest.raises(
+        Blocked, match="identity Secret ns/identity: this provider reads Secrets in namespace other only"
+    ):
+        read(Identities(allow_insecure=False, namespace="other"), secrets.scope())
+    assert secrets.reads == 0
+    read(Identities(allow_insecure=False, namespace="ns"), secrets.scope())
+
+
 def test_secret_is_read_once_for_all_clusters_until_it_changes_or_somebody_asks() -> None:
     secrets, identities = Secrets(), Identities(allow_insecure=False)
     for name in ("one", "two", "one", "two"):
