@@ -130,18 +130,17 @@ def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sandbox)
         )
         async with story.watching():
             await story.create()
-            await story.come_up()
-            assert await texts_of_guests(story, "flannel-backend: none") == 1
-            # The file of a variable is there beside it.
-            assert await texts_of_guests(story, CNI_FILE) == 1
-            (cluster,) = story.view.clusters.store
-            assert not holds(cluster, "Available")
             async with workload(story) as client:
-                nodes = (await client.list(NODES))["items"]
-                assert [holds(node, "Ready") for node in nodes] == [False, False]
-                for node in nodes:
-                    await has_a_network(client, node["metadata"]["name"])
-            await seen(story.management, story.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
+                node = await seen(client, "", NODES, lambda _: True)
+                assert not holds(node, "Ready")
+                assert await texts_of_guests(story, "flannel-backend: none") == 1
+                # The file of a variable is there beside it.
+                assert await texts_of_guests(story, CNI_FILE) == 1
+                assert not any(holds(cluster, "Available") for cluster in story.view.clusters.store)
+                cni = asyncio.create_task(installed_cni(client))
+                await story.come_up()
+                await seen(story.management, story.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
+                cni.cancel()
             await story.delete()
             assert await story.leftovers() == []
 
@@ -151,7 +150,8 @@ def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sandbox)
 @asynccontextmanager
 async def workload(story: Story) -> AsyncIterator[ApiClient]:
     """The API server of the cluster, by the kubeconfig that its users get."""
-    secret = await story.management.get(SECRETS, f"{story.spec.name}-kubeconfig", story.spec.namespace)
+    name = f"{story.spec.name}-kubeconfig"
+    secret = await seen(story.management, story.spec.namespace, SECRETS, lambda obj: obj["metadata"]["name"] == name)
     client = parse_kubeconfig(base64.b64decode(secret["data"]["value"])).client(name="workload")
     try:
         yield client
@@ -159,17 +159,17 @@ async def workload(story: Story) -> AsyncIterator[ApiClient]:
         await client.close()
 
 
-async def has_a_network(client: ApiClient, node: str) -> None:
-    """What a kubelet says as soon as a CNI is there."""
-    ready = {
-        "type": "Ready",
-        "status": "True",
-        "reason": "KubeletReady",
-        "message": "",
-        "lastTransitionTime": kinds.now(),
-    }
-    patch = {"status": {"conditions": [ready]}}
-    await client.patch(NODES, node, "", patch, patch_type="strategic", subresource="status")
+async def installed_cni(client: ApiClient) -> None:
+    """Have kubelets say what they say when there is a CNI."""
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    while True:
+        for node in (await client.list(NODES))["items"]:
+            if not holds(node, "Ready"):
+                patch = {"status": {"conditions": [{**ready, "lastTransitionTime": kinds.now()}]}}
+                await client.patch(
+                    NODES, node["metadata"]["name"], "", patch, patch_type="strategic", subresource="status"
+                )
+        await asyncio.sleep(0.2)
 
 
 async def the_class_is_what_stands(story: Story) -> None:
