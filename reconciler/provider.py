@@ -19,6 +19,7 @@ from caphv.runtime.controller import Controller
 from caphv.runtime.discovery import served_version
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.errors import NotFound, Unreachable
+from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import Addresses, Manager
 from caphv.runtime.part import Part
@@ -67,7 +68,9 @@ async def run(
     """Run the provider until `stop` is set, and `parts` beside it. Raises `KubeconfigError`, `LeaseLost`."""
     client = ApiClient(await own_configuration(options.kubeconfig), name="management")
     try:
-        provider = await Provider.connect(client, options)
+        provider = await unless_stopped(Provider.connect(client, options), stop)
+        if provider is None:
+            return
         for part in parts(client) if parts else ():
             provider.manager.add_part(part)
         await provider.manager.run(stop)

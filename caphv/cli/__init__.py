@@ -22,7 +22,24 @@ COMMANDS = {
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class LazyGroup(click.Group):
+class HelpfulGroup(click.Group):
+    """Names commands like one that there is not, also where commands are made when they are asked for."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that is called. Raises `click.UsageError`."""
+        name = args[0]
+        if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+            import difflib
+
+            similar = difflib.get_close_matches(name, self.list_commands(ctx))
+            hint = f" Did you mean {' or '.join(repr(command) for command in similar)}?" if similar else ""
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class LazyGroup(HelpfulGroup):
     """A group whose commands are named in a table like `COMMANDS` and imported when they are called."""
 
     def __init__(self, *args: Any, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
@@ -69,7 +86,7 @@ Examples:
   eval "$(caphv completion bash)"          completion in this shell
 
 \b
-Exit status: 0 done, 1 failed or not running, 2 wrong usage.
+Exit status: 0 done, 1 failed or not running, 2 wrong usage; what else there is, the command's own help says.
 Each command explains itself: caphv COMMAND --help
 """,
 )

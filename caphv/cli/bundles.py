@@ -407,4 +407,6 @@ def _finish(given: Given, batch: Batch, *, different: bool = False) -> None:
 
     for line in out.problems(given, batch):
         click.echo(f"caphv bundles: {line}", err=True)
+    if not given.clusters and not given.input.unreadable:
+        click.echo("caphv bundles: there is no such cluster", err=True)
     sys.exit(UNREADABLE if given.input.unreadable else DIFFERENT if different or batch.failed else DONE)

@@ -111,7 +111,8 @@ def _live(kubeconfig: str, context: str, namespace: str) -> Input:
     try:
         return asyncio.run(read())
     except (KubeconfigError, ApiError, Unreachable) as error:
-        raise CouldNotRead(f"the management cluster cannot be read: {error}") from None
+        hint = "" if kubeconfig or context else "; or give files or folders with clusters"
+        raise CouldNotRead(f"the management cluster cannot be read: {error}{hint}") from None
 
 
 @contextlib.contextmanager

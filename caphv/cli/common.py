@@ -47,7 +47,8 @@ def running_sandbox(name: str | None, folder: Path | None) -> "Sandbox":
     """The sandbox of that name or folder; it is there, though perhaps not as a whole."""
     box = named_sandbox(name, folder)
     if box.status()["status"] == "absent":
-        raise click.ClickException(f"no sandbox in {box.folder}: start it with `caphv sandbox up`")
+        which = f" --dir {folder}" if folder else f" --name {name}" if name else ""
+        raise click.ClickException(f"no sandbox in {box.folder}: start it with `caphv sandbox up{which}`")
     return box
 
 

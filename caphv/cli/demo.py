@@ -22,6 +22,7 @@ _MARKS = {True: "✗", False: "✓"}
 
 
 @click.command(
+    short_help="Watch the whole life of a cluster.",
     context_settings=CONTEXT_SETTINGS,
     epilog="""\b
 Examples:

@@ -15,12 +15,23 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+def _check_address(_ctx: click.Context, _option: click.Parameter, address: str) -> str:
+    from caphv.runtime.part import listening_address
+
+    try:
+        listening_address(address)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return address
+
+
 def metrics_options(command: _Command) -> _Command:
     """Add the options that say where metrics are served, and to whom."""
     for option in (
         click.option(
             "--metrics-cert-dir",
             default="",
+            show_default=False,
             help="Folder with tls.crt and tls.key for --metrics-secure, read again on changes; "
             "default: a certificate that the process signs itself.",
         ),
@@ -28,7 +39,12 @@ def metrics_options(command: _Command) -> _Command:
             "--metrics-secure/--no-metrics-secure",
             help="Serve metrics by TLS, and only to bearer tokens of accounts that may get /metrics.",
         ),
-        click.option("--metrics-bind-address", default=":8080", help="Where to serve /metrics; 0 turns it off."),
+        click.option(
+            "--metrics-bind-address",
+            default=":8080",
+            callback=_check_address,
+            help="Where to serve /metrics; 0 turns it off.",
+        ),
     ):
         command = option(command)
     return command
@@ -37,7 +53,10 @@ def metrics_options(command: _Command) -> _Command:
 def probe_option(command: _Command) -> _Command:
     """Add the option that says where the process tells how it is."""
     return click.option(
-        "--health-probe-bind-address", default=":9440", help="Where to serve /healthz and /readyz; 0 turns it off."
+        "--health-probe-bind-address",
+        default=":9440",
+        callback=_check_address,
+        help="Where to serve /healthz and /readyz; 0 turns it off.",
     )(command)
 
 

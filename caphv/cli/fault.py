@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from caphv.cli import CONTEXT_SETTINGS
+from caphv.cli import CONTEXT_SETTINGS, HelpfulGroup
 from caphv.cli.common import which_sandbox
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 
-class FaultGroup(click.Group):
+class FaultGroup(HelpfulGroup):
     """A command for each kind of fault, made from their table when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -57,8 +57,9 @@ def fault(**_which: Any) -> None:
 
 
 @fault.command("list")
+@which_sandbox
 @click.pass_context
-def list_faults(ctx: click.Context) -> None:
+def list_faults(ctx: click.Context, **_which: Any) -> None:
     """Show the faults that go on."""
     active = _with_faults(ctx, lambda faults: faults.active())
     for item in active:
@@ -67,26 +68,32 @@ def list_faults(ctx: click.Context) -> None:
         click.echo("no faults")
 
 
-@fault.command()
+@fault.command(short_help="End all faults, or some of them.")
 @click.argument("kind", required=False, default="")
 @click.argument("target", required=False, default="")
+@which_sandbox
 @click.pass_context
-def clear(ctx: click.Context, kind: str, target: str) -> None:
+def clear(ctx: click.Context, kind: str, target: str, **_which: Any) -> None:
     """End all faults, or those of a KIND, or that of a KIND and TARGET."""
     from sandbox.faults import KINDS
 
     if kind and kind not in KINDS:
         raise click.BadParameter(f"{kind!r} is no kind of fault; see `caphv sandbox fault --help`", param_hint="KIND")
-    for ended in _with_faults(ctx, lambda faults: faults.clear(kind, target)):
-        click.echo(f"cleared: {ended}")
+    ended = _with_faults(ctx, lambda faults: faults.clear(kind, target))
+    for item in ended:
+        click.echo(f"cleared: {item}")
+    if not ended:
+        click.echo("no such fault goes on" if kind else "no faults")
 
 
 def _command(kind: "Kind") -> click.Command:
+    @which_sandbox
     def call(target: str = "", **options: Any) -> None:
         from sandbox.faults import Fault
 
+        settings = {name: options[name] for name in options.keys() & {"share", "delay"}}
         ctx = click.get_current_context()
-        click.echo(_with_faults(ctx, lambda faults: faults.cause(Fault(kind.name, target, **options))))
+        click.echo(_with_faults(ctx, lambda faults: faults.cause(Fault(kind.name, target, **settings))))
 
     parameters: list[click.Parameter] = []
     if kind.target:
@@ -97,7 +104,7 @@ def _command(kind: "Kind") -> click.Command:
     if kind.name == "slow":
         delay = click.FloatRange(0, min_open=True)
         parameters.append(click.Option(["--delay"], type=delay, default=2.0, show_default=True, help="Seconds."))
-    return click.Command(kind.name, callback=call, params=parameters, help=_explained(kind), short_help=kind.summary)
+    return click.command(kind.name, params=parameters, help=_explained(kind), short_help=kind.summary)(call)
 
 
 def _explained(kind: "Kind") -> str:
@@ -114,8 +121,9 @@ def _with_faults(ctx: click.Context, work: Callable[["Faults"], Awaitable[_Answe
     from sandbox.faults import Faults
     from sandbox.harvester.troubles import FaultError
 
-    which = ctx.parent.params if ctx.parent else {}
-    box = running_sandbox(which.get("name"), which.get("folder"))
+    # Said before the kind of fault or behind it.
+    group = ctx.parent.params if ctx.parent else {}
+    box = running_sandbox(ctx.params["name"] or group.get("name"), ctx.params["folder"] or group.get("folder"))
 
     async def call() -> _Answer:
         access = parse_kubeconfig(box.kubeconfig("harvester").read_bytes())

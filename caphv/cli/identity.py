@@ -32,6 +32,7 @@ def identity() -> None:
 
 
 @identity.command(
+    short_help="Make an account on Harvester, and its identity Secret.",
     context_settings={"show_default": True},
     epilog="""\b
 Examples:
@@ -58,6 +59,7 @@ Examples:
 @click.option(
     "--server",
     default="",
+    show_default=False,
     help="URL of Harvester's API server for the identity.  [default: from the kubeconfig, Rancher's proxy left out]",
 )
 @click.option("--secret-name", default="harvester-identity", callback=_check_names, help="Name of the identity Secret.")

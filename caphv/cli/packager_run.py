@@ -48,11 +48,16 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
     help="Bundles that one commit may remove; when more are to go, all of them stay, and it is told.",
 )
 @click.option(
-    "--templates", default="", envvar="CAPHV_TEMPLATES", help="Folder with templates over those that are shipped."
+    "--templates",
+    default="",
+    show_default=False,
+    envvar="CAPHV_TEMPLATES",
+    help="Folder with templates over those that are shipped.",
 )
 @click.option(
     "--chart-repo",
     default="",
+    show_default=False,
     envvar="CAPHV_CHART_REPO",
     metavar="URL",
     help="Mirror of all charts, https:// or oci://, for sites without access to the internet.",
@@ -74,20 +79,30 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
 @click.option(
     "--receiver-bind-address",
     default="",
+    show_default=False,
     envvar="CAPHV_RECEIVER_ADDRESS",
     help="Where to hear of pushes from a Git host, [host]:port, path /push; default: nowhere.",
 )
 @click.option(
     "--receiver-secret-file",
     default="",
+    show_default=False,
     envvar="CAPHV_RECEIVER_SECRET_FILE",
     help="File with the secret that the Git host signs its events with.",
 )
-@click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster; default: the Pod's own account.")
-@click.option("--namespace", default="", help="Care only for Clusters in this namespace; default: all.")
+@click.option(
+    "--kubeconfig",
+    default="",
+    show_default=False,
+    help="Kubeconfig of the management cluster; default: the Pod's own account.",
+)
+@click.option(
+    "--namespace", default="", show_default=False, help="Care only for Clusters in this namespace; default: all."
+)
 @click.option(
     "--watch-filter",
     default="",
+    show_default=False,
     help="Care only for Clusters whose HarvesterCluster has this value of label cluster.x-k8s.io/watch-filter.",
 )
 @click.option("--leader-elect/--no-leader-elect", help="Work only while holding the lease; for several replicas.")

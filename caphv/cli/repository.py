@@ -58,13 +58,24 @@ def which_remote(command: _Command) -> _Command:
             help="Folder of a mounted Secret of type basic-auth or ssh-auth.  [default: variables CAPHV_GIT_*]",
         ),
         click.option(
-            "--path", "inner", envvar="CAPHV_GIT_PATH", default="", metavar="PATH", help="Folder in the repository."
+            "--path",
+            "inner",
+            envvar="CAPHV_GIT_PATH",
+            default="",
+            show_default=False,
+            metavar="PATH",
+            help="Folder in the repository.",
         ),
         click.option(
             "--branch", envvar="CAPHV_GIT_BRANCH", default="main", show_default=True, help="Branch that Fleet reads."
         ),
         click.option(
-            "--repo", envvar="CAPHV_GIT_REPO", default="", metavar="URL", help="Git repository, without password."
+            "--repo",
+            envvar="CAPHV_GIT_REPO",
+            default="",
+            show_default=False,
+            metavar="URL",
+            help="Git repository, without password.",
         ),
     ):
         command = add(command)
@@ -80,7 +91,14 @@ def which_source(command: _Command) -> _Command:
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             help="Folder of a mounted Secret, as --git-credentials.  [default: the same as for --repo]",
         ),
-        click.option("--source-path", envvar="CAPHV_SOURCE_PATH", default="", metavar="PATH", help="Folder in it."),
+        click.option(
+            "--source-path",
+            envvar="CAPHV_SOURCE_PATH",
+            default="",
+            show_default=False,
+            metavar="PATH",
+            help="Folder in it.",
+        ),
         click.option(
             "--source-branch", envvar="CAPHV_SOURCE_BRANCH", default="main", show_default=True, help="Its branch."
         ),
@@ -88,6 +106,7 @@ def which_source(command: _Command) -> _Command:
             "--source-repo",
             envvar="CAPHV_SOURCE_REPO",
             default="",
+            show_default=False,
             metavar="URL",
             help="Repository with the definitions.",
         ),
@@ -98,7 +117,9 @@ def which_source(command: _Command) -> _Command:
 
 def which_commit(command: _Command) -> _Command:
     """Add the options that say how a commit is made, and why."""
-    message = click.option("--message", default="", metavar="TEXT", help="Why, for the message of the commit.")
+    message = click.option(
+        "--message", default="", show_default=False, metavar="TEXT", help="Why, for the message of the commit."
+    )
     return message(who_commits(command))
 
 
@@ -116,6 +137,7 @@ def who_commits(command: _Command) -> _Command:
             "--review",
             envvar="CAPHV_GIT_REVIEW",
             default="",
+            show_default=False,
             metavar="BRANCH",
             help="Push to this branch (caphv/…) for a pull request, in place of the branch itself.",
         ),

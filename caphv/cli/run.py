@@ -53,17 +53,27 @@ Examples:
   caphv run --leader-elect --log-format json
   caphv run --namespace team-a            only objects of one namespace
   caphv run --watch-filter blue           only objects with label cluster.x-k8s.io/watch-filter=blue
+
+\b
+Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3 it lost its lease.
 """,
 )
-@click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster; default: the Pod's own account.")
+@click.option(
+    "--kubeconfig",
+    default="",
+    show_default=False,
+    help="Kubeconfig of the management cluster; default: the Pod's own account.",
+)
 @click.option(
     "--namespace",
     default="",
+    show_default=False,
     help="Care only for objects in this namespace, identity Secrets among them; default: all.",
 )
 @click.option(
     "--watch-filter",
     default="",
+    show_default=False,
     help="Care only for objects whose label cluster.x-k8s.io/watch-filter has this value, "
     "so that several deployments can share the load.",
 )
@@ -98,8 +108,6 @@ def run(**flags: Any) -> None:
 
     It watches HarvesterClusters and HarvesterMachines on the management cluster and keeps virtual machines, disks,
     addresses and load balancers on Harvester as they say. It stops on SIGTERM after the work in hand.
-
-    Exit status: 0 stopped as asked, 1 it could not start or go on, 3 it lost its lease.
     """
     from caphv.runtime import logs
 

@@ -120,6 +120,7 @@ def status(name: str | None, folder: Path | None, output: str) -> None:
 
 
 @sandbox.command(
+    short_help="Print the kubeconfig of an API server.",
     epilog="""\b
 Examples:
   export KUBECONFIG=$(caphv sandbox kubeconfig --path)
@@ -144,6 +145,7 @@ def kubeconfig(name: str | None, folder: Path | None, *, path: bool, server: str
 
 
 @sandbox.command(
+    short_help="Stop a sandbox and remove its folder.",
     epilog="""\b
 Examples:
   caphv sandbox down

@@ -30,12 +30,14 @@ def webhook_options(command: _Command) -> _Command:
         click.option(
             "--webhook-url",
             default="",
+            show_default=False,
             metavar="URL",
             help="Where API servers find the webhooks when no Service leads here: https://host[:port].",
         ),
         click.option(
             "--webhook-service",
             default="",
+            show_default=False,
             metavar="NAMESPACE/NAME",
             help="Service that leads here; default in a Pod: caphv-webhook-service in the Pod's namespace. "
             "Without Service and URL the webhook configurations are left alone.",
@@ -66,7 +68,12 @@ Examples:
 Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage.
 """,
 )
-@click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster; default: the Pod's own account.")
+@click.option(
+    "--kubeconfig",
+    default="",
+    show_default=False,
+    help="Kubeconfig of the management cluster; default: the Pod's own account.",
+)
 @webhook_options
 @metrics_options
 @probe_option

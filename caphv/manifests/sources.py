@@ -96,9 +96,19 @@ def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
 
 
 def read_all(paths: Iterable[str], stdin: BinaryIO) -> tuple[list[Source], list[str]]:
-    """Read all files that the paths name, each once; answers them, and why paths cannot be read."""
+    """Read all files that the paths name, each once; answers them, and why files and folders cannot be read."""
     sources: list[Source] = []
     unreadable: list[str] = []
+    for name, named in _each_once(paths, unreadable):
+        try:
+            sources.append(read(name, stdin, named=named))
+        except Unreadable as error:
+            unreadable.append(str(error))
+    return sources, unreadable
+
+
+def _each_once(paths: Iterable[str], unreadable: list[str]) -> Iterator[tuple[str, bool]]:
+    """Yield what `files` does, no file twice; why a path has none is added to `unreadable`."""
     seen: set[str] = set()
     for path in paths:
         try:
@@ -106,10 +116,9 @@ def read_all(paths: Iterable[str], stdin: BinaryIO) -> tuple[list[Source], list[
                 same = os.path.realpath(name) if name != STDIN else name
                 if same not in seen:
                     seen.add(same)
-                    sources.append(read(name, stdin, named=named))
+                    yield name, named
         except Unreadable as error:
             unreadable.append(str(error))
-    return sources, unreadable
 
 
 def parsed(name: str, data: bytes, *, named: bool = True) -> Source:

@@ -146,10 +146,12 @@ async def own_configuration(kubeconfig: str = "", context: str = "") -> Connecti
     there or can be read.
     """
     where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    in_cluster = not kubeconfig and not context and bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
     try:
-        if not kubeconfig and not context and os.environ.get("KUBERNETES_SERVICE_HOST"):
-            where = "of the service account"
+        if in_cluster:
             return _in_cluster()
+        if not any(file.exists() for file in _files(where)):
+            raise KubeconfigError("there is no such file; name one with --kubeconfig or in KUBECONFIG")
         if not context:
             with contextlib.suppress(KubeconfigError, OSError):
                 return _inline(where)
@@ -158,7 +160,12 @@ async def own_configuration(kubeconfig: str = "", context: str = "") -> Connecti
 
         return await connection(kubeconfig, context)
     except Exception as error:
-        raise KubeconfigError(f"cannot read the kubeconfig {where}: {type(error).__name__}: {error}") from None
+        if in_cluster:
+            raise KubeconfigError(f"cannot use the Pod's service account: {type(error).__name__}: {error}") from None
+        known = str(error) if isinstance(error, KubeconfigError) else _mistake(where, context)
+        raise KubeconfigError(
+            f"cannot read the kubeconfig {where}: {known or f'{type(error).__name__}: {error}'}"
+        ) from None
 
 
 def own_namespace() -> str:
@@ -169,6 +176,30 @@ def own_namespace() -> str:
         return (_SERVICE_ACCOUNT / "namespace").read_text().strip() or _DEFAULT_NAMESPACE
     except OSError:
         return _DEFAULT_NAMESPACE
+
+
+def _files(where: str) -> list[Path]:
+    """Files of a kubeconfig, or of several as `KUBECONFIG` has them."""
+    return [Path(name).expanduser() for name in where.split(os.pathsep) if name]
+
+
+def _mistake(where: str, context: str) -> str:
+    """Say what a person has done wrong with a kubeconfig that could not be read; empty when nobody knows."""
+    files = _files(where)
+    if len(files) != 1:
+        return ""
+    try:
+        config = _mapping(_load(files[0].read_bytes()), "kubeconfig")
+    except KubeconfigError as error:
+        return str(error)
+    except OSError as error:
+        return str(error.strerror)
+    contexts = config.get("contexts")
+    known = [str(entry.get("name")) for entry in contexts or () if isinstance(entry, Mapping)]
+    wanted = context or config.get("current-context")
+    if not wanted:
+        return "it has no current-context; set one with `kubectl config use-context`, or name one with --context"
+    return "" if wanted in known else f"it has no context {wanted!r}; there are: {', '.join(known) or 'none'}"
 
 
 def _inline(kubeconfig: str) -> Connection:

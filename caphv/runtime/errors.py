@@ -80,6 +80,8 @@ def error_from(status: int, body: Any, retry_after: str | None = None) -> ApiErr
     reason = str(body.get("reason") or "")
     message = str(body.get("message") or "")
     details = dict(body["details"]) if isinstance(body.get("details"), dict) else {}
+    if status == 401 and message in ("", "Unauthorized"):
+        message = "Unauthorized: the server does not accept the credentials; they are wrong, or have expired"
     if retry_after and retry_after.isdecimal():
         details["retryAfterSeconds"] = int(retry_after[:9])
     if status == 503 and "retryAfterSeconds" in details:

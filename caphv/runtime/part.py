@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+_LAST_PORT = 65535
+
 
 class Part(ABC):
     """What runs beside the controllers from the start to the very end, whoever holds the lease."""
@@ -26,6 +28,13 @@ class Part(ABC):
 
 
 def listening_address(address: str) -> tuple[str, int] | None:
-    """Split `[host]:port`; None for a port of 0 or none, which turns a server off. Raises `ValueError`."""
+    """Split `[host]:port`; None for an address that is empty or has port 0, which turns a server off.
+
+    Raises `ValueError`: what is no address must not turn a server off in silence.
+    """
     host, separator, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if separator and int(port) else None
+    if address in ("", "0"):
+        return None
+    if not separator or not (port.isascii() and port.isdecimal()) or int(port) > _LAST_PORT:
+        raise ValueError(f"{address!r} is not of the form [host]:port, with a port up to {_LAST_PORT}")
+    return (host.strip("[]"), int(port)) if int(port) else None

@@ -20,6 +20,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import served_version
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.errors import NotFound, Unreachable
+from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import Addresses, Manager
 from caphv.runtime.part import Part
@@ -59,7 +60,10 @@ class Options:
 
 async def run(options: Options, stop: asyncio.Event) -> None:
     """Run the packager until `stop` is set. Raises `KubeconfigError`, `LeaseLost`, and as `Renderer` does."""
-    async with connected(options) as process:
+    async with contextlib.AsyncExitStack() as stack:
+        process = await unless_stopped(stack.enter_async_context(connected(options)), stop)
+        if process is None:
+            return
         process.manager.add_part(Metrics())
         await process.manager.run(stop)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from caphv.runtime import logs
 from caphv.runtime.manager import Addresses
-from caphv.runtime.part import listening_address
 from packager.definitions.source import Judge
 from packager.git.commit import Identity
 from packager.git.remote import Remote
@@ -75,8 +74,6 @@ class Settings:
             namespace=self.namespace,
             source=self._source(cache, secret, judge),
         )
-        for address in (self.metrics_bind_address, self.health_probe_bind_address):
-            listening_address(address)
         return Options(
             publisher,
             receiver=self._receiver(),

@@ -1,5 +1,6 @@
 """The command line: what it says, without doing anything."""
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,8 @@ def test_completion_script(shell: str) -> None:
     [
         ["nonsense"],
         ["webhook", "--webhook-bind-address", "0"],
+        ["run", "--metrics-bind-address", "8080"],
+        ["packager", "run", "--repo", "file:///x", "--health-probe-bind-address", ":99999"],
         ["webhook", "--webhook-service", "name-only"],
         ["webhook", "--webhook-url", "http://plain"],
         ["webhook", "--webhook-url", "https://host", "--webhook-service", "a/b"],
@@ -69,6 +72,42 @@ def test_completion_script(shell: str) -> None:
 )
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert call(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["validat"], "validate"),
+        (["packager", "snyc"], "sync"),
+        (["sandbox", "fault", "host-failur"], "host-failure"),
+        (["run", "--kubeconfg=x"], "--kubeconfig"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_one_that_is_meant(arguments: list[str], meant: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert f"'{meant}'?" in result.output
+
+
+@pytest.mark.parametrize("command", [["run"], ["packager", "run", "--repo", "file:///nowhere"]], ids=" ".join)
+def test_a_stop_is_obeyed_while_the_management_cluster_is_away(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop_soon() -> asyncio.Event:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.1, stop.set)
+        return stop
+
+    user = {"name": "u", "user": {"token": "t"}}
+    where = {"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}
+    context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
+    config = {"current-context": "x", "contexts": [context], "clusters": [where], "users": [user]}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    for module in ("caphv.cli.run", "caphv.cli.packager_run"):
+        monkeypatch.setattr(f"{module}.stop_signal", stop_soon)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    addresses = ("--metrics-bind-address", "0", "--health-probe-bind-address", "0")
+    assert call(*command, "--kubeconfig", str(tmp_path / "kubeconfig"), *addresses).exit_code == 0
 
 
 def test_status_of_nothing_exits_with_1(tmp_path: Path) -> None:

@@ -78,6 +78,12 @@ def test_render_prints_the_files_of_clusters(clusters: Path) -> None:
     assert found["clusters/team/a/caphv.yaml"]["network"]["cni"] == "calico"
 
 
+def test_a_namespace_without_clusters_is_told(clusters: Path) -> None:
+    result = call("render", write(clusters, manifest("a")), "-n", "nowhere")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no such cluster" in result.stderr
+
+
 def test_render_as_json_and_as_tree(clusters: Path) -> None:
     write(clusters, manifest("a"), manifest("bad", INVALID))
     result = call("render", clusters, "-o", "json")

@@ -379,10 +379,26 @@ def test_client_key_is_on_disk_only_while_it_is_loaded(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_own_kubeconfig_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    missing = str(tmp_path / "missing")
-    with pytest.raises(KubeconfigError, match="missing"):
-        asyncio.run(own_configuration(missing))
+@pytest.mark.parametrize(
+    ("content", "context", "text"),
+    [
+        (None, "", "there is no such file"),
+        ("{ no yaml", "", "is not valid YAML"),
+        ("", "", "must be a mapping"),
+        ("contexts: [{name: here}]", "", "no current-context"),
+        (yaml.safe_dump(valid()), "there", "no context 'there'; there are: here"),
+    ],
+)
+def test_own_kubeconfig_that_cannot_be_used_says_why(
+    content: str | None, context: str, text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "config"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(KubeconfigError, match=text) as caught:
+        asyncio.run(own_configuration(str(file), context))
+    assert str(file) in str(caught.value)
+    assert CANARY not in str(caught.value)
 
 
 def test_own_kubeconfig_may_name_files_and_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

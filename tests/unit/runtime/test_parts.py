@@ -89,6 +89,7 @@ def test_addresses(address: str, place: tuple[str, int] | None) -> None:
     assert listening_address(address) == place
 
 
-def test_an_address_without_a_number_is_refused() -> None:
-    with pytest.raises(ValueError, match="invalid literal"):
-        listening_address("host:port")
+@pytest.mark.parametrize("address", ["host:port", "8080", "host", ":65536", ":-1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"\[host\]:port"):
+        listening_address(address)
