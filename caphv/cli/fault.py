@@ -59,7 +59,7 @@ def fault(**_which: Any) -> None:
 @fault.command("list")
 @which_sandbox
 @click.pass_context
-def list_faults(ctx: click.Context, **_which: Any) -> None:
+def list_faults(ctx: click.Context, /, **_which: Any) -> None:
     """Show the faults that go on."""
     active = _with_faults(ctx, lambda faults: faults.active())
     for item in active:
@@ -73,7 +73,7 @@ def list_faults(ctx: click.Context, **_which: Any) -> None:
 @click.argument("target", required=False, default="")
 @which_sandbox
 @click.pass_context
-def clear(ctx: click.Context, kind: str, target: str, **_which: Any) -> None:
+def clear(ctx: click.Context, /, kind: str, target: str, **_which: Any) -> None:
     """End all faults, or those of a KIND, or that of a KIND and TARGET."""
     from sandbox.faults import KINDS
 
