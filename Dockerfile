@@ -8,18 +8,19 @@ FROM python:${PYTHON} AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /src
 # Dependencies first: they change more seldom than the code. Only wheels with the hashes of the lock are taken, so that
-# nothing is compiled.
+# nothing is compiled, and all of them, whatever the base image has.
 COPY pyproject.toml requirements.lock ./
 COPY release/__init__.py release/lock.py release/
 RUN python -m release.lock > /requirements.txt \
     && python -m pip install --no-cache-dir --no-compile --only-binary=:all: --require-hashes --no-deps \
-        --prefix=/opt/caphv --requirement=/requirements.txt
+        --ignore-installed --prefix=/opt/caphv --requirement=/requirements.txt
 COPY . .
 RUN python -m release.lock build hatchling > /build-requirements.txt \
     && python -m pip install --no-cache-dir --no-compile --only-binary=:all: --require-hashes --no-deps \
         --target=/build --requirement=/build-requirements.txt \
     && PYTHONPATH=/build python -m build --wheel --no-isolation --outdir=/dist . \
-    && python -m pip install --no-cache-dir --no-compile --no-deps --no-index --prefix=/opt/caphv /dist/caphv-*.whl
+    && python -m pip install --no-cache-dir --no-compile --no-deps --no-index --ignore-installed \
+        --prefix=/opt/caphv /dist/caphv-*.whl
 
 FROM python:${PYTHON}
 LABEL org.opencontainers.image.title="caphv" \

@@ -1,72 +1,16 @@
 """The steps of the Dockerfile, run without a container engine: into empty folders, with the command run from there."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from release import lock
+from tests.e2e.image import stages
+
 pytestmark = pytest.mark.e2e
-
-# Folders and files of the build stage.
-PLACES = ("/opt/caphv", "/requirements.txt", "/build-requirements.txt", "/build", "/dist")
-PLACE = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, PLACES))})(?![\w-])")
-
-
-def stages(dockerfile: str) -> list[list[str]]:
-    """Instructions of each stage, continuation lines joined, comments left out."""
-    lines = [line for line in dockerfile.splitlines() if not line.startswith("#")]
-    joined = "\n".join(lines).replace("\\\n", " ").splitlines()
-    found: list[list[str]] = []
-    for line in filter(str.strip, joined):
-        if line.startswith("FROM "):
-            found.append([])
-        elif found:
-            found[-1].append(line)
-    return found
-
-
-def copied(checkout: Path, target: Path) -> None:
-    """What .dockerignore lets into the build."""
-    rules = (checkout / ".dockerignore").read_text().splitlines()
-    for rule in (rule.removeprefix("!") for rule in rules if rule.startswith("!")):
-        source = checkout / rule
-        if source.is_dir():
-            shutil.copytree(source, target / rule, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            (target / rule).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target / rule)
-
-
-@pytest.fixture(scope="module")
-def prefix(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the final stage takes from the build stage."""
-    folder = tmp_path_factory.mktemp("image")
-    source = folder / "src"
-    copied(checkout, source)
-    (folder / "opt").mkdir()
-    build, _ = stages((checkout / "Dockerfile").read_text())
-    programs = folder / "programs"
-    programs.mkdir()
-    (programs / "python").symlink_to(sys.executable)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment["PATH"] = f"{programs}:{environment['PATH']}"
-    for step in (line.removeprefix("RUN ") for line in build if line.startswith("RUN ")):
-        # Packages that pip has at hand are not downloaded again: the hashes of the lock are compared all the same.
-        command = PLACE.sub(lambda found: f"{folder}{found[1]}", step.replace("--no-cache-dir ", ""))
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            cwd=source,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return folder / "opt" / "caphv"
 
 
 def run(prefix: Path, *arguments: str) -> str:
@@ -88,6 +32,13 @@ def test_command_runs_from_the_prefix_alone(prefix: Path) -> None:
 def test_data_is_with_it(prefix: Path) -> None:
     (data,) = prefix.glob("lib/python*/site-packages/caphv/_data")
     assert len(list((data / "deploy" / "crds").glob("*.yaml"))) == 4
+
+
+def test_every_package_of_the_lock_is_in_it(checkout: Path, prefix: Path) -> None:
+    """Also those that the Python which runs pip has already."""
+    (packages,) = prefix.glob("lib/python*/site-packages")
+    present = {path.name.partition("-")[0].lower().replace("_", "-") for path in packages.glob("*.dist-info")}
+    assert present == {"caphv", *(package.name for package in lock.at_run_time(checkout))}
 
 
 def test_nothing_of_tests_and_build_is_in_it(prefix: Path) -> None:

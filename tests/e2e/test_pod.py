@@ -1,0 +1,166 @@
+"""The image of the Dockerfile as a Pod of the shipped Deployment: its arguments, volumes and account, and nothing else.
+
+It is installed without cert-manager, by the commands of docs/installation.md: webhooks and metrics have the certificate
+that these make.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+import yaml
+
+from caphv.runtime.client import ApiClient
+from caphv.runtime.resource import DEPLOYMENTS, SECRETS, Obj, Resource
+from sandbox import binaries, manifests, pki, processes
+from sandbox.apiserver import ApiServer, Etcd, private_file
+from tests import shell
+from tests.e2e.pods import Pod
+from tests.integration.reconciler.environment import core_crds
+from tests.integration.runtime.test_protection import bind, token
+from tests.integration.webhooks.environment import until
+from webhooks.configuration import NAMES, RESOURCES
+from webhooks.review import WEBHOOKS
+
+pytestmark = pytest.mark.e2e
+
+NAMESPACE = "caphv-system"
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+LOOK = """\
+import os
+print(os.getuid(), os.getgid())
+for place in ("/", "/usr/local", "/etc", "/tmp"):
+    try:
+        open(os.path.join(place, "written"), "w").close()
+        print(place, "written")
+    except OSError as error:
+        print(place, error.strerror)
+"""
+
+
+@pytest.fixture
+def management(tmp_path: Path) -> Iterator[ApiServer]:
+    try:
+        yield asyncio.run(started(tmp_path))
+    finally:
+        asyncio.run(processes.stop_all(tmp_path))
+
+
+async def started(folder: Path) -> ApiServer:
+    await Etcd(folder).start()
+    server = ApiServer(folder, "management")
+    await server.start()
+    private_file(folder / "kubeconfig", pki.to_yaml(server.kubeconfig()))
+    async with server.client() as client:
+        await manifests.apply(client, core_crds("v1beta2"))
+    return server
+
+
+def install(folder: Path, checkout: Path) -> None:
+    """What docs/installation.md says about an installation without cert-manager."""
+    (block,) = [text for text in shell.blocks(checkout / "docs" / "installation.md") if "openssl" in text]
+    place = folder / "shell"
+    place.mkdir()
+    (place / "deploy").symlink_to(checkout / "deploy")
+    (place / "kubectl").symlink_to(binaries.binary("kubectl"))
+    environment = {**os.environ, "PATH": f"{place}:{os.environ['PATH']}", "KUBECONFIG": str(folder / "kubeconfig")}
+    done = subprocess.run(
+        ["bash", "-e", "-c", block], cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_provider_runs_as_its_deployment_says(
+    management: ApiServer, checkout: Path, prefix: Path, tmp_path: Path
+) -> None:
+    install(tmp_path, checkout)
+    asyncio.run(provider(management, checkout, prefix, tmp_path))
+
+
+async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: Path) -> None:
+    async with management.client() as client:
+        pod = Pod(management, await deployment(client, "caphv-controller-manager"), prefix, folder / "pod")
+        await pod.mount(client)
+        process = pod.start()
+        try:
+            await until(lambda: probed(pod, "readinessProbe"), "it is ready")
+            assert await probed(pod, "livenessProbe")
+            assert pod.run("python3", "-c", LOOK).splitlines() == [
+                "65532 65532",
+                "/ Read-only file system",
+                "/usr/local Read-only file system",
+                "/etc Read-only file system",
+                "/tmp written",
+            ]
+            secret = await client.get(SECRETS, "caphv-webhook-self-signed", NAMESPACE)
+            await until(lambda: told(client, secret["data"]["ca.crt"]), "API servers know the CA")
+            await scraped(pod, client, checkout, secret)
+            lease = await client.get(LEASES, "1e1658d6.cluster.x-k8s.io", NAMESPACE)
+            assert lease["spec"]["holderIdentity"]
+            assert capabilities(process.pid) == 0
+        finally:
+            await processes.end(process, grace=pod.spec["terminationGracePeriodSeconds"])
+        assert (await client.get(LEASES, "1e1658d6.cluster.x-k8s.io", NAMESPACE))["spec"]["holderIdentity"] == ""
+    log = process.log.read_text()
+    assert "orbidden" not in log
+    assert "Traceback" not in log
+
+
+async def deployment(client: ApiClient, name: str) -> Obj:
+    return await client.get(DEPLOYMENTS, name, NAMESPACE)
+
+
+async def probed(pod: Pod, probe: str) -> bool:
+    """What a kubelet finds out."""
+    asked = pod.container[probe]["httpGet"]
+    url = f"http://127.0.0.1:{pod.port(asked['port'])}{asked['path']}"
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            return answer.status == 200
+    except aiohttp.ClientConnectorError:
+        return False
+
+
+async def told(client: ApiClient, authority: str) -> bool:
+    """Whether the webhook configurations have the CA."""
+    found = [await client.get(RESOURCES[webhook], NAMES[webhook]) for webhook in WEBHOOKS]
+    return all(each["clientConfig"].get("caBundle") == authority for obj in found for each in obj["webhooks"])
+
+
+async def scraped(pod: Pod, client: ApiClient, checkout: Path, secret: Obj) -> None:
+    """As Prometheus does it by the ServiceMonitor, and as API servers call webhooks: the certificate is verified."""
+    monitor = yaml.safe_load((checkout / "deploy" / "kustomize" / "monitoring" / "servicemonitor.yaml").read_text())
+    (endpoint,) = monitor["spec"]["endpoints"]
+    name = endpoint["tlsConfig"]["serverName"]
+    authority = base64.b64decode(secret["data"][endpoint["tlsConfig"]["ca"]["secret"]["key"]]).decode()
+    await bind(client, "prometheus")
+    headers = {"Authorization": f"Bearer {await token(client, 'prometheus')}"}
+    tls: dict[str, Any] = {"ssl": ssl.create_default_context(cadata=authority)}
+    metrics = f"https://127.0.0.1:{pod.port(endpoint['port'])}{endpoint['path']}"
+    webhook = f"https://127.0.0.1:{pod.port('webhook')}/"
+    async with aiohttp.ClientSession() as session:
+        async with session.get(metrics, headers=headers, server_hostname=name, **tls) as answer:
+            assert (answer.status, "caphv_leader 1.0" in await answer.text()) == (200, True)
+        async with session.get(webhook, server_hostname="caphv-webhook-service.caphv-system.svc", **tls) as answer:
+            assert answer.status == 404
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await session.get(metrics, server_hostname="somebody.example.com", **tls)
+
+
+def capabilities(pid: int) -> int:
+    """Of a process and its children, in the namespaces that they are in."""
+    found = 0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        found |= next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff"))
+    return found
