@@ -12,7 +12,7 @@ import click
 
 from caphv.cli import CONTEXT_SETTINGS
 from caphv.cli.clusters import Given, Step, progress, read_clusters, which_clusters
-from caphv.cli.repository import is_named, opened, which_commit, which_repository
+from caphv.cli.repository import is_named, opened, prune_budget, which_commit, which_repository
 
 if TYPE_CHECKING:
     from packager.batch import Batch, Packager
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 DONE, DIFFERENT, UNREADABLE = 0, 1, 2
-_MAX_PRUNE = 10
 _EVERYTHING = 1_000_000
 _EXIT_STATUS = """\b
 Exit status: 0 done or nothing to do, 1 differences, or clusters that cannot be rendered, 2 something cannot be read,
@@ -48,16 +47,6 @@ def _how_to_render(command: _Command) -> _Command:
 
 def _output(*formats: str) -> Callable[[_Command], _Command]:
     return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True)
-
-
-def _budget(command: _Command) -> _Command:
-    return click.option(
-        "--max-prune",
-        type=click.IntRange(0),
-        default=_MAX_PRUNE,
-        show_default=True,
-        help="Bundles that may be removed at once; more, and none is.",
-    )(command)
 
 
 _PARTIAL = click.option("--partial", is_flag=True, help="Say nothing of clusters that are only in the repository.")
@@ -244,7 +233,7 @@ Examples:
     is_flag=True,
     help="The clusters given are all there are (of the namespace): remove, and so uninstall, bundles of others.",
 )
-@_budget
+@prune_budget
 @_output("table", "json", "yaml")
 def push(**flags: Any) -> None:
     """Commit the bundles of clusters, all of them in one commit, or none when the repository holds them already."""
@@ -309,7 +298,7 @@ Examples:
 @click.option("--all", "everything", is_flag=True, help="All clusters that were read.")
 @click.option("--release", default="", help="Set of versions, also an older one.  [default: the newest]")
 @click.option("--dry-run", is_flag=True, help="Show the difference and change nothing.")
-@_budget
+@prune_budget
 @_output("table", "json", "yaml")
 def upgrade(**flags: Any) -> None:
     """Give clusters other versions of charts and templates, in waves: by --selector, by --count, or --all.

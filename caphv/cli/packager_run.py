@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caphv.cli.endpoints import certificate_folder, log_options, metrics_options, probe_option
-from caphv.cli.repository import which_remote, which_source, who_commits
+from caphv.cli.repository import prune_budget, which_remote, which_source, who_commits
 from caphv.cli.webhook import stop_signal
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ Examples:
   CAPHV_GIT_PASSWORD=… caphv packager run --repo https://git.example.com/fleet.git --kubeconfig management.yaml
                                                  outside of a cluster
   caphv packager run --repo https://git.example.com/fleet.git --source-repo https://git.example.com/clusters.git
-                                                 and make manifests of cluster definitions, too
+                                                 and make clusters of definitions, too
   caphv packager run --repo git@example.com:fleet.git --review caphv/bundles
                                                  for pull requests
 
@@ -40,12 +40,13 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
 @which_remote
 @which_source
 @who_commits
+@prune_budget
 @click.option(
-    "--max-prune",
-    type=click.IntRange(0),
-    default=10,
-    envvar="CAPHV_MAX_PRUNE",
-    help="Bundles that one commit may remove; when more are to go, all of them stay, and it is told.",
+    "--client-secret",
+    default="",
+    envvar="CAPHV_CLIENT_SECRET",
+    metavar="NAME",
+    help="Secret with which Fleet reads the repository, for the GitRepos that come with definitions.",
 )
 @click.option(
     "--templates",

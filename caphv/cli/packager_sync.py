@@ -15,14 +15,16 @@ import click
 
 from caphv.cli import CONTEXT_SETTINGS
 from caphv.cli.clusters import CouldNotRead, Step, progress
-from caphv.cli.repository import is_named, opened, which_commit, which_repository, which_source
+from caphv.cli.repository import is_named, opened, prune_budget, which_commit, which_repository, which_source
 
 if TYPE_CHECKING:
     from packager.apply import Applier, Refused
-    from packager.batch import Packager, Store
-    from packager.definitions.source import Source
+    from packager.batch import Store
+    from packager.definitions.make import Maker
+    from packager.definitions.source import Reader, Source
     from packager.definitions.sync import Options, Outcome
     from packager.git.prune import Plan
+    from packager.gitrepo import GitRepoOptions
     from packager.tree import Tree
 
 DONE, FAULTY = 0, 1
@@ -48,13 +50,7 @@ something cannot be read, or wrong usage.
 @which_source
 @which_repository
 @which_commit
-@click.option(
-    "--max-prune",
-    type=click.IntRange(0),
-    default=5,
-    show_default=True,
-    help="Bundles and definitions that may go at once; more, and none does.",
-)
+@prune_budget
 @click.option(
     "--confirm",
     "confirmed",
@@ -93,9 +89,9 @@ def sync(**flags: Any) -> None:
     logging.basicConfig(format="caphv packager: %(message)s", level=logging.WARNING)
     # What a commit changed and what was left is part of the output.
     logging.getLogger("packager.git.publish").setLevel(logging.ERROR)
-    packager, options = _packager(flags), _options(flags)
+    reader, maker, options = _reader(), _maker(flags), _options(flags)
     if not flags["interval"]:
-        sys.exit(_once(flags, packager, options))
+        sys.exit(_once(flags, reader, maker, options))
     if not (flags["source_repo"] and flags["repo"]):
         raise click.UsageError("--interval needs --source-repo and --repo, which can be asked for their commits")
     seen: tuple[str, str] | None = None
@@ -103,7 +99,7 @@ def sync(**flags: Any) -> None:
         try:
             now = _head(_source(flags)), _head(flags)
             if now != seen:
-                _once(flags, packager, options)
+                _once(flags, reader, maker, options)
                 # What was just pushed is no news.
                 seen = now[0], _head(flags)
         except CouldNotRead as error:
@@ -112,17 +108,14 @@ def sync(**flags: Any) -> None:
         time.sleep(flags["interval"])
 
 
-def _once(flags: dict[str, Any], packager: Packager, options: Options) -> int:
+def _once(flags: dict[str, Any], reader: Reader, maker: Maker, options: Options) -> int:
     """Sync, tell what came of it, and return the exit status."""
-    from packager.definitions.source import read
-    from webhooks import together
-
     with progress() as step:
         files, origin = _files(flags, step)
-        source = read(files, together.alone)
+        source = reader.read(files)
         with _target(flags) as store:
             step("reading the repository")
-            outcome = _synced(source, origin, store, packager, options, dry_run=flags["dry_run"])
+            outcome = _synced(source, origin, store, maker, options, dry_run=flags["dry_run"])
         if flags["applied"] and not flags["dry_run"]:
             step("applying manifests")
             refused = _apply(outcome, flags)
@@ -141,31 +134,42 @@ def _head(flags: dict[str, Any]) -> str:
         return store.heads().target if isinstance(store, Repository) else ""
 
 
-def _packager(flags: dict[str, Any]) -> Packager:
-    from packager.batch import Packager
-    from packager.render import Options
+def _reader() -> Reader:
+    from packager.definitions.source import Reader
+    from webhooks import together
+
+    return Reader(together.alone)
+
+
+def _maker(flags: dict[str, Any]) -> Maker:
+    from packager.definitions.make import Maker
+    from packager.render import Options, Renderer
 
     try:
-        return Packager(Options(flags["templates"], flags["chart_repo"]))
+        renderer = Renderer(Options(flags["templates"], flags["chart_repo"]))
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--chart-repo") from None
+    return Maker(renderer, _git_repos(flags), bundles=not flags["no_bundles"])
 
 
-def _options(flags: dict[str, Any]) -> Options:
-    from packager.definitions.sync import Options
+def _git_repos(flags: dict[str, Any]) -> GitRepoOptions | None:
     from packager.gitrepo import GitRepoOptions
 
     try:
-        repos = GitRepoOptions(
+        return GitRepoOptions(
             flags["repo"], flags["branch"], folder=flags["inner"], client_secret_name=flags["client_secret"]
         )
     except ValueError as error:
         if flags["client_secret"]:
             raise click.UsageError(f"{error}; name the repository with --repo") from None
         # A folder, or an address that only this machine knows: whoever commits it knows the one that Fleet reads.
-        repos = None
-    why = {"why": flags["message"]} if flags["message"] else {}
-    return Options(flags["max_prune"], flags["confirmed"], repos, bundles=not flags["no_bundles"], **why)
+        return None
+
+
+def _options(flags: dict[str, Any]) -> Options:
+    from packager.definitions.sync import WHY, Options
+
+    return Options(flags["max_prune"], flags["confirmed"], flags["message"] or WHY)
 
 
 def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, str]:
@@ -223,16 +227,14 @@ def _target(flags: dict[str, Any]) -> Iterator[Store]:
         yield Directory(flags["folder"], flags["inner"], NAMES) if is_named(flags) and flags["folder"] else store
 
 
-def _synced(
-    source: Source, origin: str, store: Store, packager: Packager, options: Options, *, dry_run: bool
-) -> Outcome:
+def _synced(source: Source, origin: str, store: Store, maker: Maker, options: Options, *, dry_run: bool) -> Outcome:
     from packager.definitions.sync import Outcome, plan_of, sync
     from packager.git.repository import Result
 
     if dry_run:
-        made, plan = plan_of(source, store.sync(), packager, options)
+        made, plan = plan_of(source, store.sync(), maker, options)
         return Outcome(made, Result(plan, "", ""))
-    return sync(source, origin, store, packager, options)
+    return sync(source, origin, store, maker, options)
 
 
 def _apply(outcome: Outcome, flags: dict[str, Any]) -> list[Refused]:

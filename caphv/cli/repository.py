@@ -146,6 +146,18 @@ def who_commits(command: _Command) -> _Command:
     return command
 
 
+def prune_budget(command: _Command) -> _Command:
+    """Add the option that limits removals: the same for all commands that commit."""
+    return click.option(
+        "--max-prune",
+        type=click.IntRange(0),
+        default=10,
+        show_default=True,
+        envvar="CAPHV_MAX_PRUNE",
+        help="Bundles and definitions that one commit may remove; when more are to go, all of them stay.",
+    )(command)
+
+
 def is_named(flags: dict[str, Any]) -> bool:
     """Whether a repository or folder is named. A folder wins over a repository that only the environment names."""
     if flags["folder"]:

@@ -95,17 +95,47 @@ class Source:
     complete: bool = True
 
 
-def read(files: Tree, judge: Judge) -> Source:
-    """Read all YAML and JSON files but hidden ones; others are not for us. Raises nothing that files can cause."""
-    source = Source()
-    by_file = {name: _items(name, files[name], source) for name in sorted(files) if _is_manifest(name)}
-    _cut(by_file, source)
-    for given in source.clusters:
-        _check(given, source, judge)
-    _refuse_twice(source)
-    source.clusters = [given for given in source.clusters if given.key not in source.bad]
-    source.problems.sort()
-    return source
+class Reader:
+    """Reads sources, and remembers of each file what it held: most are the same the next time."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._known: dict[str, tuple[bytes, _File]] = {}
+
+    def read(self, files: Tree) -> Source:
+        """Read all YAML and JSON files but hidden ones; others are not for us. Raises nothing that files can cause."""
+        source = Source()
+        by_file = {name: self._items(name, files[name], source) for name in sorted(files) if _is_manifest(name)}
+        self._known = {name: self._known[name] for name in by_file}
+        _cut(by_file, source)
+        for given in source.clusters:
+            _check(given, source, self._judge)
+        _refuse_twice(source)
+        source.clusters = [given for given in source.clusters if given.key not in source.bad]
+        source.problems.sort()
+        return source
+
+    def _items(self, name: str, content: bytes, source: Source) -> list[Item]:
+        """Return the objects of a file; none of a file that holds something else, or cannot be read as a whole."""
+        known = self._known.get(name)
+        if known is None or known[0] != content:
+            known = self._known[name] = content, _read(name, content)
+        found = known[1]
+        source.problems += found.problems
+        if found.problems:
+            # Part of a cluster may be missing in what could be read.
+            source.complete = False
+            source.bad |= {item.key for item in found.items if item.key.name}
+            return []
+        return list(found.items)
+
+
+@dataclass(frozen=True)
+class _File:
+    """Objects of a file, and why it cannot be read as a whole."""
+
+    items: tuple[Item, ...]
+    problems: tuple[Problem, ...]
 
 
 def _is_manifest(name: str) -> bool:
@@ -114,24 +144,18 @@ def _is_manifest(name: str) -> bool:
     return name.endswith(SUFFIXES) and not hidden and not parts[-1].startswith("kustomization.")
 
 
-def _items(name: str, content: bytes, source: Source) -> list[Item]:
-    """Return the objects of a file; none of a file that holds something else, or cannot be read as a whole."""
+def _read(name: str, content: bytes) -> _File:
     found = parsed(name, content, named=False)
-    items = [
+    items = (
         Item(name, document, base, obj)
         for document in found.documents
         for obj, base in _objects(document)
         if obj.keys() & {"apiVersion", "kind"} or obj.keys() >= {"metadata", "spec"}
-    ]
+    )
     traps = [*found.problems, *(trap for document in found.documents for trap in document.problems)]
-    wrong = [trap for trap in traps if not trap.trap.advice]
-    source.problems += (Problem(name, trap.position.line, f"{trap.message}: {trap.remedy}") for trap in wrong)
-    if wrong:
-        # Part of a cluster may be missing in what could be read.
-        source.complete = False
-        source.bad |= {item.key for item in items if item.key.name}
-        return []
-    return items
+    wrong = (trap for trap in traps if not trap.trap.advice)
+    problems = (Problem(name, trap.position.line, f"{trap.message}: {trap.remedy}") for trap in wrong)
+    return _File(tuple(items), tuple(problems))
 
 
 def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from caphv.api import names
 from packager.git.folder import RECORD, Folder, blob_id, record
 from packager.git.paths import joined
 
@@ -159,9 +160,13 @@ def _removals(
 def _held(asked: Iterable[Removal], pruning: Pruning) -> dict[Removal, str]:
     """Return what must not be removed now, each with the reason and the remedy."""
     if not pruning.complete:
-        return dict.fromkeys(asked, "not all clusters are known yet; it is decided when caches are in sync")
+        return dict.fromkeys(
+            asked, "not all clusters are known: it is decided when all files can be read and caches are in sync"
+        )
     held = {
-        removal: "removing a definition deletes its cluster; confirm it with --confirm or the annotation"
+        removal: "removing a definition deletes its cluster; confirm it with --confirm, or with annotation "
+        f"{names.CONFIRM_REMOVAL_ANNOTATION}=true: in the definition before it goes, or on the Cluster where the "
+        "packager runs beside it"
         for removal in asked
         if removal.definition and removal.folder not in pruning.confirmed
     }

@@ -1,65 +1,56 @@
-"""Follows a repository of cluster definitions: a commit there becomes a commit with manifests in the other repository.
-
-Bundles are not made here. They follow from the Clusters, once somebody has applied the manifests.
-"""
+"""Follows a repository of cluster definitions: what its newest commit holds, read when there is another one."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from packager.batch import Packager
-from packager.definitions.source import Judge, read
-from packager.definitions.sync import Options as SyncOptions
-from packager.definitions.sync import Outcome, sync
+from packager.definitions.source import Judge, Reader, Source
 from packager.git.errors import GitError
-from packager.git.repository import Repository
 from packager.incluster.holder import Holder, Place
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The repository with the definitions, and how they are judged; `max_prune` as everywhere."""
+    """The repository with the definitions, and how they are judged."""
 
     place: Place
     judge: Judge
-    max_prune: int
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What a commit of the source holds; `origin` names it in commits: address and commit."""
+
+    origin: str
+    source: Source
 
 
 class Follower:
-    """Remembers which commit of the source it has done. Calls block."""
+    """Remembers what it read last. Calls block."""
 
-    def __init__(self, options: Options, packager: Packager) -> None:
-        self._options = options
-        self._packager = packager
-        self._source = Holder(options.place)
-        self._done = ""
+    def __init__(self, options: Options) -> None:
+        self._place = options.place
+        self._reader = Reader(options.judge)
+        self._holder = Holder(options.place)
+        self._followed: tuple[str, Followed] | None = None
 
-    def follow(self, target: Repository, is_own: Callable[[str], bool]) -> Outcome | None:
-        """Write the manifests of the newest commit; None when it was done before and nobody else has written since.
+    @property
+    def last(self) -> Followed | None:
+        """What was read last; it counts until something newer can be read."""
+        return self._followed[1] if self._followed else None
 
-        `is_own` tells whether a commit of the target was made or seen by this process. Raises GitErrors.
-        """
-        repository = self._source.opened()
+    def look(self) -> None:
+        """Read the newest commit, if there is a new one. Raises GitErrors."""
+        repository = self._holder.opened()
         commit = repository.heads().target
         if not commit:
-            remote = self._options.place.remote
+            remote = self._place.remote
             raise GitError(f"{remote.url} has no branch {remote.branch}: make it, or name another one")
-        if commit == self._done and is_own(target.sync().commit):
-            return None
-        snapshot = repository.sync()
-        source = read(dict(snapshot.tree), self._options.judge)
-        origin = f"{self._options.place.remote.url}@{snapshot.commit}"
-        options = SyncOptions(self._options.max_prune, bundles=False)
-        outcome = sync(source, origin, target, self._packager, options)
-        for problem in outcome.made.problems:
-            log.warning("%s: %s", snapshot.commit[:12], problem)
-        self._done = snapshot.commit
-        return outcome
+        if self._followed is None or self._followed[0] != commit:
+            snapshot = repository.sync()
+            source = self._reader.read(dict(snapshot.tree))
+            self._followed = snapshot.commit, Followed(f"{self._place.remote.url}@{snapshot.commit}", source)
 
     def close(self) -> None:
         """Let go of the clone."""
-        self._source.close()
+        self._holder.close()

@@ -51,7 +51,7 @@ LAST_SUCCESS = Gauge(
 REMOVED = Counter("caphv_packager_removed_total", "Bundles and folders that were removed.", registry=REGISTRY)
 HELD = Gauge(
     "caphv_packager_removals_held",
-    "Removals that wait, because they are more than --max-prune at once.",
+    "Removals that wait: more than --max-prune at once, not confirmed, or not all files can be read.",
     registry=REGISTRY,
 )
 CLUSTER_READY = Gauge(

@@ -64,7 +64,10 @@ def outcomes(published: Published, known: dict[Key, str], path: str) -> dict[Key
 
     `known` has the commits that gave clusters what they have, `path` is the remote's.
     """
-    return {rendered.cluster: _outcome(rendered, published, known, path) for rendered in published.batch.rendered}
+    suspended = Outcome(Reason.ADDON_BUNDLES_SUSPENDED, "its manifest in the repository suspends it")
+    return dict.fromkeys(published.batch.suspended, suspended) | {
+        rendered.cluster: _outcome(rendered, published, known, path) for rendered in published.batch.rendered
+    }
 
 
 def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], path: str) -> Outcome:

@@ -16,9 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from caphv.runtime.resource import Key
+from packager.definitions.source import Problem
 from packager.git.errors import GitError
 from packager.incluster import metrics, outcome
-from packager.incluster.publisher import Published, Publisher, Work
+from packager.incluster.decision import Work
+from packager.incluster.publisher import Published, Publisher
 from packager.incluster.reporter import Reporter
 from packager.incluster.trigger import Trigger
 from packager.incluster.view import Seen, View
@@ -53,6 +55,7 @@ class Loop:
         self._thread = ThreadPoolExecutor(1, "git")
         self._rendered: dict[Key, Rendered] = {}
         self._held: set[str] = set()
+        self._problems: frozenset[Problem] = frozenset()
         self._failures = 0
         metrics.LAG.set_function(lambda: self.trigger.lag)
 
@@ -79,9 +82,7 @@ class Loop:
         """Bring the repository to what the caches say; tells whether that worked."""
         changed = self.trigger.take()
         seen = self._view.seen()
-        facts = tuple(found.facts for found in seen.values() if found.facts)
-        keep = self._view.kept() - {found.key for found in facts}
-        work = Work(facts, frozenset(keep), outcome.why(changed))
+        work = self._work(seen, changed)
         started = time.monotonic()
         try:
             published = await asyncio.get_running_loop().run_in_executor(self._thread, self._publisher.publish, work)
@@ -92,6 +93,12 @@ class Loop:
         metrics.SYNC_SECONDS.observe(time.monotonic() - started)
         self._done(published, seen)
         return True
+
+    def _work(self, seen: dict[Key, Seen], changed: Collection[Key]) -> Work:
+        facts = tuple(found.facts for found in seen.values() if found.facts)
+        incomplete = frozenset(key for key, found in seen.items() if found.incomplete)
+        keep = frozenset(self._view.kept() - {found.key for found in facts} - incomplete)
+        return Work(facts, keep, incomplete, frozenset(self._view.confirmed()), outcome.why(changed))
 
     def _done(self, published: Published, seen: dict[Key, Seen]) -> None:
         self._count(published)
@@ -132,13 +139,13 @@ class Loop:
         if published.source_error:
             metrics.ERRORS.labels(type(published.source_error).__name__).inc()
             log.error("definitions cannot be followed, trying again: %s", published.source_error)
-        if published.followed:
-            made, result = published.followed.made, published.followed.result
-            metrics.DEFINITIONS.labels("written").set(len(made.objects))
-            metrics.DEFINITIONS.labels("faulty").set(len(made.bad))
-            metrics.COMMITS.inc(bool(result.commit))
-            for told in result.plan.held:
-                log.warning("%s stays: %s", told.what, told.why)
+        if published.made:
+            metrics.DEFINITIONS.labels("written").set(len(published.made.objects))
+            metrics.DEFINITIONS.labels("faulty").set(len(published.made.bad))
+            for problem in published.made.problems:
+                if problem not in self._problems:
+                    log.warning("definition %s", problem)
+            self._problems = frozenset(published.made.problems)
 
     def _failed(self, error: Exception, changed: Collection[Key], seen: dict[Key, Seen]) -> None:
         self.trigger.failed()

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from caphv.runtime.resource import Key
 from packager.batch import Batch, Packager
-from packager.definitions.sync import Outcome as Followed
+from packager.definitions.make import Made, Maker
+from packager.definitions.sync import WHY
 from packager.git.commit import Reason
 from packager.git.errors import GitError
-from packager.git.prune import Plan, Pruning
-from packager.git.repository import Repository, Result
-from packager.incluster.follower import Follower
+from packager.git.prune import Plan
+from packager.git.publish import told
+from packager.git.repository import Result
+from packager.git.snapshot import Snapshot
+from packager.gitrepo import GitRepoOptions
+from packager.incluster.decision import Decider, Decision, Work
+from packager.incluster.follower import Followed, Follower
 from packager.incluster.follower import Options as SourceOptions
 from packager.incluster.holder import Holder, Place
 from packager.render import Options as RenderOptions
-from packager.settings import ClusterFacts
 from packager.tree import CLUSTERS
 
 _REMEMBERED = 1000
@@ -27,9 +31,10 @@ _REMEMBERED = 1000
 
 @dataclass(frozen=True)
 class Options:
-    """Where to commit and how. `max_prune` is the number of bundles that one commit may remove.
+    """Where to commit and how. `max_prune` is the number of bundles and definitions that one commit may remove.
 
-    `namespace` limits what is removed to a folder; `source` has definitions that become manifests.
+    `namespace` limits the clusters that are cared for; `source` has definitions that become manifests and bundles, and
+    `git_repos` makes GitRepos for the bundles of those.
     """
 
     place: Place
@@ -37,29 +42,21 @@ class Options:
     max_prune: int = 10
     namespace: str = ""
     source: SourceOptions | None = None
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the repository should hold: bundles of these clusters, and untouched what it has of those in `keep`."""
-
-    facts: tuple[ClusterFacts, ...]
-    keep: frozenset[Key]
-    why: str
+    git_repos: GitRepoOptions | None = None
 
 
 @dataclass(frozen=True)
 class Published:
     """What became of it. `unmerged` has the clusters whose change waits on the branch for review.
 
-    `followed` is what new definitions have made, `source_error` why they could not be read.
+    `made` is what definitions make, None while nobody could read them; `source_error` is why they cannot be read now.
     """
 
     batch: Batch
     result: Result
     unmerged: frozenset[Key] = frozenset()
-    followed: Followed | None = None
-    source_error: GitError | None = None
+    made: Made | None = None
+    source_error: Exception | None = None
 
     @cached_property
     def changed(self) -> frozenset[Key]:
@@ -77,26 +74,39 @@ class Publisher:
 
     def __init__(self, options: Options) -> None:
         """Take the options. Raises as `Renderer` does."""
+        packager = Packager(options.rendering)
+        maker = Maker(packager.renderer, options.git_repos)
         self._options = options
-        self._packager = Packager(options.rendering)
+        self._decider = Decider(packager, maker, options.max_prune, options.namespace)
         self._target = Holder(options.place)
-        self._follower = Follower(options.source, self._packager) if options.source else None
+        self._follower = Follower(options.source) if options.source else None
+        self._done = ""
         self._order: OrderedDict[str, int] = OrderedDict()
 
     def publish(self, work: Work) -> Published:
-        """Bring the repository to what it should hold: one commit for new definitions, and one for all bundles.
+        """Bring the repository to what it should hold, as one commit, or none when it does already.
 
-        Raises GitErrors; a source of definitions that cannot be read is only told.
+        Raises GitErrors. A source of definitions that cannot be read is only told; what it held before still counts.
         """
         repository = self._target.opened()
         if not self._order:
             self._note(repository.sync().commit)
-        followed, error = self._follow(repository)
-        batch, result = self._packager.publish(repository, work.facts, self._pruning(work), Reason(work.why))
-        self._packager.forget(facts.key for facts in work.facts)
+        followed, error = self._look()
+        source = followed.source if followed else None
+        decision = Decision(Batch(), None, Plan())
+
+        def decide(snapshot: Snapshot) -> Plan:
+            nonlocal decision
+            decision = self._decider.decide(snapshot, work, source)
+            return decision.plan
+
+        result = told(repository.commit(decide, self._reason(work, followed)))
+        self._done = followed.origin if followed else ""
         self._note(result.head)
-        unmerged = self._unmerged(repository, work) if self._options.place.remote.review else frozenset()
-        return Published(batch, result, unmerged, followed, error)
+        unmerged: frozenset[Key] = frozenset()
+        if self._options.place.remote.review:
+            unmerged = frozenset(touched(self._decider.decide(repository.sync(), work, source).plan))
+        return Published(decision.batch, result, unmerged, decision.made, error)
 
     def is_before(self, commit: str, other: str) -> bool:
         """Whether one commit of the branch is known to be older than another."""
@@ -108,29 +118,21 @@ class Publisher:
         if self._follower:
             self._follower.close()
 
-    def _follow(self, repository: Repository) -> tuple[Followed | None, GitError | None]:
+    def _look(self) -> tuple[Followed | None, Exception | None]:
+        """Return what the source holds, as far as it could be read, and why it cannot be read now."""
         if self._follower is None:
             return None, None
         try:
-            followed = self._follower.follow(repository, self._order.__contains__)
-        except GitError as error:
-            return None, error
-        if followed:
-            self._note(followed.result.head)
-        return followed, None
+            self._follower.look()
+        except (GitError, OSError) as error:
+            return self._follower.last, error
+        return self._follower.last, None
 
-    def _pruning(self, work: Work) -> Pruning:
-        namespace = self._options.namespace
-        return Pruning(
-            complete=True,
-            budget=self._options.max_prune,
-            scope=_Below(f"{CLUSTERS}/{namespace}/") if namespace else None,
-            keep=frozenset(f"{CLUSTERS}/{key}" for key in work.keep),
-        )
-
-    def _unmerged(self, repository: Repository, work: Work) -> frozenset[Key]:
-        _, plan = self._packager.plan(work.facts, repository.sync(), self._pruning(work))
-        return frozenset(touched(plan))
+    def _reason(self, work: Work, followed: Followed | None) -> Reason:
+        """Say why there is a commit; the first one after a new commit of the source names that."""
+        if followed is None or followed.origin == self._done:
+            return Reason(work.why)
+        return Reason(WHY, {"Source": followed.origin})
 
     def _note(self, commit: str) -> None:
         """Remember the order of commits, as far as this process has seen them."""
@@ -141,23 +143,8 @@ class Publisher:
 
 
 def touched(plan: Plan) -> Iterator[Key]:
-    """Clusters whose folders a plan adds or changes."""
+    """Clusters whose bundles a plan adds or changes."""
     for folder in (*plan.added, *plan.changed):
-        _, namespace, name = folder.split("/")
-        yield Key(namespace, name)
-
-
-class _Below(Collection[str]):
-    """All paths below a folder; which there are, only the repository knows."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def __contains__(self, path: object) -> bool:
-        return isinstance(path, str) and path.startswith(self._folder)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
+        root, namespace, name = folder.split("/")
+        if root == CLUSTERS:
+            yield Key(namespace, name)

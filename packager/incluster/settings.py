@@ -15,6 +15,7 @@ from caphv.runtime.manager import Addresses
 from packager.definitions.source import Judge
 from packager.git.commit import Identity
 from packager.git.remote import Remote
+from packager.gitrepo import GitRepoOptions
 from packager.incluster.follower import Options as SourceOptions
 from packager.incluster.holder import Place
 from packager.incluster.packager import Pace
@@ -42,6 +43,7 @@ class Settings:
     source_branch: str
     source_path: str
     source_credentials: str
+    client_secret: str
     templates: str
     chart_repo: str
     max_prune: int
@@ -73,6 +75,7 @@ class Settings:
             max_prune=self.max_prune,
             namespace=self.namespace,
             source=self._source(cache, secret, judge),
+            git_repos=self._git_repos(),
         )
         return Options(
             publisher,
@@ -100,7 +103,16 @@ class Settings:
             return None
         remote = Remote(self.source_repo, self.source_branch, self.source_path, timeout=self.git_timeout)
         own = Path(self.source_credentials) if self.source_credentials else secret
-        return SourceOptions(Place(remote, cache / "source", own), judge, self.max_prune)
+        return SourceOptions(Place(remote, cache / "source", own), judge)
+
+    def _git_repos(self) -> GitRepoOptions | None:
+        try:
+            return GitRepoOptions(self.repo, self.branch, folder=self.inner, client_secret_name=self.client_secret)
+        except ValueError as error:
+            if self.client_secret:
+                raise ValueError(f"client secret: {error}") from None
+            # An address that only this machine knows, which Fleet could not read.
+            return None
 
     def _receiver(self) -> tuple[str, Path] | None:
         if not self.receiver_bind_address:

@@ -28,11 +28,15 @@ _FLEET_CLUSTER = (FLEET_GROUP, "Cluster")
 
 @dataclass(frozen=True)
 class Seen:
-    """One Cluster. Without `facts` it is not rendered now, and `why` says why and what helps."""
+    """One Cluster. Without `facts` it is not rendered now, and `why` says why and what helps.
+
+    `incomplete`: something that it is made of is known not to be there yet.
+    """
 
     facts: ClusterFacts | None = None
     why: str = ""
     suspended: bool = False
+    incomplete: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,14 @@ class View:
         """Clusters whose bundles stay, whatever is rendered: all that are there, and those that moved away."""
         return self.clusters.store.keys() | self._moved
 
+    def confirmed(self) -> set[Key]:
+        """Clusters whose definition may go: an annotation says so."""
+        return {
+            key_of(cluster)
+            for cluster in self.clusters.store
+            if annotations_of(cluster).get(names.CONFIRM_REMOVAL_ANNOTATION) == "true"
+        }
+
     def harvester_cluster(self, key: Key) -> Obj | None:
         """Return the HarvesterCluster of a Cluster."""
         cluster = self.clusters.get(*key)
@@ -119,26 +131,29 @@ class View:
         return not wanted or (found is not None and labels_of(found).get(names.WATCH_FILTER_LABEL) == wanted)
 
     def _look(self, cluster: Obj, worlds: frozenset[str]) -> Seen:
-        harvester_cluster = self.harvester_clusters.get(*_infrastructure_key(cluster))
-        control_plane = self._control_plane(cluster)
         if reason := suspension(cluster):
             return Seen(why=reason, suspended=True)
+        if being_deleted(cluster):
+            return Seen(why="the Cluster is being deleted; its bundles stay until it is gone")
+        harvester_cluster = self.harvester_clusters.get(*_infrastructure_key(cluster))
+        control_plane = self._control_plane(cluster)
         if missing := self._missing(cluster, harvester_cluster, control_plane):
-            return Seen(why=missing)
+            return missing
+        if not self.kinds.settled(*_FLEET_CLUSTER):
+            return Seen(why="reading what Fleet knows")
         return Seen(ClusterFacts(cluster, harvester_cluster, control_plane, worlds))
 
-    def _missing(self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None) -> str:
-        """Return what has to be there before a Cluster is rendered; empty when all is."""
+    def _missing(self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None) -> Seen | None:
+        """Return what has to be there before a Cluster is rendered; None when all is."""
         key, (group, kind, name) = _infrastructure_key(cluster), control_plane_ref(cluster)
-        if being_deleted(cluster):
-            return "the Cluster is being deleted; its bundles stay until it is gone"
         if not (key.name and name) and (missing := self._missing_class(cluster)):
-            return missing
+            return Seen(why=missing, incomplete=True)
         if harvester_cluster is None:
-            return f"waiting for HarvesterCluster {key}: it is not there yet"
+            return Seen(why=f"waiting for HarvesterCluster {key}: it is not there yet", incomplete=True)
         if name and control_plane is None:
-            return f"waiting for {kind} {key.namespace}/{name} of {group}: it is not there, or cannot be read yet"
-        return "" if self.kinds.settled(*_FLEET_CLUSTER) else "reading what Fleet knows"
+            why = f"waiting for {kind} {key.namespace}/{name} of {group}: it is not there, or cannot be read yet"
+            return Seen(why=why, incomplete=self.kinds.settled(group, kind))
+        return None
 
     def _want_control_plane(self, cluster: Obj) -> None:
         group, kind, name = control_plane_ref(cluster)

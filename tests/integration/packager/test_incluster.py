@@ -8,14 +8,25 @@ import hmac
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 
 from sandbox import manifests
 from sandbox.apiserver import ApiServer
 from sandbox.processes import free_ports
-from tests.integration.packager.environment import CLUSTERS, HARVESTER_CLUSTERS, READY, Case, opened, until
+from tests.integration.packager.environment import (
+    CLUSTERS,
+    CONTROL_PLANES,
+    HARVESTER_CLUSTERS,
+    READY,
+    Case,
+    Packager,
+    opened,
+    until,
+)
 from tests.integration.packager.servers import HttpBackend
 from tests.integration.packager.support import Origin, git
 from tests.integration.runtime.test_protection import bind, roles, scrape, token
@@ -355,52 +366,61 @@ spec:
 """
 
 
-def test_a_push_of_definitions_becomes_manifests_at_once(run: Callable[[Story], None], tmp_path: Path) -> None:
-    secret = tmp_path / "hook-secret"
+def definition(case: Case, name: str, spec: str = SPEC) -> str:
+    return DEFINITION.format(name=name, namespace=case.namespace, spec=spec)
+
+
+async def push_event(port: int, body: bytes, signature: str) -> int:
+    headers = {"X-Hub-Signature-256": f"sha256={signature}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{port}/push", data=body, headers=headers) as answer,
+    ):
+        return answer.status
+
+
+def signed(body: bytes) -> str:
+    return hmac.new(b"a secret of some length", body, hashlib.sha256).hexdigest()
+
+
+def receiver(folder: Path, port: int) -> tuple[str, str]:
+    secret = folder / "hook-secret"
     secret.write_text("a secret of some length\n")
+    return f"--receiver-bind-address=127.0.0.1:{port}", f"--receiver-secret-file={secret}"
+
+
+def test_a_push_of_definitions_becomes_manifests_and_bundles_at_once(
+    run: Callable[[Story], None], tmp_path: Path
+) -> None:
     (port,) = free_ports(1)
     source = Origin.make(tmp_path / "origin" / "source.git")
-
-    def definition(case: Case, name: str, spec: str = SPEC) -> str:
-        return DEFINITION.format(name=name, namespace=case.namespace, spec=spec)
-
-    async def push(body: bytes, signature: str) -> int:
-        headers = {"X-Hub-Signature-256": f"sha256={signature}"}
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(f"http://127.0.0.1:{port}/push", data=body, headers=headers) as answer,
-        ):
-            return answer.status
-
-    def signature(body: bytes) -> str:
-        return hmac.new(b"a secret of some length", body, hashlib.sha256).hexdigest()
 
     async def story(case: Case) -> None:
         source.push({"one.yaml": definition(case, "one")})
         packager = await case.running(
-            f"--source-repo={source.url}",
-            "--interval=3600",
-            f"--receiver-bind-address=127.0.0.1:{port}",
-            f"--receiver-secret-file={secret}",
+            f"--source-repo={source.url}", "--client-secret=fleet-git", "--interval=3600", *receiver(tmp_path, port)
         )
         await case.until_count(1)
         assert f"Source: {source.url}@{source.head()}" in case.origin.message()
         top = f"manifests/{case.namespace}"
         assert any(path.startswith(f"{top}/one/") for path in case.origin.files())
+        assert {"caphv.yaml", "cni/fleet.yaml", "ccm/fleet.yaml", "csi/fleet.yaml"} <= case.mine("one")
+        (repo,) = (text for path, text in case.origin.files().items() if path.endswith("/gitrepo.yaml"))
+        assert "clientSecretName: fleet-git" in repo
         # A good one and a bad one; and somebody who only pretends that there was a push.
         source.push({"two.yaml": definition(case, "two"), "bad.yaml": definition(case, "bad", "  nonsense: true")})
-        assert await push(b"{}", signature(b"{x}")) == 401
-        assert await push(b"x" * (6 * 1024 * 1024), "") == 413
+        assert await push_event(port, b"{}", signed(b"{x}")) == 401
+        assert await push_event(port, b"x" * (6 * 1024 * 1024), "") == 413
         await asyncio.sleep(1)
         assert case.count() == 1, "nobody who knows the secret has called"
-        assert await push(b"{}", signature(b"{}")) == 202
+        assert await push_event(port, b"{}", signed(b"{}")) == 202
         await case.until_count(2)
         files = case.origin.files()
         assert {path.split("/")[2] for path in files if path.startswith(top)} == {"one", "two"}
         assert "bad.yaml" in files["caphv-status.yaml"]
         assert await packager.value("caphv_packager_definitions", state="faulty") == 1
         assert await packager.value("caphv_packager_push_events_total", code="401") == 1
-        # A source that is away stops no bundles, and a removed definition stays without a confirmation.
+        # A source that is away stops no bundles.
         away = source.folder.with_name("away")
         source.folder.rename(away)
         await case.cluster("live", values=CALICO)
@@ -408,3 +428,66 @@ def test_a_push_of_definitions_becomes_manifests_at_once(run: Callable[[Story], 
         assert (await packager.value("caphv_packager_errors_total", kind="AccessDenied") or 0) > 0
 
     run(story)
+
+
+def test_a_defined_cluster_comes_up_and_follows_without_another_commit(
+    run: Callable[[Story], None], tmp_path: Path
+) -> None:
+    source = Origin.make(tmp_path / "origin" / "source.git")
+
+    def manifest(case: Case) -> tuple[dict[str, str], dict[str, Any]]:
+        text = case.origin.files()[f"manifests/{case.namespace}/one/cluster/cluster.yaml"]
+        cluster = next(iter(yaml.safe_load_all(text)))
+        return cluster["metadata"]["annotations"], cluster["spec"]["topology"]
+
+    async def story(case: Case) -> None:
+        with_mtu = f"{SPEC}  addons: {{cni: {{name: calico, mtu: %d}}}}\n"
+        source.push({"one.yaml": definition(case, "one", with_mtu % 1450)})
+        packager = await case.running(f"--source-repo={source.url}", "--interval=1")
+        await case.until_count(1)
+        # Fleet applies the manifest, and Cluster API makes control plane and infrastructure a little later.
+        annotations, topology = manifest(case)
+        await case.cluster_class(topology["classRef"]["name"])
+        await case.cluster("one", control_plane=False, topology=topology)
+        await case.annotate("one", **annotations)
+        await case.until_condition("one", "False", "AddonBundlesInProgress")
+        await case.control_plane("one")
+        reference = {"apiGroup": CONTROL_PLANES.group, "kind": CONTROL_PLANES.kind, "name": "one"}
+        await case.client.patch(CLUSTERS, "one", case.namespace, {"spec": {"controlPlaneRef": reference}})
+        await case.until_condition("one", "True", part=case.origin.head())
+        assert case.count() == 1
+        # A changed setting, and looks before and after the Cluster has it.
+        source.push({"one.yaml": definition(case, "one", with_mtu % 1400)})
+        await case.until_count(2)
+        await looked(packager)
+        await case.annotate("one", **manifest(case)[0])
+        await looked(packager)
+        await looked(packager)
+        assert case.count() == 2
+        await case.until_condition("one", "True", part=case.origin.head())
+        # The definition goes: it is told, and done when somebody confirms it; the bundles go with the Cluster.
+        source.push({"README.md": "nothing"}, anew=True)
+        await case.until_event("AddonBundlesKept", "caphv.io/confirm-removal=true")
+        await case.annotate("one", **{"caphv.io/confirm-removal": "true"})
+
+        async def let_go() -> bool:
+            return not any(path.startswith("manifests/") for path in case.origin.files())
+
+        await until(let_go, lambda: "the definition stays")
+        await looked(packager)
+        assert "cni/fleet.yaml" in case.mine("one")
+        await case.delete("one")
+        await until(gone(case, "one"), lambda: "its bundles stay")
+
+    run(story)
+
+
+async def looked(packager: Packager) -> None:
+    """Wait until the packager has looked at everything once more, and found nothing to do."""
+    before = await packager.value("caphv_packager_syncs_total", result="unchanged") or 0
+
+    async def again() -> bool:
+        # The look that is under way may have begun before.
+        return (await packager.value("caphv_packager_syncs_total", result="unchanged") or 0) >= before + 2
+
+    await until(again, lambda: "it does not look")

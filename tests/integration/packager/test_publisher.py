@@ -1,57 +1,297 @@
-"""The side of the packager that blocks, with real repositories: bundles, and definitions that are followed."""
+"""The side of the packager that blocks, with real repositories: definitions and live clusters, one commit for both."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
+from caphv.cli import cli
+from caphv.runtime.resource import Key
 from packager.git.remote import Remote
+from packager.gitrepo import GitRepoOptions
 from packager.incluster import follower
+from packager.incluster.decision import Work
 from packager.incluster.holder import Place
-from packager.incluster.publisher import Options, Publisher, Work
-from tests.integration.packager.support import Origin
+from packager.incluster.publisher import Options, Published, Publisher
+from packager.sources import ClusterFacts
+from tests.integration.packager.support import Origin, git
+from tests.unit.packager.definitions.support import definition
 
 pytestmark = pytest.mark.integration
 
-NOTHING = Work((), frozenset(), "a test")
-DEFINITION = """\
-apiVersion: caphv.io/v1alpha1
-kind: ClusterDefinition
-metadata: {name: one, namespace: team}
-spec:
-  kubernetesVersion: v1.34.2
-  identitySecret: {name: harvester-identity}
-  targetNamespace: team-a
-  controlPlane: {replicas: 3, cpu: 4, memory: 8Gi}
-  machines: {image: default/sles, diskSize: 80Gi, sshKeyPair: default/admin, networks: [default/production]}
-  addresses: {ipPoolRefs: [machines], gateway: 172.16.0.1, subnetMask: 255.255.0.0, dnsServers: [172.16.0.1]}
-  loadBalancer: {ipamType: pool, ipPoolRef: load-balancers}
-"""
+Obj = dict[str, Any]
+ONE = Key("team-a", "one")
+BUNDLES, MANIFEST = "clusters/team-a/one", "manifests/team-a/one"
 
 
-def test_definitions_are_followed_and_a_source_that_is_away_stops_nothing(
-    origin: Origin, cache: Path, tmp_path: Path
-) -> None:
-    source = Origin.make(tmp_path / "origin" / "source.git")
-    source.push({"one.yaml": DEFINITION, "bad.yaml": DEFINITION.replace("one", "bad").replace("replicas: 3", "x: 3")})
-    followed = follower.Options(Place(Remote(source.url), cache / "source"), lambda _: [], max_prune=5)
-    publisher = Publisher(Options(Place(Remote(origin.url), cache), source=followed))
-    try:
-        first = publisher.publish(NOTHING)
-        assert first.followed is not None
-        assert ([str(key) for key in first.followed.made.bad], first.source_error) == (["team/bad"], None)
-        assert f"Source: {source.url}@{source.head()}" in origin.message()
-        tree, count = origin.tree(), origin.count()
-        assert any(path.startswith("manifests/team/one/") for path in origin.files())
-        # Nothing new: it is not even read.
-        assert (publisher.publish(NOTHING).followed, origin.count()) == (None, count)
-        # What somebody else wrote is set right.
-        path = next(path for path in origin.files() if path.startswith("manifests/team/one/"))
-        origin.push({path: "spoiled"})
-        publisher.publish(NOTHING)
-        assert origin.tree() == tree
-        source.folder.rename(source.folder.with_name("away"))
-        assert "check the address" in str(publisher.publish(NOTHING).source_error)
-    finally:
-        publisher.close()
+class Case:
+    """A source, a repository, and a publisher between them; `restarted` makes another one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source = Origin.make(folder / "source.git")
+        self.origin = Origin.make(folder / "fleet.git")
+        self._cache = folder / "cache"
+        self._publisher: Publisher | None = None
+
+    def define(self, *definitions: Obj) -> None:
+        """Push these definitions, and no others."""
+        files = {f"{found['metadata']['name']}.yaml": yaml.safe_dump(found) for found in definitions}
+        self.source.push(files or {"README.md": "nothing"}, anew=True)
+
+    def publish(self, *live: ClusterFacts, **work: frozenset[Key]) -> Published:
+        """Look at everything once."""
+        if self._publisher is None:
+            self.restarted()
+        assert self._publisher is not None
+        return self._publisher.publish(Work(live, why="A test.", **work))
+
+    def restarted(self, namespace: str = "") -> None:
+        self.close()
+        place = Place(Remote(self.source.url), self._cache / "source")
+        self._publisher = Publisher(
+            Options(
+                Place(Remote(self.origin.url), self._cache),
+                namespace=namespace,
+                source=follower.Options(place, lambda _: []),
+                git_repos=GitRepoOptions(self.origin.url),
+            )
+        )
+
+    def close(self) -> None:
+        if self._publisher:
+            self._publisher.close()
+            self._publisher = None
+
+    def live(self, **annotations: str) -> ClusterFacts:
+        """Cluster one as Fleet and Cluster API have made it of the manifest in the repository."""
+        text = self.origin.files()[f"{MANIFEST}/cluster/cluster.yaml"]
+        cluster: Obj = next(iter(yaml.safe_load_all(text)))
+        metadata = {"uid": "1", "resourceVersion": "7", "annotations": {}, **cluster["metadata"]}
+        metadata["annotations"] |= annotations
+        references = {
+            "infrastructureRef": {"apiGroup": "x", "kind": "HarvesterCluster", "name": "one-x7"},
+            "controlPlaneRef": {"apiGroup": "y", "kind": "RKE2ControlPlane", "name": "one-z9"},
+        }
+        defaulted = {"name": "defaulted", "value": 1}
+        spec = {**copy.deepcopy(cluster["spec"]), **references}
+        spec["topology"]["variables"].append(defaulted)
+        server = {"cni": "calico", "cloudProviderName": "external"}
+        return ClusterFacts(
+            {"metadata": metadata, "spec": spec},
+            {"spec": {"targetNamespace": "team-a", "cloudConfig": {"delivery": "Secret"}}},
+            {"kind": "RKE2ControlPlane", "spec": {"replicas": 3, "version": "v1.34.2+rke2r1", "serverConfig": server}},
+        )
+
+    def changed(self) -> list[str]:
+        """Files that the newest commit changed."""
+        return git(self.origin.folder, "diff", "--name-only", "main~1", "main").splitlines()
+
+    def has(self, folder: str) -> bool:
+        return any(path.startswith(f"{folder}/") for path in self.origin.files())
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Iterator[Case]:
+    found = Case(tmp_path)
+    yield found
+    found.close()
+
+
+def calico(mtu: int, name: str = "one", **spec: Any) -> Obj:
+    return definition(name, addons={"cni": {"name": "calico", "mtu": mtu}}, **spec)
+
+
+def test_a_commit_of_definitions_is_one_commit_and_the_cluster_that_follows_none(case: Case, tmp_path: Path) -> None:
+    case.define(calico(1450))
+    case.publish()
+    assert case.origin.count() == 1
+    assert f"Source: {case.source.url}@{case.source.head()}" in case.origin.message()
+    assert case.has(f"{BUNDLES}/cni")
+    assert case.has(MANIFEST)
+    # The cluster comes up: first there is only the Cluster, then all of it.
+    case.publish(incomplete=frozenset({ONE}))
+    case.publish(case.live())
+    assert case.origin.count() == 1
+    # The command makes the very same.
+    other = Origin.make(tmp_path / "other.git")
+    arguments = ["packager", "sync", "--source-repo", case.source.url, "--repo", other.url]
+    done = CliRunner().invoke(cli, arguments, env={"XDG_CACHE_HOME": str(tmp_path / "xdg")})
+    assert done.exit_code == 0, done.output
+    repo = "gitrepos/fleet-default/caphv-team-a/gitrepo.yaml"
+    mine, theirs = case.origin.files(), other.files()
+    assert mine.pop(repo).replace(case.origin.url, other.url) == theirs.pop(repo)
+    assert mine == theirs
+
+
+def test_a_changed_setting_is_one_commit_and_the_cluster_that_follows_changes_nothing(case: Case) -> None:
+    case.define(calico(1450))
+    case.publish()
+    before = case.live()
+    case.define(calico(1400))
+    case.publish(before)
+    assert case.changed() == [
+        f"{BUNDLES}/caphv.yaml",
+        f"{BUNDLES}/cni/helmchartconfig.yaml",
+        f"{MANIFEST}/cluster/cluster.yaml",
+    ]
+    # Nobody has applied the manifest yet, also not for a packager that starts anew and cannot read the source.
+    case.publish(before)
+    away = case.source.folder.with_name("away")
+    case.source.folder.rename(away)
+    case.restarted()
+    assert "check the address" in str(case.publish(before).source_error)
+    away.rename(case.source.folder)
+    case.publish(before)
+    case.publish(case.live())
+    assert case.origin.count() == 2
+    # Settings that are dropped altogether.
+    dropped = case.live()
+    case.define(definition("one", addons=None))
+    case.publish(dropped)
+    case.publish(dropped)
+    case.publish(case.live())
+    assert case.origin.count() == 3
+
+
+def test_individual_objects_follow_like_a_topology(case: Case) -> None:
+    case.define(calico(1450, individualObjects=True))
+    case.publish()
+    objects = list(yaml.safe_load_all(case.origin.files()[f"{MANIFEST}/cluster/cluster.yaml"]))
+    kinds = {obj["kind"]: obj for obj in objects}
+    live = ClusterFacts(kinds["Cluster"], kinds["HarvesterCluster"], kinds["RKE2ControlPlane"])
+    case.publish(live)
+    assert case.origin.count() == 1
+    # With one node the cloud provider is installed in another way.
+    single = calico(1450, individualObjects=True, controlPlane={"replicas": 1, "cpu": 4, "memory": "8Gi"})
+    case.define(single)
+    case.publish(live)
+    case.publish(live)
+    assert case.origin.count() == 2
+    assert any("/ccm/" in path for path in case.changed())
+
+
+def test_a_cluster_that_truly_differs_is_a_commit_of_its_bundles(case: Case) -> None:
+    case.define(calico(1450))
+    case.publish()
+    live = case.live()
+    # A ClusterClass of the user delivers the cloud config in another way than the definition could know.
+    differs = replace(live, harvester_cluster={"spec": {"cloudConfig": {"delivery": "File"}}})
+    published = case.publish(differs)
+    assert case.origin.count() == 2
+    assert published.changed == {ONE}
+    assert "A test." in case.origin.message()
+    assert "Source:" not in case.origin.message()
+    assert all(path.startswith(f"{BUNDLES}/") for path in case.changed())
+    case.publish(differs)
+    # What is known better stays, also while the cluster cannot be rendered, and with the next definition.
+    case.publish(keep=frozenset({ONE}))
+    assert case.origin.count() == 2
+    case.define(calico(1400))
+    case.publish(differs)
+    assert case.origin.count() == 3
+    assert "/etc/kubernetes/cloud-config" in str(case.origin.files())
+
+
+def test_bundles_go_with_the_cluster_and_never_before(case: Case) -> None:
+    case.define(calico(1450))
+    case.publish()
+    live, count = case.live(), 1
+    # The definition goes: nobody has confirmed it, and nothing happens but a line in the status file.
+    case.define()
+    held = case.publish(live).result.plan.held
+    assert [told.what for told in held] == [MANIFEST]
+    assert "caphv.io/confirm-removal" in held[0].why
+    case.publish()
+    assert case.has(BUNDLES), "it has a manifest, so it may come at any time"
+    # Somebody confirms it on the Cluster; its bundles stay until it is gone.
+    case.publish(live, confirmed=frozenset({ONE}))
+    assert (case.has(MANIFEST), case.has(BUNDLES)) == (False, True)
+    count = case.origin.count()
+    case.publish(keep=frozenset({ONE}))
+    assert case.origin.count() == count
+    case.publish()
+    assert (case.has(BUNDLES), case.origin.count()) == (False, count + 1)
+
+
+def test_more_than_the_budget_stays_manifests_and_bundles(case: Case) -> None:
+    names = ("one", "two", "three", "four")
+    confirmed = [calico(1450, name) for name in names]
+    for found in confirmed:
+        found["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
+    case.define(*confirmed)
+    case.publish()
+    case.define()
+    held = case.publish().result.plan.held
+    assert "16 removals at once are more than --max-prune 10" in held[0].why
+    assert all(case.has(f"{root}/team-a/{name}") for root in ("manifests", "clusters") for name in names)
+
+
+def test_a_faulty_definition_and_a_paused_cluster_are_left_as_they_are(case: Case) -> None:
+    case.define(calico(1450), calico(1450, "two"))
+    case.publish()
+    case.define(calico(1450, kubernetesVersion="latest"), calico(1400, "two"))
+    published = case.publish(keep=frozenset({Key("team-a", "two")}))
+    assert published.made is not None
+    assert published.made.bad == {ONE}
+    assert case.changed() == ["caphv-status.yaml", "manifests/team-a/two/cluster/cluster.yaml"]
+    # A file that nobody can read may hold any cluster, so nothing goes.
+    case.source.push({"broken.yaml": "kind: ["}, anew=True)
+    held = case.publish().result.plan.held
+    assert {told.what for told in held} == {MANIFEST, "manifests/team-a/two"}
+
+
+def test_a_packager_of_one_namespace_leaves_bundles_of_others_to_others(case: Case) -> None:
+    case.restarted(namespace="team-b")
+    case.define(calico(1450))
+    case.publish()
+    assert (case.has(MANIFEST), case.has(BUNDLES)) == (True, False)
+    case.restarted(namespace="team-a")
+    case.publish()
+    assert case.has(BUNDLES)
+    case.restarted(namespace="team-b")
+    case.publish()
+    assert case.has(BUNDLES)
+
+
+@pytest.mark.parametrize(
+    "content", ["7", "kind: [", "metadata: {name: one, namespace: team-a}\nkind: Cluster\nspec: 7\n"]
+)
+def test_what_others_write_is_set_right_and_stops_nothing(case: Case, content: str) -> None:
+    case.define(calico(1450))
+    case.publish()
+    tree, live = case.origin.tree(), case.live()
+    case.origin.push({f"{MANIFEST}/cluster/cluster.yaml": content})
+    away = case.source.folder.with_name("away")
+    case.source.folder.rename(away)
+    case.restarted()
+    case.publish(live)
+    away.rename(case.source.folder)
+    case.publish(live)
+    assert case.origin.tree() == tree
+
+
+def test_nothing_new_is_not_read(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.define(calico(1450))
+    case.publish()
+    live = case.live()
+    case.publish(live)
+
+    def refuse(name: str) -> Callable[..., Any]:
+        def called(*_: Any, **__: Any) -> Any:
+            pytest.fail(f"{name} was called")
+
+        return called
+
+    monkeypatch.setattr("packager.definitions.source.parsed", refuse("parsed"))
+    monkeypatch.setattr("packager.definitions.make.build", refuse("build"))
+    monkeypatch.setattr("packager.incluster.decision.applied", refuse("applied"))
+    monkeypatch.setattr("packager.render.Renderer._render", refuse("_render"))
+    case.publish(live)
+    assert case.origin.count() == 1

@@ -169,18 +169,18 @@ def test_an_annotation_confirms_before(source: Path, origin: Origin) -> None:
 
 
 def test_more_removals_than_the_budget_are_all_held_back(source: Path, origin: Origin) -> None:
-    put(source, definition("a"), definition("b"), definition("c"))
+    put(source, *(definition(name) for name in ("a", "b", "c", "d")))
     done(sync(source, origin))
-    for name in ("a", "b"):
+    for name in ("a", "b", "d"):
         (source / f"{name}.yaml").unlink()
-    confirmed = ["--confirm", "team-a/a", "--confirm", "team-a/b"]
+    confirmed = [word for name in ("a", "b", "d") for word in ("--confirm", f"team-a/{name}")]
     result = sync(source, origin, *confirmed)
     assert result.exit_code == 1
-    assert "8 removals at once are more than --max-prune 5" in result.stdout
+    assert "12 removals at once are more than --max-prune 10" in result.stdout
     assert changed(origin) == [STATUS]
     states = {row["name"]: row["state"] for row in status(origin)["clusters"]}
-    assert states == {"team-a/a": "HeldBack", "team-a/b": "HeldBack", "team-a/c": "Written"}
-    done(sync(source, origin, *confirmed, "--max-prune", 8))
+    assert states == {"team-a/c": "Written"} | dict.fromkeys(("team-a/a", "team-a/b", "team-a/d"), "HeldBack")
+    done(sync(source, origin, *confirmed, "--max-prune", 12))
     assert not any("/a/" in path for path in origin.files())
 
 
