@@ -192,18 +192,27 @@ class Story:
 
     async def replace_lost(self, lost: Obj) -> None:
         """Somebody destroys the VM of a machine; a MachineHealthCheck has its owner replace it."""
-        name = lost["metadata"]["name"]
         kind = "control plane" if cluster.CONTROL_PLANE_LABEL in labels_of(lost) else "worker"
+        name = lost["metadata"]["name"]
+        async with self._step(f"Destroy the VM of {kind} {name}: its machine is replaced") as step:
+            await self.see_replaced(await self.destroy(name))
+            step.outcome = "reported and replaced"
+
+    async def destroy(self, name: str) -> Obj:
+        """Delete the VM of a machine behind everybody's back; answers what it was."""
         vm = self.view.vms.get(self.spec.target_namespace, name)
         if vm is None:
             raise StoryError(f"machine {name} has no VM")
-        async with self._step(f"Destroy the VM of {kind} {name}: its machine is replaced") as step:
-            await self.harvester.delete(kinds.VIRTUAL_MACHINES, name, self.spec.target_namespace)
-            await self._until(f"machine {name} is gone", lambda: self._machine(name) is None)
-            await self._settle()
-            if uid_of(vm) in {uid_of(new) for new in self.view.vms.store}:
-                raise StoryError(f"VM {name} with its old uid is still there")
-            step.outcome = "reported and replaced"
+        await self.harvester.delete(kinds.VIRTUAL_MACHINES, name, self.spec.target_namespace)
+        return vm
+
+    async def see_replaced(self, vm: Obj) -> None:
+        """Wait until the machine of a VM that was destroyed is gone, and another one there in its place."""
+        name = vm["metadata"]["name"]
+        await self._until(f"machine {name} is gone", lambda: self._machine(name) is None)
+        await self._settle()
+        if uid_of(vm) in {uid_of(new) for new in self.view.vms.store}:
+            raise StoryError(f"VM {name} with its old uid is still there")
 
     async def scale(self, control_planes: int, workers: int) -> None:
         """Scale both in the topology; the control plane changes by one machine at a time."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from string import ascii_lowercase
 from typing import Any
 
 from caphv.runtime.cache import Change
@@ -275,7 +276,11 @@ def _scheduled(vmi: Obj, host: str) -> Obj:
 def _running(vmi: Obj) -> Obj:
     times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Running")]
     conditions = kinds.with_condition(vmi, kinds.condition("Ready", True))
-    return {"status": {"phase": "Running", "conditions": conditions, "phaseTransitionTimestamps": times}}
+    # Guests see the disks in this order.
+    disks = [disk["name"] for disk in vmi["spec"]["domain"]["devices"].get("disks") or ()]
+    volumes = [{"name": name, "target": f"vd{letter}"} for name, letter in zip(disks, ascii_lowercase, strict=False)]
+    status = {"phase": "Running", "conditions": conditions, "phaseTransitionTimestamps": times, "volumeStatus": volumes}
+    return {"status": status}
 
 
 def _failed(vmi: Obj) -> Obj:

@@ -1,12 +1,13 @@
-"""The 18 stories that a Harvester with this provider has to tell, for the sandbox and for real ones.
+"""The stories that a Harvester with this provider has to tell, for the sandbox and for real ones.
 
-They build on each other, in the order of `STORIES`: first what is refused, then one cluster's life.
+Four groups are those of the Go provider's test script, 18 stories in all: webhook, scale, multidisk, remediation. The
+others are about the cluster that these need. Stories of a group build on each other.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,6 +19,7 @@ from sandbox import manifests
 from sandbox.cluster import IDENTITY
 from sandbox.harvester import kinds
 from sandbox.story import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story
+from tests.e2e.support import seen
 from tests.integration.reconciler.case import UNINITIALIZED
 
 
@@ -28,7 +30,9 @@ class Run:
     story: Story
     later: str
     failed: str = ""
-    notes: dict[str, Obj] = field(default_factory=dict)
+    # What one story leaves for the next of its group: the machines there were, and the VM that was lost.
+    machines: set[str] = field(default_factory=set)
+    lost: Obj = field(default_factory=dict)
 
     async def refused(self, resource: Resource, spec: Obj, field: str) -> None:
         """An object of this spec is not admitted, and the message names a field."""
@@ -68,6 +72,25 @@ class Run:
         }
         return {**right, **changes}
 
+    async def worker_more(self) -> None:
+        """Scale workers up by one, and remember which machines there were."""
+        self.machines = {machine["metadata"]["name"] for machine in self.story.workers()}
+        await self.story.scale(len(self.story.control_planes()), len(self.machines) + 1)
+
+    async def worker_less(self) -> None:
+        """Scale workers down by one."""
+        await self.story.scale(len(self.story.control_planes()), len(self.story.workers()) - 1)
+
+    def new_machine(self) -> str:
+        """Name of the machine that `worker_more` brought."""
+        (name,) = {machine["metadata"]["name"] for machine in self.story.workers()} - self.machines
+        return str(name)
+
+    async def claims(self, vm: str = "") -> list[Obj]:
+        """Disks on Harvester: of a VM, or all."""
+        listed = await self.story.harvester.list(PERSISTENT_VOLUME_CLAIMS, self.story.spec.target_namespace)
+        return [obj for obj in listed["items"] if obj["metadata"]["name"].startswith(f"{vm}-disk-" if vm else "")]
+
     async def allocated(self) -> dict[str, str]:
         """Addresses that machines of the cluster hold, with the pool of each."""
         found = {}
@@ -91,34 +114,31 @@ class Run:
             await client.close()
 
 
-async def refuses_a_cluster_without_target_namespace(run: Run) -> None:
-    await run.refused(HARVESTER_CLUSTERS, run.cluster_spec(targetNamespace=""), "targetNamespace")
-
-
-async def refuses_an_unknown_ipam_type(run: Run) -> None:
-    await run.refused(HARVESTER_CLUSTERS, run.cluster_spec(loadBalancerConfig={"ipamType": "magic"}), "ipamType")
+# webhook
 
 
 async def refuses_a_machine_without_cpu(run: Run) -> None:
     await run.refused(HARVESTER_MACHINES, run.machine_spec(cpu=0), "cpu")
 
 
-async def refuses_memory_that_is_no_quantity(run: Run) -> None:
-    await run.refused(HARVESTER_MACHINES, run.machine_spec(memory="much"), "memory")
+async def refuses_a_machine_without_volumes(run: Run) -> None:
+    await run.refused(HARVESTER_MACHINES, run.machine_spec(volumes=[]), "volumes")
 
 
-async def refuses_an_image_volume_without_image(run: Run) -> None:
-    volumes = [{"volumeType": "image", "volumeSize": "40Gi"}]
-    await run.refused(HARVESTER_MACHINES, run.machine_spec(volumes=volumes), "imageName")
-
-
-async def refuses_a_machine_without_networks(run: Run) -> None:
-    await run.refused(HARVESTER_MACHINES, run.machine_spec(networks=[]), "networks")
+async def refuses_a_machine_without_ssh_user(run: Run) -> None:
+    await run.refused(HARVESTER_MACHINES, run.machine_spec(sshUser=""), "sshUser")
 
 
 async def admits_what_is_right(run: Run) -> None:
     await run.admit(HARVESTER_CLUSTERS, run.cluster_spec())
     await run.admit(HARVESTER_MACHINES, run.machine_spec())
+
+
+async def refuses_a_cluster_without_target_namespace(run: Run) -> None:
+    await run.refused(HARVESTER_CLUSTERS, run.cluster_spec(targetNamespace=""), "targetNamespace")
+
+
+# The cluster comes
 
 
 async def gives_the_control_plane_an_address_first(run: Run) -> None:
@@ -128,21 +148,6 @@ async def gives_the_control_plane_an_address_first(run: Run) -> None:
 
 async def brings_up_all_machines(run: Run) -> None:
     await run.story.come_up()
-
-
-async def gives_machines_several_disks(run: Run) -> None:
-    for vm in (await run.story.harvester.list(kinds.VIRTUAL_MACHINES, run.story.spec.target_namespace))["items"]:
-        devices = vm["spec"]["template"]["spec"]["domain"]["devices"]
-        assert [disk["name"] for disk in devices["disks"]] == ["disk-0", "disk-1", "cloudinitdisk"]
-        assert devices["disks"][0]["bootOrder"] == 1
-        for index in range(2):
-            own = [name for name in await claims(run) if name.startswith(f"{vm['metadata']['name']}-disk-{index}-")]
-            assert len(own) == 1
-
-
-async def claims(run: Run) -> list[str]:
-    listed = await run.story.harvester.list(PERSISTENT_VOLUME_CLAIMS, run.story.spec.target_namespace)
-    return [claim["metadata"]["name"] for claim in listed["items"]]
 
 
 async def takes_addresses_from_pools_in_order(run: Run) -> None:
@@ -173,22 +178,98 @@ async def balances_the_control_plane(run: Run) -> None:
     assert len(await run.nodes()) == len(run.story.running())
 
 
-async def scales_workers_up(run: Run) -> None:
-    spec = run.story.spec
-    await run.story.scale(spec.control_planes, spec.workers + 1)
-    assert len(await run.nodes()) == spec.control_planes + spec.workers + 1
+# scale
 
 
-async def scales_workers_down_and_leaves_nothing(run: Run) -> None:
-    spec = run.story.spec
-    await run.story.scale(spec.control_planes, spec.workers - 1)
-    machines = spec.control_planes + spec.workers - 1
-    assert len(await run.allocated()) == machines
-    assert len(await claims(run)) == 2 * machines
+async def makes_a_machine_more(run: Run) -> None:
+    await run.worker_more()
+    assert run.new_machine() in {obj["metadata"]["name"] for obj in run.story.view.vms.store}
 
 
-async def replaces_a_worker_that_was_lost(run: Run) -> None:
-    await run.story.replace_lost(run.story.workers()[0])
+async def runs_all_machines(run: Run) -> None:
+    names = {node["metadata"]["name"] for node in await run.nodes()}
+    assert names == {machine["metadata"]["name"] for machine in run.story.running()}
+    assert run.new_machine() in names
+
+
+async def takes_a_machine_away(run: Run) -> None:
+    await run.worker_less()
+    assert len(run.story.workers()) == len(run.machines)
+    assert len(run.story.running()) == len(run.machines) + len(run.story.control_planes())
+
+
+async def leaves_no_disk_and_no_address(run: Run) -> None:
+    machines = {obj["metadata"]["name"] for obj in run.story.view.machines.store}
+    assert {claim["metadata"]["name"].rpartition("-disk-")[0] for claim in await run.claims()} == machines
+    assert len(await run.allocated()) == len(machines)
+
+
+# multidisk
+
+
+async def brings_up_a_machine_with_two_disks(run: Run) -> None:
+    await run.worker_more()
+
+
+async def makes_a_claim_for_each_disk(run: Run) -> None:
+    claims = await run.claims(run.new_machine())
+    sizes = sorted(claim["spec"]["resources"]["requests"]["storage"] for claim in claims)
+    assert sizes == ["10Gi", "40Gi"]
+    assert run.story.spec.storage_class in {claim["spec"]["storageClassName"] for claim in claims}
+
+
+async def gives_the_vm_both_disks(run: Run) -> None:
+    devices = (await _vm(run))["spec"]["template"]["spec"]["domain"]["devices"]
+    assert [disk["name"] for disk in devices["disks"]] == ["disk-0", "disk-1", "cloudinitdisk"]
+
+
+async def boots_from_the_first_disk(run: Run) -> None:
+    first, *others = (await _vm(run))["spec"]["template"]["spec"]["domain"]["devices"]["disks"]
+    assert first["bootOrder"] == 1
+    assert not any("bootOrder" in disk for disk in others)
+
+
+async def shows_both_disks_to_the_guest(run: Run) -> None:
+    instance = await run.story.harvester.get(kinds.INSTANCES, run.new_machine(), run.story.spec.target_namespace)
+    targets = {each["name"]: each["target"] for each in instance["status"]["volumeStatus"]}
+    # Boot disk, data and cloud-init's.
+    assert (targets["disk-0"], targets["disk-1"], len(targets)) == ("vda", "vdb", 3)
+
+
+async def deletes_disks_with_their_machine(run: Run) -> None:
+    await run.worker_less()
+    await leaves_no_disk_and_no_address(run)
+
+
+async def _vm(run: Run) -> Obj:
+    return await run.story.harvester.get(kinds.VIRTUAL_MACHINES, run.new_machine(), run.story.spec.target_namespace)
+
+
+# remediation
+
+
+async def notices_a_vm_that_is_lost(run: Run) -> None:
+    name = run.story.workers()[0]["metadata"]["name"]
+    run.lost = await run.story.destroy(name)
+
+    def is_told(obj: Obj) -> bool:
+        reasons = {each["reason"] for each in (obj.get("status") or {}).get("conditions") or ()}
+        return obj["metadata"]["name"] == name and "MachineNotFound" in reasons
+
+    await seen(run.story.management, run.namespace, HARVESTER_MACHINES, is_told, seconds=run.story.timeout)
+
+
+async def runs_all_machines_again(run: Run) -> None:
+    await run.story.see_replaced(run.lost)
+    assert len(await run.nodes()) == len(run.story.running())
+
+
+async def replaces_the_machine_by_another(run: Run) -> None:
+    assert run.lost["metadata"]["name"] not in {machine["metadata"]["name"] for machine in run.story.workers()}
+    assert await run.claims(run.lost["metadata"]["name"]) == []
+
+
+# The cluster goes
 
 
 async def rolls_out_another_version(run: Run) -> None:
@@ -201,29 +282,47 @@ async def deletes_everything(run: Run) -> None:
     assert await run.story.leftovers() == []
 
 
-STORIES: list[Callable[[Run], Awaitable[None]]] = [
-    refuses_a_cluster_without_target_namespace,
-    refuses_an_unknown_ipam_type,
-    refuses_a_machine_without_cpu,
-    refuses_memory_that_is_no_quantity,
-    refuses_an_image_volume_without_image,
-    refuses_a_machine_without_networks,
-    admits_what_is_right,
-    gives_the_control_plane_an_address_first,
-    brings_up_all_machines,
-    gives_machines_several_disks,
-    takes_addresses_from_pools_in_order,
-    initializes_nodes,
-    balances_the_control_plane,
-    scales_workers_up,
-    scales_workers_down_and_leaves_nothing,
-    replaces_a_worker_that_was_lost,
-    rolls_out_another_version,
-    deletes_everything,
-]
+Telling = Callable[[Run], Awaitable[None]]
+# Those of `BEGIN` and `END` are told whenever one of a group is that needs a cluster.
+WEBHOOK = "webhook"
+BEGIN: list[Telling] = [gives_the_control_plane_an_address_first, brings_up_all_machines]
+GROUPS: dict[str, list[Telling]] = {
+    WEBHOOK: [
+        refuses_a_machine_without_cpu,
+        refuses_a_machine_without_volumes,
+        refuses_a_machine_without_ssh_user,
+        admits_what_is_right,
+        refuses_a_cluster_without_target_namespace,
+    ],
+    "cluster": [takes_addresses_from_pools_in_order, initializes_nodes, balances_the_control_plane],
+    "scale": [makes_a_machine_more, runs_all_machines, takes_a_machine_away, leaves_no_disk_and_no_address],
+    "multidisk": [
+        brings_up_a_machine_with_two_disks,
+        makes_a_claim_for_each_disk,
+        gives_the_vm_both_disks,
+        boots_from_the_first_disk,
+        shows_both_disks_to_the_guest,
+        deletes_disks_with_their_machine,
+    ],
+    "remediation": [notices_a_vm_that_is_lost, runs_all_machines_again, replaces_the_machine_by_another],
+    "upgrade": [rolls_out_another_version],
+}
+END: list[Telling] = [deletes_everything]
+# The groups of the Go provider's test script.
+SCRIPT = (WEBHOOK, "scale", "multidisk", "remediation")
 
 
-async def tell(run: Run, story: Callable[[Run], Awaitable[None]]) -> None:
+def stories(groups: Sequence[str] = ()) -> list[Telling]:
+    """The stories of some groups in their order, by default of all. Raises ValueError for an unknown group."""
+    if unknown := sorted(set(groups) - set(GROUPS)):
+        raise ValueError(f"no stories {', '.join(unknown)}: there are {', '.join(GROUPS)}")
+    wanted = [group for group in GROUPS if group in groups or not groups]
+    first = GROUPS[WEBHOOK] if WEBHOOK in wanted else []
+    others = [story for group in wanted if group != WEBHOOK for story in GROUPS[group]]
+    return [*first, *(BEGIN + others + END if others else [])]
+
+
+async def tell(run: Run, story: Telling) -> None:
     """Tell one story; after one that failed, the others would only wait for what never comes."""
     if run.failed:
         pytest.fail(f"not told, because {run.failed} failed")

@@ -16,7 +16,7 @@ import yaml
 
 from sandbox import binaries, manifests, pki, processes
 from sandbox.apiserver import ApiServer, Etcd, private_file
-from tests.e2e.test_install_clusterctl import crd
+from tests.e2e.support import crd
 
 pytestmark = pytest.mark.e2e
 

@@ -1,17 +1,23 @@
-"""All stories on the sandbox, with webhooks."""
+"""All stories on the sandbox, on the way that they go to a real Harvester: by variables, and with its checks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from caphv.runtime.resource import NAMESPACES
 from sandbox import binaries, processes
-from sandbox.cluster import LATER_VERSION, ClusterSpec
+from sandbox.cluster import EARLIER_VERSION, LATER_VERSION
 from sandbox.environment import Sandbox, Settings
-from sandbox.story import Story, in_network
-from tests.e2e.stories import STORIES, Run, tell
+from tests.e2e.stories import GROUPS, SCRIPT, Run, Telling, stories, tell
+from tests.integration.webhooks.environment import until
+from tests.live.installation import PREFIX, Live, client_of, live, obstacles, telling
 
 pytestmark = pytest.mark.e2e
 
@@ -25,25 +31,105 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Iterator[Run]:
+def box(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Iterator[Sandbox]:
     binaries.prepare()
     box = Sandbox(tmp_path_factory.mktemp("stories"), SETTINGS)
     try:
         runner.run(box.up())
-        # One machine more than the first pool has addresses.
-        spec = ClusterSpec(name="told", namespace="told", target_namespace="told-vms", control_planes=1, workers=4)
-        watching = Story(box.folder, in_network(spec, box.status()["network"]), timeout=300).watching()
-        story = runner.run(watching.__aenter__())
-        yield Run(story, LATER_VERSION)
-        runner.run(watching.__aexit__(None, None, None))
+        yield box
     finally:
         asyncio.run(processes.stop_all(box.folder))
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_story(run: Run, runner: asyncio.Runner, story: Callable[[Run], Awaitable[None]]) -> None:
+@pytest.fixture(scope="module")
+def found(box: Sandbox, runner: asyncio.Runner) -> Live:
+    values = {
+        "MANAGEMENT_KUBECONFIG": box.kubeconfig("management"),
+        "HARVESTER_KUBECONFIG": box.kubeconfig("harvester"),
+        "IDENTITY_KUBECONFIG": box.kubeconfig("identity"),
+        "IMAGE": "default/sles-15",
+        "SSH_KEYPAIR": "default/caphv",
+        "NETWORK": "default/production",
+        "VM_POOLS": "machines-a, machines-b",
+        "LB_POOL": "load-balancers",
+        "GATEWAY": f"{box.status()['network'].removesuffix('.0.0/16')}.0.1",
+        "SUBNET_MASK": "255.255.128.0",
+        "VERSION": EARLIER_VERSION,
+        "LATER_VERSION": LATER_VERSION,
+        # One machine more than the first pool has addresses.
+        "WORKERS": 4,
+        "NAME": "told",
+        "TARGET_NAMESPACE": "told-vms",
+        "UNHEALTHY_SECONDS": 2,
+        "TIMEOUT": 300,
+    }
+    found = live({f"{PREFIX}{name}": str(value) for name, value in values.items()})
+
+    async def is_fit() -> bool:
+        # The provider registers its webhooks a moment after it has come up.
+        return await obstacles(found) == []
+
+    runner.run(until(is_fit, "the sandbox is fit for the stories"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(found: Live, tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Iterator[Run]:
+    told = telling(found, tmp_path_factory.mktemp("told"))
+    yield runner.run(told.__aenter__())
+    runner.run(told.__aexit__(None, None, None))
+    runner.run(nothing_is_left(found))
+
+
+async def nothing_is_left(found: Live) -> None:
+    """After the last story both namespaces go."""
+    for kubeconfig, name in ((found.management, found.spec.namespace), (found.harvester, found.spec.target_namespace)):
+        client = client_of(kubeconfig)
+        try:
+            await until(lambda client=client, name=name: is_gone(client, name), f"namespace {name} is gone")
+        finally:
+            await client.close()
+
+
+async def is_gone(client: ApiClient, namespace: str) -> bool:
+    try:
+        await client.get(NAMESPACES, namespace)
+    except NotFound:
+        return True
+    return False
+
+
+def test_all_that_is_in_the_way_is_told_before_anything_is_made(
+    found: Live, runner: asyncio.Runner, tmp_path: Path
+) -> None:
+    wrong = replace(found.spec, image="default/absent", machines=("machines-a", "gone"), namespace="kube-system")
+    nowhere = tmp_path / "identity.yaml"
+    nowhere.write_text(found.identity.read_text().replace("token: ", "tokenFile: "))
+    told = runner.run(obstacles(replace(found, spec=wrong, identity=nowhere)))
+    assert [text.partition(":")[0] for text in told] == [
+        "namespace kube-system is there, perhaps from a run that failed",
+        f"{PREFIX}IMAGE",
+        f"{PREFIX}VM_POOLS",
+        f"{PREFIX}IDENTITY_KUBECONFIG",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("127.", "127.255."), ("client-certificate-data: ", "client-certificate: "), ("data: ", "data: A")]
+)
+def test_a_kubeconfig_that_leads_nowhere_is_named(
+    found: Live, runner: asyncio.Runner, tmp_path: Path, old: str, new: str
+) -> None:
+    kubeconfig = tmp_path / "management.yaml"
+    kubeconfig.write_text(found.management.read_text().replace(old, new))
+    (told,) = runner.run(obstacles(replace(found, management=kubeconfig)))
+    assert told.startswith(f"{PREFIX}MANAGEMENT_KUBECONFIG: ")
+
+
+@pytest.mark.parametrize("story", stories(), ids=lambda story: story.__name__)
+def test_story(run: Run, runner: asyncio.Runner, story: Telling) -> None:
     runner.run(tell(run, story))
 
 
-def test_there_are_eighteen() -> None:
-    assert len({story.__name__ for story in STORIES}) == 18
+def test_the_script_has_eighteen() -> None:
+    assert len({story for group in SCRIPT for story in GROUPS[group]}) == 18

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.test_live import live
+from tests.e2e.stories import stories
+from tests.live.installation import NUMBERS, Unfit, live
 
 pytestmark = pytest.mark.unit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-SOURCE = (CHECKOUT / "tests" / "live" / "test_live.py").read_text(encoding="utf-8")
+SOURCE = (CHECKOUT / "tests" / "live" / "installation.py").read_text(encoding="utf-8")
 PAGE = (CHECKOUT / "docs" / "live-tests.md").read_text(encoding="utf-8")
 VALUES = {
     "IMAGE": "default/sles",
@@ -30,12 +31,12 @@ def environment(**values: str) -> dict[str, str]:
 
 
 def test_all_that_is_missing_is_named() -> None:
-    with pytest.raises(ValueError, match=r"CAPHV_E2E_IMAGE, CAPHV_E2E_SSH_KEYPAIR, .*CAPHV_E2E_LATER_VERSION"):
+    with pytest.raises(Unfit, match=r"set CAPHV_E2E_IMAGE, CAPHV_E2E_SSH_KEYPAIR, .*CAPHV_E2E_LATER_VERSION"):
         live(environment(MANAGEMENT_KUBECONFIG="m", HARVESTER_KUBECONFIG="h"))
 
 
 def test_kubeconfigs_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no such file: .*absent"):
+    with pytest.raises(Unfit, match=r"CAPHV_E2E_MANAGEMENT_KUBECONFIG: no such file: .*absent"):
         live(environment(MANAGEMENT_KUBECONFIG=str(tmp_path / "absent"), HARVESTER_KUBECONFIG=__file__, **VALUES))
 
 
@@ -46,6 +47,25 @@ def test_values_reach_the_cluster() -> None:
     assert (found.spec.namespace, found.later) == ("caphv-e2e", "v1.36.3+rke2r1")
 
 
+def test_values_that_do_not_fit_are_named_all_at_once() -> None:
+    values = {**VALUES, "WORKERS": "two", "TIMEOUT": "0", "LATER_VERSION": VALUES["VERSION"]}
+    with pytest.raises(Unfit) as caught:
+        live(environment(MANAGEMENT_KUBECONFIG=__file__, HARVESTER_KUBECONFIG=__file__, **values))
+    told = str(caught.value)
+    assert all(f"CAPHV_E2E_{name}: " in told for name in ("WORKERS", "TIMEOUT", "LATER_VERSION"))
+
+
+def test_a_group_of_stories_comes_with_the_cluster_that_it_needs() -> None:
+    names = [story.__name__ for story in stories(["scale"])]
+    assert names[:2] == ["gives_the_control_plane_an_address_first", "brings_up_all_machines"]
+    assert (names[2], names[-1], len(names)) == ("makes_a_machine_more", "deletes_everything", 7)
+    assert not any("cluster" in story.__name__ for story in stories(["webhook"])[:4])
+    assert len(stories(["webhook"])) == 5
+    with pytest.raises(ValueError, match="no stories sale: there are webhook"):
+        stories(["sale", "scale"])
+
+
 def test_every_variable_is_explained() -> None:
-    used = set(re.findall(r"given\(\"(\w+)\"", SOURCE)) | set(VALUES) | {"MANAGEMENT_KUBECONFIG", "IDENTITY_KUBECONFIG"}
+    used = set(re.findall(r"given\(\"(\w+)\"", SOURCE)) | set(VALUES) | {"MANAGEMENT_KUBECONFIG", "STORIES"}
+    used |= {"IDENTITY_KUBECONFIG", *NUMBERS}
     assert {f"CAPHV_E2E_{name}" for name in used} == set(re.findall(r"`(CAPHV_E2E_\w+)`", PAGE))

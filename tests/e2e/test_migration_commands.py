@@ -1,0 +1,227 @@
+"""The commands of docs/migration.md as they stand there, with the real kubectl, where the Go provider is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from caphv.runtime.resource import Obj
+from release.__main__ import contents
+from sandbox import binaries, manifests, pki, processes
+from sandbox.apiserver import ApiServer, Etcd, private_file
+from tests import shell
+from tests.e2e.support import crd
+from tests.predecessor import crds
+
+pytestmark = pytest.mark.e2e
+
+SPACE = "caphv-system"
+PAGE = shell.CHECKOUT / "docs" / "migration.md"
+STAND_INS = [
+    *(crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")),
+    *(crd("cluster.x-k8s.io", "v1beta2", kind) for kind in ("Cluster", "Machine")),
+    crd("monitoring.coreos.com", "v1", "ServiceMonitor"),
+    crd("turtles-capi.cattle.io", "v1alpha1", "CAPIProvider"),
+    crd("loadbalancer.harvesterhci.io", "v1beta1", "LoadBalancer"),
+]
+MACHINE = "HarvesterMachine"
+NAMES = sorted(f"{kind.lower()}s.{crds.GROUP}" for kind in crds.KINDS)
+EARLY = f"""\
+apiVersion: {crds.GROUP}/v1alpha1
+kind: {MACHINE}
+metadata: {{name: one, namespace: default, finalizers: [harvestermachine.{crds.GROUP}/finalizer]}}
+spec: {{cpu: 2, memory: 4Gi, sshUser: sles, sshKeyPair: default/admin, networks: [default/production], volumes: []}}
+"""
+# Lines that nothing here can answer: no Deployment gets Pods, and of several ways one is gone.
+UNANSWERED = ("kubectl rollout status", "kubectl logs", "helm uninstall")
+
+
+class Shell:
+    """A person at a management cluster, who has kubectl."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        programs = folder / "programs"
+        programs.mkdir()
+        (programs / "kubectl").symlink_to(binaries.binary("kubectl"))
+        own = {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "KUBECONFIG": str(folder / "kubeconfig"),
+            "HOME": str(folder),
+        }
+        self._environment = {**os.environ, **own}
+
+    def __call__(self, script: str, text: str = "") -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=self.folder, env=self._environment, input=text, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def refuses(self, script: str, why: str) -> None:
+        with pytest.raises(AssertionError, match=why):
+            self(script)
+
+    def read(self, arguments: str) -> Obj:
+        """What `kubectl get` answers."""
+        return dict(json.loads(self(f"kubectl get {arguments} -o json")))
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[Shell]:
+    """Where the Go provider's manifests were applied, with an object of an early release."""
+
+    async def start() -> None:
+        await Etcd(tmp_path).start()
+        server = ApiServer(tmp_path, "management")
+        await server.start()
+        private_file(tmp_path / "kubeconfig", pki.to_yaml(server.kubeconfig()))
+        async with server.client() as client:
+            await manifests.apply(client, STAND_INS)
+
+    binaries.prepare()
+    try:
+        asyncio.run(start())
+        (tmp_path / "out").mkdir()
+        for name, content in contents().items():
+            (tmp_path / "out" / name).write_bytes(content)
+        yield Shell(tmp_path)
+    finally:
+        asyncio.run(processes.stop_all(tmp_path))
+
+
+def block(text: str) -> str:
+    """The one block of the page that has a text, without what has no answer here."""
+    (found,) = (each for each in shell.blocks(PAGE) if text in each)
+    return "\n".join(line for line in found.splitlines() if not line.startswith(UNANSWERED))
+
+
+def go_provider() -> list[Obj]:
+    """What its manifests have beside the CRDs, its webhook for validation last; nobody serves that."""
+    own, selector = {"namespace": SPACE}, {"control-plane": "controller-manager"}
+    access = "rbac.authorization.k8s.io"
+    role: Obj = {"apiVersion": f"{access}/v1", "kind": "ClusterRole", "rules": []}
+    reference = {"apiGroup": access, "kind": "ClusterRole", "name": "caphv-manager-role"}
+    binding = {"apiVersion": f"{access}/v1", "kind": "ClusterRoleBinding", "roleRef": reference}
+    service: Obj = {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 443}]}}
+    pod = {"metadata": {"labels": selector}, "spec": {"containers": [{"name": "manager", "image": "go"}]}}
+    webhook = {
+        "name": "vharvestermachine.kb.io",
+        "admissionReviewVersions": ["v1"],
+        "clientConfig": {"service": {**own, "name": "caphv-webhook-service"}},
+        "rules": [
+            {"apiGroups": [crds.GROUP], "apiVersions": ["*"], "operations": ["*"], "resources": ["harvestermachines"]}
+        ],
+        "sideEffects": "None",
+    }
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}},
+        *({**role, "metadata": {"name": f"caphv-{name}"}} for name in ("manager-role", "metrics-reader", "proxy-role")),
+        *({**binding, "metadata": {"name": f"caphv-{name}-rolebinding"}} for name in ("manager", "proxy")),
+        *(
+            {**service, "metadata": {"name": f"caphv-{name}", **own}}
+            for name in ("controller-manager-metrics-service", "webhook-service")
+        ),
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "caphv-controller-manager", **own},
+            "spec": {"selector": {"matchLabels": selector}, "template": pod},
+        },
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": "caphv-validating-webhook-configuration"},
+            "webhooks": [webhook],
+        },
+    ]
+
+
+def test_commands_lead_from_the_go_provider_here_and_back(at: Shell) -> None:
+    async def story() -> None:
+        async with crds.conversion_webhook(at.folder) as client_config:
+            await asyncio.to_thread(commands, at, client_config)
+
+    asyncio.run(story())
+
+
+def commands(at: Shell, client_config: Obj) -> None:
+    """The page from its beginning; `client_config` leads to the conversion webhook of the Go provider."""
+    before = the_go_provider_is_there(at, client_config)
+    at(block("caphv-objects.yaml"))
+    assert {obj["kind"] for obj in yaml.safe_load((at.folder / "caphv-objects.yaml").read_text())["items"]} == {MACHINE}
+    apply = "kubectl apply --server-side -f out/caphv.yaml"
+    at.refuses(f"{apply} --force-conflicts --dry-run=server", "strategy is not set to Webhook")
+    at(block('"webhook":null'))
+    at(block("kubectl delete clusterrole "))
+    for name in NAMES:
+        assert at.read(f"crd {name}")["spec"]["conversion"] == {"strategy": "None"}
+    at(block("get crd harvesterclusters"))
+    # What kubectl has applied in the other way it takes over, what others have set it does not.
+    at(apply)
+    at(f"kubectl label crd {NAMES[0]} cluster.x-k8s.io/v1beta2=v1alpha1 --overwrite --field-manager=clusterctl")
+    at.refuses(apply, 'conflict with "clusterctl"')
+    at(f"{apply} --force-conflicts")
+    the_machine_is_the_same(at, before)
+    at(block("reason=VMAdopted"))
+    # One of ours refuses all changes here, because no Pod of it runs.
+    at("kubectl delete validatingwebhookconfigurations,mutatingwebhookconfigurations --all")
+    at(block('"storedVersions"'))
+    assert {tuple(at.read(f"crd {name}")["status"]["storedVersions"]) for name in NAMES} == {("v1beta1",)}
+    to_a_capiprovider(at)
+    the_machine_is_the_same(at, before)
+    back(at, client_config)
+    the_machine_is_the_same(at, before)
+
+
+def the_go_provider_is_there(at: Shell, client_config: Obj) -> Obj:
+    """Installed by `kubectl apply`, with a machine that was stored by an early release; answers the machine."""
+    *objects, webhook = go_provider()
+    for stored in ("v1alpha1", "v1beta1"):
+        text = yaml.safe_dump_all([*objects, *crds.custom_resource_definitions(client_config, stored=stored)])
+        at("kubectl apply -f -", text)
+        at(f"kubectl wait --for=condition=Established --timeout=30s crd {' '.join(NAMES)}")
+        if stored == "v1alpha1":
+            at("kubectl apply -f -", EARLY)
+    at("kubectl apply -f -", yaml.safe_dump(webhook))
+    return at.read(f"{MACHINE.lower()} one")
+
+
+def the_machine_is_the_same(at: Shell, before: Obj) -> None:
+    after = at.read(f"{MACHINE.lower()} one")
+    assert (after["metadata"]["uid"], after["spec"]) == (before["metadata"]["uid"], before["spec"])
+    assert after["metadata"]["finalizers"] == before["metadata"]["finalizers"]
+
+
+def to_a_capiprovider(at: Shell) -> None:
+    found = at("kubectl get crd -l cluster.x-k8s.io/provider=infrastructure-harvester -o name").split()
+    assert found == [f"customresourcedefinition.apiextensions.k8s.io/{name}" for name in NAMES]
+    at("kubectl apply -f out/caphv-variables.yaml -f out/capiprovider.yaml")
+    at(block("kubectl patch capiprovider"))
+    provider = at.read(f"capiprovider harvester -n {SPACE}")["spec"]
+    assert provider["fetchConfig"]["url"].split("/")[-2] == provider["version"]
+
+
+def back(at: Shell, client_config: Obj) -> None:
+    balancer = {
+        "apiVersion": "loadbalancer.harvesterhci.io/v1beta1",
+        "kind": "LoadBalancer",
+        "metadata": {"name": "name", "namespace": "target-namespace"},
+        "spec": {"backendServerSelector": {"harvestercluster/machinetype": ["a"], "caphv.io/cluster": ["b"]}},
+    }
+    at("kubectl create namespace target-namespace && kubectl apply -f -", yaml.safe_dump(balancer))
+    at(block("backendServerSelector"))
+    found = at.read("loadbalancers name -n target-namespace")["spec"]["backendServerSelector"]
+    assert found == {"harvestercluster/machinetype": ["a"]}
+    at.refuses(f"kubectl get deployment caphv-controller-manager -n {SPACE}", "NotFound")
+    at("kubectl replace -f -", yaml.safe_dump_all(crds.custom_resource_definitions(client_config)))
+    for name in NAMES:
+        assert at.read(f"crd {name}")["spec"]["conversion"]["strategy"] == "Webhook"
