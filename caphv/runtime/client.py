@@ -370,6 +370,8 @@ class ApiClient:
             self._on_answer(0, None)
         if isinstance(error, aiohttp.ClientResponseError):
             text = f"HTTP {error.status} {error.message}"  # its own text has the URL of the proxy, password included
+        elif isinstance(error, aiohttp.ClientPayloadError):
+            text = "the connection broke in the middle of an answer"
         else:
             text = "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
         return Unreachable(f"{self._base}: {text}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import AlreadyExists, NotFound
+from caphv.runtime.errors import AlreadyExists, NotFound, Unreachable
 from caphv.runtime.resource import NAMESPACES, being_deleted, key_of
 from reconciler.cluster.identity import failed, secret_of
 from reconciler.cluster.scope import ClusterScope
 from reconciler.flow import Blocked
 
 _CONNECTION = ConditionType.HARVESTER_CONNECTION_READY
+_READ_AGAIN = 5.0
 
 
 async def ensure_connection(scope: ClusterScope) -> None:
@@ -18,7 +19,11 @@ async def ensure_connection(scope: ClusterScope) -> None:
     if session.unauthorized:
         raise refused(scope)
     if session.error:
-        raise failed(f"Harvester at {session.server} cannot be reached: {session.error}")
+        away = isinstance(session.error, Unreachable)
+        how = "Harvester cannot be reached" if away else f"Harvester at {session.server} refuses"
+        raise failed(f"{how}: {session.error}")
+    if not session.synced and session.trouble:
+        raise failed(f"Harvester at {session.server} cannot be read: {session.trouble}", after=_READ_AGAIN)
     if not session.synced:
         raise Blocked(
             _CONNECTION, Reason.HARVESTER_CONNECTION_IN_PROGRESS, f"connecting to {session.server}", after=0.2

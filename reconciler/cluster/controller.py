@@ -8,7 +8,7 @@ import time
 
 from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import ApiError, NotFound, Unauthorized, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from caphv.runtime.resource import Key, Obj, being_deleted, key_of
 from reconciler import metrics
 from reconciler.cluster import (
@@ -87,7 +87,11 @@ class ClusterReconciler:
                 raise
             scope.session.probe()
             return await self._blocked(scope, connection.refused(scope, after=_REFUSED_ONCE))
-        except (ApiError, Unreachable):
+        except (ApiError, Unreachable) as error:
+            # Only somebody else can help where a request is refused. What runs is not worse off for it.
+            waits = being_deleted(scope.obj) or not scope.draft.fields.get("ready")
+            if isinstance(error, (Forbidden, Invalid)) and waits:
+                self._report(scope, _refused(error))
             await self._write(scope)
             raise
         await self._write(scope)
@@ -178,3 +182,12 @@ class ClusterReconciler:
         await self._context.sessions.release(key)
         with contextlib.suppress(KeyError):
             metrics.CLUSTER_READY.remove(str(key))
+
+
+def _refused(error: ApiError) -> Blocked:
+    return Blocked(
+        ConditionType.INFRASTRUCTURE_READY,
+        Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
+        f"a request was refused: {error.message}",
+        warn=True,
+    )

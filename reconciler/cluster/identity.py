@@ -132,9 +132,11 @@ def secret_of(obj: Obj) -> Key:
     return Key(str(reference.get("namespace") or ""), str(reference.get("name") or ""))
 
 
-def failed(message: str) -> Blocked:
+def failed(message: str, *, after: float | None = None) -> Blocked:
     """There is no connection until somebody changes something."""
-    return Blocked(ConditionType.HARVESTER_CONNECTION_READY, Reason.HARVESTER_CONNECTION_FAILED, message, warn=True)
+    return Blocked(
+        ConditionType.HARVESTER_CONNECTION_READY, Reason.HARVESTER_CONNECTION_FAILED, message, warn=True, after=after
+    )
 
 
 def _seconds_until(moment: datetime) -> Callable[[], float]:

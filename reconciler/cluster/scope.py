@@ -84,7 +84,8 @@ class ClusterScope:
             raise Blocked(
                 ConditionType.TARGET_NAMESPACE_READY,
                 Reason.TARGET_NAMESPACE_CHECKING,
-                f"reading what exists in namespace {self.target_namespace} on Harvester",
+                namespace.trouble or f"reading what exists in namespace {self.target_namespace} on Harvester",
+                warn=bool(namespace.trouble),
                 after=0.2,
             )
         return namespace

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -74,6 +74,11 @@ class TargetNamespace:
     def synced(self) -> bool:
         """Whether absence from these caches means absence on Harvester."""
         return all(informer.synced for informer in self.informers)
+
+    @property
+    def trouble(self) -> str:
+        """Why caches cannot be filled; empty while they only are not yet."""
+        return _trouble(self.informers)
 
 
 class Session:
@@ -135,6 +140,11 @@ class Session:
     def synced(self) -> bool:
         """Whether the cluster-wide caches have been filled."""
         return all(informer.synced for informer in self._cluster_wide)
+
+    @property
+    def trouble(self) -> str:
+        """Why cluster-wide caches cannot be filled; empty while they only are not yet."""
+        return _trouble(self._cluster_wide)
 
     @property
     def _cluster_wide(self) -> list[Informer]:
@@ -322,6 +332,10 @@ class Sessions:
             log.info("session closed for %s", session.server)
         elif not self.users(session, namespace):
             await session.unwatch_namespace(namespace)
+
+
+def _trouble(informers: Iterable[Informer]) -> str:
+    return "; ".join(str(one.last_error) for one in informers if not one.synced and one.last_error)
 
 
 def _machine_type(vm: Obj) -> list[str]:

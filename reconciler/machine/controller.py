@@ -6,7 +6,7 @@ import time
 
 from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
 from caphv.runtime.resource import Key, Obj, being_deleted, key_of, owner_reference, uid_of
 from reconciler import metrics, resources
 from reconciler.context import Context
@@ -76,7 +76,10 @@ class MachineReconciler:
             if not again:
                 await self._write(scope)
             return min((delay for delay in (again, blocked.after) if delay), default=None)
-        except (ApiError, Unreachable):
+        except (ApiError, Unreachable) as error:
+            # Only somebody else can help where a request is refused. What runs is not worse off for it.
+            if isinstance(error, (Forbidden, Invalid)) and (being_deleted(obj) or not scope.draft.fields.get("ready")):
+                self._report(scope, scope.failed(f"a request was refused: {error.message}"))
             await self._write(scope)
             raise
         await self._write(scope)

@@ -83,7 +83,8 @@ def _out_of_reach(scope: MachineScope) -> str:
         return "the Cluster or its HarvesterCluster is gone"
     session = scope.context.sessions.of(key_of(scope.harvester_cluster))
     if session and session.error:
-        return f"Harvester at {session.server} does not answer"
+        how = "refuses the credentials" if session.unauthorized else "does not answer"
+        return f"Harvester at {session.server} {how}"
     connection = conditions.get_condition(
         (scope.harvester_cluster.get("status") or {}).get("conditions") or [],
         names.ConditionType.HARVESTER_CONNECTION_READY,

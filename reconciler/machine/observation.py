@@ -39,7 +39,8 @@ def _placed(scope: MachineScope, before: dict[str, Any], instance: str, host: st
         scope.draft.fields["failureDomain"] = domain
     earlier = before.get("host")
     if before.get("instanceUID") not in (None, instance):
-        scope.warn("VMRestarted", f"the VM was started anew on host {host}; before, it ran on {earlier}")
+        moved = f"; before, it ran on {earlier}" if earlier not in (None, host) else ""
+        scope.warn("VMRestarted", f"the VM was started anew on host {host}{moved}")
     elif earlier not in (None, host):
         scope.tell("VMMigrated", f"the VM moved from host {earlier} to {host}")
 

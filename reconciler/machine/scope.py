@@ -87,10 +87,11 @@ class MachineScope:
                 unknown=True,
             )
         if session.error:
+            how = "refuses the credentials" if session.unauthorized else "does not answer"
             raise Blocked(
                 ConditionType.VM_PROVISIONING_READY,
                 Reason.HARVESTER_AUTHENTICATION_FAILED if session.unauthorized else Reason.HARVESTER_CONNECTION_FAILED,
-                f"Harvester at {session.server} does not answer; see the HarvesterCluster's conditions",
+                f"Harvester at {session.server} {how}; see the HarvesterCluster's conditions",
                 unknown=True,
             )
         return session
@@ -103,7 +104,9 @@ class MachineScope:
             raise Blocked(
                 ConditionType.VM_PROVISIONING_READY,
                 Reason.VM_PROVISIONING_IN_PROGRESS,
-                f"reading what exists in namespace {self.target_namespace} on Harvester",
+                namespace.trouble
+                or session.trouble
+                or f"reading what exists in namespace {self.target_namespace} on Harvester",
                 unknown=True,
                 after=0.2,
             )

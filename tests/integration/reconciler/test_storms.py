@@ -55,13 +55,18 @@ def proxy(environment: Environment, runner: asyncio.Runner) -> Iterator[FaultPro
 
 
 async def ready_cluster(case: Case, proxy: FaultProxy) -> None:
+    """Create a cluster whose Harvester is behind the proxy, and wait until machines can come."""
+    await new_cluster(case, proxy)
+    await case.ready()
+
+
+async def new_cluster(case: Case, proxy: FaultProxy) -> None:
     """Create a cluster whose Harvester is behind the proxy."""
     kubeconfig = case.environment.identity()
     kubeconfig["clusters"][0]["cluster"]["server"] = proxy.url
     await case.identity(kubeconfig)
     await case.write_secret("bootstrap", {"value": "#cloud-config\n{}\n"})
     await case.create_cluster()
-    await case.ready()
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,29 @@ async def test_all_goes_on_after_a_storm(proxy: FaultProxy, case: Case, name: st
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
     assert time.monotonic() - over < WELL_AGAIN
     assert await case.names(kinds.VIRTUAL_MACHINES) == ["new"]
+
+
+async def test_who_waits_for_what_is_refused_says_so(proxy: FaultProxy, case: Case) -> None:
+    await ready_cluster(case, proxy)
+    await case.ready_machine("old")
+    with trouble(proxy, Fault("forbidden")):
+        await case.create_machine("new")
+        await case.ask_deletion(HARVESTER_MACHINES, "old")
+        for name in ("new", "old"):
+            refused = lacks(
+                "VMProvisioningReady", "VMProvisioningFailed", "refused: the sandbox's fault proxy answers 403"
+            )
+            await case.until(HARVESTER_MACHINES, name, refused)
+    await case.until_gone(HARVESTER_MACHINES, "old")
+    await case.until(HARVESTER_MACHINES, "new", is_ready)
+
+
+async def test_rights_that_a_new_cluster_lacks_are_told(proxy: FaultProxy, case: Case) -> None:
+    with trouble(proxy, Fault("forbidden")):
+        await new_cluster(case, proxy)
+        refused = lacks(CONNECTION, "HarvesterConnectionFailed", "refuses: the sandbox's fault proxy answers 403")
+        await case.until(HARVESTER_CLUSTERS, case.name, refused)
+    await case.ready()
 
 
 @pytest.mark.parametrize("name", ["conflict", "too-many-requests", "watches-gone", "slow"])
