@@ -3,7 +3,10 @@
 Why not the election of the `kubernetes` package: it does not release the lease on a stop (a restart then waits for it
 to expire), compares wall clocks of machines, and reads before every renewal.
 
-Whoever sees a lease measures its age by the own clock since it last changed; clocks of machines are never compared.
+Whoever sees a lease measures its age by the own clock since it was last renewed; clocks of machines are never compared.
+
+A process that waits can leave a note on the Lease. The holder finds it at its next renewal, which then meets another
+version than it has read: no right, no watch and no request is needed for it that there is not already.
 """
 
 from __future__ import annotations
@@ -13,14 +16,18 @@ import datetime
 import logging
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
-from caphv.runtime.resource import LEASES, Obj
+from caphv.runtime.resource import LEASES, Obj, annotations_of
 
 log = logging.getLogger(__name__)
+
+_NOTE = "caphv.io/note-to-holder"
+_NOTE_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,10 @@ class Timing:
 
 
 class LeaderElection:
-    """Compete for one Lease as `identity` (unique for each process)."""
+    """Compete for one Lease as `identity` (unique for each process).
+
+    `on_note` is called while this process holds it and another one has left a note; it may be set at any time.
+    """
 
     def __init__(
         self, client: ApiClient, *, namespace: str, name: str, identity: str, timing: Timing | None = None
@@ -41,9 +51,36 @@ class LeaderElection:
         self._client = client
         self._namespace, self._name, self._identity = namespace, name, identity
         self._timing = timing or Timing()
+        self.on_note: Callable[[], None] = lambda: None
         self._lease: Obj | None = None
-        self._seen = ("", 0.0)
+        self._note = ""
+        self._seen: tuple[Obj, float] = ({}, 0.0)
         self._renewed = 0.0
+
+    @property
+    def holding(self) -> bool:
+        """Whether this process holds the lease, as far as it has seen."""
+        return self._holding()
+
+    async def leave_note(self) -> None:
+        """Have the holder hear of something within seconds. Raises ApiError and Unreachable.
+
+        Where nobody holds the lease there is nobody to hear, and whoever gets it begins with everything anyway.
+        """
+        for attempt in range(1, _NOTE_ATTEMPTS + 1):
+            try:
+                lease = await self._client.get(LEASES, self._name, self._namespace)
+                annotations = {**annotations_of(lease), _NOTE: f"{self._identity} {_now()}"}
+                metadata = {**lease["metadata"], "annotations": annotations}
+                await self._client.replace(LEASES, {**lease, "metadata": metadata})
+            except NotFound:
+                return
+            except Conflict:
+                # The holder renewed it at this very moment.
+                if attempt == _NOTE_ATTEMPTS:
+                    raise
+            else:
+                return
 
     async def acquire(self) -> None:
         """Wait until this process holds the lease."""
@@ -85,12 +122,11 @@ class LeaderElection:
 
     async def _attempt(self) -> bool:
         try:
-            if self._lease is None or not self._holding():
-                self._lease = await self._client.get(LEASES, self._name, self._namespace)
+            lease = self._lease if self._lease and self._holding() else await self._read()
             if not self._holding() and not self._expired():
                 return False
             started = time.monotonic()
-            self._lease = await self._client.replace(LEASES, self._claim(self._lease))
+            self._lease = await self._client.replace(LEASES, self._claim(lease))
         except NotFound:
             return await self._create()
         except (ApiError, Unreachable) as error:
@@ -120,9 +156,16 @@ class LeaderElection:
 
     async def _reread(self) -> None:
         try:
-            self._lease = await self._client.get(LEASES, self._name, self._namespace)
+            await self._read()
         except (ApiError, Unreachable):
             self._lease = None
+
+    async def _read(self) -> Obj:
+        self._lease = lease = await self._client.get(LEASES, self._name, self._namespace)
+        before, self._note = self._note, annotations_of(lease).get(_NOTE, "")
+        if self._holding() and before != self._note:
+            self.on_note()
+        return lease
 
     def _holding(self) -> bool:
         return self._lease is not None and _spec(self._lease).get("holderIdentity") == self._identity
@@ -135,9 +178,9 @@ class LeaderElection:
         spec = _spec(self._lease or {})
         if not spec.get("holderIdentity"):
             return True
-        version = (self._lease or {})["metadata"]["resourceVersion"]
-        if self._seen[0] != version:
-            self._seen = (version, time.monotonic())
+        if self._seen[0] != spec:
+            # Not the version of the object: a note is no renewal.
+            self._seen = (spec, time.monotonic())
         return time.monotonic() - self._seen[1] > float(spec.get("leaseDurationSeconds") or self._timing.duration)
 
     def _claim(self, lease: Obj) -> Obj:

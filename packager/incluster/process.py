@@ -27,6 +27,7 @@ from caphv.runtime.part import Part
 from caphv.runtime.protection import Protection
 from caphv.runtime.resource import Key
 from packager.incluster import metrics, view
+from packager.incluster.bell import Bell
 from packager.incluster.fleet import Fleet
 from packager.incluster.kinds import CLUSTER_API_GROUP, CLUSTER_API_VERSIONS
 from packager.incluster.packager import Loop, Pace
@@ -94,9 +95,10 @@ class Process:
     """All parts, wired; `manager.run` makes them live."""
 
     def __init__(self, client: ApiClient, options: Options, version: str) -> None:
+        election = _election(client, options)
         self.manager = Manager(
             addresses=options.addresses,
-            election=_election(client, options),
+            election=election,
             protection=Protection(client, options.metrics_certificate) if options.secure_metrics else None,
         )
         events = EventRecorder(client, COMPONENT)
@@ -113,7 +115,10 @@ class Process:
         self.manager.add_task(events.run)
         self.manager.add_task(self.loop.run)
         if options.receiver:
-            self.manager.add_task(Receiver(*options.receiver, self.loop.trigger.hurry).run)
+            # In all replicas: a Git host calls any of them.
+            bell = Bell(election, self.loop.trigger.hurry)
+            self.manager.add_part(bell)
+            self.manager.add_part(Receiver(*options.receiver, bell.ring))
         self.manager.on_start(self._start)
         self.manager.on_stop(self._stop)
 

@@ -430,6 +430,24 @@ def test_a_push_of_definitions_becomes_manifests_and_bundles_at_once(
     run(story)
 
 
+def test_a_push_event_that_reaches_a_standby_reaches_the_leader(run: Callable[[Story], None], tmp_path: Path) -> None:
+    ports = free_ports(2)
+    source = Origin.make(tmp_path / "origin" / "source.git")
+
+    async def story(case: Case) -> None:
+        await case.namespace_for_leases()
+        source.push({"one.yaml": definition(case, "one")})
+        common = (f"--source-repo={source.url}", "--interval=3600", "--leader-elect")
+        leader, standby = [await case.running(*common, *receiver(tmp_path, port)) for port in ports]
+        await case.until_count(1)
+        source.push({"two.yaml": definition(case, "two")})
+        assert await push_event(ports[1], b"{}", signed(b"{}")) == 202
+        await case.until_count(2)
+        assert [await each.value("caphv_leader") for each in (leader, standby)] == [1, 0]
+
+    run(story)
+
+
 def test_a_defined_cluster_comes_up_and_follows_without_another_commit(
     run: Callable[[Story], None], tmp_path: Path
 ) -> None:

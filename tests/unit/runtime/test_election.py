@@ -243,21 +243,61 @@ def test_holder_stops_as_soon_as_it_sees_another() -> None:
     assert run(story()) < 2.5
 
 
-@pytest.mark.parametrize("renewed", ["1970-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"])
-def test_clocks_of_machines_do_not_matter(renewed: str) -> None:
+@pytest.mark.parametrize("year", [1970, 2999])
+def test_clocks_of_machines_do_not_matter(year: int) -> None:
     async def story() -> None:
         server = LeaseServer()
-        server.write(foreign_lease(renewed=renewed))
+        server.write(foreign_lease())
         waiting = asyncio.create_task(contender(Wire(server), "a").acquire())
-        for _ in range(60):
+        for number in range(60):
             await asyncio.sleep(2)
-            server.write(foreign_lease(renewed=renewed))
+            server.write(foreign_lease(renewed=f"{year}-01-01T00:00:00.{number:06}Z"))
         assert not waiting.done(), "a lease that changes is alive, whatever time stands in it"
         before = asyncio.get_running_loop().time()
         await waiting
         assert 15 <= asyncio.get_running_loop().time() - before < 20, "one that does not change is dead"
 
     run(story())
+
+
+def test_a_note_of_who_waits_reaches_the_holder_and_delays_nobody() -> None:
+    async def story() -> tuple[list[float], float]:
+        server, heard = LeaseServer(), list[float]()
+        clock = asyncio.get_running_loop().time
+        holder, waiting = contender(Wire(server), "a"), contender(Wire(server), "b")
+        holder.on_note = lambda: heard.append(clock())
+        waiting.on_note = lambda: pytest.fail("who waits is not told")
+        await holder.acquire()
+        held = asyncio.create_task(holder.hold())
+        takeover = asyncio.create_task(waiting.acquire())
+        for _ in range(3):
+            await asyncio.sleep(9.7)
+            left = clock()
+            await waiting.leave_note()
+            await asyncio.sleep(2.5)
+            assert len(heard) == 1
+            assert heard.pop() - left < 2.5
+        assert not held.done()
+        # The holder dies, and notes that nobody reads do not make it live longer.
+        held.cancel()
+        died = clock()
+        while not takeover.done():
+            await waiting.leave_note()
+            await asyncio.sleep(4)
+        return heard, clock() - died
+
+    heard, seconds = run(story())
+    assert heard == []
+    assert seconds < 24
+
+
+def test_a_note_without_a_lease_is_for_nobody() -> None:
+    async def story() -> Obj | None:
+        server = LeaseServer()
+        await contender(Wire(server), "a").leave_note()
+        return server.lease
+
+    assert run(story()) is None
 
 
 def test_lease_without_a_spec_is_free() -> None:
