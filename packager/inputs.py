@@ -14,8 +14,8 @@ from caphv.manifests.nodes import Document
 from caphv.manifests.sources import Source, read_all
 from caphv.runtime.resource import Key
 from caphv.schema.findings import FieldPath, Finding
-from packager.facts import facts_of
-from packager.merge import Obj
+from packager.facts import CLUSTER_API_GROUP, facts_of
+from packager.merge import Obj, at
 from packager.settings import ClusterFacts
 from packager.sources import holder
 
@@ -30,10 +30,13 @@ class Input:
     unreadable: tuple[str, ...] = ()
     _places: Mapping[int, _Place] = field(default_factory=dict, repr=False)
 
-    def place(self, cluster: Key, finding: Finding) -> str:
-        """Return file and line (`cluster.yaml:12`) that a finding about a cluster is about; empty where none is."""
-        facts = next((facts for facts in self.clusters if facts.key == cluster), None)
-        known = self._places.get(id(holder(finding.path, facts))) if facts else None
+    def place(self, cluster: Key, finding: Finding, number: int = 0) -> str:
+        """Return file and line (`cluster.yaml:12`) that a finding about a cluster is about; empty where none is.
+
+        Of several clusters with one key, `number` is the one that is meant.
+        """
+        named = [facts for facts in self.clusters if facts.key == cluster]
+        known = self._places.get(id(holder(finding.path, named[number]))) if number < len(named) else None
         if known is None:
             return ""
         source, document, base = known
@@ -52,8 +55,19 @@ def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
             if not problem.trap.advice
         )
         found += ((obj, (source, document, base)) for document in source.documents for obj, base in _objects(document))
+    unreadable += tuple(_nameless(found))
     clusters = facts_of(obj for obj, _ in found)
     return Input(tuple(clusters), tuple(unreadable), {id(obj): place for obj, place in found})
+
+
+def _nameless(found: Sequence[tuple[Obj, _Place]]) -> Iterator[str]:
+    """Tell Clusters whose name is none, which an API server would refuse, and nobody would miss here."""
+    for obj, (source, document, base) in found:
+        is_cluster = obj.get("kind") == "Cluster" and str(obj.get("apiVersion")).startswith(f"{CLUSTER_API_GROUP}/")
+        name = at(obj, "metadata", "name")
+        if is_cluster and not (isinstance(name, str) and name):
+            line = document.position((*base, "metadata", "name")).line
+            yield f"{source.name}:{line}: metadata.name must be text: quote numbers, and words such as true"
 
 
 def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:

@@ -24,10 +24,12 @@ from packager import bundles, record, safety, sharing, yamltext
 from packager.merge import Obj, merged
 from packager.settings import ClusterFacts, Settings, settings_of
 from packager.sources import annotations_of_cluster
-from packager.templates import SUFFIX, TemplateError, Templates
+from packager.templates import SUFFIX, TemplateError, Templates, check_folder
 from packager.tree import Tree, cluster_folder, content_hash, path_of
 from packager.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
 
+TEMPLATE_RULE = "bundles-template"
+"""Rule of findings about a template, which every cluster has that it is rendered for."""
 _COMMON = 512
 """Sets of settings whose files are remembered: some ten kilobytes each."""
 _VALUES = f"values.yaml{SUFFIX}"
@@ -73,14 +75,13 @@ class Renderer:
         """Load the table of versions, the shipped one without a path.
 
         Raises:
-            ValueError: the chart repository or the table is none.
+            ValueError: the chart repository or the table is none, or templates are where none would be read.
             FileNotFoundError: the folder of templates is not there.
         """
         if options.chart_repository:
             checked_repository(options.chart_repository)
-        if options.templates and not options.templates.is_dir():
-            msg = f"{options.templates} is no folder with templates"
-            raise FileNotFoundError(msg)
+        if options.templates:
+            check_folder(options.templates)
         self.options = options
         self.table: Table = table(versions)
         self._templates: dict[str, Templates] = {}
@@ -259,7 +260,7 @@ def _values(templates: Templates, bundle: str, context: Obj, settings: Settings)
 
 
 def _template_finding(error: TemplateError) -> Finding:
-    return Finding(("templates", error.file), Fault.INVALID, error.message, "bundles-template")
+    return Finding(("templates", error.file), Fault.INVALID, error.message, TEMPLATE_RULE)
 
 
 def _refused(result: Rendered) -> Rendered:

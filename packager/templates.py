@@ -108,6 +108,27 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a folder of a user's in which templates would be overlooked, or that has none.
+
+    Raises:
+        FileNotFoundError: the folder is not there.
+        ValueError: no file is `<bundle>/<name>.yaml.j2`, or one is not.
+    """
+    if not folder.is_dir():
+        msg = f"{folder} is no folder with templates"
+        raise FileNotFoundError(msg)
+    found = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+    named = [path for path in found if not path.parts[0].startswith(".")]
+    wrong = [
+        path for path in named if path.suffix == SUFFIX and not (len(path.parts) == 2 and path.stem.endswith(".yaml"))
+    ]
+    if wrong or not any(path.suffix == SUFFIX for path in named):
+        fault = f"{folder / wrong[0]} would not be read" if wrong else f"{folder} holds no templates"
+        msg = f"{fault}: a template is <bundle>/<name>.yaml{SUFFIX} in the folder of --templates"
+        raise ValueError(msg)
+
+
 def _read(folders: list[Path]) -> dict[str, str]:
     files: dict[str, str] = {}
     for folder in folders:

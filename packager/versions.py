@@ -119,6 +119,9 @@ def pinned(content: Any) -> Versions:
 
 def chart(name: str, version: str, *, table: Table, mirror: str = "") -> Chart:
     """Return where to get a chart: from its own repository, or from the mirror of an air-gapped site."""
+    if name not in table.repositories:
+        msg = f"there is no chart {name!r} in the table of versions: write repo, chart and version of others out"
+        raise ValueError(msg)
     repository = mirror or table.repositories[name]
     if repository.startswith(_OCI):
         return Chart(f"{repository.rstrip('/')}/{name}", "", version)

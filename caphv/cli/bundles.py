@@ -4,52 +4,35 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from caphv.cli import CONTEXT_SETTINGS
+from caphv.cli.bundles_common import (
+    DIFFERENT,
+    DONE,
+    EVERYTHING,
+    PARTIAL,
+    compare,
+    finish,
+    how_to_render,
+    output,
+    packager_of,
+    pruning_of,
+    release_of,
+)
 from caphv.cli.clusters import Given, Step, progress, read_clusters, which_clusters
 from caphv.cli.repository import is_named, opened, prune_budget, which_commit, which_repository
 
 if TYPE_CHECKING:
-    from packager.batch import Batch, Packager
-    from packager.git.prune import Pruning
-    from packager.git.snapshot import Snapshot
+    from packager.batch import Batch
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-DONE, DIFFERENT, UNREADABLE = 0, 1, 2
-_EVERYTHING = 1_000_000
 _EXIT_STATUS = """\b
 Exit status: 0 done or nothing to do, 1 differences, or clusters that cannot be rendered, 2 something cannot be read,
 or wrong usage.
 """
-
-
-def _how_to_render(command: _Command) -> _Command:
-    for add in (
-        click.option(
-            "--force", is_flag=True, help="Allow changes of CNI, encapsulation and networks that break a live cluster."
-        ),
-        click.option("--chart-repo", default="", metavar="URL", help="Mirror of all charts, https://… or oci://…."),
-        click.option(
-            "--templates",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Folder with templates over the shipped ones.",
-        ),
-    ):
-        command = add(command)
-    return command
-
-
-def _output(*formats: str) -> Callable[[_Command], _Command]:
-    return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True)
-
-
-_PARTIAL = click.option("--partial", is_flag=True, help="Say nothing of clusters that are only in the repository.")
 
 
 @click.group(
@@ -93,10 +76,10 @@ Examples:
 {_EXIT_STATUS}""",
 )
 @which_clusters
-@_how_to_render
+@how_to_render
 @which_repository
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Write into this folder.")
-@_output("yaml", "json", "tree", "gitrepo")
+@output("yaml", "json", "tree", "gitrepo")
 @click.option(
     "--client-secret", default="", metavar="NAME", help="gitrepo: Secret with which Fleet reads the repository."
 )
@@ -117,7 +100,7 @@ def render(**flags: Any) -> None:
             batch = _rendered(flags, given, step)
             text = out.summary(batch, flags["to"]) if flags["to"] else out.RENDERED[flags["output"]](batch)
     click.echo(text, nl=False)
-    _finish(given, batch)
+    finish(given, batch)
 
 
 def _rendered(flags: dict[str, Any], given: Given, step: Step) -> Batch:
@@ -126,7 +109,7 @@ def _rendered(flags: dict[str, Any], given: Given, step: Step) -> Batch:
     from packager.git.prune import Pruning
     from packager.git.publish import CLUSTER_ROOT, planned
 
-    packager = _packager(flags, step)
+    packager = packager_of(flags, step)
     target = Directory(flags["to"]) if flags["to"] else None
     if is_named(flags):
         with opened(flags) as store:
@@ -134,7 +117,7 @@ def _rendered(flags: dict[str, Any], given: Given, step: Step) -> Batch:
     else:
         batch = packager.render(given.clusters, target.sync().tree if target else {})
     if target:
-        pruning = Pruning(complete=True, budget=_EVERYTHING, scope=batch.trees)
+        pruning = Pruning(complete=True, budget=EVERYTHING, scope=batch.trees)
         target.commit(lambda now: planned(now, {CLUSTER_ROOT: packager.folders(batch)}, pruning), Reason(""))
     return batch
 
@@ -176,17 +159,17 @@ Examples:
 {_EXIT_STATUS}""",
 )
 @which_clusters
-@_how_to_render
+@how_to_render
 @which_repository
-@_PARTIAL
-@_output("diff", "table", "json", "yaml")
+@PARTIAL
+@output("diff", "table", "json", "yaml")
 def diff(**flags: Any) -> None:
     """Show what a push would change, as a unified diff or as a summary."""
     from caphv.cli import bundles_output as out
 
-    given, batch, found = _compare(flags)
+    given, batch, found = compare(flags)
     click.echo(out.DIFFERENCES[flags["output"]](found), nl=False, color=out.colour())
-    _finish(given, batch, different=not all(one.is_true for one in found))
+    finish(given, batch, different=not all(one.is_true for one in found))
 
 
 @bundles.command(
@@ -200,17 +183,17 @@ Examples:
 {_EXIT_STATUS}""",
 )
 @which_clusters
-@_how_to_render
+@how_to_render
 @which_repository
-@_PARTIAL
-@_output("table", "json", "yaml")
+@PARTIAL
+@output("table", "json", "yaml")
 def verify(**flags: Any) -> None:
     """Prove that a repository holds what its clusters should have, or list where it does not."""
     from caphv.cli import bundles_output as out
 
-    given, batch, found = _compare(flags)
+    given, batch, found = compare(flags)
     click.echo(out.VERIFIED[flags["output"]](found), nl=False, color=out.colour())
-    _finish(given, batch, different=not all(one.is_true for one in found))
+    finish(given, batch, different=not all(one.is_true for one in found))
 
 
 @bundles.command(
@@ -225,7 +208,7 @@ Examples:
 {_EXIT_STATUS}""",
 )
 @which_clusters
-@_how_to_render
+@how_to_render
 @which_repository
 @which_commit
 @click.option(
@@ -234,7 +217,7 @@ Examples:
     help="The clusters given are all there are (of the namespace): remove, and so uninstall, bundles of others.",
 )
 @prune_budget
-@_output("table", "json", "yaml")
+@output("table", "json", "yaml")
 def push(**flags: Any) -> None:
     """Commit the bundles of clusters, all of them in one commit, or none when the repository holds them already."""
     from caphv.cli import bundles_output as out
@@ -244,14 +227,14 @@ def push(**flags: Any) -> None:
         raise click.UsageError("--prune needs all clusters: leave out --selector")
     with progress() as step:
         given = read_clusters(flags, step)
-        packager = _packager(flags, step)
+        packager = packager_of(flags, step)
         with opened(flags) as store:
             step("reading the repository")
-            pruning = _pruning(given, store.sync(), flags["max_prune"], whole=flags["prune"])
+            pruning = pruning_of(given, store.sync(), flags["max_prune"], whole=flags["prune"])
             reason = Reason(flags["message"] or "Bundles follow the settings of their clusters.")
             batch, result = packager.publish(store, given.clusters, pruning, reason)
     click.echo(out.PUSHED[flags["output"]](result), nl=False, color=out.colour())
-    _finish(given, batch, different=bool(result.plan.held or result.plan.refused))
+    finish(given, batch, different=bool(result.plan.held or result.plan.refused))
 
 
 @bundles.command(
@@ -265,7 +248,7 @@ Examples:
 {_EXIT_STATUS}""",
 )
 @which_repository
-@_output("table", "json", "yaml")
+@output("table", "json", "yaml")
 def list_(**flags: Any) -> None:
     """List the clusters of a repository: pinned versions, newer ones, and the hash over their files."""
     from caphv.cli import bundles_output as out
@@ -291,7 +274,7 @@ Examples:
 {_EXIT_STATUS}""",
 )
 @which_clusters
-@_how_to_render
+@how_to_render
 @which_repository
 @which_commit
 @click.option("--count", type=click.IntRange(1), help="At most so many clusters, by namespace and name.")
@@ -299,7 +282,7 @@ Examples:
 @click.option("--release", default="", help="Set of versions, also an older one.  [default: the newest]")
 @click.option("--dry-run", is_flag=True, help="Show the difference and change nothing.")
 @prune_budget
-@_output("table", "json", "yaml")
+@output("table", "json", "yaml")
 def upgrade(**flags: Any) -> None:
     """Give clusters other versions of charts and templates, in waves: by --selector, by --count, or --all.
 
@@ -316,8 +299,8 @@ def upgrade(**flags: Any) -> None:
         raise click.UsageError("say which clusters: --selector, --count or --all")
     with progress() as step:
         given = read_clusters(flags, step)
-        packager = _packager(flags, step)
-        target = _release(packager, flags["release"])
+        packager = packager_of(flags, step)
+        target = release_of(packager, flags["release"])
         with opened(flags) as store:
             step("reading the repository")
             snapshot = store.sync()
@@ -329,73 +312,11 @@ def upgrade(**flags: Any) -> None:
             reason = Reason(flags["message"] or f"Upgrade to release {target.release} of the bundles.")
             if flags["dry_run"]:
                 batch, plan = packager.plan(chosen.chosen, snapshot, pruning, pins)
-                text = out.DIFFERENCES["diff"](compared(batch, plan, snapshot))
+                form = "diff" if flags["output"] == "table" else flags["output"]
+                text = out.DIFFERENCES[form](compared(batch, plan, snapshot))
             else:
                 batch, result = packager.publish(store, chosen.chosen, pruning, reason, pins)
                 text, plan = out.PUSHED[flags["output"]](result), result.plan
     click.echo(text, nl=False, color=out.colour())
     click.echo(out.wave(chosen, target), err=True)
-    _finish(given, batch, different=bool(plan.held or plan.refused))
-
-
-# What the commands have in common
-
-
-def _packager(flags: dict[str, Any], step: Step) -> Packager:
-    from packager.batch import Packager
-    from packager.render import Options
-
-    options = Options(flags["templates"], flags["chart_repo"], flags["force"])
-    try:
-        return Packager(options, report=lambda done, whole: step(f"rendering cluster {done + 1} of {whole}"))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--chart-repo") from None
-
-
-def _release(packager: Packager, name: str) -> Any:
-    try:
-        return packager.renderer.table.release(name) if name else packager.renderer.table.newest
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--release") from None
-
-
-def _compare(flags: dict[str, Any]) -> tuple[Given, Batch, list[Any]]:
-    from packager.compare import compared
-
-    with progress() as step:
-        given = read_clusters(flags, step)
-        packager = _packager(flags, step)
-        with opened(flags) as store:
-            step("reading the repository")
-            snapshot = store.sync()
-            whole = not (flags["partial"] or given.selected or given.input.unreadable)
-            pruning = _pruning(given, snapshot, _EVERYTHING, whole=whole)
-            batch, plan = packager.plan(given.clusters, snapshot, pruning)
-            found = compared(batch, plan, snapshot)
-    return given, batch, found
-
-
-def _pruning(given: Given, snapshot: Snapshot, budget: int, *, whole: bool) -> Pruning:
-    """Return what may be removed: with `whole`, clusters that were not given, as far as they should have been."""
-    from packager.git.prune import Pruning
-    from packager.tree import CLUSTERS
-
-    if not whole:
-        scope: set[str] | None = {f"{CLUSTERS}/{facts.key}" for facts in given.clusters}
-    elif given.namespace:
-        top = f"{CLUSTERS}/{given.namespace}"
-        scope = {f"{top}/{name}" for name in snapshot.entries(top)}
-    else:
-        scope = None
-    return Pruning(complete=not given.input.unreadable, budget=budget, scope=scope)
-
-
-def _finish(given: Given, batch: Batch, *, different: bool = False) -> None:
-    """Tell what went wrong, and end."""
-    from caphv.cli import bundles_output as out
-
-    for line in out.problems(given, batch):
-        click.echo(f"caphv bundles: {line}", err=True)
-    if not given.clusters and not given.input.unreadable:
-        click.echo("caphv bundles: there is no such cluster", err=True)
-    sys.exit(UNREADABLE if given.input.unreadable else DIFFERENT if different or batch.failed else DONE)
+    finish(given, batch, different=bool(plan.held or plan.refused))

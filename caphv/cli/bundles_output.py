@@ -13,12 +13,13 @@ import click
 from caphv.api import names
 from caphv.cli.clusters import Given
 from caphv.cli.report import colour, printable
+from caphv.runtime.resource import Key
 from packager import yamltext
 from packager.batch import Batch
 from packager.compare import Compared, FileChange, State
 from packager.git.repository import Result
 from packager.inventory import Held, Wave
-from packager.render import Rendered
+from packager.render import TEMPLATE_RULE, Rendered
 from packager.versions import Versions
 
 __all__ = ["DIFFERENCES", "LISTED", "PUSHED", "RENDERED", "VERIFIED", "colour", "problems", "summary", "wave"]
@@ -28,17 +29,30 @@ _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
 
 
 def problems(given: Given, batch: Batch) -> Iterator[str]:
-    """Yield what could not be read, and each finding with the place of the file that it is about."""
+    """Yield what could not be read, and each finding with the place of the file that it is about.
+
+    What is wrong with a template is said once, not for a thousand clusters.
+    """
     yield from given.input.unreadable
     for cluster in sorted(batch.suspended):
         yield printable(
             f"cluster {cluster}: suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}, keeps what it has"
         )
+    if not given.clusters and not given.input.unreadable:
+        yield "there is no such cluster"
+    of_templates: Counter[str] = Counter()
+    seen: Counter[Key] = Counter()
     for result in batch.rendered:
         for finding in result.findings:
-            place = given.input.place(result.cluster, finding)
+            if finding.rule == TEMPLATE_RULE:
+                of_templates[str(finding)] += 1
+                continue
+            place = given.input.place(result.cluster, finding, seen[result.cluster])
             kind = "advice" if finding.advice else "error"
             yield printable(": ".join(filter(None, (place, f"cluster {result.cluster}", kind, str(finding)))))
+        seen[result.cluster] += 1
+    for text, count in of_templates.items():
+        yield printable(f"error: {text} ({_count(count, 'cluster')})")
 
 
 def summary(batch: Batch, folder: Path) -> str:

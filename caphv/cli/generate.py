@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from caphv.cli import CONTEXT_SETTINGS
-from packager.definitions.flags import FLAGS
+from packager.definitions.flags import FLAGS, Flag
 
 if TYPE_CHECKING:
     from caphv.manifests.nodes import Document
@@ -23,9 +24,17 @@ Obj = dict[str, Any]
 DONE, INVALID, UNREADABLE = 0, 1, 2
 
 
+def _completed(choices: Sequence[str], _ctx: click.Context, _option: click.Parameter, begun: str) -> list[str]:
+    return [choice for choice in choices if choice.startswith(begun)]
+
+
 def _flags_of_clusters(command: Any) -> Any:
     for flag in reversed(FLAGS):
-        command = click.option(flag.name, flag.parameter, default="", metavar="TEXT", help=flag.help)(command)
+        complete = partial(_completed, flag.choices)
+        option = click.option(
+            flag.name, flag.parameter, default="", metavar="TEXT", help=flag.help, shell_complete=complete
+        )
+        command = option(command)
     return command
 
 
@@ -117,7 +126,9 @@ def _answers(given: Mapping[str, str], options: dict[str, Any]) -> dict[str, str
         default = flag.default
         if flag.name == "--namespace":
             default = answers.get("--name") or given["--name"]
-        answers[flag.name] = click.prompt(flag.ask, default=default, show_default=bool(default), err=True).strip()
+        answers[flag.name] = click.prompt(
+            flag.ask, default=default, show_default=bool(default), value_proc=partial(_judged, flag), err=True
+        )
     if not options["harvester_kubeconfig"]:
         path = click.prompt(
             "Kubeconfig for Harvester (empty when the Secret is there)", "", show_default=False, err=True
@@ -126,6 +137,16 @@ def _answers(given: Mapping[str, str], options: dict[str, Any]) -> dict[str, str
     if not options["applied"] and not options["to"] and options["output"] == "yaml":
         options["applied"] = click.confirm("Apply to the management cluster", default=False, err=True)
     return answers
+
+
+def _judged(flag: Flag, answer: str) -> str:
+    """Return an answer, or have it asked for again: at the end all other answers would be lost."""
+    from packager.definitions.flags import fault_of
+
+    text = answer.strip()
+    if text and (fault := fault_of(flag, text)):
+        raise click.UsageError(fault)
+    return text
 
 
 def _wanted(given: Mapping[str, str], document: Document | None, options: dict[str, Any]) -> Obj:

@@ -148,7 +148,7 @@ def _maker(flags: dict[str, Any]) -> Maker:
     try:
         renderer = Renderer(Options(flags["templates"], flags["chart_repo"]))
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--chart-repo") from None
+        raise click.UsageError(str(error)) from None
     return Maker(renderer, _git_repos(flags), bundles=not flags["no_bundles"])
 
 

@@ -197,6 +197,9 @@ def opened(flags: dict[str, Any]) -> Iterator[Store]:
             yield repository
     except GitError as error:
         raise CouldNotRead(str(error)) from None
+    except OSError as error:
+        # The cache, or a folder of somebody else's.
+        raise CouldNotRead(f"{error.filename}: {error.strerror}") from None
 
 
 def _inner(path: str) -> str:

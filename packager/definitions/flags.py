@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.schema.findings import FieldPath, Finding
-from packager.definitions.model import API_VERSION, KIND
+from caphv.schema import compiled
+from caphv.schema.findings import Fault, FieldPath, Finding
+from packager.definitions.model import API_VERSION, KIND, SCHEMA
 from packager.merge import Obj, merged
 
 KUBERNETES_VERSION = "v1.34.2"
@@ -47,7 +48,8 @@ class Flag:
     """A flag, the field that it sets, and how it is asked for.
 
     `ask` is the question of the interactive mode, empty for flags that are not asked for; `default` is what an empty
-    answer means there, None where an answer is required.
+    answer means there, None where an answer is required. `choices` are all values that the schema takes, where they are
+    few: a shell completes them.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Flag:
     ask: str = ""
     default: str | None = ""
     value: Callable[[str], Any] = _text
+    choices: tuple[str, ...] = ()
 
     @property
     def parameter(self) -> str:
@@ -79,6 +82,7 @@ FLAGS = (
         "rke2, k3s or kubeadm.  [default: rke2]",
         "Distribution (rke2, k3s, kubeadm)",
         "rke2",
+        choices=("rke2", "k3s", "kubeadm"),
     ),
     Flag("--class", ("spec", "clusterClass"), "ClusterClass.  [default: harvester- and the distribution]"),
     Flag(
@@ -175,10 +179,21 @@ FLAGS = (
         ("spec", "identitySecret", "name"),
         "Identity Secret in the namespace.  [default: NAME-harvester-identity]",
     ),
-    Flag("--cni", ("spec", "addons", "cni", "name"), "calico, canal, cilium or none.", "CNI (empty for the usual one)"),
+    Flag(
+        "--cni",
+        ("spec", "addons", "cni", "name"),
+        "calico, canal, cilium or none.",
+        "CNI (empty for the usual one)",
+        choices=("calico", "canal", "cilium", "none"),
+    ),
     Flag("--cni-mtu", ("spec", "addons", "cni", "mtu"), "MTU of the Pod network.", value=_number),
-    Flag("--cni-encapsulation", ("spec", "addons", "cni", "encapsulation"), "For example VXLAN."),
-    Flag("--cni-bgp", ("spec", "addons", "cni", "bgp"), "Enabled or Disabled."),
+    Flag(
+        "--cni-encapsulation",
+        ("spec", "addons", "cni", "encapsulation"),
+        "For example VXLAN.",
+        choices=("VXLAN", "VXLANCrossSubnet", "IPIP", "IPIPCrossSubnet", "Geneve", "WireGuard", "None"),
+    ),
+    Flag("--cni-bgp", ("spec", "addons", "cni", "bgp"), "Enabled or Disabled.", choices=("Enabled", "Disabled")),
     Flag(
         "--pod-cidr",
         ("spec", "clusterNetwork", "podCIDRs"),
@@ -228,6 +243,14 @@ def _defaults(given: Obj) -> Obj:
             "addonDelivery": "Fleet" if fleet else delivery,
         },
     }
+
+
+def fault_of(flag: Flag, text: str) -> str:
+    """Return what the schema has against a value by itself, empty where nothing: how it fits to others comes later."""
+    found = compiled.load(SCHEMA).findings(definition({flag.name: text}, {}))
+    depth = len(flag.path)
+    faults = [one for one in found if one.path[:depth] == flag.path and one.fault is not Fault.REQUIRED]
+    return faults[0].detail if faults else ""
 
 
 def flag_of(finding: Finding, values: Mapping[str, str]) -> str:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
+from caphv import data
 from caphv.cli import cli
 from caphv.cli.generate import generate
 from packager.definitions.flags import FLAGS
@@ -228,3 +230,31 @@ def test_answers_make_the_same_as_flags(kubeconfig: Path) -> None:
     assert shown.keys() == wanted.keys()
     assert shown["Cluster"]["spec"] == wanted["Cluster"]["spec"]
     assert TOKEN not in result.stderr
+
+
+def test_a_wrong_answer_is_asked_for_again() -> None:
+    answers = ["Demo", "demo", "", "latest", "v1.34.2", "rke", "rke2", "2", "3"]
+    result = call("--interactive", "-o", "definition", stdin="\n".join(answers))
+    assert result.stderr.count("Name of the cluster: ") == 2
+    assert 'Error: must be "rke2", "k3s" or "kubeadm"' in result.stderr
+    assert result.stderr.count("Machines of the control plane") == 2
+
+
+def test_a_shell_completes_what_the_schema_takes() -> None:
+    addons = json.loads((data.folder("schemas") / "cluster-addons.json").read_text())["properties"]
+    spec = json.loads((data.folder("schemas") / "clusterdefinition.json").read_text())["$defs"]["spec"]
+    cni = addons["cni"]["properties"]
+    wanted = {
+        "--distribution": spec["properties"]["distribution"]["enum"],
+        "--cni": cni["name"]["enum"],
+        "--cni-encapsulation": cni["encapsulation"]["enum"],
+        "--cni-bgp": cni["bgp"]["enum"],
+    }
+    assert {name: completed(name, "") for name in wanted} == wanted
+    assert completed("--cni", "ca") == ["calico", "canal"]
+    assert completed("--name", "a") == []
+
+
+def completed(flag: str, begun: str) -> list[str]:
+    shell = ShellComplete(generate, {}, "caphv-generate", "_CAPHV_GENERATE_COMPLETE")
+    return [item.value for item in shell.get_completions([flag], begun)]

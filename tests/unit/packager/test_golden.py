@@ -24,6 +24,9 @@ LINES = [
 ]
 
 
+SWAPPED = ((" and ", " or "), (" or ", " and "), (" == ", " != "), (" != ", " == "))
+
+
 @cache
 def shipped() -> Templates:
     return Templates([TEMPLATES])
@@ -53,10 +56,13 @@ def test_rendering_again_keeps_every_byte() -> None:
 
 
 def mutants(text: str, number: int) -> Iterator[str]:
-    """The template without one line, with another value in it, and with the other branch of its condition."""
+    """The template without one line, with another value in it, and with other branches of its conditions."""
     lines = text.splitlines(keepends=True)
     line = lines[number]
     yield "".join([*lines[:number], *lines[number + 1 :]])
+    for old, new in SWAPPED:
+        if old in line:
+            yield "".join([*lines[:number], line.replace(old, new, 1), *lines[number + 1 :]])
     if re.match(r"\{% (el)?if ", line):
         yield "".join([*lines[:number], re.sub(r"if (.*?) %\}", r"if not (\1) %}", line), *lines[number + 1 :]])
     elif ": " in line and "{%" not in line:

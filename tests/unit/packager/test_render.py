@@ -316,15 +316,33 @@ def test_a_bundle_is_for_its_cluster_only(tmp_path: Path, old: str, new: str, ru
     assert rule in rules(cluster("a"), templates=folder)
 
 
-def test_links_and_strange_names_are_no_templates(tmp_path: Path) -> None:
+def test_links_are_no_templates(tmp_path: Path) -> None:
     outside = tmp_path / "outside.j2"
     outside.write_text("a: 1")
     folder = user_templates(tmp_path / "t", {"extra/fleet.yaml.j2": FLEET})
     (folder / "extra" / "x.yaml.j2").symlink_to(outside)
     assert rules(cluster("a"), templates=folder) == {"bundles-template"}
-    (folder / "extra" / "x.yaml.j2").unlink()
-    (folder / "extra" / "-rf .j2").write_text("a: 1")
+
+
+@pytest.mark.parametrize("name", ["-rf/x.yaml.j2", "extra/a..b.yaml.j2"])
+def test_names_that_leave_their_folder_are_no_templates(name: str, tmp_path: Path) -> None:
+    folder = user_templates(tmp_path, {"extra/fleet.yaml.j2": FLEET, name: "a: 1"})
     assert rules(cluster("a"), templates=folder) == {"bundles-template"}
+
+
+@pytest.mark.parametrize(
+    "name", ["v1/extra/x.yaml.j2", "x.yaml.j2", "extra/x.j2", "extra/readme.txt", ".git/a/x.yaml.j2"]
+)
+def test_templates_that_nobody_would_read_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"a template is <bundle>/<name>\.yaml\.j2"):
+        Renderer(Options(templates=user_templates(tmp_path, {name: "a: 1"})))
+
+
+def test_a_chart_that_is_not_in_the_table_is_told(tmp_path: Path) -> None:
+    chart = 'name: {{ chart("mine", "1.0.0").name }}\n'
+    folder = user_templates(tmp_path, {"extra/fleet.yaml.j2": chart})
+    (finding,) = Renderer(Options(templates=folder)).render_one(cluster("a"), {}).findings
+    assert "there is no chart 'mine' in the table of versions" in finding.detail
 
 
 # Mirrors, GitRepos, first boot
