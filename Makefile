@@ -77,7 +77,7 @@ wheel: setup ## Build the wheel into dist/
 bench-webhook: setup ## Measure the admission webhook
 	$(BIN)/python -m bench.webhook
 
-bench-packager: setup ## Measure rendering, committing and pushing of bundles
+bench-packager: setup ## Measure rendering, committing and pushing of bundles, and following of definitions
 	$(BIN)/python -m bench.packager
 
 release: setup ## Write manifests, chart and bill of materials of a release into out/

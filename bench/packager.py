@@ -13,14 +13,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from bench import definitions as definitions_bench
+from bench.clock import cpu_seconds, timed
 from packager.git.commit import Reason
 from packager.git.prune import Pruning
 from packager.git.publish import CLUSTER_ROOT, Folders, Wanted, publish
@@ -31,17 +31,21 @@ from packager.render import Renderer
 from packager.settings import ClusterFacts
 from packager.tree import Tree
 
-T = TypeVar("T")
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--clusters", default=1000, help="Clusters in the repository, each with three bundles.")
 @click.option("--rounds", default=11, help="How often a change and a check without one are measured.")
+@click.option("--definitions", default=1000, help="ClusterDefinitions that are followed; 0 for none.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
-def main(clusters: int, rounds: int, output: str) -> None:
-    """Measure the packager: all clusters from nothing, one changed setting, and nothing changed."""
+def main(clusters: int, rounds: int, definitions: int, output: str) -> None:
+    """Measure the packager: all clusters from nothing, one changed setting, and nothing changed.
+
+    Then the same for definitions of clusters that it follows, each of which becomes manifests and bundles.
+    """
     with tempfile.TemporaryDirectory(prefix="caphv-bench-") as folder:
         figures = measure(Path(folder), clusters, rounds)
+        if definitions:
+            figures |= definitions_bench.measure(Path(folder) / "definitions", definitions, rounds)
     if output == "json":
         print(json.dumps(figures, indent=2))
         return
@@ -55,9 +59,9 @@ def measure(folder: Path, count: int, rounds: int) -> dict[str, Any]:
         _publish_one_elsewhere(folder / "warm")
         facts = [facts_of(number) for number in range(count)]
         packager = Packager(stack.enter_context(_repository(folder / "measured")))
-        cpu = _cpu()
+        cpu = cpu_seconds()
         seconds, first = timed(lambda: packager.publish(facts))
-        cpu = _cpu() - cpu
+        cpu = cpu_seconds() - cpu
         figures: dict[str, Any] = {
             "clusters": count,
             "files": len(first.plan.write),
@@ -78,10 +82,10 @@ def measure(folder: Path, count: int, rounds: int) -> dict[str, Any]:
                 sys.exit("a changed setting made no commit")
             before = _state(folder)
             packager.publish(facts)  # the first time after a commit, as it comes
-            cpu = _cpu()
+            cpu = cpu_seconds()
             seconds, result = timed(lambda: packager.publish(facts))
             idle.append(seconds)
-            idle_cpu.append(_cpu() - cpu)
+            idle_cpu.append(cpu_seconds() - cpu)
             if result.commit or _state(folder) != before:
                 sys.exit("nothing changed, and yet something was written")
         return figures | {
@@ -156,19 +160,8 @@ def _repository(folder: Path) -> Repository:
     return Repository(Remote(f"file://{origin}"), folder / "cache")
 
 
-def _cpu() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
 def _state(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
-
-
-def timed(call: Callable[[], T]) -> tuple[float, T]:
-    started = time.perf_counter()
-    result = call()
-    return time.perf_counter() - started, result
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ a changed definition among a thousand costs what one costs.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,18 +23,19 @@ from packager.definitions.build import build
 from packager.definitions.model import FLEET
 from packager.definitions.source import Given, Problem, Source
 from packager.facts import facts_of, is_suspended
-from packager.git.folder import Folder
+from packager.git.folder import Folder, blob_id
 from packager.git.publish import CLUSTER_ROOT, Root
-from packager.git.snapshot import Entry, Snapshot
+from packager.git.snapshot import Snapshot
 from packager.gitrepo import GitRepoOptions, git_repo
 from packager.merge import Obj, at
-from packager.record import FILE
+from packager.record import FILE as RECORD
 from packager.render import Rendered, Renderer
 from packager.tree import CLUSTERS, path_of
 
 GITREPOS = "gitrepos"
 MANIFEST_ROOT, NAMESPACE_ROOT = Root(files.MANIFESTS, definitions=True), Root(files.NAMESPACES)
 GITREPO_ROOT = Root(GITREPOS)
+_MANIFEST = f"{files.CLUSTER}/{files.CLUSTER}.yaml"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -73,6 +75,24 @@ class _One:
     workspace: str = ""
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What was made of objects as they were read, over files of the repository with one of these ids.
+
+    A cluster's own manifest and record, once they are written, make the very same again.
+    """
+
+    read: tuple[object, ...]
+    manifests: frozenset[str]
+    records: frozenset[str]
+    one: _One
+
+    def counts(self, read: tuple[object, ...], manifest: str, record: str) -> bool:
+        # Objects of files that did not change are the very same.
+        same = len(read) == len(self.read) and all(map(operator.is_, read, self.read))
+        return same and manifest in self.manifests and record in self.records
+
+
 class Maker:
     """Makes clusters of definitions and plain manifests; not for several threads at once.
 
@@ -84,11 +104,17 @@ class Maker:
         self._renderer = renderer
         self._git_repos = git_repos
         self._bundles = bundles
-        self._known: dict[Key, tuple[tuple[object, ...], _One]] = {}
+        self._known: dict[Key, _Known] = {}
+        self._last: tuple[Source, str, Made] | None = None
         self._known_repos: dict[tuple[str, str], tuple[str, Folder]] = {}
 
     def make(self, source: Source, snapshot: Snapshot) -> Made:
         """Return what a source makes over what the repository holds: pinned versions and first boots stay."""
+        if self._last is None or self._last[0] is not source or self._last[1] != snapshot.commit:
+            self._last = source, snapshot.commit, self._make(source, snapshot)
+        return self._last[2]
+
+    def _make(self, source: Source, snapshot: Snapshot) -> Made:
         made = Made(problems=list(source.problems), bad=set(source.bad))
         if not self._bundles:
             # Of these folders nothing is said, so nothing in them is unwanted either.
@@ -98,12 +124,15 @@ class Maker:
         classes = [obj for group in source.groups.values() for obj in group]
         before, self._known = self._known, {}
         for given in source.clusters:
-            inputs = _inputs(given, classes, snapshot)
+            read = (given.head, *given.others, *([] if given.is_definition else classes))
+            ids = _id(snapshot, manifest_path(given.key)), _id(snapshot, _record_path(given.key))
             known = before.get(given.key)
-            if known is None or not _same(known[0], inputs):
-                known = inputs, self._one(given, classes, snapshot)
+            if known is None or not known.counts(read, *ids):
+                one = self._one(given, classes, snapshot)
+                manifests, records = ({id_, made_id} for id_, made_id in zip(ids, _made_ids(one), strict=True))
+                known = _Known(read, frozenset(manifests), frozenset(records), one)
             self._known[given.key] = known
-            self._add(given.key, known[1], made, snapshot)
+            self._add(given.key, known.one, made, snapshot)
         made.problems.sort()
         return made
 
@@ -183,28 +212,23 @@ def existing(snapshot: Snapshot, key: Key) -> list[Obj]:
 
 def manifest_path(key: Key) -> str:
     """Return the path of the file with all objects of a cluster."""
-    return f"{files.MANIFESTS}/{key}/{files.CLUSTER}/{files.CLUSTER}.yaml"
+    return f"{files.MANIFESTS}/{key}/{_MANIFEST}"
 
 
-def _inputs(given: Given, classes: Sequence[Obj], snapshot: Snapshot) -> tuple[object, ...]:
-    """Return all that a cluster is made of: objects as they were read, and ids of files in the repository."""
-    objects = [given.head, *given.others, *([] if given.is_definition else classes)]
-    return (
-        *objects,
-        _id(snapshot.entry(manifest_path(given.key))),
-        _id(snapshot.entry(f"{CLUSTERS}/{given.key}/{FILE}")),
-    )
+def _record_path(key: Key) -> str:
+    return f"{CLUSTERS}/{key}/{RECORD}"
 
 
-def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    # Objects of files that did not change are the very same.
-    return len(before) == len(now) and all(
-        one is other or (isinstance(one, str) and one == other) for one, other in zip(before, now, strict=True)
-    )
-
-
-def _id(entry: Entry | None) -> str:
+def _id(snapshot: Snapshot, path: str) -> str:
+    entry = snapshot.entry(path)
     return entry.id if entry else ""
+
+
+def _made_ids(one: _One) -> tuple[str, str]:
+    """Return what Git calls manifest and record of a cluster as they were made, empty where they were not."""
+    manifest = one.manifest and one.manifest.files[_MANIFEST]
+    record = one.bundles and one.bundles.files[RECORD]
+    return blob_id(manifest) if manifest else "", blob_id(record) if record else ""
 
 
 def _placed(given: Given, finding: Finding) -> Problem:
