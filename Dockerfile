@@ -32,7 +32,8 @@ LABEL org.opencontainers.image.title="caphv" \
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends git openssh-client \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --uid 65532 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin caphv
+    && groupadd --gid 65532 caphv \
+    && useradd --uid 65532 --gid caphv --no-create-home --home-dir /tmp --shell /usr/sbin/nologin caphv
 COPY --from=build /opt/caphv /usr/local
 # The root file system may be read-only: no byte code is written, and only /tmp is written to.
 ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

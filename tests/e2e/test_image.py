@@ -1,6 +1,7 @@
 """The steps of the Dockerfile, run without a container engine: into empty folders, with the command run from there."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,3 +55,17 @@ def test_final_stage_is_small_and_unprivileged(checkout: Path) -> None:
     installed = [line for line in final if "apt-get install" in line]
     assert not any(name in line for line in installed for name in ("gcc", "build-essential", "clang", "python3-dev"))
     assert [line for line in final if line.startswith("COPY ")] == ["COPY --from=build /opt/caphv /usr/local"]
+
+
+def test_user_of_the_final_stage_has_the_ids_of_the_deployment(checkout: Path, tmp_path: Path) -> None:
+    """On a copy of this machine's accounts, in namespaces where nobody else sees them."""
+    _, final = stages((checkout / "Dockerfile").read_text())
+    (line,) = [line for line in final if "useradd" in line]
+    steps = [step for step in line.split("&&") if "groupadd" in step or "useradd" in step]
+    for name in ("passwd", "group", "shadow", "gshadow", "login.defs"):
+        (tmp_path / name).touch()
+    shutil.copy("/etc/login.defs", tmp_path)
+    script = f"set -e; mount --bind {tmp_path} /etc; {';'.join(steps)}; id caphv"
+    command = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "uid=65532(caphv) gid=65532(caphv) groups=65532(caphv)", done.stderr
