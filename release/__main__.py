@@ -43,11 +43,13 @@ def contents(image: str = "") -> dict[str, bytes]:
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     image = image or f"{components.IMAGE}:v{version}"
     objects = components.with_image(components.objects(DEPLOY / "kustomize" / "base"), image)
+    packager = components.with_image(components.objects(DEPLOY / "kustomize" / "packager"), image)
     monitoring = components.objects(DEPLOY / "kustomize" / "monitoring")
     bill = sbom.bill(lock.at_run_time(CHECKOUT), version)
     files = {
         "caphv.yaml": components.dump(objects).encode(),
         "infrastructure-components.yaml": components.dump(components.with_variables(objects)).encode(),
+        "packager.yaml": components.dump(packager).encode(),
         "monitoring.yaml": components.dump(monitoring).encode(),
         "caphv-alerts.yaml": components.dump([{"groups": components.alerts(monitoring)}]).encode(),
         "caphv-dashboard.json": (DEPLOY / "kustomize" / "monitoring" / "caphv-dashboard.json").read_bytes(),

@@ -16,10 +16,11 @@ import shlex
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
 from caphv.runtime.resource import CONFIG_MAPS, SECRETS, Obj
 from sandbox import processes
 from sandbox.apiserver import ApiServer
@@ -34,7 +35,10 @@ set -e
 mount -t tmpfs root {root}
 cd {root}
 mkdir usr etc proc dev old
-for folder in usr etc; do mount --rbind /$folder $folder; mount -o remount,bind,ro $folder; done
+mount --rbind /usr usr
+mount -o remount,bind,ro usr
+# A copy, because volumes may be mounted below it; what only root may read is not needed.
+cp --archive /etc/. etc 2>/dev/null || true
 for folder in bin lib lib64 sbin; do [ ! -e /$folder ] || ln -s usr/$folder $folder; done
 mount --rbind /proc proc
 mount --rbind /dev dev
@@ -48,7 +52,7 @@ exec unshare --user --map-user={user} --map-group={group} "$@"
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pod:
     """One Pod of a Deployment; `folder` holds what is mounted, `prefix` is what the image has from its build stage."""
 
@@ -56,6 +60,7 @@ class Pod:
     deployment: Obj
     prefix: Path
     folder: Path
+    settings: dict[str, str] = field(default_factory=dict)
 
     @property
     def spec(self) -> Obj:
@@ -76,17 +81,24 @@ class Pod:
     async def mount(self, client: ApiClient) -> None:
         """Fetch what its volumes hold, and a token of its account."""
         for volume in self.spec["volumes"]:
-            target = self.folder / volume["name"]
             if "secret" in volume:
-                secret = await client.get(SECRETS, volume["secret"]["secretName"], self.namespace)
-                self._write(target, {name: base64.b64decode(value) for name, value in secret["data"].items()})
-            elif "configMap" in volume:
-                config_map = await client.get(CONFIG_MAPS, volume["configMap"]["name"], self.namespace)
-                self._write(target, {name: value.encode() for name, value in config_map["data"].items()})
+                self._write(self.folder / volume["name"], await self._secret(client, volume["secret"]))
+        for source in self.container.get("envFrom", ()):
+            config_map = await client.get(CONFIG_MAPS, source["configMapRef"]["name"], self.namespace)
+            self.settings |= config_map["data"]
         path = f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{self.spec['serviceAccountName']}/token"
         answer = await client.request("POST", path, body={"spec": {}})
         token = {"token": answer["status"]["token"].encode(), "namespace": self.namespace.encode()}
         self._write(self.folder / "account", {**token, "ca.crt": self.server.ca.certificate})
+
+    async def _secret(self, client: ApiClient, source: Obj) -> dict[str, bytes]:
+        try:
+            secret = await client.get(SECRETS, source["secretName"], self.namespace)
+        except NotFound:
+            if source.get("optional"):
+                return {}
+            raise
+        return {name: base64.b64decode(value) for name, value in secret["data"].items()}
 
     def start(self) -> Process:
         """Start it with the arguments of the Pod."""
@@ -146,7 +158,7 @@ class Pod:
         limit = re.fullmatch(r"(\d+)([KMG])i", volume["emptyDir"].get("sizeLimit", "1Gi"))
         assert limit
         options = f"size={limit[1]}{limit[2].lower()},mode=1777"
-        return f"mkdir -p .{place} && mount -t tmpfs -o {options} {volume['name']} .{place}"
+        return f"mkdir -p .{place}\nmount -t tmpfs -o {options} {volume['name']} .{place}"
 
     def _environment(self) -> dict[str, str]:
         packages = next(self.prefix.glob("lib/python*/site-packages")).relative_to(self.prefix)
@@ -155,6 +167,7 @@ class Pod:
         found = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": f"/usr/local/{packages}"}
         found |= dict(word.split("=", 1) for word in line.removeprefix("ENV ").split())
         found |= {"KUBERNETES_SERVICE_HOST": self.server.address, "KUBERNETES_SERVICE_PORT": str(self.server.port)}
+        found |= self.settings
         for variable in self.container["env"]:
             field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             found[variable["name"]] = self.namespace if field == "metadata.namespace" else variable["value"]
@@ -178,4 +191,4 @@ class Pod:
 
 def _bind(source: Path, target: Path) -> str:
     what, where = shlex.quote(str(source)), f".{shlex.quote(str(target))}"
-    return f"mkdir -p {where} && mount --bind {what} {where} && mount -o remount,bind,ro {where}"
+    return f"mkdir -p {where}\nmount --bind {what} {where}\nmount -o remount,bind,ro {where}"

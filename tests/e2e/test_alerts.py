@@ -18,9 +18,9 @@ pytestmark = pytest.mark.e2e
 CASES = Path(__file__).parent / "alerts" / "cases.yaml"
 
 
-def promtool(*arguments: str | Path) -> str:
+def promtool(*arguments: str | Path, given: str = "") -> str:
     command = [binaries.binary("promtool"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -328,8 +328,7 @@ OWN_TLS = {"serverName": "metrics.example.com", "caFile": "/etc/ca.crt"}
 
 
 def verified(secret: str) -> Obj:
-    name = "caphv-controller-manager-metrics-service.elsewhere.svc"
-    return {"serverName": name, "ca": {"secret": {"name": secret, "key": "ca.crt"}}}
+    return {"serverName": "", "ca": {"secret": {"name": secret, "key": "ca.crt"}}}
 
 
 @pytest.mark.parametrize(
@@ -349,17 +348,19 @@ def verified(secret: str) -> Obj:
 def test_prometheus_verifies_the_certificate_that_metrics_are_served_with(
     helm: Path, chart: Path, tmp_path: Path, values: Obj, secret: str, tls: Obj
 ) -> None:
-    values = {"serviceMonitor": {"enabled": True}, **values}
+    values = {"serviceMonitor": {"enabled": True}, **PACKAGER, **values}
     objects = parsed(template(helm, chart, tmp_path, values, namespace="elsewhere"))
-    pod = objects[("Deployment", "elsewhere", "caphv-controller-manager")]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    folders = [arg.partition("=")[2] for arg in container["args"] if arg.startswith("--metrics-cert-dir")]
-    mounts = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] in folders]
-    secrets = [volume["secret"]["secretName"] for volume in pod["volumes"] if volume["name"] in mounts]
-    assert secrets == [secret] * bool(secret)
-    assert len(folders) == len(secrets)
-    monitor = objects[("ServiceMonitor", "elsewhere", "caphv-controller-manager-metrics-monitor")]
-    assert monitor["spec"]["endpoints"][0]["tlsConfig"] == tls
+    for name in ("caphv-controller-manager", "caphv-packager"):
+        pod = objects["Deployment", "elsewhere", name]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        folders = [arg.partition("=")[2] for arg in container["args"] if arg.startswith("--metrics-cert-dir")]
+        mounts = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] in folders]
+        secrets = [volume["secret"]["secretName"] for volume in pod["volumes"] if volume["name"] in mounts]
+        assert secrets == [secret] * bool(secret)
+        assert len(folders) == len(secrets)
+        monitor = objects["ServiceMonitor", "elsewhere", f"{name}-metrics-monitor"]
+        own = {"serverName": f"{name}-metrics-service.elsewhere.svc"} if tls.get("serverName") == "" else {}
+        assert monitor["spec"]["endpoints"][0]["tlsConfig"] == tls | own
 
 
 def test_metrics_without_protection(helm: Path, chart: Path, tmp_path: Path) -> None:

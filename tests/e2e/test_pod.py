@@ -21,13 +21,19 @@ import pytest
 import yaml
 
 from caphv.runtime.client import ApiClient
-from caphv.runtime.resource import DEPLOYMENTS, SECRETS, Obj, Resource
+from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SECRETS, Obj, Resource
+from release.__main__ import contents
 from sandbox import binaries, manifests, pki, processes
 from sandbox.apiserver import ApiServer, Etcd, private_file
 from tests import shell
 from tests.e2e.pods import Pod
+from tests.integration.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, Case
+from tests.integration.packager.environment import install as install_kinds
+from tests.integration.packager.servers import HttpBackend, tls_context
+from tests.integration.packager.support import Origin
 from tests.integration.reconciler.environment import core_crds
-from tests.integration.runtime.test_protection import bind, token
+from tests.integration.runtime.test_protection import bind, scrape, token
+from tests.integration.runtime.test_protection import roles as metrics_roles
 from tests.integration.webhooks.environment import until
 from webhooks.configuration import NAMES, RESOURCES
 from webhooks.review import WEBHOOKS
@@ -61,9 +67,12 @@ async def started(folder: Path) -> ApiServer:
     server = ApiServer(folder, "management")
     await server.start()
     private_file(folder / "kubeconfig", pki.to_yaml(server.kubeconfig()))
-    async with server.client() as client:
-        await manifests.apply(client, core_crds("v1beta2"))
     return server
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    return Origin.make(tmp_path / "origin" / "fleet.git")
 
 
 def install(folder: Path, checkout: Path) -> None:
@@ -89,6 +98,7 @@ def test_provider_runs_as_its_deployment_says(
 
 async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: Path) -> None:
     async with management.client() as client:
+        await manifests.apply(client, core_crds("v1beta2"))
         pod = Pod(management, await deployment(client, "caphv-controller-manager"), prefix, folder / "pod")
         await pod.mount(client)
         process = pod.start()
@@ -116,6 +126,52 @@ async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: 
     assert "Traceback" not in log
 
 
+def test_packager_runs_as_its_deployment_says(
+    management: ApiServer, prefix: Path, tmp_path: Path, origin: Origin
+) -> None:
+    tls, authority = tls_context(tmp_path)
+    password = {"username": "packager", "password": "of the packager"}
+    with HttpBackend(origin.folder.parent, password=password["password"]).serve(tls) as backend:
+        asyncio.run(packager(management, prefix, tmp_path, origin, backend, {**password, "ca.crt": authority}))
+
+
+async def packager(
+    management: ApiServer, prefix: Path, folder: Path, origin: Origin, backend: HttpBackend, credentials: dict[str, str]
+) -> None:
+    await install_kinds(management, CLUSTERS, CLASSES, CONTROL_PLANES)
+    objects = [obj for obj in yaml.safe_load_all(contents()["packager.yaml"]) if obj]
+    (settings,) = [obj for obj in objects if obj["kind"] == "ConfigMap"]
+    settings["data"]["CAPHV_GIT_REPO"] = f"{backend.url}/fleet.git"
+    async with management.client() as client:
+        await client.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        place = {"name": "caphv-git", "namespace": NAMESPACE}
+        await client.create(SECRETS, {"metadata": place, "type": "kubernetes.io/basic-auth", "stringData": credentials})
+        await manifests.apply(client, [*objects, *metrics_roles()])
+        pod = Pod(management, await deployment(client, "caphv-packager"), prefix, folder / "pod")
+        await pod.mount(client)
+        case = Case(management, client, folder, origin)
+        await client.create(NAMESPACES, {"metadata": {"name": case.namespace}})
+        process = pod.start()
+        try:
+            await until(lambda: probed(pod, "readinessProbe"), "it is ready")
+            assert await probed(pod, "livenessProbe")
+            await case.cluster("one")
+            await until(lambda: committed(origin), "its bundles are in the repository")
+            await bind(client, "prometheus")
+            status, text = await scrape(pod.port("metrics"), await token(client, "prometheus"))
+            assert (status, "caphv_packager_commits_total 1.0" in text) == (200, True)
+            assert (await scrape(pod.port("metrics")))[0] == 401
+        finally:
+            await processes.end(process)
+    log = process.log.read_text()
+    assert "orbidden" not in log
+    assert "Traceback" not in log
+
+
+async def committed(origin: Origin) -> bool:
+    return "main" in origin.branches() and any("/one/" in path for path in origin.files())
+
+
 async def deployment(client: ApiClient, name: str) -> Obj:
     return await client.get(DEPLOYMENTS, name, NAMESPACE)
 
@@ -139,7 +195,8 @@ async def told(client: ApiClient, authority: str) -> bool:
 
 async def scraped(pod: Pod, client: ApiClient, checkout: Path, secret: Obj) -> None:
     """As Prometheus does it by the ServiceMonitor, and as API servers call webhooks: the certificate is verified."""
-    monitor = yaml.safe_load((checkout / "deploy" / "kustomize" / "monitoring" / "servicemonitor.yaml").read_text())
+    file = checkout / "deploy" / "kustomize" / "monitoring" / "servicemonitor.yaml"
+    monitor = next(yaml.safe_load_all(file.read_text()))
     (endpoint,) = monitor["spec"]["endpoints"]
     name = endpoint["tlsConfig"]["serverName"]
     authority = base64.b64decode(secret["data"][endpoint["tlsConfig"]["ca"]["secret"]["key"]]).decode()

@@ -32,6 +32,14 @@ and the object. Namespaces become that of the release.
 {{- toYaml $left }}
 {{- end -}}
 
+{{/* A Pod without this volume. */}}
+{{- define "caphv.unmount" -}}
+{{- $container := index .pod.containers 0 }}
+{{- $mounts := include "caphv.without" (dict "list" $container.volumeMounts "name" .name) | fromYamlArray }}
+{{- $_ := set $container "volumeMounts" $mounts }}
+{{- $_ := set .pod "volumes" (include "caphv.without" (dict "list" .pod.volumes "name" .name) | fromYamlArray) }}
+{{- end -}}
+
 {{/* What the values say of both Pods: image, proxy, and where they may run. */}}
 {{- define "caphv.pod" -}}
 {{- $pod := .pod -}}

@@ -75,7 +75,7 @@ class Packager:
         self._folder, self._command, self._options = folder, command, options
         self._kubeconfig = folder / f"{self.name}.kubeconfig"
         self.run_as(server, "packager", "system:masters")
-        self._metrics, self._health = processes.free_ports(2)
+        self.metrics_port, self._health = processes.free_ports(2)
         self._process: Process | None = None
         self.environment: dict[str, str] = {}
 
@@ -94,7 +94,7 @@ class Packager:
     def launch(self) -> Process:
         arguments = [
             f"--kubeconfig={self._kubeconfig}",
-            f"--metrics-bind-address=127.0.0.1:{self._metrics}",
+            f"--metrics-bind-address=127.0.0.1:{self.metrics_port}",
             f"--health-probe-bind-address=127.0.0.1:{self._health}",
             "--log-level=debug",
             *self._options,
@@ -118,8 +118,17 @@ class Packager:
                 os.kill(self._process.pid, signal.SIGKILL)
             await processes.end(self._process)
 
+    async def exposition(self) -> str:
+        """Its metrics, as Prometheus reads them."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as got:
+            return await got.text()
+
     async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self._metrics}/metrics") as got:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{self.metrics_port}/metrics") as got,
+        ):
             families = text_string_to_metric_families(await got.text())
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value

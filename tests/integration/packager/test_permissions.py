@@ -26,6 +26,7 @@ from tests.integration.packager.environment import (
 )
 from tests.integration.packager.support import Origin
 from tests.integration.reconciler.test_permissions import GROUPS, asked, granted
+from tests.integration.runtime.test_protection import scrape, token
 
 pytestmark = pytest.mark.integration
 
@@ -66,10 +67,11 @@ def test_shipped_rules_are_enough_and_none_is_too_many(audited: ApiServer, tmp_p
 
 async def live(case: Case) -> None:
     """A cluster of each distribution, trouble that is told twice, and the end."""
-    packager = case.packager("--leader-elect")
+    packager = case.packager("--leader-elect", "--metrics-secure")
     private_file(packager._kubeconfig, pki.to_yaml(case.server.kubeconfig(ACCOUNT, GROUPS)))
     packager.environment["POD_NAMESPACE"] = "caphv-system"
     await packager.start()
+    assert (await scrape(packager.metrics_port, await token(case.client, "nobody")))[0] == 403
     await case.cluster("one", values={"cni": {"name": "calico"}})
     for resource in OTHERS:
         await other(case, resource)

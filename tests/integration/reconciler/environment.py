@@ -72,9 +72,17 @@ class Provider:
         if self._process:
             await processes.end(self._process)
 
+    async def exposition(self) -> str:
+        """Its metrics, as Prometheus reads them."""
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self._metrics}/metrics") as got:
+            return await got.text()
+
     async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """Values of its metrics by name and labels."""
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self._metrics}/metrics") as got:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{self._metrics}/metrics") as got,
+        ):
             families = text_string_to_metric_families(await got.text())
         return {
             (sample.name, frozenset(sample.labels.items())): sample.value

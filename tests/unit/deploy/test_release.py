@@ -123,21 +123,30 @@ def test_names_of_the_webhooks_fit_together(files: dict[str, bytes]) -> None:
         assert configuration["metadata"]["annotations"] == {INJECT_ANNOTATION: "caphv-system/caphv-webhook-tls"}
 
 
-def test_prometheus_can_verify_the_certificate_of_the_metrics(files: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("name", ["caphv-controller-manager", "caphv-packager"])
+def test_prometheus_can_verify_the_certificate_of_the_metrics(files: dict[str, bytes], name: str) -> None:
     found = {
         (obj["kind"], obj["metadata"]["name"]): obj["spec"]
-        for name in ("caphv.yaml", "monitoring.yaml")
-        for obj in objects(files[name])
+        for file in ("caphv.yaml", "monitoring.yaml", "packager.yaml")
+        for obj in objects(files[file])
         if "spec" in obj
     }
-    ((_, monitor),) = [item for item in found.items() if item[0][0] == "ServiceMonitor"]
+    monitor, service = found["ServiceMonitor", f"{name}-metrics-monitor"], f"{name}-metrics-service"
     (endpoint,) = monitor["endpoints"]
     certificate = found["Certificate", "caphv-webhook-tls"]
     assert endpoint["tlsConfig"].keys() == {"serverName", "ca"}
+    assert endpoint["tlsConfig"]["serverName"] == f"{service}.caphv-system.svc"
     assert endpoint["tlsConfig"]["serverName"] in certificate["dnsNames"]
     assert endpoint["tlsConfig"]["ca"]["secret"] == {"name": certificate["secretName"], "key": "ca.crt"}
-    (container,) = found["Deployment", "caphv-controller-manager"]["template"]["spec"]["containers"]
-    assert f"--metrics-cert-dir={CERT_DIR}" in container["args"]
+    pod = found["Deployment", name]["template"]
+    (container,) = pod["spec"]["containers"]
+    (folder,) = [arg.partition("=")[2] for arg in container["args"] if arg.startswith("--metrics-cert-dir=")]
+    (mount,) = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == folder]
+    (volume,) = [volume["secret"] for volume in pod["spec"]["volumes"] if volume["name"] == mount]
+    assert volume["secretName"] == certificate["secretName"]
+    assert "--metrics-secure" in container["args"]
+    assert endpoint["port"] in [port["name"] for port in found["Service", service]["ports"]]
+    assert found["Service", service]["selector"].items() <= pod["metadata"]["labels"].items()
 
 
 def test_certificate_is_issued_by_a_ca_that_stays_the_same(files: dict[str, bytes]) -> None:
