@@ -60,9 +60,12 @@ class Context:
 
     def cluster_of(self, obj: Obj) -> Obj | None:
         """The Cluster of a HarvesterCluster (its owner) or of a machine (Cluster API's label)."""
-        reference = owner_reference(obj, "Cluster", resources.CLUSTER_API_GROUP)
-        name = reference["name"] if reference else clusterapi.cluster_name(obj)
+        name = _cluster_name(obj)
         return self.clusters.get(obj["metadata"]["namespace"], name) if name else None
+
+    def lost_cluster_of(self, obj: Obj) -> Obj:
+        """What is known of the Cluster of an object when it is gone: its name and namespace."""
+        return {"metadata": {"name": _cluster_name(obj), "namespace": obj["metadata"]["namespace"]}}
 
     def harvester_cluster_of(self, cluster: Obj) -> Obj | None:
         """The HarvesterCluster that a Cluster refers to."""
@@ -127,3 +130,8 @@ class Context:
 def with_kind(resource: Resource, obj: Obj) -> Obj:
     """Objects from a list lack kind and version, which Events need."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": obj["metadata"]}
+
+
+def _cluster_name(obj: Obj) -> str:
+    reference = owner_reference(obj, "Cluster", resources.CLUSTER_API_GROUP)
+    return str(reference["name"]) if reference else clusterapi.cluster_name(obj)

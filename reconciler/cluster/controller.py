@@ -62,10 +62,7 @@ class ClusterReconciler:
         if clusterapi.externally_managed(obj):
             return None
         if cluster is None:
-            # Before Cluster API has set the owner there is nothing to do; without one nothing was ever made.
-            if being_deleted(obj) and not obj["metadata"].get("ownerReferences"):
-                await self._remove_finalizer(obj)
-            return None
+            return await self._without_cluster(obj) if being_deleted(obj) else None
         scope = ClusterScope(self._context, obj, cluster, StatusDraft(obj))
         if clusterapi.paused(cluster, obj):
             scope.draft.set_true(ConditionType.PAUSED)
@@ -73,6 +70,19 @@ class ClusterReconciler:
             return None
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
         return await self._attempt(scope)
+
+    async def _without_cluster(self, obj: Obj) -> float | None:
+        """A deletion whose Cluster is not there, or not any more."""
+        if not obj["metadata"].get("ownerReferences"):
+            await self._remove_finalizer(obj)  # nothing was ever made before Cluster API has set the owner
+        elif not clusterapi.paused(None, obj) and set(obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
+            scope = ClusterScope(self._context, obj, self._context.lost_cluster_of(obj), StatusDraft(obj))
+            try:
+                deletion.require_no_machines(scope)
+                raise deletion.orphaned()
+            except Blocked as blocked:
+                return await self._blocked(scope, blocked)
+        return None
 
     async def _attempt(self, scope: ClusterScope) -> float | None:
         try:

@@ -41,6 +41,16 @@ async def delete_infrastructure(scope: ClusterScope) -> None:
     await pools.delete_pool(scope, ConditionType.VM_IP_POOL_CREATED, pools.VM_SUFFIX)
 
 
+def orphaned() -> Blocked:
+    """The Cluster is gone: was it moved, another management cluster lives on what would be deleted here."""
+    return Blocked(
+        ConditionType.INFRASTRUCTURE_READY,
+        Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
+        "the Cluster is gone, so that nobody can tell whether another management cluster has it now",
+        warn=True,
+    )
+
+
 def may_let_go(obj: Obj, blocked: Blocked) -> bool:
     """Whether annotation `caphv.io/force-delete` ends a deletion that cannot go on."""
     return annotations_of(obj).get(names.FORCE_DELETE_ANNOTATION) == "true" and blocked.reason not in _PASSES

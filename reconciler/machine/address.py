@@ -74,6 +74,9 @@ async def recall_address(scope: MachineScope) -> None:
             scope.draft.fields["allocatedIPAddress"] = address
             scope.draft.fields["allocatedPoolRef"] = pool
             scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    if not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
+        # It waited for an address when its VM was taken over, and does not any more.
+        scope.draft.drop(ConditionType.VM_IP_ALLOCATED)
 
 
 async def release_address(scope: MachineScope) -> None:

@@ -11,7 +11,7 @@ import contextlib
 
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import Conflict, NotFound
+from caphv.runtime.errors import NotFound
 from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, uid_of
 from reconciler import resources
 from reconciler.flow import Blocked
@@ -80,14 +80,18 @@ def _known_uid(scope: MachineScope) -> str:
 
 
 async def _take_over_belongings(scope: MachineScope, before: dict[str, str]) -> None:
-    """Disks, cloud-init Secret and address that were recorded for the VM's former owner."""
+    """Disks, cloud-init Secret and address that were recorded for the VM's former owner.
+
+    Raises `Conflict` when somebody writes the Secret meanwhile: the VM still has its old record then, so that all of it
+    is done again.
+    """
     client, namespace = scope.session().client, scope.namespace()
     patch = {"metadata": {"annotations": record(scope.owner)}}
     for claim in namespace.claims.store:
         name = claim["metadata"]["name"]
         if is_machine_pvc(scope.name, name) and before.items() <= annotations_of(claim).items():
             namespace.claims.observe(await client.patch(PERSISTENT_VOLUME_CLAIMS, name, scope.target_namespace, patch))
-    with contextlib.suppress(NotFound, Conflict):
+    with contextlib.suppress(NotFound):
         secret = await client.get(SECRETS, secret_name(scope.name), scope.target_namespace)
         if before.items() <= annotations_of(secret).items():
             guarded = {"metadata": {**patch["metadata"], "resourceVersion": secret["metadata"]["resourceVersion"]}}

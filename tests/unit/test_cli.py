@@ -10,9 +10,12 @@ import yaml
 from click.testing import CliRunner, Result
 
 from caphv.cli import COMMANDS, cli
+from caphv.cli.run import run
+from caphv.cli.webhook import client_config
 from caphv.runtime import logs
 from reconciler import provider
-from sandbox.environment import Settings, State
+from sandbox import webhooks
+from sandbox.environment import Sandbox, Settings, State
 from sandbox.faults import KINDS, Kind
 
 pytestmark = pytest.mark.unit
@@ -108,6 +111,27 @@ def test_a_stop_is_obeyed_while_the_management_cluster_is_away(
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     addresses = ("--metrics-bind-address", "0", "--health-probe-bind-address", "0")
     assert call(*command, "--kubeconfig", str(tmp_path / "kubeconfig"), *addresses).exit_code == 0
+
+
+def test_a_sandbox_with_webhooks_has_a_provider_that_serves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    async def up(box: Sandbox, _report: object) -> bool:
+        asked.append(box.settings.webhooks)
+        return True
+
+    monkeypatch.setattr(Sandbox, "up", up)
+    monkeypatch.setattr("sandbox.binaries.prepare", lambda _report: None)
+    for flags in (["--webhooks"], []):
+        assert call("sandbox", "up", "--dir", str(tmp_path / "box"), *flags).exit_code == 0
+    assert asked == [True, False]
+    with run.make_context("caphv run", webhooks.provider_options(tmp_path)) as context:
+        flags_of_run = context.params
+    assert flags_of_run["enable_webhooks"]
+    assert client_config(flags_of_run) == {"url": f"https://{flags_of_run['webhook_bind_address']}"}
+    assert {path.name for path in Path(flags_of_run["webhook_cert_dir"]).iterdir()} == {"tls.crt", "tls.key", "ca.crt"}
 
 
 def test_status_of_nothing_exits_with_1(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from tests.integration.reconciler.case import (
     CLUSTERS,
     HARVESTER_MACHINES,
     Case,
+    condition_of,
+    holds,
     is_ready,
     lacks,
 )
@@ -148,6 +150,25 @@ async def test_address_of_a_namesake_in_another_management_cluster_is_neither_sh
     assert found["status"]["allocated"] == {address: f"{case.name}/one"}
     assert list(annotations_of(found)) == [f"addresses.caphv.io/{address}"]
     await case.reserve(pool, address, None)
+
+
+async def test_vm_that_comes_while_its_machine_waits_for_an_address_ends_the_waiting(case: Case) -> None:
+    pool = await case.pool("pool", 1, 1)
+    await case.reserve(pool, f"{case.subnet}.1", "somebody/else")
+    vm = await left_behind(case, "two", {})
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.create_machine("one")
+    await case.until(HARVESTER_MACHINES, "one", lacks("VMIPAllocated", "VMIPPoolExhausted"))
+    vm["metadata"] |= {"name": "one", "annotations": {}, "resourceVersion": ""}
+    await case.harvester.create(kinds.VIRTUAL_MACHINES, vm)
+    machine = await case.until(HARVESTER_MACHINES, "one", holds("MachineCreated"))
+    assert condition_of(machine, "VMIPAllocated") == {}
+    await case.delete_machine("one")
+    await case.reserve(pool, f"{case.subnet}.1", None)
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "two")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "two")
+    await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, "two-disk-0-x7k2p")
+    await case.ask_deletion(SECRETS, "two-cloud-init")
 
 
 async def test_unmarked_address_is_left_to_another_vm_of_the_name(case: Case, other: Case) -> None:

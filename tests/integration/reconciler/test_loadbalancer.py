@@ -11,6 +11,7 @@ from caphv.runtime.resource import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS
 from sandbox.harvester import kinds
 from tests.integration.reconciler.case import (
     AT_ONCE,
+    CLUSTERS,
     HARVESTER_CLUSTERS,
     HARVESTER_MACHINES,
     Case,
@@ -318,6 +319,20 @@ async def test_deletion_without_harvester_waits_until_somebody_lets_go(case: Cas
     await case.until_gone(HARVESTER_CLUSTERS, case.name, timeout=AT_ONCE)
     await case.until_event(case.name, "Warning", "ForcedDeletion")
     assert f"there may be left: LoadBalancer and Service {case.target}/{case.balancer}" in case.environment.provider.log
+    await case.ask_deletion(SERVICES, case.balancer)
+
+
+async def test_what_has_lost_its_cluster_waits_until_somebody_lets_go(case: Case) -> None:
+    await case.ready_cluster()
+    await case.patch(CLUSTERS, case.name, {"metadata": {"finalizers": None}})
+    await case.ask_deletion(CLUSTERS, case.name)
+    await case.until_gone(CLUSTERS, case.name)
+    await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
+    says = lacks("InfrastructureReady", "InfrastructureProvisioningFailed", 'caphv.io/force-delete: "true"')
+    await case.until(HARVESTER_CLUSTERS, case.name, says)
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})
+    await case.until_gone(HARVESTER_CLUSTERS, case.name, timeout=AT_ONCE)
+    assert await case.names(SERVICES) == [case.balancer]  # another management cluster may have it
     await case.ask_deletion(SERVICES, case.balancer)
 
 
