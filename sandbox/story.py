@@ -216,7 +216,8 @@ class Story:
 
     async def scale(self, control_planes: int, workers: int) -> None:
         """Scale both in the topology; the control plane changes by one machine at a time."""
-        async with self._step(f"Scale to {control_planes} control planes and {workers} workers") as step:
+        wanted = f"{control_planes} control planes and {workers} worker{'s' if workers != 1 else ''}"
+        async with self._step(f"Scale to {wanted}") as step:
             self._control_planes, self._workers = control_planes, workers
             await self._change("/spec/topology/controlPlane/replicas", control_planes)
             await self._change("/spec/topology/workers/machineDeployments/0/replicas", workers)

@@ -110,20 +110,37 @@ def _showing(story: "Story") -> Iterator[None]:
     from rich.console import Console
     from rich.live import Live
 
-    with Live(get_renderable=lambda: tree(story), console=Console(), refresh_per_second=8) as live:
+    # What is done scrolls away, so that the present fits into a small window.
+    with Live(get_renderable=lambda: tree(story), console=Console(), refresh_per_second=8, transient=True) as live:
+        told = 0
+
+        def changed() -> None:
+            nonlocal told
+            done = [step for step in story.view.steps if step.seconds is not None]
+            for step in done[told:]:
+                if step.failed:
+                    live.console.print(tree(story))
+                live.console.print(_step_line(step), style="red" if step.failed else "green", markup=False)
+            told = len(done)
+
+        story.on_change = changed
         yield
-        live.update(tree(story), refresh=True)
 
 
 @contextlib.contextmanager
 def _lines(story: "Story") -> Iterator[None]:
     seen: dict[str, str] = {}
+    machines: set[str] = set()
 
     def changed() -> None:
         for step in story.view.steps:
             _say(seen, step.title, _step_line(step))
-        for name, line in _machine_lines(story):
+        lines = dict(_machine_lines(story))
+        for name, line in lines.items():
             _say(seen, name, line)
+        for name in machines - lines.keys():
+            _say(seen, name, f"    {name}: gone")
+        machines.update(lines)
 
     story.on_change = changed
     yield
@@ -150,7 +167,7 @@ def _machine_lines(story: "Story") -> Iterator[tuple[str, str]]:
 
 
 def tree(story: "Story") -> "RenderableType":
-    """Everything that stands now, as a tree, with the steps below it."""
+    """Everything that stands now, as a tree, with the step that goes on below it."""
     from rich.console import Group
     from rich.spinner import Spinner
     from rich.table import Table
@@ -168,10 +185,4 @@ def tree(story: "Story") -> "RenderableType":
         table.add_row(name, address, zone, host, Text(state, style=style))
     if table.row_count:
         root.add(table)
-    steps = [
-        Spinner("dots", text=step.title)
-        if step.seconds is None
-        else Text(_step_line(step), style="red" if step.failed else "green")
-        for step in story.view.steps
-    ]
-    return Group(root, Text(), *steps)
+    return Group(root, *(Spinner("dots", text=step.title) for step in story.view.steps if step.seconds is None))
