@@ -1,7 +1,9 @@
 """The command line. A command's module is imported when it is called, so that help and completion answer at once."""
 
+import errno
 import importlib
 import importlib.metadata
+import sys
 from typing import Any
 
 import click
@@ -97,4 +99,11 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of the command `caphv`."""
-    cli(prog_name="caphv")
+    try:
+        cli(prog_name="caphv")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # What is printed may go into a file.
+        click.echo(f"Error: {error.strerror}", err=True)
+        sys.exit(1)

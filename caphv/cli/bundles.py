@@ -23,7 +23,7 @@ from caphv.cli.bundles_common import (
     pruning_of,
     release_of,
 )
-from caphv.cli.clusters import Given, Step, progress, read_clusters, which_clusters
+from caphv.cli.clusters import CouldNotRead, Given, Step, progress, read_clusters, which_clusters
 from caphv.cli.repository import is_named, opened, prune_budget, which_commit, which_repository
 
 if TYPE_CHECKING:
@@ -106,19 +106,23 @@ def render(**flags: Any) -> None:
 def _rendered(flags: dict[str, Any], given: Given, step: Step) -> Batch:
     from packager.git.commit import Reason
     from packager.git.directory import Directory
+    from packager.git.errors import GitError
     from packager.git.prune import Pruning
     from packager.git.publish import CLUSTER_ROOT, planned
 
     packager = packager_of(flags, step)
     target = Directory(flags["to"]) if flags["to"] else None
-    if is_named(flags):
-        with opened(flags) as store:
-            batch = packager.render(given.clusters, store.sync().tree)
-    else:
-        batch = packager.render(given.clusters, target.sync().tree if target else {})
-    if target:
-        pruning = Pruning(complete=True, budget=EVERYTHING, scope=batch.trees)
-        target.commit(lambda now: planned(now, {CLUSTER_ROOT: packager.folders(batch)}, pruning), Reason(""))
+    try:
+        if is_named(flags):
+            with opened(flags) as store:
+                batch = packager.render(given.clusters, store.sync().tree)
+        else:
+            batch = packager.render(given.clusters, target.sync().tree if target else {})
+        if target:
+            pruning = Pruning(complete=True, budget=EVERYTHING, scope=batch.trees)
+            target.commit(lambda now: planned(now, {CLUSTER_ROOT: packager.folders(batch)}, pruning), Reason(""))
+    except GitError as error:
+        raise CouldNotRead(str(error)) from None
     return batch
 
 
@@ -228,7 +232,7 @@ def push(**flags: Any) -> None:
     with progress() as step:
         given = read_clusters(flags, step)
         packager = packager_of(flags, step)
-        with opened(flags) as store:
+        with opened(flags, new=True) as store:
             step("reading the repository")
             pruning = pruning_of(given, store.sync(), flags["max_prune"], whole=flags["prune"])
             reason = Reason(flags["message"] or "Bundles follow the settings of their clusters.")

@@ -135,7 +135,7 @@ def _changed(found: Sequence[Compared]) -> str:
         for one in found
         for change in one.changes
     ]
-    return _table(("CLUSTER", "STATE", "FILE", "LINES"), rows) + _states(found)
+    return (_table(("CLUSTER", "STATE", "FILE", "LINES"), rows) if rows else "") + _states(found)
 
 
 def _changes(found: Sequence[Compared]) -> Obj:

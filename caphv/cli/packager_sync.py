@@ -223,7 +223,7 @@ def _target(flags: dict[str, Any]) -> Iterator[Store]:
     from packager.definitions.sync import NAMES
     from packager.git.directory import Directory
 
-    with opened(flags) as store:
+    with opened(flags, new=True) as store:
         yield Directory(flags["folder"], flags["inner"], NAMES) if is_named(flags) and flags["folder"] else store
 
 

@@ -169,8 +169,8 @@ def is_named(flags: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def opened(flags: dict[str, Any]) -> Iterator[Store]:
-    """Give what the options of `which_repository` and `which_commit` mean.
+def opened(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
+    """Give what the options of `which_repository` and `which_commit` mean; only with `new` a folder may be missing.
 
     Raises CouldNotRead for what goes wrong with a repository inside of the block.
     """
@@ -183,7 +183,10 @@ def opened(flags: dict[str, Any]) -> Iterator[Store]:
         raise click.UsageError("name the repository with --repo URL, or a folder with --folder")
     try:
         if flags["folder"]:
-            yield Directory(flags["folder"], _inner(flags["inner"]))
+            directory = Directory(flags["folder"], _inner(flags["inner"]))
+            if not (new or flags["folder"].is_dir()):
+                raise CouldNotRead(f"{flags['folder']}: there is no such folder")
+            yield directory
             return
         try:
             remote = Remote(

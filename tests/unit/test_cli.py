@@ -203,3 +203,10 @@ def test_insecure_identities_are_allowed_by_flag_only(
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     assert call("run", *arguments).exit_code == 0
     assert seen == [allowed]
+
+
+def test_a_full_disk_behind_the_output_is_told() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "caphv", "schema", "print"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, "Error: No space left on device\n")

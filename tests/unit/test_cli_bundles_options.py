@@ -227,3 +227,19 @@ def test_a_dry_run_of_an_upgrade_is_json_where_json_is_asked_for(tmp_path: Path)
     call("render", clusters, "--to", fleet)
     result = call("upgrade", clusters, "--folder", fleet, "--all", "--dry-run", "-o", "json")
     assert json.loads(result.stdout) == {"clusters": []}
+
+
+@pytest.mark.parametrize("command", [("diff",), ("verify",), ("upgrade", "--all")])
+def test_a_folder_that_is_not_there_is_a_typing_error(command: tuple[str, ...], tmp_path: Path) -> None:
+    clusters = write(tmp_path / "clusters", manifest("a"))
+    result = call(command[0], clusters, *command[1:], "--folder", tmp_path / "typo")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{tmp_path}/typo: there is no such folder" in result.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    clusters = write(tmp_path / "clusters", manifest("a"))
+    (tmp_path / "file").write_text("")
+    result = call("render", clusters, "--to", tmp_path / "file" / "fleet")
+    assert result.exit_code == 2
+    assert "cannot be written: Not a directory" in result.stderr

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import ipaddress
 import os
+import select
 import shlex
 import signal
 import socket
@@ -168,6 +169,66 @@ class _GitHandler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
+
+
+@dataclass
+class Tunnel:
+    """A proxy for https that asks for a password; `asked` are the places named, `passed` what went through."""
+
+    password: str
+    asked: list[str] = field(default_factory=list)
+    passed: bytes = b""
+    url: str = ""
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[Tunnel]:
+        tunnel = self
+
+        class Handler(BaseHTTPRequestHandler):
+            # Git asks without a password first, and goes on in the same connection.
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_CONNECT(self) -> None:
+                expected = base64.b64encode(f"packager:{tunnel.password}".encode()).decode()
+                if self.headers.get("Proxy-Authorization") != f"Basic {expected}":
+                    self.send_response(407)
+                    self.send_header("Proxy-Authenticate", 'Basic realm="proxy"')
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                tunnel.asked.append(self.path)
+                host, _, port = self.path.partition(":")
+                with socket.create_connection((host, int(port)), 10) as behind:
+                    self.send_response(200)
+                    self.end_headers()
+                    tunnel.passed += _pumped(self.connection, behind)
+                self.close_connection = True
+
+        server = ThreadingHTTPServer((LOCALHOST, 0), Handler)
+        self.url = f"http://packager:{self.password}@{LOCALHOST}:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def _pumped(one: socket.socket, other: socket.socket) -> bytes:
+    """Pass bytes on both ways until a side ends; answers with all of them."""
+    seen = b""
+    while True:
+        for source in select.select([one, other], [], [], 10)[0]:
+            data = source.recv(65536)
+            if not data:
+                return seen
+            seen += data
+            (other if source is one else one).sendall(data)
 
 
 def tls_context(folder: Path) -> tuple[ssl.SSLContext, str]:

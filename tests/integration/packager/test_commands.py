@@ -183,6 +183,29 @@ def secrets_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
 
 
+def test_pushes_of_one_machine_wait_for_each_other_and_none_is_lost(origin: Origin, tmp_path: Path) -> None:
+    """They share the folder of the clone, as pipelines of one runner do."""
+    basics = {"PATH": os.environ["PATH"], "PYTHONPATH": str(CHECKOUT), "HOME": str(tmp_path)}
+    running = []
+    for name in ("a", "b", "c"):
+        cluster = {
+            "apiVersion": "cluster.x-k8s.io/v1beta2",
+            "kind": "Cluster",
+            "metadata": {"name": name, "namespace": "team"},
+            "spec": {"infrastructureRef": {"kind": "HarvesterCluster", "name": name}},
+        }
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(cluster))
+        command = [sys.executable, "-m", "caphv", "bundles", "push", f"{name}.yaml", "--repo", origin.url]
+        running.append(
+            subprocess.Popen(command, cwd=tmp_path, env=basics, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
+    for process in running:
+        assert process.communicate(timeout=120)[0].startswith(b"commit ")
+        assert process.returncode == 0
+    assert {path.split("/")[2] for path in origin.files()} == {"a", "b", "c"}
+    assert origin.count() == 3
+
+
 def test_what_kubectl_prints_is_taken(origin: Origin, tmp_path: Path) -> None:
     caphv = Commands(tmp_path, {"CAPHV_GIT_REPO": origin.url})
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": cluster("a")})

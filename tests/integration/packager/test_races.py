@@ -71,6 +71,29 @@ def test_a_lost_race_is_decided_again_on_what_is_there(origin: Origin, cache: Pa
     assert "mtu: 9002" in origin.files()["clusters/a/one/cni/fleet.yaml"]
 
 
+@pytest.mark.parametrize("history", ["deleted", "forced"])
+def test_a_branch_that_is_taken_away_while_it_is_decided(history: str, origin: Origin, cache: Path) -> None:
+    """Nothing of the history that somebody took away comes back with our push."""
+    with Repository(Remote(origin.url), cache) as repository:
+        old = put(repository, wanted("a/one", "a/two")).commit
+        calls = []
+
+        def decide(snapshot: Snapshot) -> Plan:
+            calls.append(snapshot.commit)
+            if len(calls) == 1:
+                origin.push({"README.md": "another history"}, anew=True)
+                if history == "deleted":
+                    (origin.folder / "refs" / "heads" / "main").unlink()
+            return planned(snapshot, {CLUSTERS: wanted("a/one", mtu=9000)}, SYNCED)
+
+        result = repository.commit(decide, Reason("a test"))
+    assert calls[0] == old
+    assert len(calls) == 2
+    kept = {"README.md"} if history == "forced" else set()
+    assert (set(origin.files()), origin.head()) == (paths("a/one") | kept, result.commit)
+    assert origin.count() == len(kept) + 1
+
+
 def test_it_gives_up_after_many_lost_races(origin: Origin, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ATTEMPTS", 3)
 

@@ -17,7 +17,7 @@ from packager.git.credentials import Credentials
 from packager.git.errors import AccessDenied, GitError, InvalidRemote, Rejected, UnknownHost, Unreachable
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from tests.integration.packager.servers import HttpBackend, SshServer, git_daemon, silence, tls_context
+from tests.integration.packager.servers import HttpBackend, SshServer, Tunnel, git_daemon, silence, tls_context
 from tests.integration.packager.support import Origin, paths, put, wanted
 
 pytestmark = pytest.mark.integration
@@ -110,6 +110,27 @@ def test_through_a_proxy(origin: Origin, cache: Path) -> None:
     ):
         assert put(repository, wanted("a/one")).commit == origin.head()
     assert all(path.startswith("http://git.invalid/fleet.git/") for path in proxy.paths)
+
+
+def test_https_through_a_proxy_with_a_password_of_its_own(origin: Origin, cache: Path, tmp_path: Path) -> None:
+    tls, authority = tls_context(tmp_path)
+    with (
+        HttpBackend(origin.folder.parent, password=CANARY).serve(tls) as backend,
+        Tunnel("pr0xy-word").serve() as proxy,
+    ):
+        credentials = Credentials(username="packager", password=CANARY, ca_bundle=authority, proxy=proxy.url)
+        remote = Remote(f"{backend.url}/fleet.git")
+        with Repository(remote, cache, credentials) as repository:
+            assert put(repository, wanted("a/one")).commit == origin.head()
+        assert set(proxy.asked) == {backend.url.removeprefix("https://")}
+        # What passes is the TLS of Git's own server: the proxy learns no path and no password.
+        assert proxy.passed
+        assert not any(word in proxy.passed for word in (b"fleet.git", b"Authorization", CANARY.encode()))
+        wrong = proxy.url.replace("pr0xy-word", "wr0ng-word")
+        error = refused(remote, cache, replace(credentials, proxy=wrong))
+    assert isinstance(error, Unreachable)
+    assert "proxy" in str(error)
+    assert "wr0ng-word" not in str(error)
 
 
 def test_unknown_authority(origin: Origin, cache: Path, tmp_path: Path) -> None:
