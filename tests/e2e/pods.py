@@ -83,6 +83,10 @@ class Pod:
         for volume in self.spec["volumes"]:
             if "secret" in volume:
                 self._write(self.folder / volume["name"], await self._secret(client, volume["secret"]))
+            elif "configMap" in volume:
+                config_map = await client.get(CONFIG_MAPS, volume["configMap"]["name"], self.namespace)
+                content = {name: value.encode() for name, value in config_map["data"].items()}
+                self._write(self.folder / volume["name"], content)
         for source in self.container.get("envFrom", ()):
             config_map = await client.get(CONFIG_MAPS, source["configMapRef"]["name"], self.namespace)
             self.settings |= config_map["data"]
@@ -170,7 +174,7 @@ class Pod:
         found |= self.settings
         for variable in self.container["env"]:
             field = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-            found[variable["name"]] = self.namespace if field == "metadata.namespace" else variable["value"]
+            found[variable["name"]] = self.namespace if field == "metadata.namespace" else variable.get("value", "")
         # By it the process is found again when a test fails.
         return {**found, processes.MARK: str(self.folder)}
 

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from caphv.runtime.client import ApiClient
-from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SECRETS, Obj, Resource
+from caphv.runtime.resource import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, SECRETS, Obj, Resource
 from release.__main__ import contents
 from sandbox import binaries, manifests, pki, processes
 from sandbox.apiserver import ApiServer, Etcd, private_file
@@ -68,6 +68,18 @@ async def started(folder: Path) -> ApiServer:
     await server.start()
     private_file(folder / "kubeconfig", pki.to_yaml(server.kubeconfig()))
     return server
+
+
+VALUES: Obj = {
+    "replicas": 2,
+    "watchNamespace": "team-a",
+    "logLevel": "debug",
+    "webhooks": {"certificate": "self-signed"},
+    "metrics": {"certificateSecret": "own"},
+    "caBundle": {"configMap": "authorities", "key": "all.pem"},
+    # Nobody listens there, and the API server is no exception: a Pod reaches it without a proxy all the same.
+    "proxy": {"url": "http://proxy.invalid:3128"},
+}
 
 
 @pytest.fixture
@@ -121,6 +133,50 @@ async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: 
         finally:
             await processes.end(process, grace=pod.spec["terminationGracePeriodSeconds"])
         assert (await client.get(LEASES, "1e1658d6.cluster.x-k8s.io", NAMESPACE))["spec"]["holderIdentity"] == ""
+    log = process.log.read_text()
+    assert "orbidden" not in log
+    assert "Traceback" not in log
+
+
+def test_provider_runs_as_the_chart_says_for_one_namespace(
+    management: ApiServer, checkout: Path, prefix: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(VALUES))
+    chart = [checkout / "deploy" / "chart", f"--namespace={NAMESPACE}", f"--values={tmp_path / 'values.yaml'}"]
+    command = [binaries.binary("helm"), "template", "caphv", *chart]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    objects = [obj for obj in yaml.safe_load_all(done.stdout) if obj]
+    asyncio.run(one_namespace(management, prefix, tmp_path, objects))
+
+
+async def one_namespace(management: ApiServer, prefix: Path, folder: Path, objects: list[Obj]) -> None:
+    ca = pki.CA.create("metrics")
+    pair = ca.server(["metrics.example.com"])
+    data = {"ca.crt": ca.certificate, "tls.crt": pair.certificate, "tls.key": pair.key}
+    text = {name: content.decode() for name, content in data.items()}
+    async with management.client() as client:
+        for name in (NAMESPACE, "team-a"):
+            await client.create(NAMESPACES, {"metadata": {"name": name}})
+        place = {"name": "own", "namespace": NAMESPACE}
+        await client.create(SECRETS, {"metadata": place, "type": "kubernetes.io/tls", "stringData": text})
+        place = {"name": "authorities", "namespace": NAMESPACE}
+        await client.create(CONFIG_MAPS, {"metadata": place, "data": {"all.pem": text["ca.crt"]}})
+        await manifests.apply(client, [*objects, *core_crds("v1beta2")])
+        pod = Pod(management, await deployment(client, "caphv-controller-manager"), prefix, folder / "pod")
+        await pod.mount(client)
+        process = pod.start()
+        try:
+            await until(lambda: probed(pod, "readinessProbe"), "it is ready")
+            assert (await client.get(LEASES, "team-a.1e1658d6.cluster.x-k8s.io", NAMESPACE))["spec"]["holderIdentity"]
+            await bind(client, "prometheus")
+            tls: dict[str, Any] = {"ssl": ssl.create_default_context(cadata=text["ca.crt"])}
+            tls["server_hostname"] = "metrics.example.com"
+            headers = {"Authorization": f"Bearer {await token(client, 'prometheus')}"}
+            url = f"https://127.0.0.1:{pod.port('metrics')}/metrics"
+            async with aiohttp.ClientSession() as session, session.get(url, headers=headers, **tls) as answer:
+                assert answer.status == 200
+        finally:
+            await processes.end(process)
     log = process.log.read_text()
     assert "orbidden" not in log
     assert "Traceback" not in log
