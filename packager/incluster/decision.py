@@ -7,7 +7,7 @@ bundles at once, and the Cluster that follows later renders to the same bytes an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from caphv.api import names
@@ -21,6 +21,7 @@ from packager.facts import facts_of
 from packager.git.prune import Plan, Pruning
 from packager.git.publish import CLUSTER_ROOT, Wanted, planned
 from packager.git.snapshot import Snapshot
+from packager.incluster import moved
 from packager.merge import Obj, at, merged
 from packager.sources import ClusterFacts, annotations_of_cluster, labels_of_cluster
 from packager.tree import CLUSTERS
@@ -31,13 +32,15 @@ class Work:
     """What the management cluster says.
 
     `facts` are clusters whose bundles follow from them. Of the others that are there, those in `incomplete` have
-    bundles of their definition only, and those in `keep` stay as they are, whatever anybody defines. `confirmed` are
-    clusters whose definition may go. `why` is for the message of a commit.
+    bundles of their definition only, and those in `keep` stay as they are, whatever anybody defines. `moved` are
+    clusters that went while they were paused, `confirmed` those whose definition may go. `why` is for the message of a
+    commit.
     """
 
     facts: tuple[ClusterFacts, ...]
     keep: frozenset[Key] = frozenset()
     incomplete: frozenset[Key] = frozenset()
+    moved: frozenset[Key] = frozenset()
     confirmed: frozenset[Key] = frozenset()
     why: str = ""
 
@@ -71,7 +74,12 @@ class Decider:
         made = self._maker.make(source, snapshot) if source else None
         batch = self._packager.render([self._to_be(one, made, snapshot) for one in work.facts], snapshot.tree)
         self._forget(work)
-        plan = planned(snapshot, self._wanted(made, batch, work), self._pruning(made, batch, work, source, snapshot))
+        wanted = self._wanted(made, batch, work)
+        allowed = self._pruning(made, batch, work, source, snapshot)
+        going = self._bundles(snapshot) - {*allowed.keep} - {f"{CLUSTERS}/{name}" for name in wanted[CLUSTER_ROOT]}
+        staying = moved.moved(going, {f"{CLUSTERS}/{key}" for key in work.moved}, snapshot)
+        plan = planned(snapshot, wanted, replace(allowed, keep={*allowed.keep, *staying}))
+        plan = moved.with_marks(plan, staying, snapshot)
         return Decision(batch, made, with_status(plan, made, snapshot) if made else plan)
 
     def _wanted(self, made: Made | None, batch: Batch, work: Work) -> Wanted:
@@ -80,7 +88,7 @@ class Decider:
         to_come = {
             name: folder
             for name, folder in wanted.get(CLUSTER_ROOT, {}).items()
-            if name not in live and self._is_ours(name)
+            if name not in live and name.startswith(f"{self._namespace}/" if self._namespace else "")
         }
         return {**wanted, CLUSTER_ROOT: to_come | self._packager.folders(batch)}
 
@@ -88,17 +96,23 @@ class Decider:
         self, made: Made | None, batch: Batch, work: Work, source: Source | None, snapshot: Snapshot
     ) -> Pruning:
         """Return what may go: bundles of clusters that are not there and have no manifest; confirmed definitions."""
-        there = {f"{files.MANIFESTS}/{name}" for name in manifests(snapshot)}
-        bundles = {f"{CLUSTERS}/{name}" for name in _folders(snapshot, CLUSTERS) if self._is_ours(name)}
+        defined = manifests(snapshot)
         found = Pruning(complete=True, budget=self._max_prune)
         if made and source:
             found = pruning(made, source, snapshot, Options(self._max_prune, {str(key) for key in work.confirmed}))
+        scope = {f"{files.MANIFESTS}/{name}" for name in defined} | self._bundles(snapshot)
         staying = {f"{CLUSTERS}/{key}" for key in work.keep | work.incomplete} | batch.kept
-        defined = {path.replace(files.MANIFESTS, CLUSTERS, 1) for path in there - set(found.confirmed)}
-        return replace(found, scope=there | bundles, keep={*found.keep, *staying, *defined})
+        to_come = {f"{CLUSTERS}/{name}" for name in defined if f"{files.MANIFESTS}/{name}" not in found.confirmed}
+        return replace(found, scope=scope, keep={*found.keep, *staying, *to_come})
 
-    def _is_ours(self, name: str) -> bool:
-        return not self._namespace or name.startswith(f"{self._namespace}/")
+    def _bundles(self, snapshot: Snapshot) -> set[str]:
+        """Return the folders with bundles of clusters that are cared for."""
+        return {
+            f"{CLUSTERS}/{namespace}/{name}"
+            for namespace, outer in snapshot.entries(CLUSTERS).items()
+            if outer.is_folder and namespace == (self._namespace or namespace)
+            for name in snapshot.entries(f"{CLUSTERS}/{namespace}")
+        }
 
     # Clusters as they will be
 
@@ -182,10 +196,3 @@ def _same(one: ClusterFacts, other: ClusterFacts) -> bool:
         and one.control_plane is other.control_plane
         and one.fleet_clusters == other.fleet_clusters
     )
-
-
-def _folders(snapshot: Snapshot, root: str) -> Iterator[str]:
-    """Yield `<namespace>/<name>` of all folders below a root."""
-    for namespace, outer in snapshot.entries(root).items():
-        if outer.is_folder:
-            yield from (f"{namespace}/{name}" for name in snapshot.entries(f"{root}/{namespace}"))

@@ -51,7 +51,7 @@ LAST_SUCCESS = Gauge(
 REMOVED = Counter("caphv_packager_removed_total", "Bundles and folders that were removed.", registry=REGISTRY)
 HELD = Gauge(
     "caphv_packager_removals_held",
-    "Removals that wait: more than --max-prune at once, not confirmed, or not all files can be read.",
+    "Removals that wait, for what Event AddonBundlesKept says.",
     registry=REGISTRY,
 )
 CLUSTER_READY = Gauge(

@@ -90,6 +90,8 @@ class Loop:
             self._failed(error, changed, seen)
             return False
         self.trigger.done()
+        if not self._publisher.is_reviewed:
+            self._view.forget_moved(work.moved)
         metrics.SYNC_SECONDS.observe(time.monotonic() - started)
         self._done(published, seen)
         return True
@@ -97,8 +99,9 @@ class Loop:
     def _work(self, seen: dict[Key, Seen], changed: Collection[Key]) -> Work:
         facts = tuple(found.facts for found in seen.values() if found.facts)
         incomplete = frozenset(key for key, found in seen.items() if found.incomplete)
-        keep = frozenset(self._view.kept() - {found.key for found in facts} - incomplete)
-        return Work(facts, keep, incomplete, frozenset(self._view.confirmed()), outcome.why(changed))
+        keep = frozenset(self._view.there() - {found.key for found in facts} - incomplete)
+        moved, confirmed = frozenset(self._view.moved()), frozenset(self._view.confirmed())
+        return Work(facts, keep, incomplete, moved, confirmed, outcome.why(changed))
 
     def _done(self, published: Published, seen: dict[Key, Seen]) -> None:
         self._count(published)

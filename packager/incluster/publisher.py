@@ -104,9 +104,14 @@ class Publisher:
         self._done = followed.origin if followed else ""
         self._note(result.head)
         unmerged: frozenset[Key] = frozenset()
-        if self._options.place.remote.review:
+        if self.is_reviewed:
             unmerged = frozenset(touched(self._decider.decide(repository.sync(), work, source).plan))
         return Published(decision.batch, result, unmerged, decision.made, error)
+
+    @property
+    def is_reviewed(self) -> bool:
+        """Whether somebody has to merge what is published."""
+        return bool(self._options.place.remote.review)
 
     def is_before(self, commit: str, other: str) -> bool:
         """Whether one commit of the branch is known to be older than another."""

@@ -105,9 +105,17 @@ class View:
             if is_on_harvester(cluster, self._find) and self._is_selected(cluster)
         }
 
-    def kept(self) -> set[Key]:
-        """Clusters whose bundles stay, whatever is rendered: all that are there, and those that moved away."""
-        return self.clusters.store.keys() | self._moved
+    def there(self) -> set[Key]:
+        """All Clusters, also those that are not cared for here."""
+        return set(self.clusters.store.keys())
+
+    def moved(self) -> set[Key]:
+        """Clusters that went while they were paused, until `forget_moved`."""
+        return set(self._moved)
+
+    def forget_moved(self, keys: Iterable[Key]) -> None:
+        """The repository has it now."""
+        self._moved.difference_update(keys)
 
     def confirmed(self) -> set[Key]:
         """Clusters whose definition may go: an annotation says so."""
@@ -183,7 +191,6 @@ class View:
     def _cluster_changed(self, change: Change) -> None:
         if change.new is None and clusterapi.paused(change.obj, change.obj):
             # `clusterctl move` pauses a Cluster and takes it to another management cluster, where it lives on.
-            log.warning("the paused Cluster %s is gone: its bundles stay, because it may have been moved", change.key)
             self._moved.add(change.key)
         elif change.new is not None:
             self._moved.discard(change.key)

@@ -81,6 +81,12 @@ class Origin:
         git(self.folder, "fast-import", "--quiet", "--done", "--force", stdin="".join(lines).encode())
         return self.head(branch)
 
+    def remove(self, path: str) -> None:
+        """Commit as somebody else, without a file."""
+        lines = ["commit refs/heads/main\ncommitter somebody <somebody@else> 1 +0000\ndata 0\n"]
+        lines += [f"from refs/heads/main^0\nD {path}\ndone\n"]
+        git(self.folder, "fast-import", "--quiet", "--done", stdin="".join(lines).encode())
+
 
 def folder(cluster: str, mtu: int = 1500, bundles: tuple[str, ...] = BUNDLES) -> Folder:
     return Folder({f"{bundle}/fleet.yaml": f"name: {cluster}-{bundle}\nmtu: {mtu}\n".encode() for bundle in bundles})

@@ -233,6 +233,26 @@ def test_more_than_the_budget_stays_manifests_and_bundles(case: Case) -> None:
     assert all(case.has(f"{root}/team-a/{name}") for root in ("manifests", "clusters") for name in names)
 
 
+def test_a_cluster_that_went_while_paused_is_marked_until_it_is_back(case: Case) -> None:
+    case.define(calico(1450))
+    case.publish()
+    live = case.live()
+    case.define()
+    case.publish(live, confirmed=frozenset({ONE}))
+    tree = case.origin.tree()
+    case.publish(moved=frozenset({ONE}))
+    assert sorted(case.changed()) == [f"{BUNDLES}/.caphv-files", f"{BUNDLES}/.caphv-moved"]
+    case.restarted()
+    count = case.origin.count()
+    (held,) = case.publish().result.plan.held
+    assert (held.what, case.origin.count()) == (BUNDLES, count)
+    assert "remove .caphv-moved" in held.why
+    case.publish(live)
+    assert case.origin.tree() == tree
+    case.publish()
+    assert not case.has(BUNDLES)
+
+
 def test_a_faulty_definition_and_a_paused_cluster_are_left_as_they_are(case: Case) -> None:
     case.define(calico(1450), calico(1450, "two"))
     case.publish()
