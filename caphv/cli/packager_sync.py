@@ -174,6 +174,8 @@ def _options(flags: dict[str, Any]) -> Options:
 
 def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, str]:
     """Return the files of the source by path, and what it is called in the commit."""
+    from packager.definitions.source import manifests
+
     if bool(flags["definitions"]) == bool(flags["source_repo"]):
         raise click.UsageError("say where the definitions are: a folder, or --source-repo URL")
     if flags["definitions"]:
@@ -185,7 +187,7 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, str]:
         snapshot = repository.sync()
         if not snapshot.commit:
             raise CouldNotRead(f"{flags['source_repo']} has no branch {flags['source_branch']}")
-        return dict(snapshot.tree), f"{flags['source_repo']}@{snapshot.commit}"
+        return manifests(snapshot.tree), f"{flags['source_repo']}@{snapshot.commit}"
 
 
 def _source(flags: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ a changed definition among a thousand costs what one costs.
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Any
 import yaml
 
 from caphv.runtime.resource import Key
-from caphv.schema.findings import Finding
+from caphv.schema.findings import Fault, Finding
 from packager import yamltext
 from packager.bundles import FLEET_YAML, workspace
 from packager.definitions import files
@@ -23,6 +24,7 @@ from packager.definitions.build import build
 from packager.definitions.model import FLEET
 from packager.definitions.source import Given, Problem, Source
 from packager.facts import facts_of, is_suspended
+from packager.git.errors import GitError
 from packager.git.folder import Folder, blob_id
 from packager.git.publish import CLUSTER_ROOT, Root
 from packager.git.snapshot import Snapshot
@@ -31,6 +33,8 @@ from packager.merge import Obj, at
 from packager.record import FILE as RECORD
 from packager.render import Rendered, Renderer
 from packager.tree import CLUSTERS, path_of
+
+log = logging.getLogger(__name__)
 
 GITREPOS = "gitrepos"
 MANIFEST_ROOT, NAMESPACE_ROOT = Root(files.MANIFESTS, definitions=True), Root(files.NAMESPACES)
@@ -137,7 +141,15 @@ class Maker:
         return made
 
     def _one(self, given: Given, classes: Sequence[Obj], snapshot: Snapshot) -> _One:
-        return self._defined(given, snapshot) if given.is_definition else self._plain(given, classes, snapshot)
+        try:
+            return self._defined(given, snapshot) if given.is_definition else self._plain(given, classes, snapshot)
+        except GitError:
+            raise
+        except Exception as error:
+            # Whatever a definition brings to light in us, the others go on.
+            log.exception("cluster %s cannot be made", given.key)
+            detail = f"cannot be made into a cluster ({type(error).__name__}); the log says where: report it"
+            return _One((given.head.problem(Finding(("spec",), Fault.INVALID, detail, "definition-failed")),))
 
     def _defined(self, given: Given, snapshot: Snapshot) -> _One:
         built = build(given.head.obj, self._renderer, snapshot.tree, first_files(existing(snapshot, given.key)))

@@ -21,6 +21,9 @@ from packager.facts import CLUSTER_API_GROUP
 from packager.merge import Obj, at
 from packager.tree import Tree, path_of
 
+# Parsed YAML takes some fifty times as much memory, and no API server takes an object of this size.
+_LARGEST = 2 * 1024 * 1024
+
 Judge = Callable[[Obj], list[Finding]]
 """Says what is wrong with one object, whatever its kind."""
 
@@ -105,7 +108,7 @@ class Reader:
     def read(self, files: Tree) -> Source:
         """Read all YAML and JSON files but hidden ones; others are not for us. Raises nothing that files can cause."""
         source = Source()
-        by_file = {name: self._items(name, files[name], source) for name in sorted(files) if _is_manifest(name)}
+        by_file = {name: self._items(name, content, source) for name, content in sorted(manifests(files).items())}
         self._known = {name: self._known[name] for name in by_file}
         _cut(by_file, source)
         for given in source.clusters:
@@ -138,6 +141,11 @@ class _File:
     problems: tuple[Problem, ...]
 
 
+def manifests(files: Tree) -> dict[str, bytes]:
+    """Return the files that may hold definitions; others are not even read."""
+    return {name: files[name] for name in files if _is_manifest(name)}
+
+
 def _is_manifest(name: str) -> bool:
     parts = name.split("/")
     hidden = any(part.startswith(".") for part in parts)
@@ -145,6 +153,8 @@ def _is_manifest(name: str) -> bool:
 
 
 def _read(name: str, content: bytes) -> _File:
+    if len(content) > _LARGEST:
+        return _File((), (Problem(name, 1, f"the file has more than {_LARGEST} bytes: split it"),))
     found = parsed(name, content, named=False)
     items = (
         Item(name, document, base, obj)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packager.definitions.source import Judge, Reader, Source
+from packager.definitions.source import Judge, Reader, Source, manifests
 from packager.git.errors import GitError
 from packager.incluster.holder import Holder, Place
 
@@ -42,14 +42,14 @@ class Follower:
     def look(self) -> None:
         """Read the newest commit, if there is a new one. Raises GitErrors."""
         repository = self._holder.opened()
-        commit = repository.heads().target
-        if not commit:
-            remote = self._place.remote
+        if self._followed and self._followed[0] == repository.heads().target:
+            return
+        snapshot, remote = repository.sync(), self._place.remote
+        if not snapshot.commit:
+            # Nothing there is not the same as no definitions there: those would go.
             raise GitError(f"{remote.url} has no branch {remote.branch}: make it, or name another one")
-        if self._followed is None or self._followed[0] != commit:
-            snapshot = repository.sync()
-            source = self._reader.read(dict(snapshot.tree))
-            self._followed = snapshot.commit, Followed(f"{self._place.remote.url}@{snapshot.commit}", source)
+        source = self._reader.read(manifests(snapshot.tree))
+        self._followed = snapshot.commit, Followed(f"{remote.url}@{snapshot.commit}", source)
 
     def close(self) -> None:
         """Let go of the clone."""

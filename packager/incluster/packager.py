@@ -73,6 +73,7 @@ class Loop:
 
     async def close(self) -> None:
         """Let go of the clone, when what runs in the thread has ended."""
+        self._publisher.stop()
         closing = asyncio.get_running_loop().run_in_executor(self._thread, self._publisher.close)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(closing), _CLOSE_SECONDS)

@@ -81,6 +81,7 @@ class Publisher:
         self._target = Holder(options.place)
         self._follower = Follower(options.source) if options.source else None
         self._done = ""
+        self._stopping = False
         self._order: OrderedDict[str, int] = OrderedDict()
 
     def publish(self, work: Work) -> Published:
@@ -97,6 +98,8 @@ class Publisher:
 
         def decide(snapshot: Snapshot) -> Plan:
             nonlocal decision
+            if self._stopping:
+                raise GitError("the packager is stopping: nothing more is committed")
             decision = self._decider.decide(snapshot, work, source)
             return decision.plan
 
@@ -116,6 +119,10 @@ class Publisher:
     def is_before(self, commit: str, other: str) -> bool:
         """Whether one commit of the branch is known to be older than another."""
         return self._order.get(commit, math.inf) < self._order.get(other, -1)
+
+    def stop(self) -> None:
+        """Commit nothing more, also not what is being decided now: somebody else may go on. From any thread."""
+        self._stopping = True
 
     def close(self) -> None:
         """Let go of the clones."""

@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 from caphv.cli import cli
 from caphv.runtime.resource import Key
+from packager.definitions import make, source
+from packager.git.errors import GitError
 from packager.git.remote import Remote
 from packager.gitrepo import GitRepoOptions
 from packager.incluster import follower
@@ -45,12 +47,15 @@ class Case:
         files = {f"{found['metadata']['name']}.yaml": yaml.safe_dump(found) for found in definitions}
         self.source.push(files or {"README.md": "nothing"}, anew=True)
 
-    def publish(self, *live: ClusterFacts, **work: frozenset[Key]) -> Published:
-        """Look at everything once."""
+    def publisher(self) -> Publisher:
         if self._publisher is None:
             self.restarted()
         assert self._publisher is not None
-        return self._publisher.publish(Work(live, why="A test.", **work))
+        return self._publisher
+
+    def publish(self, *live: ClusterFacts, **work: frozenset[Key]) -> Published:
+        """Look at everything once."""
+        return self.publisher().publish(Work(live, why="A test.", **work))
 
     def restarted(self, namespace: str = "") -> None:
         self.close()
@@ -295,6 +300,59 @@ def test_what_others_write_is_set_right_and_stops_nothing(case: Case, content: s
     away.rename(case.source.folder)
     case.publish(live)
     assert case.origin.tree() == tree
+
+
+def test_a_definition_that_brings_a_fault_of_ours_to_light_stops_no_other(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.define(calico(1450))
+    case.publish()
+    build = make.build
+
+    def fails(obj: Obj, *rest: Any) -> Any:
+        if obj["metadata"]["name"] == "one":
+            raise KeyError("canary")
+        return build(obj, *rest)
+
+    monkeypatch.setattr(make, "build", fails)
+    case.define(calico(1400), calico(1450, "two"))
+    published = case.publish()
+    assert published.made is not None
+    (problem,) = published.made.problems
+    assert (problem.file, "KeyError" in problem.message, "canary" in problem.message) == ("one.yaml", True, False)
+    assert case.has(BUNDLES)
+    assert case.has("clusters/team-a/two")
+
+
+def test_a_source_without_its_branch_is_no_source_without_definitions(case: Case) -> None:
+    going = calico(1450)
+    going["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
+    case.define(going)
+    case.publish()
+    git(case.source.folder, "update-ref", "-d", "refs/heads/main")
+    assert "has no branch main" in str(case.publish().source_error)
+    case.restarted()
+    case.publish()
+    assert case.has(MANIFEST)
+
+
+def test_a_large_file_is_refused_and_others_are_not_read(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_LARGEST", 4000)
+    case.define(calico(1450))
+    case.source.push({"large.yaml": "a: " + "x" * 5000, "picture.png": "x" * 5000, ".hidden.yaml": "kind: ["})
+    published = case.publish()
+    assert published.made is not None
+    assert [problem.file for problem in published.made.problems] == ["large.yaml"]
+    assert case.has(BUNDLES)
+
+
+def test_who_stops_commits_nothing_more(case: Case) -> None:
+    case.define(calico(1450))
+    publisher = case.publisher()
+    publisher.stop()
+    with pytest.raises(GitError, match="stopping"):
+        publisher.publish(Work(()))
+    assert case.origin.branches() == []
 
 
 def test_nothing_new_is_not_read(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
