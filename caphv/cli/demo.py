@@ -94,9 +94,9 @@ async def _demo(box: Any, progress: Any, *, keep: bool) -> str:
 def _summary(story: "Story") -> str:
     counted = len([step for step in story.view.steps if not step.failed])
     return (
-        f"OK: {counted} of {len(story.view.steps)} steps in SECONDS: cluster from a definition in Git with "
-        f"{story.spec.control_planes} control planes and {story.spec.workers} workers, lost machines replaced, scaled, "
-        "upgraded, deleted, nothing left on Harvester"
+        f"OK: {counted} of {len(story.view.steps)} steps in SECONDS\n"
+        "A cluster from a definition in Git: lost machines replaced, scaled, upgraded,\n"
+        "deleted; nothing is left on Harvester"
     )
 
 

@@ -6,26 +6,19 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
-import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
-
 from caphv import data
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.resource import EVENTS, NAMESPACES, Key, Obj, Resource
-from sandbox import manifests, pki, processes
-from sandbox.apiserver import ApiServer, private_file
-from sandbox.processes import Process
-from tests.conftest import CHECKOUT
+from sandbox import manifests
+from sandbox.apiserver import ApiServer
 from tests.integration.packager.support import Origin
+from tests.integration.process import Caphv
 
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
 MACHINES = Resource("cluster.x-k8s.io", "v1beta2", "machines", "Machine")
@@ -65,87 +58,14 @@ async def install(server: ApiServer, *kinds: Resource) -> None:
         await manifests.apply(client, [*ours, *map(crd, kinds)])
 
 
-class Packager:
+class Packager(Caphv):
     """One `caphv packager run`, or another command that runs it; `options` are further options of it."""
 
     def __init__(
         self, folder: Path, server: ApiServer, *options: str, command: tuple[str, ...] = ("packager", "run")
     ) -> None:
-        self.name = f"packager-{next(_numbers)}"
-        self._folder, self._command, self._options = folder, command, options
-        self._kubeconfig = folder / f"{self.name}.kubeconfig"
+        super().__init__(folder, f"packager-{next(_numbers)}", "--log-level=debug", *options, command=command)
         self.run_as(server, "packager", "system:masters")
-        self.metrics_port, self._health = processes.free_ports(2)
-        self._process: Process | None = None
-        self.environment: dict[str, str] = {}
-
-    def run_as(self, server: ApiServer, user: str, *groups: str) -> None:
-        """Give it another account than an administrator's."""
-        private_file(self._kubeconfig, pki.to_yaml(server.kubeconfig(user, groups)))
-
-    @property
-    def log(self) -> str:
-        return (self._folder / "logs" / f"{self.name}.log").read_text()
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.alive
-
-    def launch(self) -> Process:
-        arguments = [
-            f"--kubeconfig={self._kubeconfig}",
-            f"--metrics-bind-address=127.0.0.1:{self.metrics_port}",
-            f"--health-probe-bind-address=127.0.0.1:{self._health}",
-            "--log-level=debug",
-            *self._options,
-        ]
-        command = [sys.executable, "-P", "-m", "caphv", *self._command, *arguments]
-        environment = {"PYTHONPATH": str(CHECKOUT), **self.environment}
-        self._process = processes.start(self._folder, self.name, command, env=environment)
-        return self._process
-
-    async def start(self) -> None:
-        await processes.wait_ready(self.launch(), self._ready, START_SECONDS)
-
-    async def stop(self) -> None:
-        if self._process:
-            await processes.end(self._process)
-
-    async def kill(self) -> None:
-        """End it at once, and whatever it has started with it."""
-        if self._process:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)
-            await processes.end(self._process)
-
-    async def exposition(self) -> str:
-        """Its metrics, as Prometheus reads them."""
-        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
-        async with aiohttp.ClientSession() as session, session.get(url) as got:
-            return await got.text()
-
-    async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://127.0.0.1:{self.metrics_port}/metrics") as got,
-        ):
-            families = text_string_to_metric_families(await got.text())
-        return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in families
-            for sample in family.samples
-        }
-
-    async def value(self, name: str, **labels: str) -> float | None:
-        return (await self.metrics()).get((name, frozenset(labels.items())))
-
-    async def _ready(self) -> bool:
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            timeout = aiohttp.ClientTimeout(total=2)
-            url = f"http://127.0.0.1:{self._health}/readyz"
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
-                return answer.status == 200
-        return False
 
 
 class Case:

@@ -10,8 +10,8 @@ import pytest
 
 from caphv.runtime.resource import Obj, Resource
 from release.components import objects
-from sandbox import manifests, pki
-from sandbox.apiserver import ApiServer, private_file
+from sandbox import manifests
+from sandbox.apiserver import ApiServer
 from tests.conftest import CHECKOUT
 from tests.integration.packager.environment import (
     CLASSES,
@@ -68,7 +68,7 @@ def test_shipped_rules_are_enough_and_none_is_too_many(audited: ApiServer, tmp_p
 async def live(case: Case) -> None:
     """A cluster of each distribution, trouble that is told twice, and the end."""
     packager = case.packager("--leader-elect", "--metrics-secure")
-    private_file(packager._kubeconfig, pki.to_yaml(case.server.kubeconfig(ACCOUNT, GROUPS)))
+    packager.run_as(case.server, ACCOUNT, *GROUPS)
     packager.environment["POD_NAMESPACE"] = "caphv-system"
     await packager.start()
     assert (await scrape(packager.metrics_port, await token(case.client, "nobody")))[0] == 403

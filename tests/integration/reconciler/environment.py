@@ -14,18 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
-
 from caphv import data
 from caphv.runtime.resource import Obj
 from sandbox import binaries, manifests, network, pki, processes
 from sandbox.apiserver import ApiServer, Etcd, Token, private_file
 from sandbox.environment import SIMULATOR_READY_FILE, STATE_FILE
 from sandbox.harvester.world import World
-from sandbox.processes import Process
 from sandbox.workload import FLAGS as WORKLOAD_FLAGS
 from tests.conftest import CHECKOUT
+from tests.integration.process import START_SECONDS, Caphv
 
 USER_AGENT = "caphv"
 IDENTITY_TOKEN = "canary-identity-token-5f0e4f0a"
@@ -36,67 +33,14 @@ TIMES = {
     "stop_seconds": 0.3,
     "takeover_seconds": 0.05,
 }
-START_SECONDS = 60.0
 
 
-class Provider:
-    """One `caphv run`; `options` are further options of it. It logs at debug to `log`."""
+class Provider(Caphv):
+    """One `caphv run`; `options` are further options of it."""
 
     def __init__(self, folder: Path, name: str, server: ApiServer, *options: str) -> None:
-        self._folder, self._name, self._options = folder, name, options
-        self._kubeconfig = folder / f"{name}.kubeconfig"
-        private_file(self._kubeconfig, pki.to_yaml(server.kubeconfig("caphv", ["system:masters"])))
-        self._metrics, self._health = processes.free_ports(2)
-        self._process: Process | None = None
-
-    @property
-    def log(self) -> str:
-        """All it has logged, in all its starts."""
-        return (self._folder / "logs" / f"{self._name}.log").read_text()
-
-    async def start(self) -> None:
-        """Start it and wait until its caches are filled."""
-        arguments = [
-            f"--kubeconfig={self._kubeconfig}",
-            f"--metrics-bind-address=127.0.0.1:{self._metrics}",
-            f"--health-probe-bind-address=127.0.0.1:{self._health}",
-            "--log-level=debug",
-            *self._options,
-        ]
-        command = [sys.executable, "-P", "-m", "caphv", "run", *arguments]
-        self._process = processes.start(self._folder, self._name, command, env={"PYTHONPATH": str(CHECKOUT)})
-        await processes.wait_ready(self._process, self._ready, START_SECONDS)
-
-    async def stop(self) -> None:
-        """Stop it as an update of its Deployment does."""
-        if self._process:
-            await processes.end(self._process)
-
-    async def exposition(self) -> str:
-        """Its metrics, as Prometheus reads them."""
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self._metrics}/metrics") as got:
-            return await got.text()
-
-    async def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-        """Values of its metrics by name and labels."""
-        async with (
-            aiohttp.ClientSession() as session,
-            session.get(f"http://127.0.0.1:{self._metrics}/metrics") as got,
-        ):
-            families = text_string_to_metric_families(await got.text())
-        return {
-            (sample.name, frozenset(sample.labels.items())): sample.value
-            for family in families
-            for sample in family.samples
-        }
-
-    async def _ready(self) -> bool:
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            timeout = aiohttp.ClientTimeout(total=2)
-            url = f"http://127.0.0.1:{self._health}/readyz"
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as answer:
-                return answer.status == 200
-        return False
+        super().__init__(folder, name, "--log-level=debug", *options)
+        self.run_as(server, "caphv", "system:masters")
 
 
 @dataclass

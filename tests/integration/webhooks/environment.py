@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from caphv import data
 from caphv.runtime.resource import Obj, Resource
 from sandbox import manifests, pki, processes
 from sandbox.apiserver import ApiServer, private_file
-from sandbox.processes import Process
-from tests.conftest import CHECKOUT
+from tests.integration.process import Caphv
 from webhooks.verdict import KINDS
 
-START_SECONDS = 60.0
 WAIT_SECONDS = 30.0
 VERSIONS = ("v1alpha1", "v1beta1")
 GROUP = "infrastructure.cluster.x-k8s.io"
@@ -45,63 +39,25 @@ def write_certificate(folder: Path, ca: pki.CA, *names: str) -> None:
     os.replace(folder / "..new", folder / "..data")
 
 
-class Server:
+class Server(Caphv):
     """One `caphv webhook`, or with `command` another command that serves the webhooks."""
 
     def __init__(self, folder: Path, name: str, *options: str, command: str = "webhook", port: int = 0) -> None:
-        self.folder, self.name, self.command, self.options = folder, name, command, options
-        free = processes.free_ports(3)
-        self.port, self.health, self.metrics_port = port or free[0], free[1], free[2]
+        super().__init__(folder, name, *options, command=(command,))
+        self.port = port or processes.free_ports(1)[0]
         self.certificates = folder / f"{name}-certificates"
         self.ca = pki.CA.create(name)
-        self.process: Process | None = None
+        self.own += [f"--webhook-cert-dir={self.certificates}", f"--webhook-bind-address=127.0.0.1:{self.port}"]
 
     @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self.port}"
 
-    @property
-    def log(self) -> str:
-        return (self.folder / "logs" / f"{self.name}.log").read_text()
-
-    def launch(self) -> Process:
-        """Start it, without waiting for anything."""
-        arguments = [
-            f"--webhook-cert-dir={self.certificates}",
-            f"--webhook-bind-address=127.0.0.1:{self.port}",
-            f"--health-probe-bind-address=127.0.0.1:{self.health}",
-            f"--metrics-bind-address=127.0.0.1:{self.metrics_port}",
-            *self.options,
-        ]
-        command = [sys.executable, "-P", "-m", "caphv", self.command, *arguments]
-        self.process = processes.start(self.folder, self.name, command, env={"PYTHONPATH": str(CHECKOUT)})
-        return self.process
-
     async def start(self) -> None:
         """Start it with a certificate and wait until it is ready."""
         if not self.certificates.exists():
             write_certificate(self.certificates, self.ca)
-        await processes.wait_ready(self.launch(), self.ready, START_SECONDS)
-
-    async def stop(self) -> None:
-        if self.process:
-            await processes.end(self.process)
-
-    async def ready(self) -> bool:
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            return (await self.get(self.health, "readyz"))[0] == 200
-        return False
-
-    async def metrics(self) -> str:
-        return (await self.get(self.metrics_port, "metrics"))[1]
-
-    async def get(self, port: int, path: str) -> tuple[int, str]:
-        timeout = aiohttp.ClientTimeout(total=5)
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"http://127.0.0.1:{port}/{path}") as answer,
-        ):
-            return answer.status, await answer.text()
+        await super().start()
 
 
 async def install_crds(server: ApiServer) -> None:

@@ -164,7 +164,7 @@ async def test_it_waits_for_its_certificate_and_says_so(etcd_folder: Path) -> No
 
     async def says() -> bool:
         try:
-            code, text = await server.get(server.health, "readyz")
+            code, text = await server.get(server.health_port, "readyz")
         except OSError:
             return False
         return code == 500 and "tls.crt is missing" in text
@@ -241,7 +241,7 @@ async def test_the_provider_serves_them_in_a_process_of_its_own(
 
 
 async def told(server: Server, what: str) -> bool:
-    return what in "".join(line for line in (await server.metrics()).splitlines() if "webhook_requests" in line)
+    return what in "".join(line for line in (await server.exposition()).splitlines() if "webhook_requests" in line)
 
 
 async def settled(client: ApiClient, name: str) -> bool:
