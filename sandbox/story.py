@@ -240,10 +240,11 @@ class Story:
             await self._replace_all(f"/spec/topology/variables/{names.index(name)}/value", value)
             step.outcome = f"{len(self.running())} new machines"
 
-    async def rebase(self, cluster_class: str) -> None:
-        """Take another ClusterClass whose templates make other machines."""
-        async with self._step(f"Rebase to ClusterClass {cluster_class}: machines are replaced") as step:
-            await self._replace_all("/spec/topology/classRef/name", cluster_class)
+    async def rebase(self, name: str, namespace: str = "") -> None:
+        """Take another ClusterClass whose templates make other machines; by default of the same namespace."""
+        async with self._step(f"Rebase to ClusterClass {name}: machines are replaced") as step:
+            reference = {"name": name, "namespace": namespace or self.spec.class_namespace}
+            await self._replace_all("/spec/topology/classRef", reference)
             step.outcome = f"{len(self.running())} new machines"
 
     async def delete(self) -> None:

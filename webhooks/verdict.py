@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from caphv.schema import compiled
 from caphv.schema.findings import Finding, in_order
 from webhooks.rules import addresses, cluster, guest, immutability, machine, objectnames, placement, pools, volumes
+from webhooks.rules.cluster import UNSET_HOST
 from webhooks.rules.model import (
     CLUSTER,
     CLUSTER_TEMPLATE,
@@ -115,15 +116,20 @@ def defaults(review: Review) -> list[Obj]:
     """Return what to fill in as operations of a JSON Patch (RFC 6902), none when nothing is left to fill in.
 
     Most fields have no default here because their absence says something: a disk without `bootOrder`, a network without
-    `subnetMask`. The port of an endpoint is the one that the contract fixes.
+    `subnetMask`. The port of an endpoint is the one that the contract fixes. An endpoint that is known is filled in for
+    a placeholder: the Go provider's ClusterClass has one, and the topology of a Cluster would set it again and again.
     """
     if not isinstance(review.object, dict) or review.kind not in CLUSTERS or _deleted(review.object):
         return []
     endpoint = Subject.of(review.kind, review.object).spec.at("controlPlaneEndpoint")
+    path = "".join(f"/{part}" for part in endpoint.path)
+    if endpoint.at("host").text == UNSET_HOST and review.kind == CLUSTER and isinstance(review.old, dict):
+        known = Subject.of(review.kind, review.old).spec.at("controlPlaneEndpoint")
+        if known.at("host").text not in ("", UNSET_HOST):
+            return [{"op": "replace", "path": path, "value": known.value}]
     if not endpoint.at("host").text or "port" in endpoint.mapping:
         return []
-    path = "".join(f"/{part}" for part in (*endpoint.path, "port"))
-    return [{"op": "add", "path": path, "value": API_PORT}]
+    return [{"op": "add", "path": f"{path}/port", "value": API_PORT}]
 
 
 def _findings(review: Review, obj: Obj, old: Obj | None, without: Collection[str]) -> Iterable[Finding]:

@@ -82,17 +82,17 @@ class Clusterctl:
         return done.stdout
 
 
-def repository(folder: Path) -> None:
-    """A repository with this release and one after it, of another image; of the core, only what contract it follows."""
+def repository(folder: Path, name: str = "harvester") -> None:
+    """Ours by a name, with this release and one after it, of another image; of the core, only its contract."""
     for version in (VERSION, NEXT):
         files = contents(f"registry.example.com/caphv:{version}")
-        _write(folder / "repository" / "infrastructure-harvester" / version, files)
+        _write(folder / "repository" / f"infrastructure-{name}" / version, files)
     series = [{"major": 1, "minor": 13, "contract": "v1beta2"}]
     metadata = {"apiVersion": "clusterctl.cluster.x-k8s.io/v1alpha3", "kind": "Metadata", "releaseSeries": series}
     files = {"metadata.yaml": yaml.safe_dump(metadata).encode(), "core-components.yaml": b""}
     _write(folder / "repository" / "cluster-api" / CORE, files)
     providers = [
-        ("harvester", "InfrastructureProvider", f"infrastructure-harvester/{VERSION}/infrastructure-components.yaml"),
+        (name, "InfrastructureProvider", f"infrastructure-{name}/{VERSION}/infrastructure-components.yaml"),
         ("cluster-api", "CoreProvider", f"cluster-api/{CORE}/core-components.yaml"),
     ]
     configured = [

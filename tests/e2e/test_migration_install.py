@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ from tests.predecessor import crds
 
 pytestmark = pytest.mark.e2e
 
+# Of the servers, which share one etcd.
+NUMBERS = itertools.count()
 SPACE, DEPLOYMENT = "caphv-system", "caphv-controller-manager"
 BEFORE, RELEASE = "v0.10.0", "v0.11.0"
 WEBHOOK_SERVICE = "caphv-webhook-service"
@@ -68,9 +71,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-def server(folder: Path, request: pytest.FixtureRequest) -> Iterator[ApiServer]:
+def server(folder: Path) -> Iterator[ApiServer]:
     """An API server with the kinds of the core, on which nothing runs."""
-    server = ApiServer(folder, request.node.name)
+    server = ApiServer(folder, f"management-{next(NUMBERS)}")
     asyncio.run(server.start())
     private_file(kubeconfig(server), pki.to_yaml(server.kubeconfig()))
     asyncio.run(furnish(server))
@@ -115,10 +118,14 @@ async def the_machine_is_the_same(client: ApiClient, before: Obj) -> None:
             assert crd["metadata"]["labels"]["cluster.x-k8s.io/v1beta2"] == "v1alpha1_v1beta1"
 
 
-def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_path: Path) -> None:
-    """`clusterctl upgrade apply`, as the operator of Turtles does it for a CAPIProvider with another version."""
-    repository(tmp_path)
-    release = tmp_path / "repository" / "infrastructure-harvester" / BEFORE
+@pytest.mark.parametrize("name", ["harvester", "harvester-harvester"])
+def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_path: Path, name: str) -> None:
+    """`clusterctl upgrade apply`, as the operator of Turtles does it for a CAPIProvider with another version.
+
+    The longer name is the one by which clusterctl knows the provider itself.
+    """
+    repository(tmp_path, name)
+    release = tmp_path / "repository" / f"infrastructure-{name}" / BEFORE
     release.mkdir()
     (release / "infrastructure-components.yaml").write_text(yaml.safe_dump_all(components()))
     (release / "metadata.yaml").write_bytes(contents()["metadata.yaml"])
@@ -126,14 +133,14 @@ def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_path: P
 
     async def story() -> None:
         async with server.client() as client:
-            clusterctl("init", f"--infrastructure=harvester:{BEFORE}")
+            clusterctl("init", f"--infrastructure={name}:{BEFORE}")
             before = await machine(client)
             await take_the_webhook_out(client)
-            clusterctl("upgrade", "apply", f"--infrastructure={SPACE}/harvester:{RELEASE}")
+            clusterctl("upgrade", "apply", f"--infrastructure={SPACE}/{name}:{RELEASE}")
             await the_machine_is_the_same(client, before)
             installed = await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
             assert installed["spec"]["template"]["spec"]["containers"][0]["args"][0] == "run"
-            assert (await client.get(INVENTORY, "infrastructure-harvester", SPACE))["version"] == RELEASE
+            assert (await client.get(INVENTORY, f"infrastructure-{name}", SPACE))["version"] == RELEASE
             service = await client.get(SERVICES, WEBHOOK_SERVICE, SPACE)
             assert service["spec"]["selector"] == installed["spec"]["selector"]["matchLabels"] != SELECTOR
 

@@ -105,14 +105,14 @@ def _volume_size(subject: Subject) -> Iterator[Problem]:
 @RULES.rule(
     "boot-order-positive",
     MACHINES,
-    "Ranks in the boot order begin with 1.",
+    "Ranks in the boot order begin with 1; 0 is none, as the Go provider's ClusterClass writes it.",
     "volumes[].bootOrder",
-    example="volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: 0}]",
+    example="volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: -1}]",
 )
 def _boot_order_positive(subject: Subject) -> Iterator[Problem]:
     for volume in _volumes(subject):
         order = volume.at("bootOrder")
-        if order.number is not None and order.number < 1:
+        if order.number is not None and order.number < 0:
             yield order.invalid("must be at least 1, or left out")
 
 
@@ -130,7 +130,7 @@ def _boot_order_unique(subject: Subject) -> Iterator[Problem]:
     seen: set[int] = set()
     for volume in _volumes(subject):
         order = volume.at("bootOrder")
-        if order.number is None:
+        if not order.number:
             continue
         if order.number in seen:
             yield order.problem(Fault.DUPLICATE, "another disk has this rank: give each disk one of its own")

@@ -127,6 +127,14 @@ def test_objects_one_by_one_say_what_the_class_of_the_distribution_says(checkout
     assert ("listeners" in balancer) is name.startswith("rke2")
 
 
+@pytest.mark.parametrize("example", [name for name in EXAMPLES if not name.endswith("-clusterclass.yaml")])
+def test_machines_are_replaced_as_with_a_class(checkout: Path, example: str) -> None:
+    known = yaml.safe_load((data.folder("clusterclass") / "class.yaml").read_text())["healthCheck"]
+    objects = yaml.safe_load_all((checkout / "examples" / example).read_text())
+    (check,) = (obj["spec"] for obj in objects if obj["kind"] == "MachineHealthCheck")
+    assert {field: check[field] for field in known} == known
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_references_lead_to_objects_of_the_example(checkout: Path, example: str) -> None:
     objects = list(yaml.safe_load_all((checkout / "examples" / example).read_text()))

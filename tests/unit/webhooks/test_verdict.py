@@ -250,6 +250,19 @@ def test_the_port_of_an_endpoint_is_filled_in_once(kind: str) -> None:
     assert judge(create(obj)).errors == ()
 
 
+def test_an_endpoint_that_is_known_stays_where_a_class_has_a_placeholder() -> None:
+    known = {"host": "10.0.0.1", "port": 6443}
+    before = changed("HarvesterCluster", controlPlaneEndpoint=known)
+    after = changed("HarvesterCluster", controlPlaneEndpoint={"host": "0.0.0.0", "port": 6443})
+    (operation,) = defaults(update(before, after))
+    assert operation == {"op": "replace", "path": "/spec/controlPlaneEndpoint", "value": known}
+    # Nothing is known yet, or the other endpoint is none that a class would have: that is for the rules.
+    assert defaults(update(after, after)) == []
+    assert (
+        defaults(update(before, changed("HarvesterCluster", controlPlaneEndpoint={**known, "host": "10.0.0.2"}))) == []
+    )
+
+
 def test_nothing_else_is_filled_in() -> None:
     for case in corpus.right():
         endpoint = spec_of(case.object).get("controlPlaneEndpoint", {"port": 6443})
