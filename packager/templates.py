@@ -118,15 +118,26 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         msg = f"{folder} is no folder with templates"
         raise FileNotFoundError(msg)
-    found = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-    named = [path for path in found if not path.parts[0].startswith(".")]
     wrong = [
-        path for path in named if path.suffix == SUFFIX and not (len(path.parts) == 2 and path.stem.endswith(".yaml"))
+        path for path in sorted(folder.rglob(f"*{SUFFIX}")) if _is_shown(path, folder) and not _is_placed(path, folder)
     ]
-    if wrong or not any(path.suffix == SUFFIX for path in named):
-        fault = f"{folder / wrong[0]} would not be read" if wrong else f"{folder} holds no templates"
+    if wrong or not any(_is_placed(path, folder) for path in _files(folder)):
+        fault = f"{wrong[0]} would not be read" if wrong else f"{folder} holds no templates"
         msg = f"{fault}: a template is <bundle>/<name>.yaml{SUFFIX} in the folder of --templates"
         raise ValueError(msg)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob(f"*/*{SUFFIX}")) if _is_shown(path, folder)]
+
+
+def _is_shown(path: Path, folder: Path) -> bool:
+    """Whether a file is not below a hidden folder: Git and the kubelet keep theirs beside those of users."""
+    return not path.relative_to(folder).parts[0].startswith(".")
+
+
+def _is_placed(path: Path, folder: Path) -> bool:
+    return len(path.relative_to(folder).parts) == 2 and path.name.endswith(f".yaml{SUFFIX}")
 
 
 def _read(folders: list[Path]) -> dict[str, str]:
@@ -135,12 +146,13 @@ def _read(folders: list[Path]) -> dict[str, str]:
         if not folder.is_dir():
             msg = f"{folder} is no folder with templates"
             raise FileNotFoundError(msg)
-        for path in sorted(folder.glob(f"*/*{SUFFIX}")):
+        for path in _files(folder):
             name = path.relative_to(folder).as_posix()
             try:
                 path_of(*name.split("/"))
-                if path.is_symlink() or path.parent.is_symlink():
-                    raise TemplateError(name, "must be a file of its own, not a symbolic link")
+                # A mounted ConfigMap is made of links. Any other could bring a file of this machine into Git.
+                if not path.resolve().is_relative_to(folder.resolve()):
+                    raise TemplateError(name, "must not be a symbolic link that leaves the folder")
                 files[name] = path.read_text(encoding="utf-8")
             except ValueError as error:
                 raise TemplateError(name, str(error)) from None

@@ -39,7 +39,7 @@ def problems(given: Given, batch: Batch) -> Iterator[str]:
             f"cluster {cluster}: suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}, keeps what it has"
         )
     if not given.clusters and not given.input.unreadable:
-        yield "there is no such cluster"
+        yield "there is no such cluster (definitions of clusters are for: caphv packager sync)"
     of_templates: Counter[str] = Counter()
     seen: Counter[Key] = Counter()
     for result in batch.rendered:

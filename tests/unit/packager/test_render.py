@@ -316,7 +316,15 @@ def test_a_bundle_is_for_its_cluster_only(tmp_path: Path, old: str, new: str, ru
     assert rule in rules(cluster("a"), templates=folder)
 
 
-def test_links_are_no_templates(tmp_path: Path) -> None:
+def test_templates_are_taken_from_a_mounted_config_map(tmp_path: Path) -> None:
+    """The kubelet writes a folder of its own and links to it, so that all files change at once."""
+    user_templates(tmp_path / "..2026_11_21", {"ccm/values.yaml.j2": "replicasCount: 7\n"})
+    (tmp_path / "..data").symlink_to("..2026_11_21")
+    (tmp_path / "ccm").symlink_to("..data/ccm")
+    assert b"replicasCount: 7\n" in files(cluster("a"), templates=tmp_path)["clusters/clusters/a/ccm/fleet.yaml"]
+
+
+def test_links_that_leave_the_folder_are_no_templates(tmp_path: Path) -> None:
     outside = tmp_path / "outside.j2"
     outside.write_text("a: 1")
     folder = user_templates(tmp_path / "t", {"extra/fleet.yaml.j2": FLEET})
