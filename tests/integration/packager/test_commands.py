@@ -186,6 +186,7 @@ def secrets_below(folder: Path) -> list[Path]:
 def test_pushes_of_one_machine_wait_for_each_other_and_none_is_lost(origin: Origin, tmp_path: Path) -> None:
     """They share the folder of the clone, as pipelines of one runner do."""
     basics = {"PATH": os.environ["PATH"], "PYTHONPATH": str(CHECKOUT), "HOME": str(tmp_path)}
+    push = [sys.executable, "-m", "caphv", "bundles", "push", "--repo", origin.url, "--git-timeout=300"]
     running = []
     for name in ("a", "b", "c"):
         cluster = {
@@ -195,12 +196,13 @@ def test_pushes_of_one_machine_wait_for_each_other_and_none_is_lost(origin: Orig
             "spec": {"infrastructureRef": {"kind": "HarvesterCluster", "name": name}},
         }
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(cluster))
-        command = [sys.executable, "-m", "caphv", "bundles", "push", f"{name}.yaml", "--repo", origin.url]
+        command = [*push, f"{name}.yaml"]
         running.append(
-            subprocess.Popen(command, cwd=tmp_path, env=basics, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            subprocess.Popen(command, cwd=tmp_path, env=basics, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
     for process in running:
-        assert process.communicate(timeout=120)[0].startswith(b"commit ")
+        printed, said = process.communicate(timeout=300)
+        assert printed.startswith(b"commit "), said
         assert process.returncode == 0
     assert {path.split("/")[2] for path in origin.files()} == {"a", "b", "c"}
     assert origin.count() == 3
