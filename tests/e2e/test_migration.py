@@ -23,21 +23,32 @@ from caphv.runtime.resource import (
     annotations_of,
     uid_of,
 )
-from sandbox import binaries, manifests, processes
+from sandbox import binaries, cluster, manifests, processes
 from sandbox.cluster import ClusterSpec
+from sandbox.clusterclass import objects
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
 from sandbox.story import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story, in_network
 from tests import shell
 from tests.e2e.support import our_provider
 from tests.integration.reconciler.case import until
-from tests.predecessor import crds
+from tests.predecessor import clusterclass, crds
 from tests.predecessor.provider import Predecessor
 
 pytestmark = pytest.mark.e2e
 
 SETTINGS = Settings(provider=False, boot_seconds=0.5, register_seconds=0.2)
 PATIENCE = 60.0
+OLD = ClusterSpec(
+    name="old",
+    namespace="old",
+    target_namespace="old-vms",
+    control_planes=1,
+    workers=1,
+    class_namespace="old",
+    load_balancer="",
+    machines=("machines-b",),
+)
 STAY = (kinds.VIRTUAL_MACHINES, kinds.INSTANCES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, kinds.LOAD_BALANCERS)
 
 
@@ -165,15 +176,41 @@ async def backends_by_the_old_label_only(story: Story) -> None:
         await story.harvester.patch(kinds.LOAD_BALANCERS, name, story.spec.target_namespace, patch)
 
 
+def with_its_variables(spec: ClusterSpec) -> Obj:
+    """The Cluster with variables that the Go provider's class knows."""
+    manifest = cluster.manifest(spec)
+    (pool,) = spec.machines
+    known = {"ipPoolRef": pool, **cluster.variables(spec)}
+    variables = [{"name": name, "value": known[name]} for name in clusterclass.VARIABLES if name in known]
+    manifest["spec"]["topology"]["variables"] = variables
+    return manifest
+
+
+async def its_class_still_works(story: Story) -> None:
+    """It makes templates with fields that are empty or 0, as it always did; and its clusters can take our class."""
+    await story.set_variable("cpuCount", 3)
+    disks = [machine["spec"]["volumes"] for machine in story.view.harvester_machines.store]
+    assert {(first["bootOrder"], second["bootOrder"]) for first, second in disks} == {(1, 0)}
+    endpoint = story.endpoint()
+    patch = shell.patch_of("migration.md", "cluster")
+    reference = patch["spec"]["topology"]["classRef"]
+    space = kinds.typed(NAMESPACES, {"metadata": {"name": reference["namespace"]}})
+    await manifests.apply(story.management, [space, *objects(reference["namespace"], reference["name"])])
+    await story.rebase(**reference)
+    assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
+    assert story.endpoint() == endpoint
+
+
 def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) -> None:
     async def live() -> None:
-        spec = ClusterSpec(name="old", namespace="old", target_namespace="old-vms", control_planes=1, workers=1)
-        story = Story(box.folder, in_network(spec, box.status()["network"]), timeout=300)
+        story = Story(box.folder, in_network(OLD, box.status()["network"]), timeout=300)
         async with story.watching():
             # Where the lease is.
             await story.management.create(NAMESPACES, {"metadata": {"name": "caphv-system"}})
             async with go_provider(story, tmp_path, legacy=True):
-                await story.create()
+                space = kinds.typed(NAMESPACES, {"metadata": {"name": OLD.namespace}})
+                await manifests.apply(story.management, [space, *clusterclass.objects(OLD.namespace)])
+                await story.apply([with_its_variables(story.spec)])
                 await story.come_up()
                 before = await snapshot(story)
                 assert len(before) > 20
@@ -199,6 +236,7 @@ def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) ->
                 await settled(story, is_ours)
                 assert await snapshot(story) == mixed
                 await story.replace_lost(story.workers()[0])
+                await its_class_still_works(story)
                 await story.delete()
                 assert await story.leftovers() == []
 

@@ -79,7 +79,11 @@ def virtual_machine(obj: Obj, target: str, machine: Obj) -> Obj:
         labels["harvestercluster/machinetype"] = f"controlplane-{cluster}"
     claim_names = [claim["metadata"]["name"] for claim in claims]
     disks = [
-        {"name": f"disk-{index}", "disk": {"bus": "virtio"}, **{k: v for k, v in volume.items() if k == "bootOrder"}}
+        {
+            "name": f"disk-{index}",
+            "disk": {"bus": "virtio"},
+            **{k: v for k, v in volume.items() if k == "bootOrder" and v},
+        }
         for index, volume in enumerate(spec["volumes"])
     ]
     secret = {"name": f"{name}-cloud-init"}

@@ -30,6 +30,7 @@ from caphv.runtime.resource import (
     uid_of,
 )
 from sandbox.harvester import kinds
+from sandbox.harvester.kubevip import ingress_of
 from tests.predecessor.crds import CORE, GROUP
 from tests.predecessor.objects import (
     CLUSTER_LABEL,
@@ -111,15 +112,15 @@ class Predecessor:
         await self._patch(HARVESTER_CLUSTERS, obj, {"metadata": {"finalizers": finalizers}})
         with contextlib.suppress(AlreadyExists):
             await self.harvester.create(NAMESPACES, {"metadata": {"name": target}})
-        address = await self._allocate([spec["loadBalancerConfig"]["ipPoolRef"]], f"{target}/{name}")
-        with contextlib.suppress(AlreadyExists):
-            await self.harvester.create(SERVICES, placeholder(target, name, address[0]))
+        address = await self._endpoint(target, name, spec["loadBalancerConfig"].get("ipPoolRef"))
+        if not address:
+            return
         hosts = (await self.harvester.list(NODES))["items"]
         zones = sorted({labels_of(host)[ZONE] for host in hosts})
         secret = spec["identitySecret"]
         identity = await self.management.get(SECRETS, secret["name"], secret["namespace"])
         kubeconfig = yaml.safe_load(base64.b64decode(identity["data"]["kubeconfig"]))
-        endpoint = {"host": address[0], "port": 6443}
+        endpoint = {"host": address, "port": 6443}
         server = kubeconfig["clusters"][0]["cluster"]["server"]
         await self._patch(HARVESTER_CLUSTERS, obj, {"spec": {"controlPlaneEndpoint": endpoint, "server": server}})
         attributes = {"topologyKey": ZONE}
@@ -133,6 +134,15 @@ class Predecessor:
             "conditions": conditions,
         }
         await self._patch(HARVESTER_CLUSTERS, obj, {"status": status}, subresource="status")
+
+    async def _endpoint(self, target: str, name: str, pool: str | None) -> str:
+        """Address of the placeholder Service, from the pool or, without one, by DHCP; empty until it has answered."""
+        address = "0.0.0.0"
+        if pool:
+            address, _ = await self._allocate([pool], f"{target}/{name}")
+        with contextlib.suppress(AlreadyExists):
+            await self.harvester.create(SERVICES, placeholder(target, name, address))
+        return address if pool else ingress_of(await self.harvester.get(SERVICES, name, target))
 
     async def _balance(self, obj: Obj) -> None:
         """The LoadBalancer, as soon as there is a control plane VM."""
@@ -149,7 +159,7 @@ class Predecessor:
             "spec": {
                 "workloadType": "vm",
                 "ipam": config["ipamType"],
-                "ipPool": config["ipPoolRef"],
+                **({"ipPool": config["ipPoolRef"]} if "ipPoolRef" in config else {}),
                 "listeners": listeners,
                 "healthCheck": {"port": 6443, **times},
                 "backendServerSelector": {"harvestercluster/machinetype": [f"controlplane-{cluster}"]},
@@ -201,7 +211,7 @@ class Predecessor:
             finalizers = [self._finalizers[HARVESTER_MACHINES]]
             obj = await self._patch(HARVESTER_MACHINES, obj, {"metadata": {"finalizers": finalizers}})
         network = cluster["spec"]["vmNetworkConfig"]
-        address, pool = await self._allocate(network["ipPoolRefs"], f"{namespace}/{name}")
+        address, pool = await self._allocate(network.get("ipPoolRefs") or [network["ipPoolRef"]], f"{namespace}/{name}")
         status: Obj = {
             "allocatedIPAddress": address,
             "allocatedPoolRef": pool,
