@@ -10,11 +10,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from caphv.runtime.access import parse_kubeconfig
-from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.resource import (
@@ -23,62 +22,17 @@ from caphv.runtime.resource import (
     SERVICES,
     Obj,
     Resource,
-    being_deleted,
     labels_of,
     uid_of,
 )
 from sandbox import cluster, manifests
 from sandbox.gitops import GitOps, SyncError
 from sandbox.harvester import kinds
-
-CORE = "cluster.x-k8s.io"
-CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
-MACHINES = Resource(CORE, "v1beta2", "machines", "Machine")
-_GROUP, _VERSION = cluster.INFRASTRUCTURE_VERSION.split("/")
-HARVESTER_CLUSTERS = Resource(_GROUP, _VERSION, "harvesterclusters", "HarvesterCluster")
-HARVESTER_MACHINES = Resource(_GROUP, _VERSION, "harvestermachines", "HarvesterMachine")
+from sandbox.view import CLUSTERS, Step, View
 
 
 class StoryError(AssertionError):
     """A step did not come to its end; the message says what was awaited and what was there instead."""
-
-
-@dataclass
-class Step:
-    """A step of the story; `seconds` is set when it has ended, `outcome` says what was seen."""
-
-    title: str
-    started: float = field(default_factory=time.monotonic)
-    seconds: float | None = None
-    outcome: str = ""
-    failed: bool = False
-
-
-@dataclass
-class View:
-    """What stands now, for whoever shows it: caches of both API servers and the steps so far."""
-
-    clusters: Informer
-    harvester_clusters: Informer
-    machines: Informer
-    harvester_machines: Informer
-    vms: Informer
-    instances: Informer
-    pools: Informer
-    steps: list[Step] = field(default_factory=list)
-
-    @property
-    def informers(self) -> list[Informer]:
-        """All caches."""
-        return [
-            self.clusters,
-            self.harvester_clusters,
-            self.machines,
-            self.harvester_machines,
-            self.vms,
-            self.instances,
-            self.pools,
-        ]
 
 
 class Story:
@@ -103,16 +57,7 @@ class Story:
         self._kubeconfig = {name: (folder / f"{name}.kubeconfig").read_bytes() for name in names}
         self.management = self._client("management")
         self.harvester = self._client("harvester")
-        namespace = spec.namespace
-        self.view = View(
-            Informer(self.management, CLUSTERS, namespace=namespace),
-            Informer(self.management, HARVESTER_CLUSTERS, namespace=namespace),
-            Informer(self.management, MACHINES, namespace=namespace),
-            Informer(self.management, HARVESTER_MACHINES, namespace=namespace),
-            Informer(self.harvester, kinds.VIRTUAL_MACHINES, namespace=spec.target_namespace),
-            Informer(self.harvester, kinds.INSTANCES, namespace=spec.target_namespace),
-            Informer(self.harvester, kinds.IP_POOLS),
-        )
+        self.view = View(self.management, self.harvester, spec)
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Story]:
@@ -135,8 +80,8 @@ class Story:
         await self.define()
         await self.come_up()
         await self.change_mtu(1400)
-        await self.replace_lost(self.workers()[0])
-        await self.replace_lost(self.control_planes()[0])
+        await self.replace_lost(self.view.workers()[0])
+        await self.replace_lost(self.view.control_planes()[0])
         await self.scale(self.spec.control_planes + 2, self.spec.workers + 1)
         await self.scale(self.spec.control_planes, 1)
         await self.upgrade(cluster.LATER_VERSION)
@@ -162,11 +107,11 @@ class Story:
             await manifests.apply(self.management, cluster.identity(self.spec, self._kubeconfig["identity"]))
             self._gitops.make()
             changes = await self._push(mtu, "A cluster")
-            await self._until("HarvesterCluster is ready", lambda: _ready(self.harvester_cluster()))
+            await self._until("HarvesterCluster is ready", lambda: _ready(self.view.harvester_cluster()))
             bundles = [
                 path.split("/")[3] for path in changes if path.startswith("clusters/") and path.endswith("/fleet.yaml")
             ]
-            step.outcome = f"one commit with bundles {', '.join(sorted(bundles))}; endpoint {self.endpoint()}"
+            step.outcome = f"one commit with bundles {', '.join(sorted(bundles))}; endpoint {self.view.endpoint()}"
 
     async def change_mtu(self, mtu: int) -> None:
         """One setting of a definition becomes one small commit, and no machine is replaced."""
@@ -187,8 +132,10 @@ class Story:
         async with self._step(f"Bring up {self._control_planes} control planes and {self._workers} workers") as step:
             await self._settle()
             disks = await self._names(PERSISTENT_VOLUME_CLAIMS)
-            source = ", ".join(sorted(self.pools_used())) or "DHCP"
-            step.outcome = f"{wanted} nodes in {len(self.zones())} zones, {len(disks)} disks, addresses from {source}"
+            source = ", ".join(sorted(self.view.pools_used())) or "DHCP"
+            step.outcome = (
+                f"{wanted} nodes in {len(self.view.zones())} zones, {len(disks)} disks, addresses from {source}"
+            )
 
     async def replace_lost(self, lost: Obj) -> None:
         """Somebody destroys the VM of a machine; a MachineHealthCheck has its owner replace it."""
@@ -222,7 +169,7 @@ class Story:
             await self._change("/spec/topology/controlPlane/replicas", control_planes)
             await self._change("/spec/topology/workers/machineDeployments/0/replicas", workers)
             await self._settle()
-            step.outcome = f"{len(self.running())} nodes"
+            step.outcome = f"{len(self.view.running())} nodes"
 
     async def upgrade(self, version: str) -> None:
         """Another version of Kubernetes: first the control plane, then the workers."""
@@ -230,7 +177,7 @@ class Story:
             await self._replace_all("/spec/topology/version", version)
             if any(machine["spec"].get("version") != version for machine in self.view.machines.store):
                 raise StoryError(f"machines of another version than {version} are there")
-            step.outcome = f"{len(self.running())} new machines"
+            step.outcome = f"{len(self.view.running())} new machines"
 
     async def set_variable(self, name: str, value: object) -> None:
         """Set a variable of the class that changes the templates of all machines."""
@@ -238,14 +185,14 @@ class Story:
             live = await self.management.get(CLUSTERS, self.spec.name, self.spec.namespace)
             names = [variable["name"] for variable in live["spec"]["topology"]["variables"]]
             await self._replace_all(f"/spec/topology/variables/{names.index(name)}/value", value)
-            step.outcome = f"{len(self.running())} new machines"
+            step.outcome = f"{len(self.view.running())} new machines"
 
     async def rebase(self, name: str, namespace: str = "") -> None:
         """Take another ClusterClass whose templates make other machines; by default of the same namespace."""
         async with self._step(f"Rebase to ClusterClass {name}: machines are replaced") as step:
             reference = {"name": name, "namespace": namespace or self.spec.class_namespace}
             await self._replace_all("/spec/topology/classRef", reference)
-            step.outcome = f"{len(self.running())} new machines"
+            step.outcome = f"{len(self.view.running())} new machines"
 
     async def delete(self) -> None:
         """Delete the Cluster; nothing of it stays on Harvester."""
@@ -285,68 +232,14 @@ class Story:
             ]
         return found
 
-    # What is seen
-
-    def harvester_cluster(self) -> Obj | None:
-        """The HarvesterCluster, which the topology names; None when it is not there."""
-        return next(iter(self.view.harvester_clusters.store), None)
-
-    def endpoint(self) -> str:
-        """URL of the workload API."""
-        endpoint = (self.harvester_cluster() or {"spec": {}})["spec"].get("controlPlaneEndpoint") or {}
-        return f"https://{endpoint.get('host')}:{endpoint.get('port')}"
-
-    def running(self) -> list[Obj]:
-        """Machines that run and whose Node the core has found and sees healthy."""
-        return [
-            machine
-            for machine in self.view.machines.store
-            if (machine.get("status") or {}).get("phase") == "Running"
-            and machine["status"].get("nodeRef")
-            and not being_deleted(machine)
-        ]
-
-    def workers(self) -> list[Obj]:
-        """Machines of the MachineDeployment that are not being deleted, by name."""
-        return self._machines(control_plane=False)
-
-    def control_planes(self) -> list[Obj]:
-        """Machines of the control plane that are not being deleted, by name."""
-        return self._machines(control_plane=True)
-
-    def zones(self) -> set[str]:
-        """Failure domains that machines were placed in."""
-        domains = {(m.get("status") or {}).get("failureDomain") for m in self.view.harvester_machines.store}
-        return {domain for domain in domains if domain}
-
-    def pools_used(self) -> set[str]:
-        """IPPools that machines have their addresses from."""
-        pools = {(m.get("status") or {}).get("allocatedPoolRef") for m in self.view.harvester_machines.store}
-        return {pool for pool in pools if pool}
-
-    def machine_rows(self) -> list[tuple[str, tuple[str, str, str, str]]]:
-        """Name of each machine, then its address, failure domain, host and state, for people."""
-        return [
-            (machine["metadata"]["name"], self._machine_row(machine))
-            for machine in sorted(self.view.machines.store, key=lambda m: str(m["metadata"]["name"]))
-        ]
-
     # Inside
-
-    def _machines(self, *, control_plane: bool) -> list[Obj]:
-        found = [
-            machine
-            for machine in self.view.machines.store
-            if (cluster.CONTROL_PLANE_LABEL in labels_of(machine)) is control_plane and not being_deleted(machine)
-        ]
-        return sorted(found, key=lambda machine: str(machine["metadata"]["name"]))
 
     async def _apply(self, title: str, objects: Sequence[Obj]) -> None:
         async with self._step(title) as step:
             identity = cluster.identity(self.spec, self._kubeconfig["identity"])
             await manifests.apply(self.management, [*identity, *objects])
-            await self._until("HarvesterCluster is ready", lambda: _ready(self.harvester_cluster()))
-            step.outcome = f"endpoint {self.endpoint()}"
+            await self._until("HarvesterCluster is ready", lambda: _ready(self.view.harvester_cluster()))
+            step.outcome = f"endpoint {self.view.endpoint()}"
 
     async def _push(self, mtu: int, why: str) -> dict[str, int]:
         """Push the definition and have it turned into a commit; answers the files of that with their changed lines."""
@@ -376,28 +269,14 @@ class Story:
         await self._until(
             f"{wanted} machines run, and no others are there",
             lambda: (
-                len(self.running()) == wanted == len(self.view.vms.store) == len(self.view.machines.store)
-                and len(self.workers()) == self._workers
+                len(self.view.running()) == wanted == len(self.view.vms.store) == len(self.view.machines.store)
+                and len(self.view.workers()) == self._workers
                 and all(_holds(machine, "UpToDate") for machine in self.view.machines.store)
                 and all(
                     _holds(obj, "TopologyReconciled") for obj in self.view.clusters.store if "topology" in obj["spec"]
                 )
             ),
         )
-
-    def _machine_row(self, machine: Obj) -> tuple[str, str, str, str]:
-        name = machine["metadata"]["name"]
-        own = self.view.harvester_machines.get(self.spec.namespace, name) or {}
-        vmi = self.view.instances.get(self.spec.target_namespace, name) or {}
-        status = own.get("status") or {}
-        state = str((machine.get("status") or {}).get("phase") or "Pending")
-        provisioning = [c for c in status.get("conditions") or () if c["type"] == "VMProvisioningReady"]
-        if state != "Running" and provisioning and provisioning[0]["status"] != "True":
-            state = f"{state}: {provisioning[0]['message']}"
-        elif state == "Running" and status and not status.get("ready"):
-            state = next((c["message"] for c in status.get("conditions") or () if c["type"] == "Ready"), state)
-        host = str((vmi.get("status") or {}).get("nodeName") or "")
-        return str(status.get("allocatedIPAddress") or ""), str(status.get("failureDomain") or ""), host, state
 
     def _client(self, name: str) -> ApiClient:
         return parse_kubeconfig(self._kubeconfig[name]).client(name=name, user_agent="caphv-sandbox")
@@ -423,21 +302,7 @@ class Story:
             try:
                 await asyncio.wait_for(self._notified.wait(), deadline - time.monotonic())
             except TimeoutError:
-                raise StoryError(f"not within {self.timeout:.0f} s: {what}; {self._trouble()}") from None
-
-    def _trouble(self) -> str:
-        """What the provider says about objects that are not ready."""
-        objects = [*self.view.harvester_clusters.store, *self.view.harvester_machines.store]
-        said = [
-            f"{obj['metadata']['name']}: {condition['message']}"
-            for obj in objects
-            for condition in (obj.get("status") or {}).get("conditions") or ()
-            if condition["type"] == "Ready" and condition["status"] != "True"
-        ]
-        phases = [
-            f"{m['metadata']['name']} is {(m.get('status') or {}).get('phase')}" for m in self.view.machines.store
-        ]
-        return "; ".join(said or phases) or "nothing is there"
+                raise StoryError(f"not within {self.timeout:.0f} s: {what}; {self.view.trouble()}") from None
 
     @asynccontextmanager
     async def _step(self, title: str) -> AsyncIterator[Step]:

@@ -16,7 +16,8 @@ from caphv.cli import CONTEXT_SETTINGS
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sandbox.story import Step, Story
+    from sandbox.story import Story
+    from sandbox.view import Step
 
 _MARKS = {True: "✗", False: "✓"}
 
@@ -160,7 +161,7 @@ def _step_line(step: "Step") -> str:
 
 
 def _machine_lines(story: "Story") -> Iterator[tuple[str, str]]:
-    for name, row in story.machine_rows():
+    for name, row in story.view.machine_rows():
         address, zone, host, state = row
         place = " ".join(part for part in (address, zone, host) if part)
         yield name, f"    {name}: {state}{f' ({place})' if place else ''}"
@@ -175,12 +176,12 @@ def tree(story: "Story") -> "RenderableType":
     from rich.tree import Tree
 
     root = Tree(Text(f"Cluster {story.spec.namespace}/{story.spec.name}", style="bold"))
-    infrastructure = story.harvester_cluster()
+    infrastructure = story.view.harvester_cluster()
     if infrastructure:
         ready = bool((infrastructure.get("status") or {}).get("ready"))
-        root.add(Text(f"HarvesterCluster  {story.endpoint()}", style="green" if ready else "yellow"))
+        root.add(Text(f"HarvesterCluster  {story.view.endpoint()}", style="green" if ready else "yellow"))
     table = Table(box=None, pad_edge=False, show_header=False)
-    for name, (address, zone, host, state) in story.machine_rows():
+    for name, (address, zone, host, state) in story.view.machine_rows():
         style = "green" if state == "Running" else "red" if "gone" in state or "Fail" in state else "yellow"
         table.add_row(name, address, zone, host, Text(state, style=style))
     if table.row_count:

@@ -18,7 +18,8 @@ from caphv.runtime.resource import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, 
 from sandbox import manifests
 from sandbox.cluster import IDENTITY
 from sandbox.harvester import kinds
-from sandbox.story import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story
+from sandbox.story import Story
+from sandbox.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from tests.e2e.support import seen
 from tests.integration.reconciler.case import UNINITIALIZED
 
@@ -74,16 +75,16 @@ class Run:
 
     async def worker_more(self) -> None:
         """Scale workers up by one, and remember which machines there were."""
-        self.machines = {machine["metadata"]["name"] for machine in self.story.workers()}
-        await self.story.scale(len(self.story.control_planes()), len(self.machines) + 1)
+        self.machines = {machine["metadata"]["name"] for machine in self.story.view.workers()}
+        await self.story.scale(len(self.story.view.control_planes()), len(self.machines) + 1)
 
     async def worker_less(self) -> None:
         """Scale workers down by one."""
-        await self.story.scale(len(self.story.control_planes()), len(self.story.workers()) - 1)
+        await self.story.scale(len(self.story.view.control_planes()), len(self.story.view.workers()) - 1)
 
     def new_machine(self) -> str:
         """Name of the machine that `worker_more` brought."""
-        (name,) = {machine["metadata"]["name"] for machine in self.story.workers()} - self.machines
+        (name,) = {machine["metadata"]["name"] for machine in self.story.view.workers()} - self.machines
         return str(name)
 
     async def claims(self, vm: str = "") -> list[Obj]:
@@ -106,7 +107,7 @@ class Run:
         spec = self.story.spec
         secret = await self.story.management.get(SECRETS, f"{spec.name}-kubeconfig", spec.namespace)
         access = parse_kubeconfig(base64.b64decode(secret["data"]["value"]))
-        assert access.server == self.story.endpoint()
+        assert access.server == self.story.view.endpoint()
         client = access.client(name="workload")
         try:
             return list((await client.list(NODES))["items"])
@@ -143,7 +144,7 @@ async def refuses_a_cluster_without_target_namespace(run: Run) -> None:
 
 async def gives_the_control_plane_an_address_first(run: Run) -> None:
     await run.story.create()
-    assert run.story.endpoint().endswith(":6443")
+    assert run.story.view.endpoint().endswith(":6443")
 
 
 async def brings_up_all_machines(run: Run) -> None:
@@ -174,8 +175,8 @@ async def initializes_nodes(run: Run) -> None:
 async def balances_the_control_plane(run: Run) -> None:
     listed = await run.story.harvester.list(kinds.LOAD_BALANCERS, run.story.spec.target_namespace)
     (balancer,) = listed["items"]
-    assert run.story.endpoint() == f"https://{balancer['status']['address']}:6443"
-    assert len(await run.nodes()) == len(run.story.running())
+    assert run.story.view.endpoint() == f"https://{balancer['status']['address']}:6443"
+    assert len(await run.nodes()) == len(run.story.view.running())
 
 
 # scale
@@ -188,14 +189,14 @@ async def makes_a_machine_more(run: Run) -> None:
 
 async def runs_all_machines(run: Run) -> None:
     names = {node["metadata"]["name"] for node in await run.nodes()}
-    assert names == {machine["metadata"]["name"] for machine in run.story.running()}
+    assert names == {machine["metadata"]["name"] for machine in run.story.view.running()}
     assert run.new_machine() in names
 
 
 async def takes_a_machine_away(run: Run) -> None:
     await run.worker_less()
-    assert len(run.story.workers()) == len(run.machines)
-    assert len(run.story.running()) == len(run.machines) + len(run.story.control_planes())
+    assert len(run.story.view.workers()) == len(run.machines)
+    assert len(run.story.view.running()) == len(run.machines) + len(run.story.view.control_planes())
 
 
 async def leaves_no_disk_and_no_address(run: Run) -> None:
@@ -249,7 +250,7 @@ async def _vm(run: Run) -> Obj:
 
 
 async def notices_a_vm_that_is_lost(run: Run) -> None:
-    name = run.story.workers()[0]["metadata"]["name"]
+    name = run.story.view.workers()[0]["metadata"]["name"]
     run.lost = await run.story.destroy(name)
 
     def is_told(obj: Obj) -> bool:
@@ -261,11 +262,11 @@ async def notices_a_vm_that_is_lost(run: Run) -> None:
 
 async def runs_all_machines_again(run: Run) -> None:
     await run.story.see_replaced(run.lost)
-    assert len(await run.nodes()) == len(run.story.running())
+    assert len(await run.nodes()) == len(run.story.view.running())
 
 
 async def replaces_the_machine_by_another(run: Run) -> None:
-    assert run.lost["metadata"]["name"] not in {machine["metadata"]["name"] for machine in run.story.workers()}
+    assert run.lost["metadata"]["name"] not in {machine["metadata"]["name"] for machine in run.story.view.workers()}
     assert await run.claims(run.lost["metadata"]["name"]) == []
 
 

@@ -19,7 +19,8 @@ from sandbox.cluster import CLASS_NAMESPACE, CNI_FILE, KUBERNETES_VERSION, RELEA
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
 from sandbox.providers.distribution import ALL
-from sandbox.story import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story, in_network
+from sandbox.story import Story, in_network
+from sandbox.view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from tests.e2e.support import HEALTH_CHECKS, holds, seen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -109,7 +110,7 @@ def test_a_cluster_of_another_distribution_lives_through_all_changes_of_its_topo
             await the_class_is_what_stands(story)
             await each_variable_has_its_effect(story)
             await story.scale(3, 2)
-            assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == {"zone-1", "zone-3"}
+            assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == {"zone-1", "zone-3"}
             await story.scale(1, 1)
             await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[cluster_class]}")
             await story.set_variable("tpm", {"enabled": True, "persistent": True})
@@ -191,7 +192,7 @@ async def each_variable_has_its_effect(story: Story) -> None:
     assert infrastructure["spec"]["loadBalancerConfig"]["description"] == "API of a class"
     assert infrastructure["spec"]["cloudConfig"] == {"delivery": "Secret"}
     own = {machine["metadata"]["name"]: machine["spec"] for machine in story.view.harvester_machines.store}
-    for machines, cpu, memory in ((story.control_planes(), 4, "4Gi"), (story.workers(), 2, "6Gi")):
+    for machines, cpu, memory in ((story.view.control_planes(), 4, "4Gi"), (story.view.workers(), 2, "6Gi")):
         (spec,) = (own[machine["metadata"]["name"]] for machine in machines)
         assert (spec["cpu"], spec["memory"]) == (cpu, memory)
         assert (spec["firmware"], spec["tpm"]) == ({"efi": True, "secureBoot": True}, {"enabled": True})
@@ -242,4 +243,4 @@ async def the_next_version_of_the_class_is_taken(story: Story) -> None:
     machines = list(story.view.harvester_machines.store)
     assert all(machine["spec"]["guestConfig"] == {"disableFstrimTimer": True} for machine in machines)
     (infrastructure,) = (await story.management.list(HARVESTER_CLUSTERS, story.spec.namespace))["items"]
-    assert f"https://{infrastructure['spec']['controlPlaneEndpoint']['host']}" in story.endpoint()
+    assert f"https://{infrastructure['spec']['controlPlaneEndpoint']['host']}" in story.view.endpoint()

@@ -16,7 +16,8 @@ from sandbox import binaries, clusterclass, manifests, processes
 from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
-from sandbox.story import CLUSTERS, Story
+from sandbox.story import Story
+from sandbox.view import CLUSTERS
 from tests.conftest import CHECKOUT
 from tests.e2e.support import HEALTH_CHECKS, TALOS, admitted, holds, seen
 
@@ -107,7 +108,7 @@ async def life(box: Sandbox, example: str) -> None:
             await manifests.apply(story.management, [space, *clusterclass.objects(example, name)])
         await story.apply(wanted)
         await story.come_up()
-        assert (len(story.control_planes()), len(story.workers())) == (3, 2)
+        assert (len(story.view.control_planes()), len(story.view.workers())) == (3, 2)
         await seen(story.management, example, CLUSTERS, lambda obj: holds(obj, "Available"))
         for check in [obj for obj in wanted if obj["kind"] == HEALTH_CHECKS.kind]:
             found = await seen(story.management, example, HEALTH_CHECKS, watches_all)

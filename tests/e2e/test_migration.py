@@ -28,7 +28,8 @@ from sandbox.cluster import ClusterSpec
 from sandbox.clusterclass import objects
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
-from sandbox.story import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Story, in_network
+from sandbox.story import Story, in_network
+from sandbox.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from tests import shell
 from tests.e2e.support import our_provider
 from tests.integration.reconciler.case import until
@@ -95,7 +96,7 @@ async def install_ours(story: Story) -> None:
 
 async def snapshot(story: Story) -> dict[str, Any]:
     """What may not change: identity of all objects, how VMs run, who has which address, and the endpoint."""
-    found: dict[str, Any] = {"endpoint": story.endpoint()}
+    found: dict[str, Any] = {"endpoint": story.view.endpoint()}
     for resource in STAY:
         for obj in (await story.harvester.list(resource, story.spec.target_namespace))["items"]:
             found[f"{resource.kind} {obj['metadata']['name']}"] = uid_of(obj)
@@ -191,14 +192,14 @@ async def its_class_still_works(story: Story) -> None:
     await story.set_variable("cpuCount", 3)
     disks = [machine["spec"]["volumes"] for machine in story.view.harvester_machines.store]
     assert {(first["bootOrder"], second["bootOrder"]) for first, second in disks} == {(1, 0)}
-    endpoint = story.endpoint()
+    endpoint = story.view.endpoint()
     patch = shell.patch_of("migration.md", "cluster")
     reference = patch["spec"]["topology"]["classRef"]
     space = kinds.typed(NAMESPACES, {"metadata": {"name": reference["namespace"]}})
     await manifests.apply(story.management, [space, *objects(reference["namespace"], reference["name"])])
     await story.rebase(**reference)
     assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
-    assert story.endpoint() == endpoint
+    assert story.view.endpoint() == endpoint
 
 
 def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) ->
             async with our_provider(box.folder, box.kubeconfig("management")):
                 await settled(story, is_ours)
                 assert await snapshot(story) == mixed
-                await story.replace_lost(story.workers()[0])
+                await story.replace_lost(story.view.workers()[0])
                 await its_class_still_works(story)
                 await story.delete()
                 assert await story.leftovers() == []

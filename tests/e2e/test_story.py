@@ -67,7 +67,7 @@ class Rollout:
     def __init__(self, story: Story) -> None:
         self._story = story
         self._machines = story.view.machines
-        self.most = self.fewest = len(story.control_planes())
+        self.most = self.fewest = len(story.view.control_planes())
         self.workers_before_control_plane = False
         self._version = story.spec.version
         self._machines.add_handler(self._changed)
@@ -75,7 +75,7 @@ class Rollout:
     def _changed(self, _change: Change) -> None:
         machines = list(self._machines.store)
         control_planes = [m for m in machines if CONTROL_PLANE_LABEL in labels_of(m)]
-        running = [m for m in self._story.running() if m in control_planes]
+        running = [m for m in self._story.view.running() if m in control_planes]
         self.most = max(self.most, len(control_planes))
         self.fewest = min(self.fewest, len(running))
         old = any(m["spec"]["version"] == self._version for m in control_planes)
@@ -119,14 +119,14 @@ def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_trace(
 
 def the_cluster_is_up(story: Story) -> None:
     """What stands after creation: Nodes in zones, addresses of two pools, conditions that all say so."""
-    assert story.zones() == {"zone-1", "zone-2", "zone-3"}
+    assert story.view.zones() == {"zone-1", "zone-2", "zone-3"}
     # The first pool has four addresses for five machines.
-    assert story.pools_used() == {"machines-a", "machines-b"}
+    assert story.view.pools_used() == {"machines-a", "machines-b"}
     (cluster,), (infrastructure,) = story.view.clusters.store, story.view.harvester_clusters.store
     assert condition(cluster, "InfrastructureReady") == ("True", "Ready")
     assert condition(cluster, "ControlPlaneInitialized")[0] == "True"
     assert infrastructure["spec"]["controlPlaneEndpoint"] == cluster["spec"]["controlPlaneEndpoint"]
-    assert {domain["name"] for domain in cluster["status"]["failureDomains"]} == story.zones()
+    assert {domain["name"] for domain in cluster["status"]["failureDomains"]} == story.view.zones()
     for kind in ("Ready", "InfrastructureReady", "LoadBalancerReady", "InitMachineCreated"):
         assert condition(infrastructure, kind) == ("True", kind)
     for machine in story.view.machines.store:
@@ -138,23 +138,23 @@ def the_cluster_is_up(story: Story) -> None:
         assert machine["status"]["addresses"] == own["status"]["addresses"]
         if CONTROL_PLANE_LABEL in labels_of(machine):
             assert own["status"]["failureDomain"] == machine["spec"]["failureDomain"]
-    assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == story.zones()
+    assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == story.view.zones()
 
 
 async def the_first_boot_has_the_files_of_the_class(story: Story) -> None:
     """A variable of the class puts them into the user data that a control plane guest gets from Harvester."""
     secrets = (await story.harvester.list(SECRETS, story.spec.target_namespace))["items"]
     texts = [base64.b64decode(value).decode() for secret in secrets for value in (secret.get("data") or {}).values()]
-    assert sum(CNI_FILE in text for text in texts) == len(story.control_planes())
+    assert sum(CNI_FILE in text for text in texts) == len(story.view.control_planes())
 
 
 async def lost_machines_are_replaced(story: Story) -> None:
-    await story.replace_lost(story.workers()[0])
-    assert len(story.workers()) == 2
+    await story.replace_lost(story.view.workers()[0])
+    assert len(story.view.workers()) == 2
     assert ("HarvesterMachine", "Warning", "MachineNotFound") in await events(story)
-    lost = story.control_planes()[0]
+    lost = story.view.control_planes()[0]
     await story.replace_lost(lost)
-    assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == story.zones()
+    assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == story.view.zones()
     (control_plane,) = (await story.management.list(RKE2.control_planes, story.spec.namespace))["items"]
     assert control_plane["status"]["lastRemediation"]["machine"] == lost["metadata"]["name"]
 
@@ -166,7 +166,7 @@ async def a_version_is_rolled_out(story: Story) -> None:
     rollout.end()
     assert (rollout.fewest, rollout.most) == (3, 4)
     assert not rollout.workers_before_control_plane
-    assert {machine["spec"]["failureDomain"] for machine in story.control_planes()} == story.zones()
+    assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == story.view.zones()
 
 
 def test_a_definition_becomes_a_cluster_and_a_changed_setting_one_small_commit(box: Sandbox) -> None:
@@ -203,7 +203,7 @@ def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
         async with story.watching():
             await story.create()
             await story.come_up()
-            await story.replace_lost(story.workers()[0])
+            await story.replace_lost(story.view.workers()[0])
             await story.scale(1, 2)
             await story.delete()
             assert [(step.failed, bool(step.outcome)) for step in story.view.steps] == [(False, True)] * 5
