@@ -19,6 +19,8 @@ import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.resource import CONFIG_MAPS, SECRETS, Obj
@@ -32,6 +34,8 @@ _TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 # As root of namespaces of its own it builds the root, and then becomes the user of the Pod, who may do nothing of that.
 _ROOT = """\
 set -e
+# Of pivot_root, which not every user's PATH has.
+PATH=$PATH:/usr/sbin:/sbin
 mount -t tmpfs root {root}
 cd {root}
 mkdir usr etc proc dev old
@@ -50,6 +54,14 @@ rmdir old
 mount -o remount,ro /
 exec unshare --user --map-user={user} --map-group={group} "$@"
 """
+
+
+def require_namespaces() -> None:
+    """Skip a test where this user may not make namespaces, as on machines that forbid it to all but root."""
+    command = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no user namespaces here: {done.stderr.strip()}")
 
 
 @dataclass

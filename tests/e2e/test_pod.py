@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
 import ssl
 import subprocess
@@ -21,12 +22,13 @@ import pytest
 import yaml
 
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
 from caphv.runtime.resource import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, SECRETS, Obj, Resource
 from release.__main__ import contents
 from sandbox import binaries, manifests, pki, processes
 from sandbox.apiserver import ApiServer, Etcd, private_file
 from tests import shell
-from tests.e2e.pods import Pod
+from tests.e2e.pods import Pod, require_namespaces
 from tests.integration.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, Case
 from tests.integration.packager.environment import install as install_kinds
 from tests.integration.packager.servers import HttpBackend, tls_context
@@ -56,6 +58,7 @@ for place in ("/", "/usr/local", "/etc", "/tmp"):
 
 @pytest.fixture
 def management(tmp_path: Path) -> Iterator[ApiServer]:
+    require_namespaces()
     try:
         yield asyncio.run(started(tmp_path))
     finally:
@@ -127,8 +130,7 @@ async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: 
             secret = await client.get(SECRETS, "caphv-webhook-self-signed", NAMESPACE)
             await until(lambda: told(client, secret["data"]["ca.crt"]), "API servers know the CA")
             await scraped(pod, client, checkout, secret)
-            lease = await client.get(LEASES, "1e1658d6.cluster.x-k8s.io", NAMESPACE)
-            assert lease["spec"]["holderIdentity"]
+            await until(lambda: leads(client, "1e1658d6.cluster.x-k8s.io"), "it has the lease")
             assert capabilities(process.pid) == 0
         finally:
             await processes.end(process, grace=pod.spec["terminationGracePeriodSeconds"])
@@ -167,7 +169,7 @@ async def one_namespace(management: ApiServer, prefix: Path, folder: Path, objec
         process = pod.start()
         try:
             await until(lambda: probed(pod, "readinessProbe"), "it is ready")
-            assert (await client.get(LEASES, "team-a.1e1658d6.cluster.x-k8s.io", NAMESPACE))["spec"]["holderIdentity"]
+            await until(lambda: leads(client, "team-a.1e1658d6.cluster.x-k8s.io"), "it has the lease of its namespace")
             await bind(client, "prometheus")
             tls: dict[str, Any] = {"ssl": ssl.create_default_context(cadata=text["ca.crt"])}
             tls["server_hostname"] = "metrics.example.com"
@@ -241,6 +243,13 @@ async def probed(pod: Pod, probe: str) -> bool:
             return answer.status == 200
     except aiohttp.ClientConnectorError:
         return False
+
+
+async def leads(client: ApiClient, lease: str) -> bool:
+    """Whether somebody has the lease, which comes a moment after being ready."""
+    with contextlib.suppress(NotFound):
+        return bool((await client.get(LEASES, lease, NAMESPACE))["spec"]["holderIdentity"])
+    return False
 
 
 async def told(client: ApiClient, authority: str) -> bool:
