@@ -37,13 +37,15 @@ def member_of(
     # Where a machine without a wish was placed counts, too.
     placed = ((harvester_machine or {}).get("status") or {}).get("failureDomain")
     marked = [condition(machine, kind) for kind in ("HealthCheckSucceeded", "OwnerRemediated")]
+    found = bool((machine.get("status") or {}).get("nodeRef"))
     return Member(
         machine["metadata"]["name"],
         created=machine["metadata"].get("creationTimestamp", ""),
         failure_domain=machine["spec"].get("failureDomain") or placed or "",
-        joined=provider_id in known or bool((machine.get("status") or {}).get("nodeRef")),
+        joined=provider_id in known or found,
         ready=provider_id in ready,
-        settled=condition(machine, "Ready") == "True",
+        # The core writes conditions first, and what they follow from a moment later.
+        settled=found and condition(machine, "Ready") == "True",
         current=is_current(machine, harvester_machine, config, control_plane, distribution),
         unhealthy=marked == ["False", "False"],
         deleting=being_deleted(machine),
