@@ -16,7 +16,7 @@ import uvloop
 
 from bench.environment import Bench, Requests, environment
 from bench.machines import Times, Watcher, create_clusters, create_machine, create_machines, delete_machines
-from sandbox import binaries
+from sandbox.processes import binaries
 
 WORKLOADS: dict[str, tuple[int, int]] = {"A": (20, 10), "B": (1, 50), "S": (20, 10), "L": (50, 20)}
 _RATE = 5.0

@@ -11,12 +11,12 @@ from typing import Any
 import yaml
 
 from bench.clock import cpu_seconds, timed
+from packager.controller import definition_source
+from packager.controller.open_repository import Place
+from packager.controller.planner import Work
+from packager.controller.publisher import Options, Published, Publisher
 from packager.git.remote import Remote
-from packager.incluster import follower
-from packager.incluster.decision import Work
-from packager.incluster.holder import Place
-from packager.incluster.publisher import Options, Published, Publisher
-from webhooks import together
+from webhooks import crossobject
 
 _NOTHING_LIVE = Work((), why="A benchmark.")
 
@@ -32,7 +32,10 @@ def _publish(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     _push(source, {f"{number:04}.yaml": _definition(number, 1450) for number in range(count)})
     place = Place(Remote(f"file://{source}"), folder / "cache" / "source")
     publisher = Publisher(
-        Options(Place(Remote(f"file://{fleet}"), folder / "cache"), source=follower.Options(place, together.alone))
+        Options(
+            Place(Remote(f"file://{fleet}"), folder / "cache"),
+            source=definition_source.Options(place, crossobject.alone),
+        )
     )
     try:
         return _figures(publisher, source, count, rounds)

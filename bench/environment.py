@@ -26,14 +26,15 @@ import orjson
 import psutil
 
 from caphv import data
-from caphv.runtime.access import parse_kubeconfig
+from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
-from caphv.runtime.resource import Obj
-from sandbox import manifests, network, pki, processes
-from sandbox.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
-from sandbox.binaries import cluster_api_manifests
+from caphv.runtime.kubeconfig import parse_kubeconfig
+from sandbox import manifests
 from sandbox.environment import Settings, State
-from sandbox.processes import Process
+from sandbox.processes import children, network, pki
+from sandbox.processes.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
+from sandbox.processes.binaries import cluster_api_manifests
+from sandbox.processes.children import Process
 
 PROVIDER_USER = "caphv"
 SERVERS = ("management", "harvester", "workload")
@@ -72,17 +73,17 @@ class Bench:
         """Start the provider as users do, as a process, with leader election."""
         kubeconfig = self.folder / "provider.kubeconfig"
         private_file(kubeconfig, pki.to_yaml(self.servers["management"][0].kubeconfig(PROVIDER_USER, _GROUPS)))
-        (health,) = processes.free_ports(1)
+        (health,) = children.free_ports(1)
         command = [sys.executable, "-P", "-m", "caphv", "run", f"--kubeconfig={kubeconfig}", "--leader-elect"]
         command += ["--metrics-bind-address=0", f"--health-probe-bind-address=127.0.0.1:{health}"]
         command += [f"--concurrency={concurrency}"]
         env = {"PYTHONPATH": str(Path(__file__).parent.parent), "POD_NAMESPACE": "caphv-system"}
-        self.provider = processes.start(self.folder, "provider", command, env=env)
+        self.provider = children.start(self.folder, "provider", command, env=env)
 
         async def leads() -> bool:
             return "caches are in sync" in self.provider.log.read_text() if self.provider else False
 
-        await processes.wait_ready(self.provider, leads, 60)
+        await children.wait_ready(self.provider, leads, 60)
 
     def provider_usage(self) -> tuple[float, float]:
         """CPU seconds so far and peak memory in MiB of the provider."""
@@ -96,7 +97,7 @@ class Bench:
     def cpu_by_part(self) -> Counter[str]:
         """Milliseconds of CPU so far of all that runs, by part; the benchmark itself is one of them."""
         found: Counter[str] = Counter()
-        for process in [psutil.Process(), *processes.find(self.folder)]:
+        for process in [psutil.Process(), *children.find(self.folder)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 found[_part(process.cmdline())] += round((times.user + times.system) * 1000)
@@ -159,7 +160,7 @@ async def environment(*, workloads: int, boot_seconds: float, boot_spread: float
             prefix = str(claimed).removesuffix(".0.0/16")
             yield Bench(folder, prefix, groups, clients[0], clients[1], clients[2:])
     finally:
-        await processes.stop_all(folder)
+        await children.stop_all(folder)
         if not os.environ.get("CAPHV_BENCH_KEEP"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -167,12 +168,12 @@ async def environment(*, workloads: int, boot_seconds: float, boot_spread: float
 async def _simulate(folder: Path) -> None:
     command = [sys.executable, "-P", "-m", "sandbox.simulate", f"--dir={folder}"]
     env = {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = processes.start(folder, "simulator", command, env=env)
+    process = children.start(folder, "simulator", command, env=env)
 
     async def ready() -> bool:
         return (folder / "simulator.ready").exists()
 
-    await processes.wait_ready(process, ready, 60)
+    await children.wait_ready(process, ready, 60)
 
 
 def _client(stack: contextlib.AsyncExitStack, server: ApiServer) -> ApiClient:

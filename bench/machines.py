@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 from bench.environment import Bench, encoded, join_token
+from caphv.api.object import NODES, SECRETS, Obj, being_deleted
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.resource import NODES, SECRETS, Obj, being_deleted
 from sandbox import manifests
 from sandbox.cluster import CLUSTER_LABEL, CORE_VERSION, IDENTITY, KUBERNETES_VERSION
+from sandbox.guest.join import JOIN_FILE, WORKER
 from sandbox.harvester import kinds
-from sandbox.join import JOIN_FILE, WORKER
-from sandbox.view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES
+from sandbox.scenario_view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES
 
 TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
 _IN_FLIGHT = 16

@@ -29,8 +29,8 @@ import psutil
 
 from caphv.api.names import GROUP
 from caphv.runtime import eventloop
-from sandbox import pki, processes
-from webhooks.review import API_VERSION, path_of
+from sandbox.processes import children, pki
+from webhooks.handler import API_VERSION, path_of
 
 CHECKOUT = Path(__file__).parent.parent
 MIB = 1024 * 1024
@@ -104,15 +104,15 @@ def serving() -> Iterator[Server]:
         pair = ca.server(["127.0.0.1"])
         (folder / "tls.crt").write_bytes(pair.certificate)
         (folder / "tls.key").write_bytes(pair.key)
-        port, health = processes.free_ports(2)
+        port, health = children.free_ports(2)
         command = [sys.executable, "-P", "-m", "caphv", "webhook", f"--webhook-cert-dir={folder}"]
         command += [f"--webhook-bind-address=127.0.0.1:{port}", f"--health-probe-bind-address=127.0.0.1:{health}"]
         command += ["--metrics-bind-address=0", "--log-level=warning"]
-        process = processes.start(folder, "webhook", command, env={"PYTHONPATH": str(CHECKOUT)})
-        asyncio.run(processes.wait_ready(process, lambda: _ready(health), 60))
+        process = children.start(folder, "webhook", command, env={"PYTHONPATH": str(CHECKOUT)})
+        asyncio.run(children.wait_ready(process, lambda: _ready(health), 60))
         yield Server(port, ca.certificate.decode(), psutil.Process(process.pid))
     finally:
-        asyncio.run(processes.stop_all(folder))
+        asyncio.run(children.stop_all(folder))
         shutil.rmtree(folder, ignore_errors=True)
 
 

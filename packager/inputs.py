@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from caphv.manifests.nodes import Document
-from caphv.manifests.sources import Source, read_all
-from caphv.runtime.resource import Key
-from caphv.schema.findings import FieldPath, Finding
-from packager.facts import CLUSTER_API_GROUP, facts_of
-from packager.merge import Obj, at
-from packager.settings import ClusterFacts
-from packager.sources import holder
+from caphv.api.object import Key
+from caphv.validation.finding import FieldPath, Finding
+from caphv.validation.yaml.loader import Source, read_all
+from caphv.validation.yaml.tree import Document
+from packager.addons.gather import holder
+from packager.addons.merge import Obj, at
+from packager.addons.settings import ClusterFacts
+from packager.cluster_objects import CLUSTER_API_GROUP, facts_of
 
 _Place = tuple[Source, Document, FieldPath]
 

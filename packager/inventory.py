@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from packager import record
-from packager.facts import is_suspended
+from packager.addons.settings import ClusterFacts
+from packager.addons.versions import Versions
+from packager.cluster_objects import is_suspended
 from packager.git.paths import joined
 from packager.git.snapshot import Snapshot
-from packager.settings import ClusterFacts
+from packager.rendering import lockfile
 from packager.tree import CLUSTERS, Tree, cluster_folder
-from packager.versions import Versions
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Held:
 
     name: str
     bundles: tuple[str, ...]
-    record: record.Record | None
+    record: lockfile.Record | None
     fault: str = ""
 
 
@@ -37,13 +37,13 @@ def inventory(snapshot: Snapshot) -> list[Held]:
 def _held(snapshot: Snapshot, name: str) -> Held:
     folder = joined(CLUSTERS, name)
     bundles = tuple(sorted(inner for inner, entry in snapshot.entries(folder).items() if entry.is_folder))
-    content = snapshot.read(joined(folder, record.FILE))
+    content = snapshot.read(joined(folder, lockfile.FILE))
     if content is None:
-        return Held(name, bundles, None, f"{record.FILE} is missing")
+        return Held(name, bundles, None, f"{lockfile.FILE} is missing")
     try:
-        return Held(name, bundles, record.read(content))
+        return Held(name, bundles, lockfile.read(content))
     except ValueError as error:
-        return Held(name, bundles, None, f"{record.FILE} {error}")
+        return Held(name, bundles, None, f"{lockfile.FILE} {error}")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def wave(clusters: Iterable[ClusterFacts], previous: Tree, target: Versions, cou
 
 def _pinned(facts: ClusterFacts, previous: Tree) -> Versions | None:
     try:
-        content = previous.get(f"{cluster_folder(*facts.key)}/{record.FILE}")
-        return record.read(content).versions if content is not None else None
+        content = previous.get(f"{cluster_folder(*facts.key)}/{lockfile.FILE}")
+        return lockfile.read(content).versions if content is not None else None
     except ValueError:
         return None

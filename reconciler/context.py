@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from caphv.api import clusterapi
+from caphv.api import clusterapi, resources
+from caphv.api.object import Key, Obj, Resource, key_of, owner_reference
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.events import EventRecorder
-from caphv.runtime.resource import Key, Obj, Resource, key_of, owner_reference
-from reconciler import resources
-from reconciler.flow import StatusDraft, Waiters
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Sessions
-from reconciler.rancher import Rancher
-from reconciler.single import SingleWatches
-from reconciler.workload import Workloads
+from reconciler.remote.objectwatch import SingleWatches
+from reconciler.remote.rancher import Rancher
+from reconciler.remote.workloadcluster import Workloads
+from reconciler.status import StatusDraft, Waiters
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 DISTRIBUTIONS = ("rke2", "k3s", "kubeadm")

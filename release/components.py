@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 
 IMAGE = "ghcr.io/rancher-sandbox/cluster-api-provider-harvester"
 # Options of `caphv run` that `clusterctl init` (and a CAPIProvider's configSecret) can set, with what the manifest has

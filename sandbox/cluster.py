@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from sandbox.clusterclass import HARVESTER_K3S, HARVESTER_KUBEADM, HARVESTER_RKE2
 
 KUBERNETES_VERSION = "v1.36.3"

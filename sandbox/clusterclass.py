@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caphv import data
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from sandbox import manifests
 
 HARVESTER_RKE2 = "harvester-rke2"

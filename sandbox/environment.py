@@ -24,11 +24,13 @@ from typing import Any, TypeVar
 import aiohttp
 
 from caphv import data
-from caphv.runtime.resource import Obj
-from sandbox import clusterclass, core, manifests, network, pki, processes, webhooks
-from sandbox.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
-from sandbox.processes import Process
-from sandbox.providers import crds as providers
+from caphv.api.object import Obj
+from sandbox import clusterclass, manifests, webhooks
+from sandbox.capi import core
+from sandbox.capi import crds as providers
+from sandbox.processes import children, network, pki
+from sandbox.processes.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
+from sandbox.processes.children import Process
 
 STATE_FILE = "sandbox.json"
 SIMULATOR_READY_FILE = "simulator.ready"
@@ -127,13 +129,13 @@ class Sandbox:
             try:
                 await self._start(progress)
             except BaseException:
-                await processes.stop_all(self.folder)
+                await children.stop_all(self.folder)
                 raise
             return True
 
     async def down(self) -> bool:
         """Stop all processes and remove the folder; False when there was no sandbox. Raises SandboxError."""
-        if not self.folder.exists() and not processes.find(self.folder):
+        if not self.folder.exists() and not children.find(self.folder):
             return False
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with self._locked():
@@ -147,7 +149,7 @@ class Sandbox:
         found: Obj = {"name": self.folder.name, "folder": str(self.folder), "status": "absent"}
         if state is None:
             return found
-        alive = {process.pid for process in processes.find(self.folder)}
+        alive = {process.pid for process in children.find(self.folder)}
         parts = [{"name": name, "pid": pid, "running": pid in alive} for name, pid in state.processes.items()]
         found["status"] = "running" if state.ready and all(part["running"] for part in parts) else "broken"
         found |= {"created": state.created, "network": state.network, "processes": parts}
@@ -207,13 +209,13 @@ class Sandbox:
         async def probe() -> bool:
             return ready.exists()
 
-        await processes.wait_ready(process, probe, SIMULATOR_SECONDS)
+        await children.wait_ready(process, probe, SIMULATOR_SECONDS)
         return process
 
     async def _provider(self, management: ApiServer) -> Process:
         kubeconfig = self.folder / "provider.kubeconfig"
         private_file(kubeconfig, pki.to_yaml(management.kubeconfig("caphv", ["system:masters"])))
-        metrics, health = processes.free_ports(2)
+        metrics, health = children.free_ports(2)
         process = self._python(
             "provider",
             "caphv",
@@ -223,19 +225,19 @@ class Sandbox:
             f"--health-probe-bind-address=127.0.0.1:{health}",
             *(webhooks.provider_options(self.folder) if self.settings.webhooks else []),
         )
-        await processes.wait_ready(process, lambda: _answers(f"http://127.0.0.1:{health}/readyz"), PROVIDER_SECONDS)
+        await children.wait_ready(process, lambda: _answers(f"http://127.0.0.1:{health}/readyz"), PROVIDER_SECONDS)
         return process
 
     def _python(self, name: str, module: str, *arguments: str) -> Process:
         """Start a module of ours, which need not be installed. -P: what lies in the sandbox's folder is no module."""
         path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-P", "-m", module, *arguments]
-        return processes.start(self.folder, name, command, env={"PYTHONPATH": path})
+        return children.start(self.folder, name, command, env={"PYTHONPATH": path})
 
     async def _clean(self) -> None:
         if any(self.folder.iterdir()) and not (self.folder / STATE_FILE).exists():
             raise SandboxError(f"{self.folder} holds other files than a sandbox's: name an empty or new folder")
-        await processes.stop_all(self.folder)
+        await children.stop_all(self.folder)
         for path in sorted(self.folder.iterdir(), key=lambda path: path.name == STATE_FILE):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -261,7 +263,7 @@ class Sandbox:
 
 def _identity(harvester: ApiServer, token: Token) -> Obj:
     """The kubeconfig of the fault proxy, which shows the API server's own certificate on a port of its own."""
-    (port,) = processes.free_ports(1)
+    (port,) = children.free_ports(1)
     return pki.kubeconfig(
         f"https://{harvester.address}:{port}",
         harvester.ca.certificate,

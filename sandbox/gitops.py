@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 
 _BRANCH = "main"
 _SOURCE, _FLEET = "clusters.git", "fleet.git"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import yaml
 
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import AlreadyExists
-from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
 
 MANAGER = "caphv-sandbox"
 ESTABLISHED_SECONDS = 30.0

@@ -19,21 +19,21 @@ from typing import Any
 
 import uvloop
 
-from caphv.runtime.access import Access, parse_kubeconfig
 from caphv.runtime.client import ApiClient
-from sandbox.faultproxy import FaultProxy, proxy_of
-from sandbox.garbage import Garbage
-from sandbox.guests import Guests
+from caphv.runtime.kubeconfig import Access, parse_kubeconfig
+from sandbox.capi import standins
+from sandbox.guest.guests import Guests
+from sandbox.guest.workload import Workloads
 from sandbox.harvester.addresses import Addresses
 from sandbox.harvester.admission import Admission
+from sandbox.harvester.faultproxy import FaultProxy, proxy_of
+from sandbox.harvester.fixtures import World, define, seed
+from sandbox.harvester.informers import Stores
 from sandbox.harvester.kubevip import DataPath, KubeVip
 from sandbox.harvester.loadbalancer import LoadBalancers
-from sandbox.harvester.stores import Stores
 from sandbox.harvester.virtualmachines import VirtualMachines
-from sandbox.harvester.world import World, define, seed
-from sandbox.providers import standins
-from sandbox.tokens import Tokens
-from sandbox.workload import Workloads
+from sandbox.processes.garbage import Garbage
+from sandbox.processes.tokens import Tokens
 
 log = logging.getLogger(__name__)
 

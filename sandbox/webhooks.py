@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from sandbox import pki, processes
-from sandbox.apiserver import private_file
+from sandbox.processes import children, pki
+from sandbox.processes.apiserver import private_file
 
 
 def provider_options(folder: Path) -> list[str]:
@@ -14,7 +14,7 @@ def provider_options(folder: Path) -> list[str]:
     pair = ca.server(["127.0.0.1"])
     for name, content in (("tls.crt", pair.certificate), ("tls.key", pair.key), ("ca.crt", ca.certificate)):
         private_file(own / name, content)
-    (port,) = processes.free_ports(1)
+    (port,) = children.free_ports(1)
     return [
         "--enable-webhooks",
         f"--webhook-cert-dir={own}",

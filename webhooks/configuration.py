@@ -15,10 +15,10 @@ from copy import deepcopy
 from urllib.parse import urlsplit
 
 from caphv.api.names import GROUP, VERSIONS
-from caphv.runtime.certificates import certificates_in
-from caphv.runtime.resource import Obj, Resource, annotations_of
-from webhooks.review import WEBHOOKS, Webhook, path_of
-from webhooks.verdict import KINDS
+from caphv.api.object import Obj, Resource, annotations_of
+from caphv.runtime.certwatcher import certificates_in
+from webhooks.admission import KINDS
+from webhooks.handler import WEBHOOKS, Webhook, path_of
 
 ADMISSION_GROUP = "admissionregistration.k8s.io"
 VALIDATING = Resource(

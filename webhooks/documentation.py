@@ -15,12 +15,12 @@ from typing import Any
 import yaml
 
 from caphv import data
-from caphv.manifests.traps import TRAPS
-from caphv.schema import compiled
-from caphv.schema.findings import Finding
+from caphv.validation import schema as compiled
+from caphv.validation.finding import Finding
+from caphv.validation.yaml.yaml_rules import TRAPS
+from webhooks.admission import KINDS, RULES
+from webhooks.crossobject import CHECKS
 from webhooks.rules.model import CLUSTER, MACHINE, Rule, Subject
-from webhooks.together import CHECKS
-from webhooks.verdict import KINDS, RULES
 
 Obj = dict[str, Any]
 

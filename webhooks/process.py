@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 
 from caphv.runtime import eventloop, logs
-from caphv.runtime.beside import Beside, serve
+from caphv.runtime.childprocess import Beside, serve
 from webhooks.server import WebhookServer
 
 log = logging.getLogger(__name__)

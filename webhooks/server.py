@@ -19,10 +19,10 @@ import orjson
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from caphv.runtime.certificates import Certificates
-from caphv.runtime.part import Part, listening_address
+from caphv.runtime.certwatcher import Certificates
+from caphv.runtime.runnable import Part, listening_address
 from webhooks import metrics
-from webhooks.review import TARGETS, Answer, BadReview, Target, answer, failure
+from webhooks.handler import TARGETS, Answer, BadReview, Target, answer, failure
 
 log = logging.getLogger(__name__)
 

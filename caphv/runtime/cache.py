@@ -23,10 +23,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from caphv.api.object import Key, Obj, Resource, key_of, resource_version
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Gone, TooManyRequests, Unreachable
-from caphv.runtime.resource import Key, Obj, Resource, key_of, resource_version
 
 log = logging.getLogger(__name__)
 

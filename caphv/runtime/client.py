@@ -1,7 +1,7 @@
 """One API server: raw JSON requests, because a provider makes little else but requests.
 
 Measured against a local kube-apiserver the typed layers of the `kubernetes` package cost two to four times the CPU of
-a raw request, and 20 MiB of memory. That package reads kubeconfigs for people; see `caphv.runtime.access`.
+a raw request, and 20 MiB of memory. That package reads kubeconfigs for people; see `caphv.runtime.kubeconfig`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import aiohttp
 import orjson
 from yarl import URL
 
+from caphv.api.object import Obj, Resource
 from caphv.runtime import metrics
 from caphv.runtime.errors import Conflict, NotFound, Unreachable, error_from
-from caphv.runtime.resource import Obj, Resource
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
+from caphv.api.object import Key
 from caphv.runtime import logs, metrics
 from caphv.runtime.errors import Conflict, TooManyRequests, Unreachable
 from caphv.runtime.queue import WorkQueue
-from caphv.runtime.resource import Key
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound
-from caphv.runtime.resource import Obj, Resource
 
 
 async def served_version(client: ApiClient, group: str, known: Sequence[str]) -> str:

@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from caphv.api.object import LEASES, Obj, annotations_of
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
-from caphv.runtime.resource import LEASES, Obj, annotations_of
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
+from caphv.api.object import EVENTS, Obj
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
-from caphv.runtime.resource import EVENTS, Obj
 
 log = logging.getLogger(__name__)
 

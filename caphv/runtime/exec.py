@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import aiohttp
 import orjson
 
+from caphv.api.object import PODS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Unreachable
-from caphv.runtime.resource import PODS
 
 PROTOCOL = "v4.channel.k8s.io"
 STDOUT, STDERR, STATUS = 1, 2, 3

@@ -21,8 +21,8 @@ from caphv.runtime import metrics
 from caphv.runtime.cache import Informer
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
-from caphv.runtime.part import Part, listening_address
-from caphv.runtime.protection import Protection
+from caphv.runtime.metrics_auth import Protection
+from caphv.runtime.runnable import Part, listening_address
 
 log = logging.getLogger(__name__)
 

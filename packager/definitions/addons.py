@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from caphv.api import names
-from caphv.schema.findings import Finding
-from packager.bundles import FLEET_YAML, bundle_name, workspace
-from packager.definitions.boot import Boot
+from caphv.validation.finding import Finding
+from packager.addons.merge import Obj
+from packager.addons.settings import Packaging, Settings
 from packager.definitions.model import CLUSTER_RESOURCE_SET, Definition
+from packager.definitions.nodeconfig import Boot
 from packager.definitions.rules import ADDONS_LABEL
-from packager.merge import Obj
-from packager.render import Rendered, Renderer
-from packager.settings import Packaging, Settings
+from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
+from packager.rendering.renderer import Rendered, Renderer
 from packager.tree import cluster_folder
 
 _RESOURCE_SETS = "addons.cluster.x-k8s.io/v1beta2"

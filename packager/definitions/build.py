@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api import names
-from caphv.schema.findings import FieldPath, Finding, in_order
-from packager import yamltext
-from packager.definitions import addons, individual, model, shared
-from packager.definitions.boot import Boot, after_rendering, before_rendering
+from caphv.validation.finding import FieldPath, Finding, in_order
+from packager.addons.merge import Obj
+from packager.addons.settings import ClusterFacts
+from packager.definitions import addons, model, shared
+from packager.definitions import objects as individual
 from packager.definitions.model import CLUSTER_RESOURCE_SET, FLEET, Definition
+from packager.definitions.nodeconfig import Boot, after_rendering, before_rendering
 from packager.definitions.topology import topology
-from packager.merge import Obj
-from packager.render import Rendered, Renderer
-from packager.settings import ClusterFacts
+from packager.rendering import yaml
+from packager.rendering.renderer import Rendered, Renderer
 from packager.tree import Tree
 
 # What the settings of add-ons are read from → where the definition says it.
@@ -97,7 +98,7 @@ def cluster(definition: Definition, boot: Boot) -> Obj:
     own = {"topology": topology(definition, boot)} if definition.cluster_class else individual.references(definition)
     notes = {**definition.annotations}
     if definition.addons:
-        notes[names.ADDON_VALUES_ANNOTATION] = yamltext.dump(dict(definition.addons))
+        notes[names.ADDON_VALUES_ANNOTATION] = yaml.dump(dict(definition.addons))
     if definition.delivery != FLEET:
         # Nothing is to be installed twice.
         notes[names.SUSPEND_ADDONS_ANNOTATION] = "true"

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packager import yamltext
-from packager.bundles import FLEET_YAML
+from packager.addons.merge import Obj
 from packager.definitions.build import Built
-from packager.merge import Obj
+from packager.rendering import yaml
+from packager.rendering.bundles import FLEET_YAML
 from packager.tree import path_of
 
 MANIFESTS, NAMESPACES = "manifests", "namespaces"
@@ -39,14 +39,14 @@ def files_of(found: Built) -> dict[str, bytes]:
 def cluster_files(objects: Sequence[Obj], namespace: str) -> dict[str, bytes]:
     """Return the files of one cluster, by path in its folder; `namespace` is that of objects that say none."""
     return {
-        f"{CLUSTER}/{FLEET_YAML}": yamltext.dump({"defaultNamespace": namespace, **_TAKE_OVER}).encode(),
-        f"{CLUSTER}/{CLUSTER}.yaml": yamltext.dump_all(objects).encode(),
+        f"{CLUSTER}/{FLEET_YAML}": yaml.dump({"defaultNamespace": namespace, **_TAKE_OVER}).encode(),
+        f"{CLUSTER}/{CLUSTER}.yaml": yaml.dump_all(objects).encode(),
     }
 
 
 def shared_files(objects: Sequence[Obj]) -> dict[str, bytes]:
     """Return the files of a group of objects that clusters share, by name."""
     return {
-        FLEET_YAML: yamltext.dump({"keepResources": True, **_TAKE_OVER}).encode(),
-        "objects.yaml": yamltext.dump_all(objects).encode(),
+        FLEET_YAML: yaml.dump({"keepResources": True, **_TAKE_OVER}).encode(),
+        "objects.yaml": yaml.dump_all(objects).encode(),
     }

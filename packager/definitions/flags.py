@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.schema import compiled
-from caphv.schema.findings import Fault, FieldPath, Finding
+from caphv.validation import schema
+from caphv.validation.finding import Fault, FieldPath, Finding
+from packager.addons.merge import Obj, merged
 from packager.definitions.model import API_VERSION, KIND, SCHEMA
-from packager.merge import Obj, merged
 
 KUBERNETES_VERSION = "v1.34.2"
 
@@ -247,7 +247,7 @@ def _defaults(given: Obj) -> Obj:
 
 def fault_of(flag: Flag, text: str) -> str:
     """Return what the schema has against a value by itself, empty where nothing: how it fits to others comes later."""
-    found = compiled.load(SCHEMA).findings(definition({flag.name: text}, {}))
+    found = schema.load(SCHEMA).findings(definition({flag.name: text}, {}))
     depth = len(flag.path)
     faults = [one for one in found if one.path[:depth] == flag.path and one.fault is not Fault.REQUIRED]
     return faults[0].detail if faults else ""

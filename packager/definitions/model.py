@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caphv.runtime.resource import Key
-from caphv.schema import compiled
-from caphv.schema.findings import Finding, in_order
-from packager import safety
+from caphv.api.object import Key
+from caphv.validation import schema
+from caphv.validation.finding import Finding, in_order
+from packager.addons.merge import Obj
 from packager.definitions import rules
-from packager.merge import Obj
+from packager.rendering import secretscan
 
 SCHEMA = "clusterdefinition.json"
 API_VERSION, KIND = "caphv.io/v1alpha1", "ClusterDefinition"
@@ -93,14 +93,14 @@ def is_definition(obj: Any) -> bool:
 
 def check(obj: Any) -> list[Finding]:
     """Return all that is wrong or unwise with a definition by itself."""
-    found = compiled.load(SCHEMA).findings(obj)
+    found = schema.load(SCHEMA).findings(obj)
     return in_order(_discreet(finding) for finding in found or rules.check(obj))
 
 
 def _discreet(finding: Finding) -> Finding:
     """Leave out a value that may be a pasted kubeconfig or another secret."""
     value = finding.value
-    secret = safety.check(value) or "\n" in str(value)
+    secret = secretscan.check(value) or "\n" in str(value)
     return replace(finding, value=None) if secret else finding
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from caphv.api import names
-from caphv.schema.findings import Fault, FieldPath, Finding
-from packager import safety
-from packager.gitrepo import GitRepoOptions
-from packager.merge import Obj
+from caphv.validation.finding import Fault, FieldPath, Finding
+from packager.addons.merge import Obj
+from packager.rendering import secretscan
+from packager.rendering.gitrepo import GitRepoOptions
 
 ADDONS_LABEL = "caphv.io/addons"
 DISTRIBUTIONS = ("rke2", "k3s", "kubeadm")
@@ -57,7 +57,7 @@ def check(obj: Obj) -> list[Finding]:
         _fleet,
     )
     found = [finding for rule in checks for finding in rule(spec)]
-    return [*found, *_reserved(obj["metadata"]), *safety.check(obj)]
+    return [*found, *_reserved(obj["metadata"]), *secretscan.check(obj)]
 
 
 def _class(spec: Obj) -> Iterator[Finding]:

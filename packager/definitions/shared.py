@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from caphv import data
+from packager.addons.merge import Obj
 from packager.definitions.model import Definition
-from packager.merge import Obj
 
 NAMESPACE = "namespace"
 _FOLDER = "clusterclass"

@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from caphv.manifests.nodes import Document
-from caphv.manifests.sources import SUFFIXES, parsed
-from caphv.runtime.resource import Key
-from caphv.schema.findings import Fault, FieldPath, Finding
-from packager import safety
+from caphv.api.object import Key
+from caphv.validation.finding import Fault, FieldPath, Finding
+from caphv.validation.yaml.loader import SUFFIXES, parsed
+from caphv.validation.yaml.tree import Document
+from packager.addons.merge import Obj, at
+from packager.cluster_objects import CLUSTER_API_GROUP
 from packager.definitions import model
-from packager.facts import CLUSTER_API_GROUP
-from packager.merge import Obj, at
+from packager.rendering import secretscan
 from packager.tree import Tree, path_of
 
 # Parsed YAML takes some fifty times as much memory, and no API server takes an object of this size.
@@ -210,7 +210,7 @@ def _folder(name: str) -> str:
 
 
 def _share(head: Item, items: Sequence[Item], source: Source) -> None:
-    problems = [item.problem(finding) for item in items for finding in safety.check(item.obj)]
+    problems = [item.problem(finding) for item in items for finding in secretscan.check(item.obj)]
     problems += _unnamed(head)
     source.problems += problems
     if not problems:
@@ -233,7 +233,7 @@ def _check(given: Given, source: Source, judge: Judge) -> None:
     if not given.is_definition:
         items = (given.head, *given.others)
         problems += (item.problem(finding) for item in items for finding in judge(item.obj))
-        problems += (item.problem(finding) for item in items for finding in safety.check(item.obj))
+        problems += (item.problem(finding) for item in items for finding in secretscan.check(item.obj))
     source.problems += problems
     if any(not problem.advice for problem in problems):
         source.bad.add(given.key)

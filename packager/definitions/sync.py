@@ -18,19 +18,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from caphv.api import names
-from caphv.runtime.resource import Key
-from packager import yamltext
-from packager.batch import Store
+from caphv.api.object import Key
+from packager.addons.merge import Obj, at
+from packager.bundler import Store
 from packager.definitions import files
-from packager.definitions.make import GITREPOS, MANIFEST_ROOT, Made, Maker, existing
+from packager.definitions.builder import GITREPOS, MANIFEST_ROOT, Made, Maker, existing
 from packager.definitions.source import Source
 from packager.git.commit import Reason
 from packager.git.prune import Plan, Pruning
 from packager.git.publish import planned, told
 from packager.git.repository import Result
 from packager.git.snapshot import Snapshot
-from packager.gitrepo import GitRepoOptions, git_repo
-from packager.merge import Obj, at
+from packager.rendering import yaml
+from packager.rendering.gitrepo import GitRepoOptions, git_repo
 from packager.tree import CLUSTERS
 
 STATUS = "caphv-status.yaml"
@@ -145,7 +145,7 @@ def _status(made: Made, plan: Plan) -> bytes:
             for one in made.problems
         ],
     }
-    return yamltext.dump(content).encode()
+    return yaml.dump(content).encode()
 
 
 def management_git_repo(options: GitRepoOptions) -> Obj:

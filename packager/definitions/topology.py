@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from packager.definitions.boot import Boot
+from packager.addons.merge import Obj
 from packager.definitions.model import Definition, Pool
-from packager.merge import Obj
+from packager.definitions.nodeconfig import Boot
 
 _WORKER_CLASS = "default-worker"
 # The one MachineHealthCheck of the cluster takes the place of those that the class makes for each group of machines.

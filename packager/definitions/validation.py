@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from caphv.schema.findings import Fault, Finding
+from caphv.validation.finding import Fault, Finding
+from packager.addons.merge import Obj
 from packager.definitions import model, rules
 from packager.definitions.build import build
-from packager.merge import Obj
-from packager.render import Renderer
+from packager.rendering.renderer import Renderer
 
 
 @dataclass(frozen=True)

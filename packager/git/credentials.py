@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from caphv.schema.findings import Fault, Finding
+from caphv.validation.finding import Fault, Finding
 from packager.git.errors import InvalidRemote
 from packager.git.remote import Remote
 

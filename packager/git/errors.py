@@ -11,7 +11,7 @@ import re
 import urllib.parse
 from collections.abc import Iterable
 
-from caphv.schema.findings import Finding
+from caphv.validation.finding import Finding
 
 _LONGEST = 2000
 _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")

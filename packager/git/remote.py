@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from caphv.schema.findings import Fault, Finding
+from caphv.validation.finding import Fault, Finding
 from packager.git.errors import InvalidRemote
 from packager.git.paths import fault_of
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import CONFIG_MAPS, SECRETS, SERVICES, Key, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import CONFIG_MAPS, SECRETS, SERVICES, Key, Obj, Resource, uid_of
 from reconciler.cluster.kubeconfig import virtual_address
 from reconciler.cluster.scope import ClusterScope
-from reconciler.flow import Blocked
 from reconciler.harvester.ownership import Owner, Ownership, owned_by, record, wants_adoption
+from reconciler.status import Blocked
 
 CLUSTER_ROLE = "harvesterhci.io:cloudprovider"
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")

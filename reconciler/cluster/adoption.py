@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Obj, annotations_of, being_deleted, key_of, uid_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import Obj, annotations_of, being_deleted, key_of, uid_of
 from reconciler.cluster.scope import ClusterScope
-from reconciler.flow import Blocked
 from reconciler.harvester.ownership import Ownership, owned_by, record, wants_adoption
+from reconciler.status import Blocked
 
 
 def is_foreign(scope: ClusterScope, obj: Obj) -> bool:

@@ -26,12 +26,12 @@ import orjson
 from caphv.api import names
 from caphv.api.conditions import rfc3339
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, labels_of, uid_of
 from caphv.runtime.errors import Forbidden, Invalid, NotFound, Unauthorized, Unreachable
-from caphv.runtime.resource import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, labels_of, uid_of
 from reconciler.cluster import account
 from reconciler.cluster.kubeconfig import SECRET_NAMESPACE, ManifestError, kubeconfig, with_credentials
 from reconciler.cluster.scope import ClusterScope
-from reconciler.flow import Blocked
+from reconciler.status import Blocked
 
 SECRET = Key(SECRET_NAMESPACE, "harvester-cloud-config")
 SECRET_KEYS = ("cloud-config", "cloud-provider-config")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import NAMESPACES, being_deleted, key_of
 from caphv.runtime.errors import AlreadyExists, NotFound, Unreachable
-from caphv.runtime.resource import NAMESPACES, being_deleted, key_of
 from reconciler.cluster.identity import failed, secret_of
 from reconciler.cluster.scope import ClusterScope
-from reconciler.flow import Blocked
+from reconciler.status import Blocked
 
 _CONNECTION = ConditionType.HARVESTER_CONNECTION_READY
 _READ_AGAIN = 5.0

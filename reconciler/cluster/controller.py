@@ -8,8 +8,8 @@ import time
 
 from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Key, Obj, being_deleted, key_of
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
-from caphv.runtime.resource import Key, Obj, being_deleted, key_of
 from reconciler import metrics
 from reconciler.cluster import (
     cloudconfig,
@@ -24,8 +24,8 @@ from reconciler.cluster import (
 )
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
-from reconciler.flow import Blocked, StatusDraft
 from reconciler.harvester.ownership import wants_adoption
+from reconciler.status import Blocked, StatusDraft
 
 log = logging.getLogger(__name__)
 

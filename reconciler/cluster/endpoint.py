@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
-from caphv.runtime.resource import SERVICES, Obj, key_of
 from reconciler.cluster import adoption
 from reconciler.cluster.pools import ensure_load_balancer_pool, recognise_load_balancer_pool
 from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope, generated_names
-from reconciler.flow import Blocked
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import record
+from reconciler.status import Blocked
 
 API_PORT = 6443
 _READY = ConditionType.LOAD_BALANCER_READY

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.resource import Obj, labels_of
+from caphv.api.object import Obj, labels_of
 from reconciler.cluster.scope import ClusterScope
-from reconciler.flow import Blocked
+from reconciler.status import Blocked
 
 ZONE = "topology.kubernetes.io/zone"
 REGION = "topology.kubernetes.io/region"

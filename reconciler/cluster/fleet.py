@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from caphv.api import names
+from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Key, Obj, key_of, labels_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound
-from caphv.runtime.resource import Key, Obj, key_of, labels_of
-from reconciler import resources
 from reconciler.cluster.scope import ClusterScope
 
 _READY = ConditionType.FLEET_INTEGRATION_READY

@@ -15,12 +15,12 @@ from datetime import UTC, datetime, timedelta
 
 from caphv.api import conditions, names
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.access import Access, KubeconfigError, parse_kubeconfig
+from caphv.api.object import SECRETS, Key, Obj, annotations_of
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import SECRETS, Key, Obj, annotations_of
+from caphv.runtime.kubeconfig import Access, KubeconfigError, parse_kubeconfig
 from reconciler import metrics
 from reconciler.cluster.scope import ClusterScope
-from reconciler.flow import Blocked
+from reconciler.status import Blocked
 
 WARN_AHEAD = timedelta(days=7)
 

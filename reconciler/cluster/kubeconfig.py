@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from caphv.runtime.resource import Obj, annotations_of
+from caphv.api.object import Obj, annotations_of
 
 SECRET_NAMESPACE = "kube-system"  # noqa: S105 - a namespace
 """Namespace of the Secret with the kubeconfig in the workload cluster (contract)."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from caphv.api import clusterapi, names
+from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Obj, annotations_of, key_of, labels_of, owner_reference
 from caphv.runtime.errors import AlreadyExists, Forbidden, Invalid
-from caphv.runtime.resource import Obj, annotations_of, key_of, labels_of, owner_reference
-from reconciler import resources
 from reconciler.cluster import adoption
 from reconciler.cluster.endpoint import API_PORT
 from reconciler.cluster.pools import load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
-from reconciler.flow import Blocked
 from reconciler.harvester.ownership import Ownership, owned_by, record
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
+from reconciler.status import Blocked
 
 _READY = ConditionType.LOAD_BALANCER_READY
 _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")

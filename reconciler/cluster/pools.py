@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from caphv.api import resources
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Obj, uid_of
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound
-from caphv.runtime.resource import Obj, uid_of
-from reconciler import resources
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope, generated_names
-from reconciler.flow import Blocked
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import Ownership, owned_by, record, same_name, wants_adoption
 from reconciler.machine.network import PoolNetwork, effective_network
+from reconciler.status import Blocked
 
 LOAD_BALANCER_SUFFIX = "ippool"
 VM_SUFFIX = "vm-ippool"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from caphv.api import resources
 from caphv.api.names import ConditionType, Reason, rfc1035
-from caphv.runtime.resource import Key, Obj, key_of
-from reconciler import resources
+from caphv.api.object import Key, Obj, key_of
 from reconciler.context import Context, with_kind
-from reconciler.flow import Blocked, StatusDraft
 from reconciler.harvester.ownership import Owner, same_name
 from reconciler.harvester.session import Session, TargetNamespace
+from reconciler.status import Blocked, StatusDraft
 
 LOAD_BALANCER = "lb"
 

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import yaml
 
 from caphv import data
-from caphv.runtime.access import parse_kubeconfig
+from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
-from caphv.runtime.resource import NAMESPACES, SECRETS, Obj, Resource
+from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.cluster.account import ACCOUNT_ANNOTATION, CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS, TOKEN_TYPE
 from reconciler.cluster.kubeconfig import API_PORT, kubeconfig
 from reconciler.harvester.session import HARVESTER_NAMESPACE

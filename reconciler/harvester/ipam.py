@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from caphv.api import names
-from caphv.runtime.resource import Obj, annotations_of
+from caphv.api.object import Obj, annotations_of
 
 
 class InvalidPoolError(ValueError):

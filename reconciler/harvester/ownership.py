@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from caphv.api import names
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
-from caphv.api import names
-from caphv.runtime.access import Access
-from caphv.runtime.cache import Change, Informer
-from caphv.runtime.errors import Forbidden, Unauthorized
-from caphv.runtime.resource import (
+from caphv.api import names, resources
+from caphv.api.object import (
     DEPLOYMENTS,
     NAMESPACES,
     NODES,
@@ -36,7 +33,10 @@ from caphv.runtime.resource import (
     labels_of,
     uid_of,
 )
-from reconciler import metrics, resources
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.errors import Forbidden, Unauthorized
+from caphv.runtime.kubeconfig import Access
+from reconciler import metrics
 from reconciler.harvester.allocator import AddressAllocator, Peers
 
 log = logging.getLogger(__name__)

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import contextlib
 
-from caphv.api import names
+from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, uid_of
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, uid_of
-from reconciler import resources
-from reconciler.flow import Blocked
 from reconciler.harvester.ownership import Ownership, owned_by, record, wants_adoption
-from reconciler.machine.address import take_over_address
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.disks import is_machine_pvc
+from reconciler.machine.ipaddress import take_over_address
 from reconciler.machine.scope import MachineScope
+from reconciler.status import Blocked
 
 
 def gone(scope: MachineScope) -> Blocked:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine import dhclient
 from reconciler.machine.guest import JOINED, STANDARD, GuestConfig, base, joined, plain

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 
-from caphv.api import clusterapi, names
+from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Key, Obj, being_deleted, key_of, owner_reference, uid_of
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
-from caphv.runtime.resource import Key, Obj, being_deleted, key_of, owner_reference, uid_of
-from reconciler import metrics, resources
+from reconciler import metrics
 from reconciler.context import Context
-from reconciler.flow import Blocked, StatusDraft
-from reconciler.machine.addresses import VmPhase, vm_state
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.delete import delete_machine
 from reconciler.machine.node import initialize_node
-from reconciler.machine.observation import DriftReporter, observe
 from reconciler.machine.scope import MachineScope
+from reconciler.machine.status import DriftReporter, observe
+from reconciler.machine.vmstatus import VmPhase, vm_state
+from reconciler.status import Blocked, StatusDraft
 
 # States that do not pass without somebody doing something about them.
 _FAILED = (

@@ -10,21 +10,21 @@ import base64
 import binascii
 from collections.abc import Sequence
 
-from caphv.api import clusterapi, names
+from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
+from caphv.api.object import SECRETS, Key, Obj, annotations_of, key_of
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
-from caphv.runtime.resource import SECRETS, Key, Obj, annotations_of, key_of
-from reconciler import metrics, resources
-from reconciler.flow import Blocked
+from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, owned_by
 from reconciler.machine import cloudinit, talos
-from reconciler.machine.address import ensure_address, recall_address
 from reconciler.machine.adoption import gone, recognise
 from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
 from reconciler.machine.guest import guest_config
+from reconciler.machine.ipaddress import ensure_address, recall_address
 from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import InvalidSpecError, VirtualMachineInputs, spec_errors, virtual_machine
+from reconciler.status import Blocked
 
 
 async def ensure_vm(scope: MachineScope) -> Obj:

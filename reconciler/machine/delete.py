@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import time
 
-from caphv.api import conditions, names
+from caphv.api import conditions, names, resources
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted, key_of
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
-from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted, key_of
-from reconciler import metrics, resources
-from reconciler.flow import Blocked
+from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, owned_by
 from reconciler.harvester.session import TargetNamespace
-from reconciler.machine.address import release_address
 from reconciler.machine.adoption import judge
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.etcd import ensure_member_removed
+from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import is_machine_pvc
+from reconciler.status import Blocked
 
 # Seconds that Harvester has to delete the disks that it was told to delete with a VM.
 _HARVESTER_DELETES = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from caphv.api import names
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 
 _SUFFIX_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from caphv.api import names
-from caphv.runtime.resource import Obj, annotations_of
+from caphv.api.object import Obj, annotations_of
 
 _SUFFIXES = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6, "m": -1, "u": -2, "n": -3}
 _QUANTITY = re.compile(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]?)(i?)")

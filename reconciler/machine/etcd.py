@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import orjson
 
 from caphv.api.names import ConditionType
+from caphv.api.object import PODS, Obj, being_deleted, labels_of, owner_reference
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.exec import ExecError, pod_exec
-from caphv.runtime.resource import PODS, Obj, being_deleted, labels_of, owner_reference
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 
 JOINED = ("packages", "runcmd", "ssh_authorized_keys", "groups", "users", "write_files", "bootcmd")
 """Keys whose lists are joined where several sources have them (contract)."""

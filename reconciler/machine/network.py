@@ -6,7 +6,7 @@ One place decides the precedence, because address management, cloud-init and the
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 
 DEFAULT_MASK = "255.255.0.0"
 

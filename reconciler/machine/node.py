@@ -7,8 +7,8 @@ Why the provider does this from outside: the cloud controller manager cannot run
 from __future__ import annotations
 
 from caphv.api import names
+from caphv.api.object import NODES, Obj, labels_of
 from caphv.runtime.errors import ApiError, Conflict, Invalid, NotFound, Unreachable
-from caphv.runtime.resource import NODES, Obj, labels_of
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
 

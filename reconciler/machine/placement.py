@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from caphv.api import names
-from caphv.runtime.resource import Key, Obj
+from caphv.api.object import Key, Obj
 
 HOSTNAME = "kubernetes.io/hostname"
 CLUSTER_LABEL = "caphv.io/cluster"

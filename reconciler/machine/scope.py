@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caphv.api import clusterapi
+from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.resource import Key, Obj, key_of
-from reconciler import resources
+from caphv.api.object import Key, Obj, key_of
 from reconciler.context import Context, with_kind
-from reconciler.flow import Blocked, StatusDraft
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Session, TargetNamespace
+from reconciler.status import Blocked, StatusDraft
 
 
 @dataclass(slots=True)

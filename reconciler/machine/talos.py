@@ -7,7 +7,7 @@ other guests do. Bootstrap data holds join tokens and keys: no error of this mod
 import re
 from collections.abc import Sequence
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from reconciler.machine.cloudinit import CloudInitError
 from reconciler.machine.guest import GuestConfig
 

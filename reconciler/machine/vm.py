@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from caphv.api import names
-from caphv.runtime.resource import Key, Obj
+from caphv.api.object import Key, Obj
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.disks import (
@@ -25,7 +25,7 @@ from reconciler.machine.placement import (
     group_labels,
     label_value,
 )
-from reconciler.machine.specification import InvalidSpecError, SpecError, spec_errors
+from reconciler.machine.validation import InvalidSpecError, SpecError, spec_errors
 
 __all__ = [
     "InvalidSpecError",

@@ -17,14 +17,14 @@ from pathlib import Path
 import orjson
 from aiohttp import web
 
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
-from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, Obj, Resource
-from sandbox import pki
-from sandbox.harvester import kinds, refusals
+from sandbox.harvester import admission_rules, kinds
+from sandbox.harvester.fixtures import World
+from sandbox.harvester.informers import Stores
 from sandbox.harvester.mutations import mutated
-from sandbox.harvester.stores import Stores
-from sandbox.harvester.world import World
+from sandbox.processes import pki
 
 ADDRESS = "127.0.0.1"
 MUTATING = Resource(
@@ -77,7 +77,7 @@ class Admission:
     async def _virtual_machine(self, request: web.Request) -> web.Response:
         review = await self._review(request)
         vm = review["object"]
-        reason = refusals.virtual_machine(vm, self._stores)
+        reason = admission_rules.virtual_machine(vm, self._stores)
         if reason:
             return _answer(review, reason)
         new = mutated(
@@ -95,11 +95,11 @@ class Admission:
         return orjson.loads(await request.read())["request"]
 
     def _claim(self, review: Obj) -> str:
-        return refusals.claim_deletion(review["oldObject"], self._stores)
+        return admission_rules.claim_deletion(review["oldObject"], self._stores)
 
     def _pool(self, review: Obj) -> str:
         deleted = review["operation"] == "DELETE"
-        return refusals.pool_deletion(review["oldObject"]) if deleted else refusals.pool(review["object"])
+        return admission_rules.pool_deletion(review["oldObject"]) if deleted else admission_rules.pool(review["object"])
 
     def _decision(self, decide: Callable[[Obj], str]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:

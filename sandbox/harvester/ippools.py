@@ -10,7 +10,7 @@ import ipaddress
 import itertools
 from collections.abc import Iterator
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 
 Span = tuple[int, int]
 

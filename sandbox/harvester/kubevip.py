@@ -10,12 +10,12 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
+from caphv.api.object import SERVICES, Key, Obj, being_deleted
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller
-from caphv.runtime.resource import SERVICES, Key, Obj, being_deleted
 from sandbox.harvester.addresses import Addresses
-from sandbox.harvester.stores import Stores
-from sandbox.proxy import Endpoint, TcpProxy
+from sandbox.harvester.informers import Stores
+from sandbox.processes.proxy import Endpoint, TcpProxy
 
 log = logging.getLogger(__name__)
 

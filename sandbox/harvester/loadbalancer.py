@@ -12,13 +12,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+from caphv.api.object import SERVICES, Key, Obj, being_deleted, key_of, labels_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import AlreadyExists, NotFound
-from caphv.runtime.resource import SERVICES, Key, Obj, being_deleted, key_of, labels_of
 from sandbox.harvester import ippools, kinds, kubevip
-from sandbox.harvester.stores import Stores
-from sandbox.harvester.world import World
+from sandbox.harvester.fixtures import World
+from sandbox.harvester.informers import Stores
 
 log = logging.getLogger(__name__)
 

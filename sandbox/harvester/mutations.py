@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 
-from caphv.runtime.resource import Obj, annotations_of
+from caphv.api.object import Obj, annotations_of
 from sandbox.harvester import kinds, quantities
 
 RESERVED_MEMORY = 100 * 1024**2

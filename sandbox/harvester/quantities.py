@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 
 _SUFFIXES = {
     "n": "1e-9",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from caphv.runtime.resource import Obj, labels_of
+from caphv.api.object import Obj, labels_of
 from sandbox.harvester import quantities
 
 

@@ -11,14 +11,14 @@ import time
 from string import ascii_lowercase
 from typing import Any
 
+from caphv.api.object import Key, Obj, being_deleted, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import Key, Obj, being_deleted, key_of, labels_of, uid_of
 from sandbox.harvester import kinds, quantities, scheduling
-from sandbox.harvester.stores import Stores
+from sandbox.harvester.fixtures import World
+from sandbox.harvester.informers import Stores
 from sandbox.harvester.volumes import Volumes
-from sandbox.harvester.world import World
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ import contextlib
 import json
 import logging
 
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of
 from caphv.runtime.errors import AlreadyExists, NotFound
-from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of
 from sandbox.harvester import kinds
-from sandbox.harvester.stores import Stores, claims_of
+from sandbox.harvester.informers import Stores, claims_of
 
 log = logging.getLogger(__name__)
 

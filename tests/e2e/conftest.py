@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import image
+from tests.support import image
 
 
 @pytest.fixture(scope="session")

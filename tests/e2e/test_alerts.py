@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from release import components
-from sandbox import binaries
+from sandbox.processes import binaries
 
 pytestmark = pytest.mark.e2e
 

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime.access import parse_kubeconfig
+from caphv.api.object import NODES, SECRETS, Resource
 from caphv.runtime.client import ApiClient
-from caphv.runtime.resource import NODES, SECRETS, Resource
-from sandbox import binaries, clusterclass, manifests, processes
+from caphv.runtime.kubeconfig import parse_kubeconfig
+from sandbox import clusterclass, manifests
+from sandbox.capi.distribution import ALL
 from sandbox.cluster import CLASS_NAMESPACE, CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
-from sandbox.providers.distribution import ALL
-from sandbox.story import Story, in_network
-from sandbox.view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES
-from tests.e2e.support import HEALTH_CHECKS, holds, seen
+from sandbox.processes import binaries, children
+from sandbox.scenario import Story, in_network
+from sandbox.scenario_view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES
+from tests.support.e2e import HEALTH_CHECKS, holds, seen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -58,7 +59,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield box
         assert asyncio.run(box.down())
     finally:
-        asyncio.run(processes.stop_all(box.folder))
+        asyncio.run(children.stop_all(box.folder))
 
 
 def story_of(box: Sandbox, cluster_class: str, **changes: Any) -> Story:

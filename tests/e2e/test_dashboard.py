@@ -12,14 +12,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from caphv.runtime.resource import NODES
+from caphv.api.object import NODES
 from tests.e2e.test_alerts import promtool, written
-from tests.integration.packager import environment as packagers
-from tests.integration.packager.support import Origin
-from tests.integration.reconciler import environment as providers
-from tests.integration.reconciler.case import HARVESTER_MACHINES, Case, holds, lacks
 from tests.integration.reconciler.conftest import opened
 from tests.integration.reconciler.test_expiry import account_identity
+from tests.support.packager import environment as packagers
+from tests.support.packager.support import Origin
+from tests.support.reconciler import environment as providers
+from tests.support.reconciler.case import HARVESTER_MACHINES, Case, holds, lacks
 
 pytestmark = pytest.mark.e2e
 

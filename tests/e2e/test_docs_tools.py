@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from sandbox import binaries
-from tests import shell
+from sandbox.processes import binaries
+from tests.support import shell
 
 pytestmark = pytest.mark.e2e
 

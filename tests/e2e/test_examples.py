@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime.resource import NAMESPACES, Obj
-from sandbox import binaries, clusterclass, manifests, processes
+from caphv.api.object import NAMESPACES, Obj
+from sandbox import clusterclass, manifests
 from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
-from sandbox.story import Story
-from sandbox.view import CLUSTERS
+from sandbox.processes import binaries, children
+from sandbox.scenario import Story
+from sandbox.scenario_view import CLUSTERS
 from tests.conftest import CHECKOUT
-from tests.e2e.support import HEALTH_CHECKS, TALOS, admitted, holds, seen
+from tests.support.e2e import HEALTH_CHECKS, TALOS, admitted, holds, seen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -38,7 +39,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield box
         assert asyncio.run(box.down())
     finally:
-        asyncio.run(processes.stop_all(box.folder))
+        asyncio.run(children.stop_all(box.folder))
 
 
 def objects(box: Sandbox, example: str) -> list[Obj]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from release import lock
-from tests.e2e.image import stages
-from tests.e2e.pods import require_namespaces
+from tests.support.image import stages
+from tests.support.pods import require_namespaces
 
 pytestmark = pytest.mark.e2e
 

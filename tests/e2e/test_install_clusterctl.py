@@ -21,22 +21,24 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caphv.runtime.access import own_configuration
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS as CRDS
+from caphv.api.object import DEPLOYMENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource, annotations_of, uid_of
+from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound
-from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS as CRDS
-from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource, annotations_of, uid_of
+from caphv.runtime.kubeconfig import own_configuration
 from reconciler.harvester.accounts import identity_secret
-from reconciler.resources import HARVESTER_CLUSTERS
 from release.__main__ import contents
-from sandbox import binaries, core, manifests, pki, processes
-from sandbox.apiserver import ApiServer, private_file
+from sandbox import manifests
+from sandbox.capi import core
 from sandbox.environment import Sandbox, Settings
-from tests.e2e.support import CLUSTERCTL, TALOS, admitted, crd, holds, our_provider, seen
-from tests.integration.webhooks.environment import VERSIONS, Server, resource, until, wrong
+from sandbox.processes import binaries, children, pki
+from sandbox.processes.apiserver import ApiServer, private_file
+from tests.support.e2e import CLUSTERCTL, TALOS, admitted, crd, holds, our_provider, seen
+from tests.support.webhooks import VERSIONS, Server, resource, until, wrong
+from webhooks.admission import KINDS
 from webhooks.configuration import INJECT_ANNOTATION, NAMES, RESOURCES, SERVICE
-from webhooks.review import WEBHOOKS
-from webhooks.verdict import KINDS
+from webhooks.handler import WEBHOOKS
 
 pytestmark = pytest.mark.e2e
 
@@ -140,7 +142,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         asyncio.run(box.up())
         yield box
     finally:
-        asyncio.run(processes.stop_all(box.folder))
+        asyncio.run(children.stop_all(box.folder))
 
 
 @pytest.fixture(scope="module")

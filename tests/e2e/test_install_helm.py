@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, DEPLOYMENTS, SECRETS, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS, DEPLOYMENTS, SECRETS, Obj, Resource, uid_of
-from sandbox import binaries, manifests, pki, processes
-from sandbox.apiserver import ApiServer, Etcd, private_file
+from sandbox import manifests
+from sandbox.processes import binaries, children, pki
+from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.e2e.test_install_clusterctl import crd
 from webhooks.configuration import NAMES, RESOURCES
-from webhooks.review import WEBHOOKS
+from webhooks.handler import WEBHOOKS
 
 pytestmark = pytest.mark.e2e
 
@@ -56,7 +57,7 @@ def management(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     try:
         yield asyncio.run(started(folder))
     finally:
-        asyncio.run(processes.stop_all(folder))
+        asyncio.run(children.stop_all(folder))
 
 
 async def started(folder: Path) -> ApiServer:

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sandbox import binaries, manifests, pki, processes
-from sandbox.apiserver import ApiServer, Etcd, private_file
-from tests.e2e.support import crd
+from sandbox import manifests
+from sandbox.processes import binaries, children, pki
+from sandbox.processes.apiserver import ApiServer, Etcd, private_file
+from tests.support.e2e import crd
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +62,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         own = {"PATH": path, "KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder)}
         yield Cluster(server, {**os.environ, **own, "PYTHONPATH": ""})
     finally:
-        asyncio.run(processes.stop_all(folder))
+        asyncio.run(children.stop_all(folder))
 
 
 async def started(folder: Path) -> ApiServer:

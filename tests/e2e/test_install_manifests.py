@@ -12,7 +12,7 @@ import yaml
 from cryptography import x509
 
 from release.__main__ import contents
-from sandbox import binaries
+from sandbox.processes import binaries
 
 pytestmark = pytest.mark.e2e
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from caphv import data
-from caphv.runtime.errors import TooManyRequests
-from caphv.runtime.resource import (
+from caphv.api.object import (
     CUSTOM_RESOURCE_DEFINITIONS,
     NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -23,18 +22,20 @@ from caphv.runtime.resource import (
     annotations_of,
     uid_of,
 )
-from sandbox import binaries, cluster, manifests, processes
+from caphv.runtime.errors import TooManyRequests
+from sandbox import cluster, manifests
 from sandbox.cluster import ClusterSpec
 from sandbox.clusterclass import objects
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
-from sandbox.story import Story, in_network
-from sandbox.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
-from tests import shell
-from tests.e2e.support import our_provider
-from tests.integration.reconciler.case import until
-from tests.predecessor import clusterclass, crds
-from tests.predecessor.provider import Predecessor
+from sandbox.processes import binaries, children
+from sandbox.scenario import Story, in_network
+from sandbox.scenario_view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
+from tests.support import shell
+from tests.support.e2e import our_provider
+from tests.support.predecessor import clusterclass, crds
+from tests.support.predecessor.provider import Predecessor
+from tests.support.reconciler.case import until
 
 pytestmark = pytest.mark.e2e
 
@@ -62,7 +63,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         asyncio.run(box.up())
         yield box
     finally:
-        asyncio.run(processes.stop_all(box.folder))
+        asyncio.run(children.stop_all(box.folder))
 
 
 @asynccontextmanager

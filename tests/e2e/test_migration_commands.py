@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from release.__main__ import contents
-from sandbox import binaries, manifests, pki, processes
-from sandbox.apiserver import ApiServer, Etcd, private_file
-from tests import shell
-from tests.e2e.support import crd
-from tests.predecessor import crds
+from sandbox import manifests
+from sandbox.processes import binaries, children, pki
+from sandbox.processes.apiserver import ApiServer, Etcd, private_file
+from tests.support import shell
+from tests.support.e2e import crd
+from tests.support.predecessor import crds
 
 pytestmark = pytest.mark.e2e
 
@@ -95,7 +96,7 @@ def at(tmp_path: Path) -> Iterator[Shell]:
             (tmp_path / "out" / name).write_bytes(content)
         yield Shell(tmp_path)
     finally:
-        asyncio.run(processes.stop_all(tmp_path))
+        asyncio.run(children.stop_all(tmp_path))
 
 
 def block(text: str) -> str:

@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 import yaml
 
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS as CRDS
+from caphv.api.object import DEPLOYMENTS, NAMESPACES, SERVICES, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS as CRDS
-from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SERVICES, Obj, Resource, uid_of
 from release.__main__ import contents
-from sandbox import binaries, core, manifests, pki, processes
-from sandbox.apiserver import ApiServer, Etcd, private_file
+from sandbox import manifests
+from sandbox.capi import core
+from sandbox.processes import binaries, children, pki
+from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.e2e.test_install_clusterctl import INVENTORY, Clusterctl, prepare, repository
-from tests.predecessor import crds
+from tests.support.predecessor import crds
 
 pytestmark = pytest.mark.e2e
 
@@ -67,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         asyncio.run(Etcd(folder).start())
         yield folder
     finally:
-        asyncio.run(processes.stop_all(folder))
+        asyncio.run(children.stop_all(folder))
 
 
 @pytest.fixture

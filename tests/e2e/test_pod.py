@@ -21,24 +21,25 @@ import psutil
 import pytest
 import yaml
 
+from caphv.api.object import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, SECRETS, Obj, Resource
 from release.__main__ import contents
-from sandbox import binaries, manifests, pki, processes
-from sandbox.apiserver import ApiServer, Etcd, private_file
-from tests import shell
-from tests.e2e.pods import Pod, require_namespaces
-from tests.integration.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, Case
-from tests.integration.packager.environment import install as install_kinds
-from tests.integration.packager.servers import HttpBackend, tls_context
-from tests.integration.packager.support import Origin
-from tests.integration.reconciler.environment import core_crds
+from sandbox import manifests
+from sandbox.processes import binaries, children, pki
+from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.integration.runtime.test_protection import bind, scrape, token
 from tests.integration.runtime.test_protection import roles as metrics_roles
-from tests.integration.webhooks.environment import until
+from tests.support import shell
+from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, Case
+from tests.support.packager.environment import install as install_kinds
+from tests.support.packager.servers import HttpBackend, tls_context
+from tests.support.packager.support import Origin
+from tests.support.pods import Pod, require_namespaces
+from tests.support.reconciler.environment import core_crds
+from tests.support.webhooks import until
 from webhooks.configuration import NAMES, RESOURCES
-from webhooks.review import WEBHOOKS
+from webhooks.handler import WEBHOOKS
 
 pytestmark = pytest.mark.e2e
 
@@ -62,7 +63,7 @@ def management(tmp_path: Path) -> Iterator[ApiServer]:
     try:
         yield asyncio.run(started(tmp_path))
     finally:
-        asyncio.run(processes.stop_all(tmp_path))
+        asyncio.run(children.stop_all(tmp_path))
 
 
 async def started(folder: Path) -> ApiServer:
@@ -133,7 +134,7 @@ async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: 
             await until(lambda: leads(client, "1e1658d6.cluster.x-k8s.io"), "it has the lease")
             assert capabilities(process.pid) == 0
         finally:
-            await processes.end(process, grace=pod.spec["terminationGracePeriodSeconds"])
+            await children.end(process, grace=pod.spec["terminationGracePeriodSeconds"])
         assert (await client.get(LEASES, "1e1658d6.cluster.x-k8s.io", NAMESPACE))["spec"]["holderIdentity"] == ""
     log = process.log.read_text()
     assert "orbidden" not in log
@@ -178,7 +179,7 @@ async def one_namespace(management: ApiServer, prefix: Path, folder: Path, objec
             async with aiohttp.ClientSession() as session, session.get(url, headers=headers, **tls) as answer:
                 assert answer.status == 200
         finally:
-            await processes.end(process)
+            await children.end(process)
     log = process.log.read_text()
     assert "orbidden" not in log
     assert "Traceback" not in log
@@ -220,7 +221,7 @@ async def packager(
             assert (status, "caphv_packager_commits_total 1.0" in text) == (200, True)
             assert (await scrape(pod.port("metrics")))[0] == 401
         finally:
-            await processes.end(process)
+            await children.end(process)
     log = process.log.read_text()
     assert "orbidden" not in log
     assert "Traceback" not in log

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caphv.runtime.access import own_configuration
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, Resource
-from sandbox import binaries, manifests, processes
+from caphv.runtime.kubeconfig import own_configuration
+from sandbox import manifests
 from sandbox.environment import Sandbox
+from sandbox.processes import binaries, children
 
 pytestmark = pytest.mark.e2e
 
@@ -83,4 +84,4 @@ def test_quick_start(checkout: Path, tmp_path: Path) -> None:
         asyncio.run(story(box, applied(checkout)))
         assert asyncio.run(box.down())
     finally:
-        asyncio.run(processes.stop_all(box.folder))
+        asyncio.run(children.stop_all(box.folder))

@@ -12,13 +12,13 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from caphv.cli.sandbox import sandbox
-from caphv.runtime.access import own_configuration, parse_kubeconfig
+from caphv.api.object import NAMESPACES, NODES, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Invalid, NotFound
-from caphv.runtime.resource import NAMESPACES, NODES, Obj, Resource
-from sandbox import binaries, processes
+from caphv.runtime.kubeconfig import own_configuration, parse_kubeconfig
+from commands.sandbox.sandbox import sandbox
 from sandbox.environment import Sandbox, Settings
+from sandbox.processes import binaries, children
 
 pytestmark = pytest.mark.e2e
 
@@ -45,7 +45,7 @@ def folders(tmp_path: Path) -> Iterator[list[Path]]:
     both = [tmp_path / "one", tmp_path / "two"]
     yield both
     for folder in both:
-        asyncio.run(processes.stop_all(folder))
+        asyncio.run(children.stop_all(folder))
 
 
 async def management(box: Sandbox) -> ApiClient:
@@ -90,7 +90,7 @@ def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: list[P
         await faults_by_command_meet_the_identity(one)
         with pytest.raises(NotFound):
             await client_two.get(CLUSTERS["v1beta2"], "old-style", "default")
-        running = processes.find(one.folder)
+        running = children.find(one.folder)
         assert await one.down()
         assert not one.folder.exists()
         assert not any(process.is_running() for process in running)
@@ -136,9 +136,9 @@ def test_up_again_after_kill_9_cleans_up_and_a_live_one_is_left_alone(folders: l
         assert await box.up()
         assert box.status()["status"] == "running"
         assert not any(psutil.pid_exists(pid) for pid in before.values())
-        assert {process.pid for process in processes.find(box.folder)} == set(pids(box).values())
+        assert {process.pid for process in children.find(box.folder)} == set(pids(box).values())
         assert await box.down()
         assert not box.folder.exists()
-        assert processes.find(box.folder) == []
+        assert children.find(box.folder) == []
 
     asyncio.run(story())

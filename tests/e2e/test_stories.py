@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from caphv.api.object import NAMESPACES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import NAMESPACES
-from sandbox import binaries, processes
 from sandbox.cluster import EARLIER_VERSION, LATER_VERSION
 from sandbox.environment import Sandbox, Settings
-from tests.e2e.stories import GROUPS, SCRIPT, Run, Telling, stories, tell
-from tests.integration.webhooks.environment import until
-from tests.live.installation import PREFIX, Live, client_of, live, obstacles, telling
+from sandbox.processes import binaries, children
+from tests.support.installation import PREFIX, Live, client_of, live, obstacles, telling
+from tests.support.scenarios import GROUPS, SCRIPT, Run, Telling, stories, tell
+from tests.support.webhooks import until
 
 pytestmark = pytest.mark.e2e
 
@@ -38,7 +38,7 @@ def box(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Ite
         runner.run(box.up())
         yield box
     finally:
-        asyncio.run(processes.stop_all(box.folder))
+        asyncio.run(children.stop_all(box.folder))
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from caphv.api.object import EVENTS, SECRETS, Obj, labels_of
 from caphv.runtime.cache import Change
-from caphv.runtime.resource import EVENTS, SECRETS, Obj, labels_of
-from sandbox import binaries, processes
+from sandbox.capi.distribution import RKE2
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox, Settings
-from sandbox.providers.distribution import RKE2
-from sandbox.story import Story, in_network
+from sandbox.processes import binaries, children
+from sandbox.scenario import Story, in_network
 
 pytestmark = pytest.mark.e2e
 
@@ -31,7 +31,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield box
         assert asyncio.run(box.down())
     finally:
-        asyncio.run(processes.stop_all(box.folder))
+        asyncio.run(children.stop_all(box.folder))
 
 
 def story_of(box: Sandbox, spec: ClusterSpec) -> Story:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sandbox import binaries, processes
-from sandbox.apiserver import ApiServer, Etcd
+from sandbox.processes import binaries, children
+from sandbox.processes.apiserver import ApiServer, Etcd
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def etcd_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         asyncio.run(Etcd(folder).start())
         yield folder
     finally:
-        asyncio.run(processes.stop_all(folder))
+        asyncio.run(children.stop_all(folder))
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from caphv.runtime.resource import Obj
-from sandbox import binaries, golang
-from sandbox.providers import crds
-from tests.support import fields, object_schema
+from caphv.api.object import Obj
+from sandbox.capi import crds
+from sandbox.processes import binaries, gobuild
+from tests.support.common import fields, object_schema
 from tests.unit.test_clusterclass import problems, templates
 
 pytestmark = pytest.mark.integration
@@ -24,7 +24,7 @@ OURS = {
 @pytest.fixture(scope="module")
 def real() -> dict[str, Obj]:
     """The CRDs by kind."""
-    folder = golang.module_folder(binaries.CLUSTER_API_CORE, binaries.cache_folder(), binaries.plain_report())
+    folder = gobuild.module_folder(binaries.CLUSTER_API_CORE, binaries.cache_folder(), binaries.plain_report())
     files = sorted(folder.glob("*/kubeadm/config/crd/bases/*.yaml"))
     found = [yaml.load(file.read_text(), yaml.CSafeLoader) for file in files]
     return {crd["spec"]["names"]["kind"]: crd for crd in found}

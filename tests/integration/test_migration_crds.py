@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from caphv import data
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Invalid
-from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Obj, Resource, uid_of
 from sandbox import manifests
-from sandbox.apiserver import ApiServer
-from tests.integration.reconciler.case import machine_spec, until
+from sandbox.processes.apiserver import ApiServer
 from tests.integration.reconciler.test_crds import without_rules
-from tests.predecessor import crds
-from tests.support import example_object
+from tests.support.common import example_object
+from tests.support.predecessor import crds
+from tests.support.reconciler.case import machine_spec, until
 
 pytestmark = pytest.mark.integration
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from caphv.runtime.access import Access
+from caphv.api.object import NAMESPACES, NODES, Obj
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import Forbidden, NotFound, Unauthorized, Unreachable
-from caphv.runtime.resource import NAMESPACES, NODES, Obj
-from sandbox import manifests, pki
-from sandbox.apiserver import ApiServer, Token
+from caphv.runtime.kubeconfig import Access
+from sandbox import manifests
+from sandbox.processes import pki
+from sandbox.processes.apiserver import ApiServer, Token
 
 pytestmark = pytest.mark.integration
 

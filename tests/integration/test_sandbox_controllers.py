@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime.access import Access
+from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import NAMESPACES, SECRETS, Obj, Resource
-from sandbox.apiserver import ApiServer
-from sandbox.garbage import Garbage
-from sandbox.tokens import ACCOUNT, SECRET_TYPE, SERVICE_ACCOUNTS, Tokens
+from caphv.runtime.kubeconfig import Access
+from sandbox.processes.apiserver import ApiServer
+from sandbox.processes.garbage import Garbage
+from sandbox.processes.tokens import ACCOUNT, SECRET_TYPE, SERVICE_ACCOUNTS, Tokens
 
 pytestmark = pytest.mark.integration
 

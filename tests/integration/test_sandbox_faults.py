@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime.access import Access
+from caphv.api.object import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, Obj, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import (
     ApiError,
@@ -24,14 +24,14 @@ from caphv.runtime.errors import (
     Unauthorized,
     Unreachable,
 )
-from caphv.runtime.resource import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, Obj, uid_of
-from sandbox import network
-from sandbox.apiserver import ApiServer, Token
-from sandbox.faultproxy import FaultProxy
-from sandbox.faults import Fault, Faults
+from caphv.runtime.kubeconfig import Access
 from sandbox.harvester import kinds
-from sandbox.harvester.troubles import FaultError
-from tests.integration.simulation import Place, Simulation, simulation, virtual_machine
+from sandbox.harvester.fault_actions import FaultError
+from sandbox.harvester.faultproxy import FaultProxy
+from sandbox.harvester.faults import Fault, Faults
+from sandbox.processes import network
+from sandbox.processes.apiserver import ApiServer, Token
+from tests.support.simulation import Place, Simulation, simulation, virtual_machine
 
 pytestmark = pytest.mark.integration
 
@@ -195,7 +195,7 @@ def test_vm_with_a_disk_of_one_host_cannot_be_migrated(simulated: Callable[[Any]
 def test_address_by_dhcp_changes_and_a_static_one_does_not(
     simulated: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.harvester.troubles.PATIENCE", 1.0)
+    monkeypatch.setattr("sandbox.harvester.fault_actions.PATIENCE", 1.0)
 
     async def story(sim: Simulation, faults: Faults) -> None:
         static = f"{sim.prefix}.8.200"

@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sandbox import binaries, processes
-from sandbox.processes import ProcessError
+from sandbox.processes import binaries
+from sandbox.processes import children as processes
+from sandbox.processes.children import ProcessError
 
 pytestmark = pytest.mark.integration
 

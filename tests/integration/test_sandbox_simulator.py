@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from caphv.runtime.access import Access
+from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Invalid, NotFound
-from caphv.runtime.resource import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj
-from sandbox import network, pki
-from sandbox.apiserver import ApiServer
+from caphv.runtime.kubeconfig import Access
 from sandbox.harvester import ippools, kinds
-from tests.integration.simulation import Place, Simulation, joining, simulation, virtual_machine
+from sandbox.processes import network, pki
+from sandbox.processes.apiserver import ApiServer
+from tests.support.simulation import Place, Simulation, joining, simulation, virtual_machine
 
 pytestmark = pytest.mark.integration
 

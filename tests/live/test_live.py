@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.stories import Run, Telling, stories, tell
-from tests.live.installation import KUBECONFIGS, PREFIX, live, telling
+from tests.support.installation import KUBECONFIGS, PREFIX, live, telling
+from tests.support.scenarios import Run, Telling, stories, tell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3 * 3600)]
 

@@ -9,14 +9,14 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from caphv.cli import COMMANDS, cli
-from caphv.cli.run import run
-from caphv.cli.webhook import client_config
 from caphv.runtime import logs
-from reconciler import provider
+from commands.main import COMMANDS, cli
+from commands.run import run
+from commands.webhook import client_config
+from reconciler import manager
 from sandbox import webhooks
 from sandbox.environment import Sandbox, Settings, State
-from sandbox.faults import KINDS, Kind
+from sandbox.harvester.faults import KINDS, Kind
 
 pytestmark = pytest.mark.unit
 
@@ -29,7 +29,9 @@ def test_help_names_all_commands_without_importing_them() -> None:
     result = call("-h")
     assert result.exit_code == 0
     assert all(name in result.output for name in COMMANDS)
-    script = "import sys, caphv.cli; print([name for name in ('aiohttp', 'sandbox', 'yaml') if name in sys.modules])"
+    script = (
+        "import sys, commands.main; print([name for name in ('aiohttp', 'sandbox', 'yaml') if name in sys.modules])"
+    )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"
 
@@ -106,7 +108,7 @@ def test_a_stop_is_obeyed_while_the_management_cluster_is_away(
     context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
     config = {"current-context": "x", "contexts": [context], "clusters": [where], "users": [user]}
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-    for module in ("caphv.cli.run", "caphv.cli.packager_run"):
+    for module in ("commands.run", "commands.packager.run"):
         monkeypatch.setattr(f"{module}.stop_signal", stop_soon)
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     addresses = ("--metrics-bind-address", "0", "--health-probe-bind-address", "0")
@@ -123,7 +125,7 @@ def test_a_sandbox_with_webhooks_has_a_provider_that_serves_them(
         return True
 
     monkeypatch.setattr(Sandbox, "up", up)
-    monkeypatch.setattr("sandbox.binaries.prepare", lambda _report: None)
+    monkeypatch.setattr("sandbox.processes.binaries.prepare", lambda _report: None)
     for flags in (["--webhooks"], []):
         assert call("sandbox", "up", "--dir", str(tmp_path / "box"), *flags).exit_code == 0
     assert asked == [True, False]
@@ -196,10 +198,10 @@ def test_insecure_identities_are_allowed_by_flag_only(
 ) -> None:
     seen: list[bool] = []
 
-    async def run(options: provider.Options, *_: object) -> None:
+    async def run(options: manager.Options, *_: object) -> None:
         seen.append(options.allow_insecure_identities)
 
-    monkeypatch.setattr(provider, "run", run)
+    monkeypatch.setattr(manager, "run", run)
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     assert call("run", *arguments).exit_code == 0
     assert seen == [allowed]

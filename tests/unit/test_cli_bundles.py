@@ -8,16 +8,16 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from caphv.cli import cli
-from packager.batch import Packager
+from commands.main import cli
+from packager.addons.settings import ClusterFacts
+from packager.bundler import Packager
 from packager.git.commit import Reason
 from packager.git.directory import Directory
 from packager.git.prune import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from packager.settings import ClusterFacts
-from tests.integration.packager.support import Origin
-from tests.unit.packager.examples import cluster
+from tests.support.packager.examples import cluster
+from tests.support.packager.support import Origin
 from tests.unit.packager.test_batch import older_table
 
 pytestmark = pytest.mark.unit

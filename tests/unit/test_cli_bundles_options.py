@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from caphv import data
-from caphv.cli import cli
+from commands.main import cli
 from tests.unit.test_cli_bundles import call, manifest, write
 
 pytestmark = pytest.mark.unit

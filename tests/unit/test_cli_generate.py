@@ -15,8 +15,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from caphv import data
-from caphv.cli import cli
-from caphv.cli.generate import generate
+from commands.generate import generate
+from commands.main import cli
 from packager.definitions.flags import FLAGS
 from packager.definitions.model import check
 
@@ -76,7 +76,7 @@ def test_every_flag_of_the_old_generator_is_there() -> None:
 
 def test_the_executable_is_installed(checkout: Path) -> None:
     project = tomllib.loads((checkout / "pyproject.toml").read_text())
-    assert project["project"]["scripts"]["caphv-generate"] == "caphv.cli.generate:generate"
+    assert project["project"]["scripts"]["caphv-generate"] == "caphv.__main__:generate"
     assert CliRunner().invoke(generate, ["--help"]).exit_code == 0
 
 

@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from caphv import data
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from release import clusterclasses
-from sandbox.providers import crds as providers
-from tests.support import object_schema
+from sandbox.capi import crds as providers
+from tests.support.common import object_schema
 
 pytestmark = pytest.mark.unit
 

@@ -13,11 +13,11 @@ from jsonschema import Draft202012Validator
 from prometheus_client.metrics import MetricWrapperBase
 
 from caphv.api import crds, names
-from caphv.cli import cli
 from caphv.runtime import metrics as runtime_metrics
-from packager.incluster import metrics as packager_metrics
+from commands.main import cli
+from packager.controller import metrics as packager_metrics
 from reconciler import metrics as provider_metrics
-from tests.support import object_schema
+from tests.support.common import object_schema
 from webhooks import metrics as webhook_metrics
 
 pytestmark = pytest.mark.unit

@@ -17,9 +17,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from caphv.cli import cli
+from commands.main import cli
 from release.__main__ import contents
-from tests import shell
+from tests.support import shell
 
 pytestmark = pytest.mark.unit
 

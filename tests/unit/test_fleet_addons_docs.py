@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from packager.validation import RULES
+from packager.addons.validation import RULES
 
 pytestmark = pytest.mark.unit
 
@@ -15,7 +15,7 @@ PAGE = (CHECKOUT / "docs" / "fleet-addons.md").read_text(encoding="utf-8")
 
 def test_every_variable_for_git_is_explained() -> None:
     page = (CHECKOUT / "docs" / "operations.md").read_text(encoding="utf-8")
-    sources = [*(CHECKOUT / "packager").rglob("*.py"), *(CHECKOUT / "caphv" / "cli").glob("*.py")]
+    sources = [*(CHECKOUT / "packager").rglob("*.py"), *(CHECKOUT / "commands").rglob("*.py")]
     used = {name for path in sources for name in re.findall(r"\"(CAPHV_GIT_\w+)\"", path.read_text(encoding="utf-8"))}
     assert used == set(re.findall(r"^\| `(CAPHV_GIT_\w+)` \|", page, re.MULTILINE))
 
@@ -23,7 +23,7 @@ def test_every_variable_for_git_is_explained() -> None:
 def test_every_rule_of_settings_is_explained() -> None:
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", PAGE, re.MULTILINE))
     assert {name: rows.get(name) for name in RULES} == RULES
-    modules = ("rules", "services", "sources", "safety")
+    modules = ("addons/rules", "addons/services", "addons/gather", "rendering/secretscan")
     text = "".join((CHECKOUT / "packager" / f"{name}.py").read_text(encoding="utf-8") for name in modules)
     used = set(
         re.findall(

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stories import stories
-from tests.live.installation import NUMBERS, Unfit, live
+from tests.support.installation import NUMBERS, Unfit, live
+from tests.support.scenarios import stories
 
 pytestmark = pytest.mark.unit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-SOURCE = (CHECKOUT / "tests" / "live" / "installation.py").read_text(encoding="utf-8")
+SOURCE = (CHECKOUT / "tests" / "support" / "installation.py").read_text(encoding="utf-8")
 PAGE = (CHECKOUT / "docs" / "live-tests.md").read_text(encoding="utf-8")
 VALUES = {
     "IMAGE": "default/sles",

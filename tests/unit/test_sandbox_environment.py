@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sandbox import core, network, processes
+from sandbox.capi import core
 from sandbox.environment import Sandbox, Settings, State, default_folder
+from sandbox.processes import children, network
 
 pytestmark = pytest.mark.unit
 
@@ -60,9 +61,9 @@ def test_claim_outlives_the_block_while_the_socket_is_open_elsewhere() -> None:
 
 
 def test_free_ports_are_different_and_free() -> None:
-    ports = processes.free_ports(50)
+    ports = children.free_ports(50)
     assert len(set(ports)) == 50
-    with processes.socket.socket() as probe:
+    with children.socket.socket() as probe:
         probe.bind(("127.0.0.1", ports[0]))
 
 

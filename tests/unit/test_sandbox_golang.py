@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from sandbox import binaries, golang
+from sandbox.processes import binaries, gobuild
 
 pytestmark = pytest.mark.unit
 
@@ -24,14 +24,14 @@ replace (
 
 
 def test_staging_libraries_are_replaced_by_published_ones() -> None:
-    text = golang.go_mod(binaries.KUBE_APISERVER, UPSTREAM)
+    text = gobuild.go_mod(binaries.KUBE_APISERVER, UPSTREAM)
     replaces = [line for line in text.splitlines() if line.startswith("replace")]
     assert replaces == [f"replace k8s.io/{name} => k8s.io/{name} v0.36.3" for name in ("single", "api", "client-go")]
     assert "require k8s.io/kubernetes v1.36.3" in text
 
 
 def test_other_modules_keep_their_own_requirements() -> None:
-    text = golang.go_mod(binaries.ETCD, UPSTREAM)
+    text = gobuild.go_mod(binaries.ETCD, UPSTREAM)
     assert "replace" not in text
     assert "tool go.etcd.io/etcd/server/v3\n" in text
 
@@ -39,7 +39,7 @@ def test_other_modules_keep_their_own_requirements() -> None:
 def test_patched_program_is_built_where_it_may_import_internal_packages() -> None:
     recipe = binaries.CLUSTER_API_CORE
     assert recipe.patch
-    assert golang.go_mod(recipe).startswith("module sigs.k8s.io/cluster-api/")
+    assert gobuild.go_mod(recipe).startswith("module sigs.k8s.io/cluster-api/")
     assert recipe.target == "."
     assert dataclasses.replace(recipe, patch=None).target == "sigs.k8s.io/cluster-api"
 
@@ -51,7 +51,7 @@ def test_every_patch_keeps_the_server_on_loopback() -> None:
 
 
 def test_own_go_settings_win_over_inherited_ones() -> None:
-    environment = golang._environment({"GOFLAGS": "-mod=vendor", "CGO_ENABLED": "1", "GOPROXY": "https://mirror"})
+    environment = gobuild._environment({"GOFLAGS": "-mod=vendor", "CGO_ENABLED": "1", "GOPROXY": "https://mirror"})
     assert environment["GOFLAGS"] == "-mod=mod"
     assert environment["CGO_ENABLED"] == "0"
     assert environment["GOPROXY"] == "https://mirror"

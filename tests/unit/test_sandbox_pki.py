@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
-from caphv.runtime.access import parse_kubeconfig
-from sandbox import pki
+from caphv.runtime.kubeconfig import parse_kubeconfig
+from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
 

@@ -15,9 +15,10 @@ from jsonschema import Draft7Validator
 
 from caphv import data
 from caphv.api.names import API_VERSION
-from caphv.cli import cli, report
-from caphv.cli.schema import combined
-from caphv.manifests.sources import LARGEST_FILE
+from caphv.validation.yaml.loader import LARGEST_FILE
+from commands.main import cli
+from commands.output import validate
+from commands.schema import combined
 
 pytestmark = pytest.mark.unit
 
@@ -175,7 +176,7 @@ def test_warnings_fail_on_request_only() -> None:
     assert call("--fail-on", "warning", "-", stdin=CLUSTER).exit_code == 1
 
 
-@pytest.mark.parametrize("output", report.FORMATS)
+@pytest.mark.parametrize("output", validate.FORMATS)
 @pytest.mark.parametrize(
     "text",
     [

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from caphv.cli import cli
+from commands.main import cli
 from tests.corpus import Case, right, wrong
-from webhooks.together import CHECKS
+from webhooks.crossobject import CHECKS
 
 pytestmark = pytest.mark.unit
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from caphv.api import reference
-from caphv.manifests.traps import TRAPS
+from caphv.validation.yaml.yaml_rules import TRAPS
 from tests import corpus
 from webhooks import documentation
-from webhooks.together import CHECKS
-from webhooks.verdict import RULES
+from webhooks.admission import RULES
+from webhooks.crossobject import CHECKS
 
 pytestmark = pytest.mark.unit
 

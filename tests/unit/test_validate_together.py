@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from webhooks.together import CHECKS, together
+from webhooks.crossobject import CHECKS, together
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.schema.findings import Fault
+from caphv.validation.finding import Fault
 from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, CLUSTERS, Problem, Rules, Subject
 from webhooks.rules.values import address, is_subdomain
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from caphv.schema.findings import Fault
+from caphv.validation.finding import Fault
 from webhooks.rules.model import MACHINES, Problem, Rules, Subject
 from webhooks.rules.values import KI
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from caphv.schema.findings import Fault
+from caphv.validation.finding import Fault
 from webhooks.rules.model import KINDS, MACHINE_TEMPLATE, MACHINES, Field, Problem, Rules, Subject
 from webhooks.rules.values import MI, TI, quantity
 

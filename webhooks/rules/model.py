@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from caphv.schema.findings import Fault, FieldPath, Finding
+from caphv.validation.finding import Fault, FieldPath, Finding
 
 Obj = dict[str, Any]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from caphv.api import names
-from caphv.schema.findings import Fault
+from caphv.validation.finding import Fault
 from webhooks.rules.model import MACHINES, Field, Problem, Rules, Subject
 from webhooks.rules.values import is_label, is_label_key, is_label_value
 

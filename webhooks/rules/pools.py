@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caphv.api.names import rfc1035
-from caphv.schema.findings import Fault, rendered
+from caphv.validation.finding import Fault, rendered
 from webhooks.rules.model import CLUSTERS, KINDS, MACHINES, Field, Problem, Rules, Subject
 from webhooks.rules.values import IPv4Network, address, is_end, network, pool_range, subnet
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.schema.findings import Fault
+from caphv.validation.finding import Fault
 from webhooks.rules.model import MACHINES, Field, Problem, Rules, Subject
 from webhooks.rules.values import MI, TI, quantity
 

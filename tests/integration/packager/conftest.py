@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.apiserver import ApiServer
-from tests.integration.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, MACHINES, install
-from tests.integration.packager.support import Origin
+from sandbox.processes.apiserver import ApiServer
+from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, MACHINES, install
+from tests.support.packager.support import Origin
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
+from caphv.api.object import NAMESPACES, Obj, Resource
 from caphv.runtime.client import ApiClient
-from caphv.runtime.resource import NAMESPACES, Obj, Resource
 from sandbox import manifests
-from sandbox.apiserver import ApiServer
-from tests.integration.packager.servers import HttpBackend, tls_context
-from tests.integration.packager.support import Origin, git
+from sandbox.processes.apiserver import ApiServer
+from tests.support.packager.servers import HttpBackend, tls_context
+from tests.support.packager.support import Origin, git
 
 pytestmark = pytest.mark.integration
 

@@ -15,18 +15,18 @@ import pytest
 import yaml
 
 from caphv import data
+from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import ApiError, NotFound
-from caphv.runtime.resource import NAMESPACES, SECRETS, Obj, Resource
 from sandbox import manifests
-from sandbox.apiserver import ApiServer
-from sandbox.binaries import cluster_api_manifests
-from sandbox.providers import crds as providers
-from tests.integration.packager.environment import GIT_REPOS, crd
-from tests.integration.packager.servers import git_daemon
-from tests.integration.packager.support import Origin, git
-from tests.unit.packager.definitions.support import built, definition, k3s, kubeadm
+from sandbox.capi import crds as providers
+from sandbox.processes.apiserver import ApiServer
+from sandbox.processes.binaries import cluster_api_manifests
+from tests.support.packager.definitions import built, definition, k3s, kubeadm
+from tests.support.packager.environment import GIT_REPOS, crd
+from tests.support.packager.servers import git_daemon
+from tests.support.packager.support import Origin, git
 
 pytestmark = pytest.mark.integration
 

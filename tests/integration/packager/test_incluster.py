@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from sandbox import manifests
-from sandbox.apiserver import ApiServer
-from sandbox.processes import free_ports
-from tests.integration.packager.environment import (
+from sandbox.processes.apiserver import ApiServer
+from sandbox.processes.children import free_ports
+from tests.integration.runtime.test_protection import bind, roles, scrape, token
+from tests.support.packager.environment import (
     CLUSTERS,
     CONTROL_PLANES,
     HARVESTER_CLUSTERS,
@@ -27,9 +28,8 @@ from tests.integration.packager.environment import (
     opened,
     until,
 )
-from tests.integration.packager.servers import HttpBackend
-from tests.integration.packager.support import Origin, git
-from tests.integration.runtime.test_protection import bind, roles, scrape, token
+from tests.support.packager.servers import HttpBackend
+from tests.support.packager.support import Origin, git
 
 pytestmark = pytest.mark.integration
 

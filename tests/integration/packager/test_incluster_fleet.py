@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from caphv.runtime.resource import Obj
-from packager.bundles import bundle_name
-from sandbox.apiserver import ApiServer
-from tests.integration.packager.environment import (
+from caphv.api.object import Obj
+from packager.rendering.bundles import bundle_name
+from sandbox.processes.apiserver import ApiServer
+from tests.support.packager.environment import (
     CLASSES,
     CLUSTERS,
     CONTROL_PLANES,
@@ -22,7 +22,7 @@ from tests.integration.packager.environment import (
     install,
     opened,
 )
-from tests.integration.packager.support import Origin
+from tests.support.packager.support import Origin
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.packager.support import Origin
+from tests.support.packager.support import Origin
 
 pytestmark = pytest.mark.integration
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from caphv.runtime.resource import Obj, Resource
+from caphv.api.object import Obj, Resource
 from release.components import objects
 from sandbox import manifests
-from sandbox.apiserver import ApiServer
+from sandbox.processes.apiserver import ApiServer
 from tests.conftest import CHECKOUT
-from tests.integration.packager.environment import (
+from tests.integration.reconciler.test_permissions import GROUPS, asked, granted
+from tests.integration.runtime.test_protection import scrape, token
+from tests.support.packager.environment import (
     CLASSES,
     CLUSTERS,
     CONTROL_PLANES,
@@ -24,9 +26,7 @@ from tests.integration.packager.environment import (
     install,
     opened,
 )
-from tests.integration.packager.support import Origin
-from tests.integration.reconciler.test_permissions import GROUPS, asked, granted
-from tests.integration.runtime.test_protection import scrape, token
+from tests.support.packager.support import Origin
 
 pytestmark = pytest.mark.integration
 

@@ -12,19 +12,19 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from caphv.cli import cli
-from caphv.runtime.resource import Key
-from packager.definitions import make, source
+from caphv.api.object import Key
+from commands.main import cli
+from packager.addons.gather import ClusterFacts
+from packager.controller import definition_source
+from packager.controller.open_repository import Place
+from packager.controller.planner import Work
+from packager.controller.publisher import Options, Published, Publisher
+from packager.definitions import builder, source
 from packager.git.errors import GitError
 from packager.git.remote import Remote
-from packager.gitrepo import GitRepoOptions
-from packager.incluster import follower
-from packager.incluster.decision import Work
-from packager.incluster.holder import Place
-from packager.incluster.publisher import Options, Published, Publisher
-from packager.sources import ClusterFacts
-from tests.integration.packager.support import Origin, git
-from tests.unit.packager.definitions.support import definition
+from packager.rendering.gitrepo import GitRepoOptions
+from tests.support.packager.definitions import definition
+from tests.support.packager.support import Origin, git
 
 pytestmark = pytest.mark.integration
 
@@ -64,7 +64,7 @@ class Case:
             Options(
                 Place(Remote(self.origin.url), self._cache),
                 namespace=namespace,
-                source=follower.Options(place, lambda _: []),
+                source=definition_source.Options(place, lambda _: []),
                 git_repos=GitRepoOptions(self.origin.url),
             )
         )
@@ -307,14 +307,14 @@ def test_a_definition_that_brings_a_fault_of_ours_to_light_stops_no_other(
 ) -> None:
     case.define(calico(1450))
     case.publish()
-    build = make.build
+    build = builder.build
 
     def fails(obj: Obj, *rest: Any) -> Any:
         if obj["metadata"]["name"] == "one":
             raise KeyError("canary")
         return build(obj, *rest)
 
-    monkeypatch.setattr(make, "build", fails)
+    monkeypatch.setattr(builder, "build", fails)
     case.define(calico(1400), calico(1450, "two"))
     published = case.publish()
     assert published.made is not None
@@ -368,8 +368,8 @@ def test_nothing_new_is_not_read(case: Case, monkeypatch: pytest.MonkeyPatch) ->
         return called
 
     monkeypatch.setattr("packager.definitions.source.parsed", refuse("parsed"))
-    monkeypatch.setattr("packager.definitions.make.build", refuse("build"))
-    monkeypatch.setattr("packager.incluster.decision.applied", refuse("applied"))
-    monkeypatch.setattr("packager.render.Renderer._render", refuse("_render"))
+    monkeypatch.setattr("packager.definitions.builder.build", refuse("build"))
+    monkeypatch.setattr("packager.controller.planner.applied", refuse("applied"))
+    monkeypatch.setattr("packager.rendering.renderer.Renderer._render", refuse("_render"))
     case.publish(live)
     assert case.origin.count() == 1

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from caphv.cli import cli
-from caphv.manifests.sources import files
-from tests.integration.packager.support import Origin, git
-from tests.unit.packager.definitions.support import definition, k3s
+from caphv.validation.yaml.loader import files
+from commands.main import cli
+from tests.support.packager.definitions import definition, k3s
+from tests.support.packager.support import Origin, git
 
 pytestmark = pytest.mark.integration
 
@@ -306,7 +306,7 @@ def test_with_an_interval_new_commits_are_seen_and_nothing_else_is_done(
         if len(rounds) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("caphv.cli.packager_sync.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("commands.packager.sync.time", SimpleNamespace(sleep=sleep))
     result = call("sync", "--source-repo", definitions.url, "--repo", origin.url, "--interval", 5)
     assert rounds == [1, 1, 2, 2]
     assert result.stdout.count("pushed") == 2

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.integration.reconciler.case import Case
-from tests.integration.reconciler.environment import Environment, running
+from tests.support.reconciler.case import Case
+from tests.support.reconciler.environment import Environment, running
 
 
 @pytest.fixture(scope="session")

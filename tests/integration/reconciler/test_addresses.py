@@ -6,17 +6,9 @@ import time
 
 import pytest
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
-    AT_ONCE,
-    HARVESTER_MACHINES,
-    MASK,
-    Case,
-    holds,
-    is_ready,
-    lacks,
-)
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, MASK, Case, holds, is_ready, lacks
 
 pytestmark = pytest.mark.integration
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from caphv.runtime.resource import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, uid_of
-from sandbox import pki
+from caphv.api.object import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, uid_of
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
+from sandbox.processes import pki
+from tests.support.reconciler.case import (
     AT_ONCE,
     CLUSTERS,
     HARVESTER_MACHINES,
@@ -19,7 +19,7 @@ from tests.integration.reconciler.case import (
     is_ready,
     lacks,
 )
-from tests.integration.simulation import virtual_machine
+from tests.support.simulation import virtual_machine
 
 pytestmark = pytest.mark.integration
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from caphv.runtime.access import Access, parse_kubeconfig
+from caphv.api.object import CONFIG_MAPS, EVENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource
 from caphv.runtime.errors import NotFound, Unauthorized
-from caphv.runtime.resource import CONFIG_MAPS, EVENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource
-from tests.integration.reconciler.case import HARVESTER_CLUSTERS, Case, holds, lacks, until
+from caphv.runtime.kubeconfig import Access, parse_kubeconfig
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case, holds, lacks, until
 
 pytestmark = pytest.mark.integration
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from caphv.api.names import CLUSTER_FINALIZER, LEGACY_CLUSTER_FINALIZER
+from caphv.api.object import NAMESPACES, NODES, SERVICES, Obj
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import NAMESPACES, NODES, SERVICES, Obj
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
+from tests.support.reconciler.case import (
     AT_ONCE,
     CLUSTERS,
     HARVESTER_CLUSTERS,

@@ -12,12 +12,12 @@ import pytest
 
 from caphv import data
 from caphv.api.names import STORED_VERSION, VERSIONS
+from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Invalid
-from caphv.runtime.resource import Obj, Resource
 from sandbox import manifests
-from sandbox.apiserver import ApiServer
-from tests.support import example_object
+from sandbox.processes.apiserver import ApiServer
+from tests.support.common import example_object
 
 pytestmark = pytest.mark.integration
 

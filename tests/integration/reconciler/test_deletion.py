@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, SECRETS
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
-    AT_ONCE,
-    HARVESTER_MACHINES,
-    Case,
-    condition_of,
-    doubts,
-    lacks,
-    until,
-)
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, condition_of, doubts, lacks, until
 
 pytestmark = pytest.mark.integration
 

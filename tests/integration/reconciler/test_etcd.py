@@ -8,16 +8,16 @@ import json
 import pytest
 import yaml
 
-from caphv.runtime.access import parse_kubeconfig
+from caphv.api.object import NODES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.exec import ExecError, pod_exec
-from caphv.runtime.resource import NODES
+from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.machine.etcd import ETCDCTL
-from sandbox import pki
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import HARVESTER_MACHINES, MACHINES, Case, condition_of, until
-from tests.integration.simulation import joining
+from sandbox.processes import pki
+from tests.support.reconciler.case import HARVESTER_MACHINES, MACHINES, Case, condition_of, until
+from tests.support.simulation import joining
 
 pytestmark = pytest.mark.integration
 

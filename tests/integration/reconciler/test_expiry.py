@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from caphv.runtime.resource import NAMESPACES, Obj, Resource, uid_of
-from sandbox import pki
+from caphv.api.object import NAMESPACES, Obj, Resource, uid_of
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
+from sandbox.processes import pki
+from tests.support.reconciler.case import (
     AT_ONCE,
     HARVESTER_CLUSTERS,
     HARVESTER_MACHINES,

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, labels_of
 from caphv.runtime.errors import NotFound
-from caphv.runtime.resource import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, labels_of
-from sandbox.rancher import AUTO_IMPORT, FLEET, IMPORTS, MANAGED, Rancher, install, managed_name
-from tests.integration.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case, holds, lacks, until
+from sandbox.capi.rancher import AUTO_IMPORT, FLEET, IMPORTS, MANAGED, Rancher, install, managed_name
+from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case, holds, lacks, until
 
 pytestmark = pytest.mark.integration
 

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES
-from tests.integration.reconciler.case import AT_ONCE, HARVESTER_CLUSTERS, Case, holds, is_ready, lacks
+from caphv.api.object import DEPLOYMENTS, NAMESPACES
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_CLUSTERS, Case, holds, is_ready, lacks
 
 pytestmark = pytest.mark.integration
 

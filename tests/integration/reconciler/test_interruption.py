@@ -9,19 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from caphv.api.object import LEASES, NODES, Obj, being_deleted, uid_of
 from caphv.runtime.errors import ApiError
-from caphv.runtime.resource import LEASES, NODES, Obj, being_deleted, uid_of
-from sandbox.faults import Fault, Faults
 from sandbox.harvester import kinds
-from tests.integration.reconciler import inprocess
-from tests.integration.reconciler.case import (
-    HARVESTER_CLUSTERS,
-    HARVESTER_MACHINES,
-    UNINITIALIZED,
-    Case,
-    is_ready,
-)
-from tests.integration.reconciler.environment import Environment
+from sandbox.harvester.faults import Fault, Faults
+from tests.support.reconciler import inprocess
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, UNINITIALIZED, Case, is_ready
+from tests.support.reconciler.environment import Environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runner")]
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from caphv.runtime.resource import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, uid_of
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, uid_of
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
+from tests.integration.reconciler.conftest import opened
+from tests.support.reconciler.case import (
     AT_ONCE,
     CLUSTERS,
     HARVESTER_CLUSTERS,
@@ -20,9 +21,8 @@ from tests.integration.reconciler.case import (
     lacks,
     until,
 )
-from tests.integration.reconciler.conftest import opened
-from tests.integration.reconciler.environment import Environment
-from tests.integration.simulation import virtual_machine
+from tests.support.reconciler.environment import Environment
+from tests.support.simulation import virtual_machine
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from caphv.api.names import LEGACY_MACHINE_FINALIZER, MACHINE_FINALIZER
-from caphv.runtime.resource import PERSISTENT_VOLUME_CLAIMS, Obj, uid_of
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, uid_of
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
+from tests.support.reconciler.case import (
     AT_ONCE,
     BOOTSTRAP,
     CLUSTERS,

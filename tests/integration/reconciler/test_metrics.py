@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox.processes import free_ports
-from tests.integration.reconciler.case import AT_ONCE, PATIENCE, Case, until
+from sandbox.processes.children import free_ports
 from tests.integration.reconciler.test_expiry import EXPIRY, account_identity, series
+from tests.support.reconciler.case import AT_ONCE, PATIENCE, Case, until
 
 pytestmark = pytest.mark.integration
 

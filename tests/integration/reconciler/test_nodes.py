@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from caphv.runtime.resource import NODES, Obj
-from sandbox import pki
-from tests.integration.reconciler.case import AT_ONCE, HARVESTER_MACHINES, UNINITIALIZED, Case, is_ready, lacks
+from caphv.api.object import NODES, Obj
+from sandbox.processes import pki
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, UNINITIALIZED, Case, is_ready, lacks
 
 pytestmark = pytest.mark.integration
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from caphv.runtime.resource import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, uid_of
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, uid_of
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, is_ready, lacks
-from tests.integration.simulation import virtual_machine
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, is_ready, lacks
+from tests.support.simulation import virtual_machine
 
 pytestmark = pytest.mark.integration
 

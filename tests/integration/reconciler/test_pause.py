@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.names import MANAGED_BY_ANNOTATION
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
+from tests.support.reconciler.case import (
     AT_ONCE,
     CLUSTERS,
     HARVESTER_CLUSTERS,

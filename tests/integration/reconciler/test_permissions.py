@@ -20,24 +20,31 @@ import pytest
 import yaml
 
 from caphv import data
-from caphv.cli.webhook import beside
-from caphv.runtime.access import parse_kubeconfig
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
+from caphv.runtime.kubeconfig import parse_kubeconfig
 from caphv.runtime.manager import Addresses
-from caphv.runtime.resource import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
+from commands.webhook import beside
 from reconciler.harvester import accounts
-from reconciler.provider import Options, Provider
+from reconciler.manager import Options, Provider
 from release.components import objects
-from sandbox import binaries, manifests, network, pki, processes, rancher
-from sandbox.apiserver import ApiServer, Etcd, private_file
+from sandbox import manifests
+from sandbox.capi import rancher
 from sandbox.environment import STATE_FILE
+from sandbox.guest.workload import FLAGS as WORKLOAD_FLAGS
 from sandbox.harvester import kinds
-from sandbox.harvester.world import World
-from sandbox.workload import FLAGS as WORKLOAD_FLAGS
+from sandbox.harvester.fixtures import World
+from sandbox.processes import binaries, children, network, pki
+from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.conftest import CHECKOUT
-from tests.integration.reconciler import environment, inprocess
-from tests.integration.reconciler.case import (
+from tests.integration.reconciler.test_adoption import left_behind, recorded
+from tests.integration.reconciler.test_cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
+from tests.integration.reconciler.test_fleet import LABELS
+from tests.integration.reconciler.test_loadbalancer import place
+from tests.integration.runtime.test_protection import bind, scrape, token
+from tests.support.reconciler import environment, inprocess
+from tests.support.reconciler.case import (
     CLUSTER_LABEL,
     CLUSTERS,
     HARVESTER_CLUSTERS,
@@ -48,15 +55,10 @@ from tests.integration.reconciler.case import (
     lacks,
     machine_spec,
 )
-from tests.integration.reconciler.environment import TIMES, Environment, core_crds
-from tests.integration.reconciler.test_adoption import left_behind, recorded
-from tests.integration.reconciler.test_cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
-from tests.integration.reconciler.test_fleet import LABELS
-from tests.integration.reconciler.test_loadbalancer import place
-from tests.integration.runtime.test_protection import bind, scrape, token
-from tests.integration.webhooks.environment import until, write_certificate
+from tests.support.reconciler.environment import TIMES, Environment, core_crds
+from tests.support.webhooks import until, write_certificate
 from webhooks.configuration import NAMES, RESOURCES
-from webhooks.review import WEBHOOKS, Webhook
+from webhooks.handler import WEBHOOKS, Webhook
 
 pytestmark = pytest.mark.integration
 
@@ -137,7 +139,7 @@ def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restricted]
         try:
             yield asyncio.run(start(folder, str(claimed)))
         finally:
-            asyncio.run(processes.stop_all(folder))
+            asyncio.run(children.stop_all(folder))
 
 
 async def start(folder: Path, claimed: str) -> Restricted:
@@ -208,7 +210,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
 ) -> None:
     inprocess.install(monkeypatch)
     await guard(restricted.management, restricted.folder / "certificates")
-    (port,) = processes.free_ports(1)
+    (port,) = children.free_ports(1)
     async with provider(restricted.management, port), clusters(restricted, "full", "taken", "narrow") as cases:
         full, taken, narrow = cases
         await watched(full, port)
@@ -229,7 +231,7 @@ async def test_roles_in_one_namespace_are_enough_for_its_clusters(
     restricted: Restricted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inprocess.install(monkeypatch)
-    (port,) = processes.free_ports(1)
+    (port,) = children.free_ports(1)
     management = restricted.management
     case = Case(restricted, 1, "limited")
     await case.open()
@@ -296,7 +298,7 @@ async def guard(server: ApiServer, certificates: Path) -> None:
 @contextlib.asynccontextmanager
 async def serving(server: ApiServer, certificates: Path) -> AsyncIterator[None]:
     """What `caphv run --enable-webhooks` has beside the provider, with a URL in place of the Service."""
-    (port,) = processes.free_ports(1)
+    (port,) = children.free_ports(1)
     flags = {"kubeconfig": "", "webhook_service": "", "log_level": "info", "log_format": "text"}
     flags |= {"webhook_bind_address": f"127.0.0.1:{port}", "webhook_url": f"https://127.0.0.1:{port}"}
     client = manager(server)

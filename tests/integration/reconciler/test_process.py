@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from caphv.runtime.resource import EVENTS, NODES, uid_of
+from caphv.api.object import EVENTS, NODES, uid_of
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
+from tests.support.reconciler.case import (
     HARVESTER_CLUSTERS,
     HARVESTER_MACHINES,
     UNINITIALIZED,
@@ -21,7 +21,7 @@ from tests.integration.reconciler.case import (
     lacks,
     until,
 )
-from tests.integration.reconciler.environment import IDENTITY_TOKEN, Environment, Provider
+from tests.support.reconciler.environment import IDENTITY_TOKEN, Environment, Provider
 
 pytestmark = pytest.mark.integration
 

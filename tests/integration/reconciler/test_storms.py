@@ -10,20 +10,13 @@ from contextlib import AsyncExitStack, contextmanager
 
 import pytest
 
-from caphv.runtime.access import Access
-from caphv.runtime.resource import Obj
-from sandbox.faultproxy import FaultProxy
-from sandbox.faults import Fault
+from caphv.api.object import Obj
+from caphv.runtime.kubeconfig import Access
 from sandbox.harvester import kinds
-from tests.integration.reconciler.case import (
-    HARVESTER_CLUSTERS,
-    HARVESTER_MACHINES,
-    Case,
-    condition_of,
-    is_ready,
-    lacks,
-)
-from tests.integration.reconciler.environment import Environment
+from sandbox.harvester.faultproxy import FaultProxy
+from sandbox.harvester.faults import Fault
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case, condition_of, is_ready, lacks
+from tests.support.reconciler.environment import Environment
 
 pytestmark = pytest.mark.integration
 

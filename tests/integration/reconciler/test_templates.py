@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from caphv.runtime.resource import NODES, Obj
-from reconciler.template import ARCHITECTURE
-from tests.integration.reconciler.case import (
+from caphv.api.object import NODES, Obj
+from reconciler.machinetemplate.controller import ARCHITECTURE
+from tests.support.reconciler.case import (
     AT_ONCE,
     CLUSTER_LABEL,
     CLUSTERS,

@@ -7,9 +7,9 @@ import base64
 import pytest
 
 from caphv.api import names
-from caphv.runtime.resource import NODES, SECRETS, Obj, annotations_of, labels_of, uid_of
-from sandbox.harvester import kinds, troubles
-from tests.integration.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, holds, is_ready, lacks
+from caphv.api.object import NODES, SECRETS, Obj, annotations_of, labels_of, uid_of
+from sandbox.harvester import fault_actions, kinds
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, holds, is_ready, lacks
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +28,7 @@ async def until_said(case: Case, name: str, reason: str, text: str = "") -> Obj:
 async def test_address_by_dhcp_follows(case: Case) -> None:
     await case.ready_cluster()
     before = (await case.ready_machine("one"))["status"]["addresses"]
-    await troubles.change_address(case.harvester, f"{case.target}/one")
+    await fault_actions.change_address(case.harvester, f"{case.target}/one")
     vmi = await case.get(kinds.INSTANCES, "one")
     now = [{"type": "ExternalIP", "address": vmi["status"]["interfaces"][0]["ipAddress"]}]
     assert now != before
@@ -124,7 +124,7 @@ async def test_zone_of_the_host_is_on_the_node_in_one_request_and_follows_a_migr
     node = await until_zone(case, name, zone)
     assert node["spec"]["providerID"]
     version = node["metadata"]["resourceVersion"]
-    await troubles.migrate(case.harvester, f"{case.target}/{name}")
+    await fault_actions.migrate(case.harvester, f"{case.target}/{name}")
     other = await zone_of(case, name)
     assert other != zone
     moved = await until_zone(case, name, other)

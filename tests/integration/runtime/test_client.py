@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from caphv.runtime.access import Access
+from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import (
     AlreadyExists,
@@ -18,9 +18,9 @@ from caphv.runtime.errors import (
     Unauthorized,
     Unreachable,
 )
-from caphv.runtime.resource import NAMESPACES, SECRETS, Obj, Resource, uid_of
-from sandbox.apiserver import ApiServer
-from sandbox.processes import free_ports
+from caphv.runtime.kubeconfig import Access
+from sandbox.processes.apiserver import ApiServer
+from sandbox.processes.children import free_ports
 
 pytestmark = pytest.mark.integration
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from caphv.api.object import NAMESPACES, Key, Obj, Resource, key_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.errors import Unreachable
-from caphv.runtime.resource import NAMESPACES, Key, Obj, Resource, key_of
-from sandbox.apiserver import ApiServer
+from sandbox.processes.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
 

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Callable
 import aiohttp
 import pytest
 
+from caphv.api.object import EVENTS, LEASES, Key, Obj, Resource
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection, Timing
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import Addresses, LeaseLost, Manager
-from caphv.runtime.resource import EVENTS, LEASES, Key, Obj, Resource
-from sandbox.apiserver import ApiServer
-from sandbox.processes import free_ports
+from sandbox.processes.apiserver import ApiServer
+from sandbox.processes.children import free_ports
 from tests.integration.runtime.test_informer import config_map, until
 
 pytestmark = pytest.mark.integration

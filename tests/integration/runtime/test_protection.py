@@ -10,16 +10,17 @@ import aiohttp
 import pytest
 import yaml
 
+from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.manager import Addresses, Manager
-from caphv.runtime.protection import Protection
-from caphv.runtime.resource import Obj, Resource
-from sandbox import manifests, pki
-from sandbox.apiserver import ApiServer, private_file
-from sandbox.processes import free_ports
+from caphv.runtime.metrics_auth import Protection
+from sandbox import manifests
+from sandbox.processes import pki
+from sandbox.processes.apiserver import ApiServer, private_file
+from sandbox.processes.children import free_ports
 from tests.conftest import CHECKOUT
-from tests.integration.reconciler.environment import core_crds
-from tests.integration.webhooks.environment import Server, install_crds, write_certificate
+from tests.support.reconciler.environment import core_crds
+from tests.support.webhooks import Server, install_crds, write_certificate
 
 pytestmark = pytest.mark.integration
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import pki
-from sandbox.apiserver import ApiServer, private_file
-from tests.integration.webhooks.environment import Server, install_crds
+from sandbox.processes import pki
+from sandbox.processes.apiserver import ApiServer, private_file
+from tests.support.webhooks import Server, install_crds
 
 
 @pytest.fixture(scope="session")

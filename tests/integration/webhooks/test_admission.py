@@ -13,14 +13,14 @@ import aiohttp
 import orjson
 import pytest
 
+from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError
-from caphv.runtime.resource import Obj
-from sandbox import pki
-from sandbox.apiserver import ApiServer
-from tests.integration.webhooks.environment import VERSIONS, Server, example, resource, until, wrong
+from sandbox.processes import pki
+from sandbox.processes.apiserver import ApiServer
+from tests.support.webhooks import VERSIONS, Server, example, resource, until, wrong
+from webhooks.admission import KINDS
 from webhooks.configuration import MUTATING, NAMES, VALIDATING
-from webhooks.verdict import KINDS
 
 pytestmark = pytest.mark.integration
 

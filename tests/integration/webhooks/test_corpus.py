@@ -10,16 +10,16 @@ from typing import Any
 import aiohttp
 import pytest
 
+from caphv.api.object import NAMESPACES, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError
-from caphv.runtime.resource import NAMESPACES, Obj
-from sandbox.apiserver import ApiServer
+from sandbox.processes.apiserver import ApiServer
 from tests import corpus
 from tests.corpus import Case
-from tests.integration.webhooks.environment import GROUP, VERSIONS, Server, resource, until
 from tests.integration.webhooks.test_serving import settled
-from webhooks.review import API_VERSION, path_of
-from webhooks.verdict import KINDS
+from tests.support.webhooks import GROUP, VERSIONS, Server, resource, until
+from webhooks.admission import KINDS
+from webhooks.handler import API_VERSION, path_of
 
 pytestmark = pytest.mark.integration
 

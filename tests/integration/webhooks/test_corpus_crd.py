@@ -13,13 +13,13 @@ import pytest
 
 from caphv import data
 from caphv.api.names import GROUP
+from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Invalid
-from caphv.runtime.resource import Obj, Resource
 from sandbox import manifests
-from sandbox.apiserver import ApiServer
+from sandbox.processes.apiserver import ApiServer
 from tests import corpus
-from webhooks.verdict import KINDS, RULES
+from webhooks.admission import KINDS, RULES
 
 pytestmark = pytest.mark.integration
 

@@ -9,15 +9,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from caphv.runtime.certificates import certificates_in
+from caphv.api.object import Obj, Resource, uid_of
+from caphv.runtime.certwatcher import certificates_in
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound
-from caphv.runtime.resource import Obj, Resource, uid_of
-from sandbox import manifests, pki
-from sandbox.apiserver import ApiServer
+from sandbox import manifests
+from sandbox.processes import pki
+from sandbox.processes.apiserver import ApiServer
 from sandbox.webhooks import provider_options
-from tests.integration.reconciler.environment import core_crds
-from tests.integration.webhooks.environment import Server, example, resource, until, write_certificate, wrong
+from tests.support.reconciler.environment import core_crds
+from tests.support.webhooks import Server, example, resource, until, write_certificate, wrong
 from webhooks.configuration import INJECT_ANNOTATION, MUTATING, NAMES, VALIDATING
 
 pytestmark = pytest.mark.integration

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from caphv.cli.identity import identity
+from commands.identity import identity
 from reconciler.harvester.accounts import Account, api_server, identity_secret, objects
 
 pytestmark = pytest.mark.unit

@@ -11,9 +11,9 @@ import prometheus_client
 import pytest
 import yaml
 
+from caphv.api.object import Obj
 from caphv.runtime import metrics as runtime_metrics
-from caphv.runtime.resource import Obj
-from packager.incluster import metrics as packager_metrics
+from packager.controller import metrics as packager_metrics
 from reconciler import metrics as provider_metrics
 from release import components
 from release.__main__ import contents

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caphv.cli.webhook import CERT_DIR
+from commands.webhook import CERT_DIR
 from release import components, lock, webhooks
 from release.__main__ import contents
 from webhooks.configuration import INJECT_ANNOTATION

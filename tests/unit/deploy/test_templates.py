@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from caphv import data
 from release import components
-from tests.support import object_schema
+from tests.support.common import object_schema
 from tests.unit.test_docs import unknown_fields
 
 pytestmark = pytest.mark.unit

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from packager.batch import Packager
+from packager.addons.settings import ClusterFacts
+from packager.bundler import Packager
 from packager.git.commit import Reason
 from packager.git.prune import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from packager.settings import ClusterFacts
-from tests.integration.packager.support import Origin
-from tests.unit.packager.examples import cluster
+from tests.support.packager.examples import cluster
+from tests.support.packager.support import Origin
 
 pytestmark = pytest.mark.unit
 ALL = Pruning(complete=True, budget=100)

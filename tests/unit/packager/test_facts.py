@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime.resource import Key
-from packager.facts import facts_of, fleet_worlds, is_suspended
-from packager.settings import Settings, settings_of
+from caphv.api.object import Key
+from packager.addons.settings import Settings, settings_of
+from packager.cluster_objects import facts_of, fleet_worlds, is_suspended
 
 pytestmark = pytest.mark.unit
 

@@ -9,9 +9,9 @@ import pytest
 from jinja2 import TemplateSyntaxError
 
 from caphv import data
-from packager.render import Options, Renderer
-from packager.templates import Templates
-from tests.unit.packager.examples import EXAMPLES, GOLDEN, MIRROR, MIRRORED, golden_files, rendered
+from packager.rendering.renderer import Options, Renderer
+from packager.rendering.templates import Templates
+from tests.support.packager.examples import EXAMPLES, GOLDEN, MIRROR, MIRRORED, golden_files, rendered
 
 pytestmark = pytest.mark.unit
 
@@ -38,7 +38,7 @@ def tree() -> dict[str, bytes]:
 
 
 def test_golden_tree_is_fresh() -> None:
-    """After a wanted change: `python -m tests.unit.packager.examples`, and read the difference."""
+    """After a wanted change: `python -m tests.support.packager.examples`, and read the difference."""
     wanted, present = golden_files(), tree()
     assert sorted(present) == sorted(wanted)
     assert {path for path in wanted if wanted[path] != present[path]} == set()

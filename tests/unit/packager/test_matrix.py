@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from packager.render import Renderer
-from packager.settings import ClusterFacts
-from tests.unit.packager.examples import cluster
+from packager.addons.settings import ClusterFacts
+from packager.rendering.renderer import Renderer
+from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.unit
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from packager.firstboot import first_boot
-from packager.gitrepo import git_repos
-from packager.render import Renderer
-from tests.unit.packager.examples import EXAMPLES, OPTIONS, rendered
+from packager.rendering.gitrepo import git_repos
+from packager.rendering.nodefiles import first_boot
+from packager.rendering.renderer import Renderer
+from tests.support.packager.examples import EXAMPLES, OPTIONS, rendered
 from tests.unit.reconciler.test_crds import violations
 
 SHARED = Path(__file__).parents[4] / "shared"

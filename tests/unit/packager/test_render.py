@@ -12,15 +12,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from caphv import data
-from caphv.runtime.resource import Key
-from packager import safety, yamltext
-from packager.bundles import bundle_name
-from packager.firstboot import first_boot
-from packager.gitrepo import GitRepoOptions, git_repos, group_of
-from packager.render import Options, Renderer
+from caphv.api.object import Key
+from packager.addons.versions import checked_repository
+from packager.rendering import secretscan
+from packager.rendering import yaml as yamltext
+from packager.rendering.bundles import bundle_name
+from packager.rendering.gitrepo import GitRepoOptions, git_repos, group_of
+from packager.rendering.nodefiles import first_boot
+from packager.rendering.renderer import Options, Renderer
 from packager.tree import path_of
-from packager.versions import checked_repository
-from tests.unit.packager.examples import OPTIONS, cluster
+from tests.support.packager.examples import OPTIONS, cluster
 
 pytestmark = pytest.mark.unit
 
@@ -64,7 +65,7 @@ def rules(facts: Any, previous: dict[str, bytes] | None = None, **options: Any) 
 @given(TEXT)
 @hypothesis_settings(deadline=None, max_examples=50)
 def test_a_hostile_value_is_that_value_and_nothing_else(text: str) -> None:
-    if safety.check({"x": text}):
+    if secretscan.check({"x": text}):
         return
     tree = files(cluster("a", {"ccm": {"values": {"x": text}}, "cni": {"values": {"x": text}}}))
     fleet = yaml.load(tree["clusters/clusters/a/ccm/fleet.yaml"], Loader=LOADER)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime.resource import Key
-from packager.services import IPAM_ANNOTATION, PRIMARY_ANNOTATION, check_services
+from caphv.api.object import Key
+from packager.addons.services import IPAM_ANNOTATION, PRIMARY_ANNOTATION, check_services
 
 pytestmark = pytest.mark.unit
 

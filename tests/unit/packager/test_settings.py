@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packager.merge import merged
-from packager.settings import ClusterFacts, Packaging, Settings, settings_of
-from tests.unit.packager.examples import cluster
+from packager.addons.merge import merged
+from packager.addons.settings import ClusterFacts, Packaging, Settings, settings_of
+from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.unit
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caphv.runtime.resource import Key
-from packager import sharing
-from packager.render import Options, Rendered, Renderer
-from packager.settings import ClusterFacts
-from tests.unit.packager.examples import EXAMPLES, cluster
+from caphv.api.object import Key
+from packager.addons.settings import ClusterFacts
+from packager.rendering import render_cache
+from packager.rendering.renderer import Options, Rendered, Renderer
+from tests.support.packager.examples import EXAMPLES, cluster
 
 pytestmark = pytest.mark.unit
 
@@ -58,7 +58,7 @@ def test_shared_and_alone_are_the_same(warm: Renderer, facts: ClusterFacts, name
 
 
 def test_a_setting_with_the_name_of_the_stand_in_stays_as_it_is() -> None:
-    facts = cluster("demo", {"ccm": {"values": {"note": f"see {sharing.STAND_IN.name}"}}})
+    facts = cluster("demo", {"ccm": {"values": {"note": f"see {render_cache.STAND_IN.name}"}}})
     assert dict(Renderer().render_one(facts, {}).tree) == dict(alone(facts).tree)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from packager.validation import concerns, described, together
+from packager.addons.validation import concerns, described, together
 from tests.unit.packager.test_facts import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, cluster, obj, reference
 
 pytestmark = pytest.mark.unit

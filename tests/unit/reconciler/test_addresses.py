@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.machine.addresses import VmPhase, addresses, vm_state
+from reconciler.machine.vmstatus import VmPhase, addresses, vm_state
 
 pytestmark = pytest.mark.unit
 

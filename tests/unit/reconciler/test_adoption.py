@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from caphv.api import names
+from caphv.api.object import Obj
 from caphv.runtime.errors import Conflict
-from caphv.runtime.resource import Obj
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine.adoption import recognise
 from reconciler.machine.scope import MachineScope

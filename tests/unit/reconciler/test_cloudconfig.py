@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api import names
-from caphv.runtime.access import parse_kubeconfig
-from caphv.runtime.resource import Key
+from caphv.api.object import Key
+from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.cluster.account import usable
 from reconciler.cluster.cloudconfig import intact, renewal, secret_object
 from reconciler.cluster.kubeconfig import ManifestError, kubeconfig, virtual_address, with_credentials

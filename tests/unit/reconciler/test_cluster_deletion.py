@@ -8,7 +8,7 @@ import pytest
 
 from caphv.api.names import ConditionType, Reason
 from reconciler.cluster.deletion import advice, left_over, may_let_go
-from reconciler.flow import Blocked
+from reconciler.status import Blocked
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from caphv.runtime.resource import Key
+from caphv.api.object import Key
 from reconciler.cluster.loadbalancer import load_balancer_spec
 from reconciler.cluster.pools import pool_object
 from reconciler.harvester.ipam import AddressRequest, plan_allocations, plan_releases

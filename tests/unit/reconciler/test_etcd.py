@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.object import Key
 from caphv.runtime.errors import Unreachable
 from caphv.runtime.exec import ExecError
-from caphv.runtime.resource import Key
 from reconciler import metrics
-from reconciler.flow import Blocked
 from reconciler.machine import etcd
 from reconciler.machine.etcd import Member, ensure_member_removed, members, members_of, pods_to_ask, removed_by_provider
+from reconciler.status import Blocked
 
 pytestmark = pytest.mark.unit
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from reconciler.cluster.failuredomains import failure_domains
 
 pytestmark = pytest.mark.unit

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime.resource import Key
+from caphv.api.object import Key
 from reconciler.cluster.fleet import fleet_labels, managed_cluster_name
 
 pytestmark = pytest.mark.unit

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.names import Reason
-from caphv.runtime.resource import Key
+from caphv.api.object import Key
 from reconciler.cluster.identity import WARN_AHEAD, Identities, Identity, judge
-from reconciler.flow import Blocked
-from sandbox import pki
+from reconciler.status import Blocked
+from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime.resource import Obj
-from reconciler.template import capacity, changes, node_info
+from caphv.api.object import Obj
+from reconciler.machinetemplate.controller import capacity, changes, node_info
 
 pytestmark = pytest.mark.unit
 

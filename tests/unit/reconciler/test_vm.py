@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.runtime.resource import Key
+from caphv.api.object import Key
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine.disks import pvc_name
 from reconciler.machine.placement import label_value

@@ -15,11 +15,11 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from caphv.runtime.access import Access, KubeconfigError, own_configuration, parse_kubeconfig
+from caphv.api.object import SECRETS
 from caphv.runtime.client import Connection
 from caphv.runtime.errors import Unreachable
-from caphv.runtime.resource import SECRETS
-from sandbox import pki
+from caphv.runtime.kubeconfig import Access, KubeconfigError, own_configuration, parse_kubeconfig
+from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
 
@@ -424,7 +424,7 @@ def test_own_kubeconfig_with_inline_credentials(tmp_path: Path, monkeypatch: pyt
 
 
 def test_service_account_of_the_pod_with_a_renewed_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caphv.runtime.access._SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr("caphv.runtime.kubeconfig._SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     (tmp_path / "ca.crt").write_text(CA.certificate.decode())
@@ -439,7 +439,7 @@ def test_service_account_of_the_pod_with_a_renewed_token(tmp_path: Path, monkeyp
 
 
 def test_pod_without_its_service_account_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caphv.runtime.access._SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr("caphv.runtime.kubeconfig._SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(KubeconfigError, match=r"service account.*ca\.crt"):
         asyncio.run(own_configuration())

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.object import DEPLOYMENTS, NAMESPACES, SECRETS, Key
 from caphv.runtime import errors
-from caphv.runtime.access import Access
 from caphv.runtime.errors import error_from
-from caphv.runtime.resource import DEPLOYMENTS, NAMESPACES, SECRETS, Key
+from caphv.runtime.kubeconfig import Access
 
 pytestmark = pytest.mark.unit
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from caphv.api.object import Key
 from caphv.runtime import logs
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import Conflict, TooManyRequests, Unreachable
-from caphv.runtime.resource import Key
-from tests.unit.runtime.virtualtime import run, settle
+from tests.support.virtualtime import run, settle
 
 pytestmark = pytest.mark.unit
 

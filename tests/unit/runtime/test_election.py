@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caphv.api.object import Obj, Resource
 from caphv.runtime import election
 from caphv.runtime.client import ApiClient
 from caphv.runtime.election import LeaderElection, Timing
 from caphv.runtime.errors import AlreadyExists, Conflict, NotFound, Unreachable
-from caphv.runtime.resource import Obj, Resource
-from tests.unit.runtime.virtualtime import run, settle
+from tests.support.virtualtime import run, settle
 
 pytestmark = pytest.mark.unit
 

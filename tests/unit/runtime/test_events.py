@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from caphv.api.object import Obj, Resource
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
 from caphv.runtime.events import EventRecorder
-from caphv.runtime.resource import Obj, Resource
-from tests.unit.runtime.virtualtime import run
+from tests.support.virtualtime import run
 
 pytestmark = pytest.mark.unit
 

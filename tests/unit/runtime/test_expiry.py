@@ -12,8 +12,8 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.runtime.access import Access
-from sandbox import pki
+from caphv.runtime.kubeconfig import Access
+from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
 

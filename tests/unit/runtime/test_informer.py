@@ -7,13 +7,13 @@ from typing import cast
 import pytest
 from prometheus_client import REGISTRY
 
+from caphv.api.object import Obj, key_of
 from caphv.runtime import logs
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Gone, TooManyRequests, Unreachable
-from caphv.runtime.resource import Obj, key_of
-from tests.unit.runtime.collection import THINGS, Collection, Watched, watched
-from tests.unit.runtime.virtualtime import run, settle
+from tests.support.collection import THINGS, Collection, Watched, watched
+from tests.support.virtualtime import run, settle
 
 pytestmark = pytest.mark.unit
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caphv.api.object import Key, Obj
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import Gone, Unreachable
-from caphv.runtime.resource import Key, Obj
-from tests.unit.runtime.collection import Collection, watched
-from tests.unit.runtime.virtualtime import run, settle
+from tests.support.collection import Collection, watched
+from tests.support.virtualtime import run, settle
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 
 from caphv.runtime.manager import Addresses, Manager
-from caphv.runtime.part import Part, listening_address
-from sandbox import processes
+from caphv.runtime.runnable import Part, listening_address
+from sandbox.processes import children
 
 pytestmark = pytest.mark.unit
 
@@ -45,7 +45,7 @@ async def fetched(port: int, path: str) -> tuple[int, str]:
 
 def test_a_process_of_parts_alone_lives_until_it_is_stopped() -> None:
     async def main() -> None:
-        metrics, health = processes.free_ports(2)
+        metrics, health = children.free_ports(2)
         part, stop = Counting(), asyncio.Event()
         manager = Manager(addresses=Addresses(f"127.0.0.1:{metrics}", f"127.0.0.1:{health}"))
         manager.add_part(part)

@@ -12,13 +12,13 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from caphv.cli import cli
-from caphv.runtime import protection
+from caphv.api.object import Obj, Resource
+from caphv.runtime import metrics_auth
 from caphv.runtime.errors import Unreachable
 from caphv.runtime.manager import Addresses, Manager
-from caphv.runtime.protection import ACCESS_REVIEWS, TOKEN_REVIEWS, Protection, Reviews, Verdict
-from caphv.runtime.resource import Obj, Resource
-from sandbox import pki, processes
+from caphv.runtime.metrics_auth import ACCESS_REVIEWS, TOKEN_REVIEWS, Protection, Reviews, Verdict
+from commands.main import cli
+from sandbox.processes import children, pki
 
 pytestmark = pytest.mark.unit
 
@@ -122,7 +122,7 @@ class Running:
     """A process that serves protected metrics."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        (self.port,) = processes.free_ports(1)
+        (self.port,) = children.free_ports(1)
         self.server = Server()
         guard = Protection(self.server, folder)  # type: ignore[arg-type]
         manager = Manager(addresses=Addresses(f"127.0.0.1:{self.port}", ""), protection=guard)
@@ -192,7 +192,7 @@ def put(folder: Path, ca: pki.CA) -> None:
 async def test_certificate_of_a_folder_is_followed_and_until_then_there_is_one_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protection, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(metrics_auth, "_LOOK_SECONDS", 0.05)
     first, second = pki.CA.create("first"), pki.CA.create("second")
     async with Running(tmp_path) as running:
         assert (await running.get(f"Bearer {GOOD}"))[0] == 200

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from caphv.runtime.access import parse_kubeconfig
+from caphv.runtime.kubeconfig import parse_kubeconfig
 from caphv.runtime.proxy import environment_proxy
 from tests.unit.runtime.test_access import valid, with_cluster
 

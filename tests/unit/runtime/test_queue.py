@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from caphv.runtime.queue import WorkQueue
-from tests.unit.runtime.virtualtime import VirtualLoop, run, settle
+from tests.support.virtualtime import VirtualLoop, run, settle
 
 pytestmark = pytest.mark.unit
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.object import Key, Obj, key_of
 from caphv.runtime.cache import Store
-from caphv.runtime.resource import Key, Obj, key_of
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from sandbox.harvester.addresses import Addresses
-from sandbox.harvester.world import Host, World
-from sandbox.proxy import TcpProxy
+from sandbox.harvester.fixtures import Host, World
+from sandbox.processes.proxy import TcpProxy
 
 pytestmark = pytest.mark.unit
 

@@ -8,10 +8,10 @@ import gzip
 import pytest
 import yaml
 
-from caphv.runtime.resource import Obj
-from sandbox import pki
-from sandbox.cloudinit import Broken, Nic, parse_network_data, parse_user_data
-from sandbox.join import CA_FILES, JOIN_FILE, check_nic, join_of
+from caphv.api.object import Obj
+from sandbox.guest.cloudinit import Broken, Nic, parse_network_data, parse_user_data
+from sandbox.guest.join import CA_FILES, JOIN_FILE, check_nic, join_of
+from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caphv.runtime.resource import Obj
-from sandbox.harvester.world import custom_resource_definitions
-from sandbox.providers import crds as providers
-from tests.support import fields, object_schema
+from caphv.api.object import Obj
+from sandbox.capi import crds as providers
+from sandbox.harvester.fixtures import custom_resource_definitions
+from tests.support.common import fields, object_schema
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from caphv.schema import compiled
+from caphv.validation import schema
 from sandbox.cluster import ClusterSpec, definition
 from sandbox.gitops import GitOps
 
@@ -31,4 +31,4 @@ def test_each_push_is_a_commit_with_the_definition_as_it_is(tmp_path: Path) -> N
 
 
 def test_the_definition_is_one() -> None:
-    assert compiled.load("clusterdefinition.json").findings(definition(SPEC, 1450)) == []
+    assert schema.load("clusterdefinition.json").findings(definition(SPEC, 1450)) == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from sandbox.harvester import ippools
 
 pytestmark = pytest.mark.unit

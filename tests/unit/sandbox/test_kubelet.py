@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sandbox.kubelet import Etcd, EtcdError
+from sandbox.guest.kubelet import Etcd, EtcdError
 
 pytestmark = pytest.mark.unit
 

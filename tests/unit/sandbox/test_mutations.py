@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from sandbox.harvester import kinds
 from sandbox.harvester.mutations import mutated
 

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import yaml
 
-from caphv.runtime.resource import Key, Obj
-from sandbox import pki
-from sandbox.cloudinit import parse_user_data
-from sandbox.join import CA_FILES, CONTROL_PLANE, WORKER, join_of
-from sandbox.providers import view
-from sandbox.providers.bootstrap import waits_for
-from sandbox.providers.cloudconfig import Guest, render
-from sandbox.providers.distribution import ALL, K3S, KUBEADM, RKE2, Distribution, Node
-from sandbox.providers.plan import Delete, Wait
-from sandbox.providers.status import in_contract_v1beta1, status_of, version_order
+from caphv.api.object import Key, Obj
+from sandbox.capi import state
+from sandbox.capi.bootstrap import waits_for
+from sandbox.capi.cloudconfig import Guest, render
+from sandbox.capi.distribution import ALL, K3S, KUBEADM, RKE2, Distribution, Node
+from sandbox.capi.plan import Delete, Wait
+from sandbox.capi.status import in_contract_v1beta1, status_of, version_order
+from sandbox.guest.cloudinit import parse_user_data
+from sandbox.guest.join import CA_FILES, CONTROL_PLANE, WORKER, join_of
+from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
 
@@ -49,9 +49,9 @@ def made(owner: Obj, name: str = "first-cp-aaaaa", distribution: Distribution = 
     """Machine, HarvesterMachine and bootstrap object as they are made."""
     template = {"metadata": {"name": "blue", "namespace": "clusters"}, "spec": {"template": {"spec": {"cpu": 2}}}}
     return (
-        view.new_machine(owner, distribution, CLUSTER, name, "zone-1"),
-        view.new_harvester_machine(owner, CLUSTER, name, template),
-        view.new_config(owner, distribution, CLUSTER, name),
+        state.new_machine(owner, distribution, CLUSTER, name, "zone-1"),
+        state.new_harvester_machine(owner, CLUSTER, name, template),
+        state.new_config(owner, distribution, CLUSTER, name),
     )
 
 
@@ -80,7 +80,7 @@ def other(distribution: Distribution, inner: Obj) -> Obj:
 
 def test_what_was_just_made_is_current() -> None:
     owner = control_plane()
-    assert view.is_current(*made(owner), owner, RKE2)
+    assert state.is_current(*made(owner), owner, RKE2)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_machines_of_k3s_and_kubeadm_are_made_of_one_object_of_the_control_plane
     assert config["spec"] == inner
     assert config["kind"] == machine["spec"]["bootstrap"]["configRef"]["kind"] == distribution.configs.kind
     assert distribution.server_spec(owner) == server
-    assert view.is_current(machine, infrastructure, config, owner, distribution)
-    assert not view.is_current(machine, infrastructure, config, other(distribution, {"files": []}), distribution)
+    assert state.is_current(machine, infrastructure, config, owner, distribution)
+    assert not state.is_current(machine, infrastructure, config, other(distribution, {"files": []}), distribution)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_a_roll_out_surges_by_one_machine_at_most(strategy: Obj, surge: int) -> 
     ],
 )
 def test_a_change_of_what_machines_are_made_of_makes_them_outdated(change: Obj) -> None:
-    assert not view.is_current(*made(control_plane()), control_plane(**change), RKE2)
+    assert not state.is_current(*made(control_plane()), control_plane(**change), RKE2)
 
 
 def test_a_change_of_replicas_or_of_labels_does_not() -> None:
-    assert view.is_current(*made(control_plane()), control_plane(replicas=5), RKE2)
+    assert state.is_current(*made(control_plane()), control_plane(replicas=5), RKE2)
 
 
 def test_a_machine_refers_to_its_two_objects_and_carries_the_labels_of_the_template() -> None:
@@ -157,7 +157,7 @@ def test_a_machine_is_unhealthy_when_its_health_check_has_marked_it(
     kinds = ("HealthCheckSucceeded", "OwnerRemediated")
     pairs = zip(kinds, statuses, strict=True)
     machine["status"] = {"conditions": [{"type": kind, "status": status} for kind, status in pairs if status]}
-    assert view.member_of(machine, *others, owner, RKE2, known=(), ready=()).unhealthy is unhealthy
+    assert state.member_of(machine, *others, owner, RKE2, known=(), ready=()).unhealthy is unhealthy
 
 
 def test_a_control_plane_guest_gets_all_it_needs_to_join_and_the_files_of_its_config() -> None:
@@ -234,7 +234,7 @@ def test_bootstrap_data_waits_for_infrastructure_endpoint_control_plane_and_secr
 
 def reported(owner: Obj, machines: list[Obj], step: Wait | Delete, *, joinable: bool) -> Obj:
     members = [
-        view.member_of(machine, None, None, owner, RKE2, known=("id",), ready=("id",) if joinable else ())
+        state.member_of(machine, None, None, owner, RKE2, known=("id",), ready=("id",) if joinable else ())
         for machine in machines
     ]
     return status_of(owner, machines, members, step, joinable)

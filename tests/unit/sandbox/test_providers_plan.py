@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.providers.plan import Create, Delete, Member, Wait, next_step
+from sandbox.capi.plan import Create, Delete, Member, Wait, next_step
 
 pytestmark = pytest.mark.unit
 

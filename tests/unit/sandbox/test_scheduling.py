@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caphv.runtime.resource import Obj
+from caphv.api.object import Obj
 from sandbox.harvester.quantities import demand, number
 from sandbox.harvester.scheduling import Placed, place, selects
 

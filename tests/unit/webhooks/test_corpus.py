@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests import corpus
-from webhooks.verdict import KINDS, RULES, Review, Verdict, judge
+from webhooks.admission import KINDS, RULES, Review, Verdict, judge
 
 pytestmark = pytest.mark.unit
 

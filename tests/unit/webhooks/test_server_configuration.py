@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from caphv.runtime import certificates
-from sandbox import pki
+from caphv.runtime import certwatcher
+from sandbox.processes import pki
 from webhooks import configuration
-from webhooks.review import TARGETS
+from webhooks.handler import TARGETS
 
 pytestmark = pytest.mark.unit
 
@@ -126,7 +126,7 @@ def test_authorities_do_not_pile_up() -> None:
     for number in range(6):
         found = configuration.renewed(found, validating(), pki.CA.create(str(number)).certificate, first=False) or found
     (bundle,) = bundles(found)
-    assert len(certificates.certificates_in(base64.b64decode(bundle))) == 3
+    assert len(certwatcher.certificates_in(base64.b64decode(bundle))) == 3
 
 
 def test_the_bundle_is_cert_managers_where_it_injects() -> None:
@@ -157,8 +157,8 @@ def test_a_bundle_that_is_none_is_replaced() -> None:
 
 
 def test_the_authority_of_a_folder(tmp_path: Path) -> None:
-    assert certificates.authority(tmp_path) == b""
+    assert certwatcher.authority(tmp_path) == b""
     (tmp_path / "ca.crt").write_bytes(b"text before\n" + OLD + b"text between\n" + NEW)
-    assert certificates.authority(tmp_path) == OLD + NEW
+    assert certwatcher.authority(tmp_path) == OLD + NEW
     (tmp_path / "ca.crt").write_bytes(b"nothing of the kind")
-    assert certificates.authority(tmp_path) == b""
+    assert certwatcher.authority(tmp_path) == b""

@@ -15,17 +15,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from caphv.schema.findings import Fault, Finding
-from sandbox import pki, processes
-from webhooks import metrics, review, server
+from caphv.validation.finding import Fault, Finding
+from sandbox.processes import children, pki
+from webhooks import handler, metrics, server
+from webhooks.admission import Verdict
 from webhooks.server import MAX_BODY, WebhookServer
-from webhooks.verdict import Verdict
 
 pytestmark = pytest.mark.unit
 
-PATH = review.path_of("validate", "v1beta1", "HarvesterMachine")
+PATH = handler.path_of("validate", "v1beta1", "HarvesterMachine")
 REVIEW: dict[str, Any] = {
-    "apiVersion": review.API_VERSION,
+    "apiVersion": handler.API_VERSION,
     "kind": "AdmissionReview",
     "request": {
         "uid": "0c4f1a52",
@@ -55,7 +55,7 @@ class Running:
     """A server and clients for it."""
 
     def __init__(self, folder: Path, ca: pki.CA) -> None:
-        (self.port,) = processes.free_ports(1)
+        (self.port,) = children.free_ports(1)
         self.folder, self.ca = folder, ca
         self.server = WebhookServer(f"127.0.0.1:{self.port}", folder)
         self.task = asyncio.create_task(self.server.run())
@@ -179,7 +179,7 @@ def test_bytes_that_are_no_http_are_refused(tmp_path: Path) -> None:
 def test_a_fault_of_the_rules_tells_where_and_nothing_of_the_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def judge(asked: review.Review) -> None:
+    def judge(asked: handler.Review) -> None:
         raise ValueError(f"cannot take {asked.object}")
 
     async def main() -> None:
@@ -190,7 +190,7 @@ def test_a_fault_of_the_rules_tells_where_and_nothing_of_the_object(
             async with client.post(PATH, json=REVIEW) as answer:
                 assert answer.status == 200
 
-    monkeypatch.setattr(review, "judge", judge)
+    monkeypatch.setattr(handler, "judge", judge)
     with caplog.at_level(logging.DEBUG):
         asyncio.run(main())
     assert "ValueError at " in caplog.text
@@ -211,7 +211,7 @@ def test_verdicts_are_counted_and_refusals_logged_by_rule(
             assert b"caphv_webhook_requests_total" in it.server.metrics()
 
     finding = Finding(("spec", "x"), Fault.INVALID, "canary-3f0e is no x", "the-rule", "canary-3f0e")
-    monkeypatch.setattr(review, "judge", lambda _: Verdict((finding,), ()))
+    monkeypatch.setattr(handler, "judge", lambda _: Verdict((finding,), ()))
     before = metrics.REGISTRY.get_sample_value("caphv_webhook_requests_total", labels) or 0
     with caplog.at_level(logging.INFO):
         asyncio.run(main())

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from caphv.api import crds
 from caphv.api.names import GROUP, VERSIONS
-from caphv.schema.findings import Fault, Finding
-from tests.support import example_object
-from webhooks import review
-from webhooks.verdict import KINDS, Verdict
+from caphv.validation.finding import Fault, Finding
+from tests.support.common import example_object
+from webhooks import handler
+from webhooks.admission import KINDS, Verdict
 
 pytestmark = pytest.mark.unit
 
@@ -35,12 +35,12 @@ def request(kind: str = "HarvesterMachine", version: str = "v1beta1", **fields: 
     } | fields
 
 
-def ask(content: Any, webhook: review.Webhook = "validate", kind: str = "HarvesterMachine") -> Obj:
+def ask(content: Any, webhook: handler.Webhook = "validate", kind: str = "HarvesterMachine") -> Obj:
     """Answer a request as the server does; the answer's `response`."""
-    body = orjson.dumps({"apiVersion": review.API_VERSION, "kind": "AdmissionReview", "request": content})
-    found = review.answer(review.TARGETS[review.path_of(webhook, "v1beta1", kind)], body)
+    body = orjson.dumps({"apiVersion": handler.API_VERSION, "kind": "AdmissionReview", "request": content})
+    found = handler.answer(handler.TARGETS[handler.path_of(webhook, "v1beta1", kind)], body)
     answer = orjson.loads(found.body)
-    assert answer["apiVersion"] == review.API_VERSION
+    assert answer["apiVersion"] == handler.API_VERSION
     assert answer["kind"] == "AdmissionReview"
     assert answer["response"]["allowed"] is found.allowed
     response: Obj = answer["response"]
@@ -48,14 +48,14 @@ def ask(content: Any, webhook: review.Webhook = "validate", kind: str = "Harvest
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, *errors: Finding, warnings: tuple[Finding, ...] = ()) -> None:
-    monkeypatch.setattr(review, "judge", lambda _: Verdict(errors, warnings))
+    monkeypatch.setattr(handler, "judge", lambda _: Verdict(errors, warnings))
 
 
 def test_paths_are_those_of_the_go_provider() -> None:
     for version in VERSIONS:
         for kind in ("harvestercluster", "harvestermachine"):
-            assert f"/validate-infrastructure-cluster-x-k8s-io-{version}-{kind}" in review.TARGETS
-    assert len(review.TARGETS) == 2 * len(VERSIONS) * len(KINDS)
+            assert f"/validate-infrastructure-cluster-x-k8s-io-{version}-{kind}" in handler.TARGETS
+    assert len(handler.TARGETS) == 2 * len(VERSIONS) * len(KINDS)
 
 
 def test_all_errors_are_told_at_once_as_the_api_server_tells_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,22 +129,22 @@ def test_warnings_come_with_both_verdicts_and_without_control_characters(monkeyp
 
 def test_defaults_are_a_json_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     operations = [{"op": "add", "path": "/spec/cpu", "value": 1}]
-    monkeypatch.setattr(review, "defaults", lambda _: operations)
+    monkeypatch.setattr(handler, "defaults", lambda _: operations)
     response = ask(request(), "mutate")
     assert (response["allowed"], response["patchType"]) == (True, "JSONPatch")
     assert orjson.loads(base64.b64decode(response["patch"])) == operations
-    monkeypatch.setattr(review, "defaults", lambda _: [])
+    monkeypatch.setattr(handler, "defaults", lambda _: [])
     assert ask(request(), "mutate") == {"uid": "0c4f1a52", "allowed": True}
 
 
 def test_the_rules_get_the_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[review.Review] = []
+    seen: list[handler.Review] = []
 
-    def judge(asked: review.Review) -> Verdict:
+    def judge(asked: handler.Review) -> Verdict:
         seen.append(asked)
         return Verdict((), ())
 
-    monkeypatch.setattr(review, "judge", judge)
+    monkeypatch.setattr(handler, "judge", judge)
     ask(request(operation="UPDATE", oldObject={"spec": {"cpu": 1}}, dryRun=True))
     (asked,) = seen
     assert (asked.operation, asked.kind, asked.version, asked.dry_run) == (
@@ -180,8 +180,8 @@ def test_deletions_and_subresources_are_let_through(fields: Obj, monkeypatch: py
         "HarvesterMachine",
     ],
 )
-@pytest.mark.parametrize("webhook", review.WEBHOOKS)
-def test_another_kind_than_that_of_the_path_is_refused(kind: Any, webhook: review.Webhook) -> None:
+@pytest.mark.parametrize("webhook", handler.WEBHOOKS)
+def test_another_kind_than_that_of_the_path_is_refused(kind: Any, webhook: handler.Webhook) -> None:
     response = ask(request() | {"kind": kind}, webhook)
     assert response["allowed"] is False
     assert response["status"]["code"] == 400
@@ -203,13 +203,13 @@ def test_another_kind_than_that_of_the_path_is_refused(kind: Any, webhook: revie
     ],
 )
 def test_what_is_no_review_is_told_why(body: bytes, told: str) -> None:
-    with pytest.raises(review.BadReview, match=re.escape(told)):
-        review.answer(next(iter(review.TARGETS.values())), body)
+    with pytest.raises(handler.BadReview, match=re.escape(told)):
+        handler.answer(next(iter(handler.TARGETS.values())), body)
 
 
 @pytest.mark.parametrize("fields", [{"object": None}, {"object": []}, {"operation": "UPDATE"}, {"operation": 1}])
 def test_what_a_review_must_have_is_told(fields: Obj) -> None:
-    with pytest.raises(review.BadReview, match=r"request\.\w+: Required value"):
+    with pytest.raises(handler.BadReview, match=r"request\.\w+: Required value"):
         ask(request(**fields))
 
 
@@ -299,7 +299,7 @@ def some_object(random: Random, kind: str, version: str) -> Any:
 @settings(max_examples=CASES, deadline=None)
 @given(st.randoms(use_true_random=True))
 def test_any_json_is_answered_or_refused(random: Random) -> None:
-    target = random.choice(list(review.TARGETS.values()))
+    target = random.choice(list(handler.TARGETS.values()))
     content: Any = request(
         target.kind,
         target.version,
@@ -309,10 +309,10 @@ def test_any_json_is_answered_or_refused(random: Random) -> None:
     )
     if random.random() < 0.2:
         content = changed(random, content)
-    body = orjson.dumps({"apiVersion": review.API_VERSION, "kind": "AdmissionReview", "request": content})
+    body = orjson.dumps({"apiVersion": handler.API_VERSION, "kind": "AdmissionReview", "request": content})
     try:
-        found = review.answer(target, body)
-    except review.BadReview:
+        found = handler.answer(target, body)
+    except handler.BadReview:
         return
     response = orjson.loads(found.body)["response"]
     assert response["uid"] == content["uid"]
@@ -329,5 +329,5 @@ def test_any_json_is_answered_or_refused(random: Random) -> None:
 @settings(max_examples=CASES // 4, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused(body: bytes) -> None:
-    with pytest.raises(review.BadReview):
-        review.answer(review.TARGETS[review.path_of("validate", "v1beta1", "HarvesterMachine")], body)
+    with pytest.raises(handler.BadReview):
+        handler.answer(handler.TARGETS[handler.path_of("validate", "v1beta1", "HarvesterMachine")], body)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import corpus
-from tests.integration.reconciler.case import machine_spec
+from tests.support.reconciler.case import machine_spec
+from webhooks.admission import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, judge
 from webhooks.rules.values import quantity
-from webhooks.verdict import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, judge
 
 pytestmark = pytest.mark.unit
 

@@ -13,19 +13,10 @@ from hypothesis import strategies as st
 
 from caphv.api import crds
 from packager.definitions.build import Built, build
-from tests.support import object_schema
-from tests.unit.packager.definitions.support import (
-    RENDERER,
-    built,
-    definition,
-    k3s,
-    kinds,
-    kubeadm,
-    one,
-    variables,
-)
+from tests.support.common import object_schema
+from tests.support.packager.definitions import RENDERER, built, definition, k3s, kinds, kubeadm, one, variables
 from tests.unit.reconciler.test_crds import violations
-from webhooks import together
+from webhooks import crossobject
 
 pytestmark = pytest.mark.unit
 
@@ -76,8 +67,8 @@ def references(value: Any) -> list[Obj]:
 
 def test_the_webhook_accepts_everything(result: Built) -> None:
     objects = [*(obj for group in result.shared.values() for obj in group), *result.objects]
-    assert [str(finding) for obj in objects for finding in together.alone(obj)] == []
-    remarks = [remark.finding for remark in together.together(objects)]
+    assert [str(finding) for obj in objects for finding in crossobject.alone(obj)] == []
+    remarks = [remark.finding for remark in crossobject.together(objects)]
     assert [str(finding) for finding in remarks if finding.rule != "identity-absent"] == []
 
 

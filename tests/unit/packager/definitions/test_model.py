@@ -8,7 +8,7 @@ import pytest
 
 from packager.definitions import rules, validation
 from packager.definitions.model import check
-from tests.unit.packager.definitions.support import built, definition, k3s, kubeadm
+from tests.support.packager.definitions import built, definition, k3s, kubeadm
 
 pytestmark = pytest.mark.unit
 

@@ -1,0 +1,364 @@
+"""From credentials to a client: the process's own (trusted) and those that users write into Secrets (hostile).
+
+A kubeconfig can name programs to run (`exec`, `auth-provider`) and files to read. In the process's own kubeconfig that
+is a feature. In a Secret it would let whoever may write the Secret run commands in the controller, so that reader
+takes inline credentials only and refuses the rest by name.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import ssl
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from cryptography import x509
+from yarl import URL
+
+from caphv.runtime.client import ApiClient, Authorization, Connection
+from caphv.runtime.proxy import environment_proxy
+
+_DEFAULT_NAMESPACE = "caphv-system"
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TOKEN_SECONDS = 60.0
+_MAX_BYTES = 1024 * 1024
+_MAX_DEPTH = 30
+_FILES = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
+_PROGRAMS = {"exec", "auth-provider"}
+_PASSWORDS = {"username", "password"}
+_CONTEXT_TEXTS = ("namespace",)
+_CLUSTER_TEXTS = ("server", "certificate-authority-data", "tls-server-name", "proxy-url")
+_USER_TEXTS = ("token", "client-certificate-data", "client-key-data")
+_SHOWN = 64
+_IMPERSONATION = {"as", "as-uid", "as-groups", "as-user-extra"}
+
+
+class KubeconfigError(ValueError):
+    """A kubeconfig cannot be used; the text names the field and the remedy, never a value that may be secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Inline credentials for one API server. The representation shows the server only."""
+
+    server: str
+    namespace: str = ""
+    ca: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    client_certificate: str = field(default="", repr=False)
+    client_key: str = field(default="", repr=False)
+    tls_server_name: str = ""
+    proxy_url: str = field(default="", repr=False)
+    insecure: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash over server and credentials: equal for two Secrets that say the same, safe to log."""
+        parts = [self.server, self.ca, self.token, self.client_certificate, self.client_key]
+        parts += [self.tls_server_name, self.proxy_url, str(self.insecure)]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def expires(self) -> datetime | None:
+        """When the first of token and client certificate expires; None when neither says.
+
+        Tokens of service accounts and of OpenID Connect say it in their claim `exp`; those of Rancher say nothing.
+        """
+        moments = (_token_expires(self.token), _certificate_expires(self.client_certificate))
+        return min((moment for moment in moments if moment), default=None)
+
+    def connection(self) -> Connection:
+        """How a client reaches the server with these credentials. Raises `KubeconfigError`."""
+        try:
+            tls = ssl.create_default_context(cadata=self.ca or None)
+            if self.insecure:
+                tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+            # Certificates that users make by hand often lack extensions that OpenSSL's strict mode wants.
+            tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            if self.client_certificate:
+                self._load_certificate(tls)
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise KubeconfigError(f"certificate data of {self.server} cannot be used: {type(error).__name__}") from None
+        return Connection(self.server, tls, _always(self.token), self.proxy_url or None, self.tls_server_name or None)
+
+    def client(self, **options: Any) -> ApiClient:
+        """A client with these credentials; `options` are those of `ApiClient`. Raises `KubeconfigError`."""
+        return ApiClient(self.connection(), **options)
+
+    def _load_certificate(self, tls: ssl.SSLContext) -> None:
+        # OpenSSL reads keys from files only.
+        with tempfile.TemporaryDirectory(prefix="caphv-") as folder:  # mode 0700
+            certificate, key = Path(folder, "crt"), Path(folder, "key")
+            certificate.write_text(self.client_certificate)
+            key.write_text(self.client_key)
+            tls.load_cert_chain(certificate, key)
+
+
+def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Access:
+    """Read a kubeconfig from an untrusted source. Raises `KubeconfigError` that names all that is wrong with it.
+
+    `current-context` is required (contract: identity Secret). Programs, files, passwords, impersonation, plain HTTP
+    and `insecure-skip-tls-verify` (unless allowed) are refused. Without a proxy in it, that of the environment counts.
+    """
+    config = _mapping(_load(raw), "kubeconfig")
+    if not config.get("current-context"):
+        raise KubeconfigError(
+            "current-context: required; name the context to use, for example with `kubectl config use-context`"
+        )
+    context, in_context = _entry(config, "context", config["current-context"])
+    cluster, in_cluster = _entry(config, "cluster", context.get("cluster"))
+    user, in_user = _entry(config, "user", context.get("user"))
+    problems = [*_not_text(context, in_context, _CONTEXT_TEXTS)]
+    problems += [*_not_text(cluster, in_cluster, _CLUSTER_TEXTS), *_not_text(user, in_user, _USER_TEXTS)]
+    if not problems:
+        problems += [*_cluster_problems(cluster, in_cluster, allow_insecure), *_user_problems(user, in_user)]
+    if problems:
+        raise KubeconfigError("; ".join(problems))
+    return Access(
+        server=cluster["server"].rstrip("/"),
+        namespace=context.get("namespace") or "",
+        ca=_decode(cluster, "certificate-authority-data"),
+        token=(user.get("token") or "").strip(),
+        client_certificate=_decode(user, "client-certificate-data"),
+        client_key=_decode(user, "client-key-data"),
+        tls_server_name=cluster.get("tls-server-name") or "",
+        proxy_url=cluster.get("proxy-url") or environment_proxy(cluster["server"]),
+        insecure=bool(cluster.get("insecure-skip-tls-verify")),
+    )
+
+
+async def own_configuration(kubeconfig: str = "", context: str = "") -> Connection:
+    """How this process reaches its server: by the named kubeconfig, else the Pod's service account, else `KUBECONFIG`.
+
+    A context names one of a kubeconfig, in place of its current one. Raises `KubeconfigError` when none of them is
+    there or can be read.
+    """
+    where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    in_cluster = not kubeconfig and not context and bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+    try:
+        if in_cluster:
+            return _in_cluster()
+        if not any(file.exists() for file in _files(where)):
+            raise KubeconfigError("there is no such file; name one with --kubeconfig or in KUBECONFIG")
+        if not context:
+            with contextlib.suppress(KubeconfigError, OSError):
+                return _inline(where)
+        # Imported here: the `kubernetes` package takes 20 MiB, and what runs in a cluster does not need it.
+        from caphv.runtime.user_kubeconfig import connection  # noqa: PLC0415
+
+        return await connection(kubeconfig, context)
+    except Exception as error:
+        if in_cluster:
+            raise KubeconfigError(f"cannot use the Pod's service account: {type(error).__name__}: {error}") from None
+        known = str(error) if isinstance(error, KubeconfigError) else _mistake(where, context)
+        raise KubeconfigError(
+            f"cannot read the kubeconfig {where}: {known or f'{type(error).__name__}: {error}'}"
+        ) from None
+
+
+def own_namespace() -> str:
+    """Return the namespace of the Pod that this process runs in; `caphv-system` outside of a cluster."""
+    if os.environ.get("POD_NAMESPACE"):
+        return os.environ["POD_NAMESPACE"]
+    try:
+        return (_SERVICE_ACCOUNT / "namespace").read_text().strip() or _DEFAULT_NAMESPACE
+    except OSError:
+        return _DEFAULT_NAMESPACE
+
+
+def _files(where: str) -> list[Path]:
+    """Files of a kubeconfig, or of several as `KUBECONFIG` has them."""
+    return [Path(name).expanduser() for name in where.split(os.pathsep) if name]
+
+
+def _mistake(where: str, context: str) -> str:
+    """Say what a person has done wrong with a kubeconfig that could not be read; empty when nobody knows."""
+    files = _files(where)
+    if len(files) != 1:
+        return ""
+    try:
+        config = _mapping(_load(files[0].read_bytes()), "kubeconfig")
+    except KubeconfigError as error:
+        return str(error)
+    except OSError as error:
+        return str(error.strerror)
+    contexts = config.get("contexts")
+    known = [str(entry.get("name")) for entry in contexts or () if isinstance(entry, Mapping)]
+    wanted = context or config.get("current-context")
+    if not wanted:
+        return "it has no current-context; set one with `kubectl config use-context`, or name one with --context"
+    return "" if wanted in known else f"it has no context {wanted!r}; there are: {', '.join(known) or 'none'}"
+
+
+def _inline(kubeconfig: str) -> Connection:
+    return parse_kubeconfig(Path(kubeconfig).expanduser().read_bytes()).connection()
+
+
+def _always(token: str) -> Authorization:
+    async def authorization() -> str:
+        return f"Bearer {token}" if token else ""
+
+    return authorization
+
+
+def _in_cluster() -> Connection:
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    access = Access(server=server, ca=(_SERVICE_ACCOUNT / "ca.crt").read_text())
+    token = _ServiceAccountToken(_SERVICE_ACCOUNT / "token")
+    return dataclasses.replace(access.connection(), authorization=token.authorization)
+
+
+class _ServiceAccountToken:
+    """The kubelet renews the file long before the token expires."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._read_at = -math.inf
+        self._token = ""
+
+    async def authorization(self) -> str:
+        if time.monotonic() - self._read_at > _TOKEN_SECONDS:
+            self._token, self._read_at = self._file.read_text().strip(), time.monotonic()
+        return f"Bearer {self._token}"
+
+
+def _token_expires(token: str) -> datetime | None:
+    # The server judges the token; here nothing is trusted, so nothing is verified.
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        return datetime.fromtimestamp(float(claims["exp"]), UTC)
+    except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
+        return None
+
+
+def _certificate_expires(pem: str) -> datetime | None:
+    try:
+        return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
+    except (ValueError, x509.InvalidVersion):
+        return None
+
+
+def _load(raw: bytes | str) -> Any:
+    if len(raw) > _MAX_BYTES:
+        raise KubeconfigError("kubeconfig: larger than 1 MiB")
+    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _refuse_bombs(yaml.parse(text, loader))
+        return yaml.load(text, loader)  # noqa: S506 - both are safe loaders
+    except KubeconfigError:
+        raise
+    except Exception:
+        # Values of a wrong form make the constructors raise all kinds of errors; their messages quote the text, which
+        # holds credentials.
+        raise KubeconfigError("kubeconfig: is not valid YAML") from None
+
+
+def _refuse_bombs(events: Iterable[yaml.Event]) -> None:
+    # A kubeconfig needs neither; aliases make little text a lot of data, and deep nesting costs many seconds.
+    depth = 0
+    for event in events:
+        if getattr(event, "anchor", None):
+            raise KubeconfigError("kubeconfig: YAML anchors and aliases are not accepted")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise KubeconfigError(f"kubeconfig: nested more than {_MAX_DEPTH} levels deep")
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise KubeconfigError(f"{where}: must be a mapping")
+    return value
+
+
+def _entry(config: Mapping[str, Any], kind: str, name: Any) -> tuple[Mapping[str, Any], str]:
+    """Find a named entry; answers it and its place for messages."""
+    if not isinstance(name, str):
+        raise KubeconfigError(f"{kind}s: the current context must name one of them as text")
+    entries = config.get(f"{kind}s")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, Mapping) and entry.get("name") == name:
+            where = f"{kind}s[{ascii(name[:_SHOWN])[1:-1]}].{kind}"
+            return _mapping(entry.get(kind), where), where
+    raise KubeconfigError(f"{kind}s: has no entry named {name[:_SHOWN]!a}, which the current context uses")
+
+
+def _not_text(section: Mapping[str, Any], where: str, fields: Iterable[str]) -> Iterator[str]:
+    for name in fields:
+        value = section.get(name) or ""
+        lines_allowed = name.endswith("-data")  # wrapped base64
+        if not isinstance(value, str) or not (lines_allowed or (value.isascii() and value.strip().isprintable())):
+            yield f"{where}.{name}: must be plain text on one line, in quotes"
+
+
+def _is_url(value: str | None, schemes: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(value or "")
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and bool(URL(value or "").host)
+    except ValueError:  # brackets or a port that are none
+        return False
+
+
+def _cluster_problems(cluster: Mapping[str, Any], where: str, allow_insecure: bool) -> Iterator[str]:
+    server = cluster.get("server")
+    if not _is_url(server, ("https",)) or set(str(server)) & set("@?#"):
+        yield f"{where}.server: must be an https:// URL without user, password, query and fragment"
+    if cluster.get("insecure-skip-tls-verify") and not allow_insecure:
+        yield f"{where}.insecure-skip-tls-verify: refused; give certificate-authority-data instead"
+    if cluster.get("proxy-url") and not _is_url(cluster["proxy-url"], ("http", "https")):
+        yield f"{where}.proxy-url: must be an http:// or https:// URL"
+    yield from _inline_only(cluster, where)
+
+
+def _user_problems(user: Mapping[str, Any], where: str) -> Iterator[str]:
+    yield from _inline_only(user, where)
+    for name in sorted(_PASSWORDS & user.keys()):
+        yield f"{where}.{name}: API servers no longer take passwords; use a token or a client certificate"
+    for name in sorted(_IMPERSONATION & user.keys()):
+        yield f"{where}.{name}: impersonation is not supported; give the identity its own credentials"
+    if bool(user.get("client-certificate-data")) != bool(user.get("client-key-data")):
+        yield f"{where}: client-certificate-data and client-key-data belong together"
+    if (
+        not (user.get("token") or "").strip()
+        and not user.get("client-certificate-data")
+        and not _PROGRAMS & user.keys()
+    ):
+        yield f"{where}: has no credentials; give token, or client-certificate-data and client-key-data"
+
+
+def _inline_only(section: Mapping[str, Any], where: str) -> Iterator[str]:
+    for name in sorted(_PROGRAMS & section.keys()):
+        yield f"{where}.{name}: refused, it would run a program in the controller; use a token or a client certificate"
+    for name in sorted(_FILES & section.keys()):
+        hint = "token" if name == "tokenFile" else f"{name}-data"
+        yield f"{where}.{name}: refused, it names a file; put the content into {hint} (`kubectl config view --flatten`)"
+
+
+def _decode(section: Mapping[str, Any], name: str) -> str:
+    try:
+        # kubectl takes wrapped base64, too
+        text = base64.b64decode("".join((section.get(name) or "").split()), validate=True).decode("ascii")
+    except ValueError:
+        text = "?"
+    if text and "-----BEGIN" not in text:
+        raise KubeconfigError(f"{name}: is not base64 of PEM text")
+    if "ENCRYPTED" in text:
+        # OpenSSL would ask for the pass phrase on the terminal, and everything would wait.
+        raise KubeconfigError(f"{name}: is encrypted; give the key without a pass phrase")
+    return text

@@ -1,0 +1,31 @@
+"""A person's kubeconfig, which may name files and programs, several files at once, and servers without TLS.
+
+Apart from `caphv.runtime.kubeconfig` because of what it imports.
+"""
+
+from __future__ import annotations
+
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+from kubernetes.aio.config import kube_config
+
+from caphv.runtime.client import Connection
+from caphv.runtime.proxy import environment_proxy
+
+
+async def connection(kubeconfig: str = "", context: str = "") -> Connection:
+    """Read a file, else what `KUBECONFIG` names; a context names one in it, in place of its current one.
+
+    Credentials are refreshed as the kubeconfig says. Raises what the package does.
+    """
+    configuration = Configuration()
+    await kube_config.load_kube_config(kubeconfig or None, context or None, configuration)
+
+    async def authorization() -> str:
+        token = await configuration.get_api_key_with_prefix("BearerToken") or ""
+        return token if " " in token or not token else f"Bearer {token}"
+
+    tls = RESTClientObject(configuration).ssl_context
+    server = configuration.host.rstrip("/")
+    proxy = configuration.proxy or environment_proxy(server) or None
+    return Connection(server, tls, authorization, proxy, configuration.tls_server_name)

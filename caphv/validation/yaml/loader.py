@@ -1,0 +1,142 @@
+"""Finds the files that are meant and reads them, bounded: what cannot be read is told and never stops the rest."""
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from caphv.validation.yaml.documents import LINE_BREAK, decoded, documents
+from caphv.validation.yaml.tree import Document
+from caphv.validation.yaml.yaml_rules import Problem
+
+SUFFIXES = (".yaml", ".yml", ".json")
+STDIN = "-"
+LARGEST_FILE = 16 * 1024 * 1024
+# Settings of Kustomize, which are no objects and need no kind.
+_KUSTOMIZATIONS = frozenset({"kustomization.yaml", "kustomization.yml"})
+_SECRET = re.compile(r"""["']?kind["']?\s*:\s*["']?Secret\b""")
+
+
+class Unreadable(Exception):
+    """A file or folder cannot be read; the message names it and says why."""
+
+
+@dataclass(slots=True)
+class Source:
+    """One file with its documents; `problems` are of documents that cannot be read.
+
+    `named` tells a file that was asked for from one that was found in a folder.
+    """
+
+    name: str
+    named: bool
+    documents: list[Document] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    _secret: list[range] = field(default_factory=list)
+
+    def excerpt(self, line: int) -> str:
+        """The text of a line, counted from 1; empty when its document holds a Secret, which is not to be shown."""
+        if any(line in part for part in self._secret) or not 1 <= line <= len(self.lines):
+            return ""
+        return self.lines[line - 1]
+
+
+def files(paths: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Yield file names of files and, sorted, of all YAML and JSON files below folders; True for those named as such.
+
+    Hidden files and folders are left out.
+
+    Raises:
+        Unreadable: there is no such file or folder, or a folder holds none of these files.
+    """
+    for path in paths:
+        found = [(path, True)] if path == STDIN or not os.path.isdir(path) else [(name, False) for name in _below(path)]
+        if not found:
+            msg = f"{path}: no file ends in {', '.join(SUFFIXES)}"
+            raise Unreadable(msg)
+        yield from found
+
+
+def _below(folder: str) -> list[str]:
+    found = []
+
+    def refuse(error: OSError) -> None:
+        raise Unreadable(f"{error.filename}: {error.strerror}") from error
+
+    for directory, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        chosen = (name for name in names if name.endswith(SUFFIXES) and not name.startswith("."))
+        found += [os.path.join(directory, name) for name in sorted(chosen) if name not in _KUSTOMIZATIONS]
+    return found
+
+
+def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
+    """Read one file, `-` for the stream, and parse it.
+
+    Raises:
+        Unreadable: the file is absent, forbidden, or larger than `LARGEST_FILE`.
+    """
+    try:
+        if name == STDIN:
+            data = stdin.read(LARGEST_FILE + 1)
+        else:
+            with Path(name).open("rb") as file:
+                data = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        msg = f"{name}: {error.strerror}"
+        raise Unreadable(msg) from error
+    if len(data) > LARGEST_FILE:
+        msg = f"{name}: larger than {LARGEST_FILE // 1024**2} MiB: split it"
+        raise Unreadable(msg)
+    return parsed("<stdin>" if name == STDIN else name, data, named=named)
+
+
+def read_all(paths: Iterable[str], stdin: BinaryIO) -> tuple[list[Source], list[str]]:
+    """Read all files that the paths name, each once; answers them, and why files and folders cannot be read."""
+    sources: list[Source] = []
+    unreadable: list[str] = []
+    for name, named in _each_once(paths, unreadable):
+        try:
+            sources.append(read(name, stdin, named=named))
+        except Unreadable as error:
+            unreadable.append(str(error))
+    return sources, unreadable
+
+
+def _each_once(paths: Iterable[str], unreadable: list[str]) -> Iterator[tuple[str, bool]]:
+    """Yield what `files` does, no file twice; why a path has none is added to `unreadable`."""
+    seen: set[str] = set()
+    for path in paths:
+        try:
+            for name, named in files([path]):
+                same = os.path.realpath(name) if name != STDIN else name
+                if same not in seen:
+                    seen.add(same)
+                    yield name, named
+        except Unreadable as error:
+            unreadable.append(str(error))
+
+
+def parsed(name: str, data: bytes, *, named: bool = True) -> Source:
+    """Return a file's content with its documents, and the problems of what cannot be read of it."""
+    text, problems = decoded(data)
+    source = Source(name, named, problems=problems, lines=LINE_BREAK.split(text))
+    source._secret = list(_secret_parts(source.lines))
+    for document in documents(text):
+        if isinstance(document, Problem):
+            source.problems.append(document)
+        else:
+            source.documents.append(document)
+    return source
+
+
+def _secret_parts(lines: list[str]) -> Iterator[range]:
+    """Lines, counted from 1, of the documents that hold a Secret, whether or not they can be parsed."""
+    borders = [0, *(index for index, line in enumerate(lines) if line.startswith("---")), len(lines)]
+    for start, end in itertools.pairwise(borders):
+        if any(_SECRET.search(line) for line in lines[start:end]):
+            yield range(start + 1, end + 1)

@@ -1,0 +1,100 @@
+"""What several commands have in common: options, messages for what can go wrong, and progress."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from sandbox.environment import Sandbox, Settings
+    from sandbox.processes.gobuild import Report
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def which_sandbox(command: _Command) -> _Command:
+    """Add the options that tell which sandbox is meant: `name` and `folder`."""
+    command = click.option(
+        "--dir", "folder", type=click.Path(path_type=Path), help="Folder of the sandbox, in place of a name."
+    )(command)
+    return click.option(
+        "--name",
+        metavar="NAME",
+        help="Which sandbox, when there are several.  [default: default]",
+        callback=_check_name,
+    )(command)
+
+
+def _check_name(_ctx: click.Context, _option: click.Parameter, name: str | None) -> str | None:
+    if name is not None and not (name.replace("-", "").isalnum() and name.isascii() and name[0].isalnum()):
+        raise click.BadParameter(f"{name!r} is not made of letters, digits and dashes; it becomes the name of a folder")
+    return name
+
+
+def named_sandbox(name: str | None, folder: Path | None, settings: "Settings | None" = None) -> "Sandbox":
+    """The sandbox that the options of `which_sandbox` mean, whether or not it is there."""
+    from sandbox.environment import Sandbox, default_folder
+
+    if name and folder:
+        raise click.UsageError("--name and --dir both say which sandbox: give one of them")
+    return Sandbox(folder or default_folder(name or "default"), settings)
+
+
+def running_sandbox(name: str | None, folder: Path | None) -> "Sandbox":
+    """The sandbox of that name or folder; it is there, though perhaps not as a whole."""
+    box = named_sandbox(name, folder)
+    if box.status()["status"] == "absent":
+        which = f" --dir {folder}" if folder else f" --name {name}" if name else ""
+        raise click.ClickException(f"no sandbox in {box.folder}: start it with `caphv sandbox up{which}`")
+    return box
+
+
+@contextlib.contextmanager
+def failures() -> Iterator[None]:
+    """Turn what can go wrong into a message and exit status 1."""
+    from caphv.runtime.errors import ApiError, Unreachable
+    from sandbox.environment import SandboxError
+    from sandbox.processes.children import ProcessError
+    from sandbox.processes.gobuild import BuildError
+    from sandbox.processes.network import NoNetworkError
+
+    try:
+        yield
+    except (ApiError, BuildError, NoNetworkError, OSError, ProcessError, SandboxError, Unreachable) as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextlib.contextmanager
+def build_report() -> Iterator["Report"]:
+    """Show the progress of builds: bars on a terminal, a line now and then elsewhere."""
+    from sandbox.processes import binaries
+
+    if not sys.stderr.isatty():
+        yield binaries.plain_report(_print_build)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(name: str, step: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bars.add_task(name, total=None)
+            bars.update(tasks[name], description=f"{name}: {step}", completed=done, total=total or None)
+
+        yield report
+
+
+def _print_build(name: str, step: str, done: int, total: int) -> None:
+    counted = f", {done} of {total} packages" if total else f", {done} so far" if done else ""
+    click.echo(f"{name}: {step}{counted}", err=True)
+
+
+def print_part(part: str, seconds: float) -> None:
+    """Print a line for a part of a sandbox that is up."""
+    click.echo(f"  {part:<22} {seconds:5.1f} s")

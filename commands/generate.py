@@ -1,0 +1,291 @@
+"""`caphv generate`: all objects of a cluster from flags, answers or a definition, printed, written or applied."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.main import CONTEXT_SETTINGS
+from packager.definitions.flags import FLAGS, Flag
+
+if TYPE_CHECKING:
+    from caphv.validation.finding import Finding
+    from caphv.validation.yaml.tree import Document
+    from packager.apply import Applier, Refused
+    from packager.definitions.build import Built
+
+Obj = dict[str, Any]
+DONE, INVALID, UNREADABLE = 0, 1, 2
+
+
+def _completed(choices: Sequence[str], _ctx: click.Context, _option: click.Parameter, begun: str) -> list[str]:
+    return [choice for choice in choices if choice.startswith(begun)]
+
+
+def _flags_of_clusters(command: Any) -> Any:
+    for flag in reversed(FLAGS):
+        complete = partial(_completed, flag.choices)
+        option = click.option(
+            flag.name, flag.parameter, default="", metavar="TEXT", help=flag.help, shell_complete=complete
+        )
+        command = option(command)
+    return command
+
+
+@click.command(
+    context_settings=CONTEXT_SETTINGS,
+    epilog="""\b
+Examples:
+  caphv generate --interactive
+  caphv generate --name production --image default/sles-15-sp7 --ssh-keypair default/admin \\
+    --network default/production --ip-pool machines --gateway 172.16.0.1 --subnet-mask 255.255.0.0 \\
+    --harvester-kubeconfig harvester.yaml --apply
+  caphv generate --definition production.yaml --to manifests/   without the Secret, for a repository
+  caphv generate --interactive -o definition > production.yaml  the definition only
+
+\b
+Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 something cannot be read, or wrong usage.
+""",
+)
+@_flags_of_clusters
+@click.option(
+    "--individual-objects",
+    is_flag=True,
+    help="Make control plane, templates and pools one by one, without ClusterClass.",
+)
+@click.option(
+    "--rancher-auto-import/--no-rancher-auto-import", default=None, help="Let Rancher import it.  [default: it does]"
+)
+@click.option(
+    "--harvester-kubeconfig",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Kubeconfig for Harvester, for the identity Secret; without it the Secret has to be there.",
+)
+@click.option(
+    "--definition",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="File with a ClusterDefinition, - for standard input; flags win over it.",
+)
+@click.option("--interactive", is_flag=True, help="Ask for what no flag says.")
+@click.option("--apply", "applied", is_flag=True, help="Apply to the management cluster by server side apply.")
+@click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
+@click.option("--context", default="", help="Context of that kubeconfig.")
+@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Write files into this folder.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["yaml", "json", "definition"]),
+    default="yaml",
+    show_default=True,
+    help="Objects, or the ClusterDefinition that they are made of.",
+)
+def generate(**options: Any) -> None:
+    """Make all objects of a cluster: from flags, from answers, or from a ClusterDefinition.
+
+    They are printed, unless they are written with --to or applied with --apply. Everything that is wrong is told at
+    once. The Secret with Harvester's kubeconfig is printed and applied only where --harvester-kubeconfig names it, and
+    never written by --to: that is for repositories.
+    """
+    given = {flag.name: options[flag.parameter] for flag in FLAGS}
+    if options["interactive"]:
+        given |= _answers(given, options)
+    problems: list[str] = []
+    identity = _identity(options["harvester_kubeconfig"], problems)
+    document = _read(options["definition"]) if options["definition"] else None
+    wanted = _wanted(given, document, options)
+    found = _built(wanted)
+    problems += [_line(finding, given, document) for finding in found.findings if not finding.advice]
+    for finding in found.findings:
+        if finding.advice:
+            click.echo(f"warning: {_line(finding, given, document)}", err=True)
+    for problem in problems:
+        click.echo(f"error: {problem}", err=True)
+    if problems:
+        sys.exit(INVALID)
+    secret = _secret(found, identity)
+    if options["to"]:
+        _write(options["to"], wanted, found, options["output"])
+    if options["applied"]:
+        _apply(wanted, found, secret, options)
+    elif not options["to"]:
+        click.echo(_printed(wanted, found, secret, options["output"]), nl=False)
+
+
+def _answers(given: Mapping[str, str], options: dict[str, Any]) -> dict[str, str]:
+    """Ask for what was not given, on standard error, so that what is printed can be piped."""
+    answers: dict[str, str] = {}
+    for flag in FLAGS:
+        if not flag.ask or given[flag.name]:
+            continue
+        default = flag.default
+        if flag.name == "--namespace":
+            default = answers.get("--name") or given["--name"]
+        answers[flag.name] = click.prompt(
+            flag.ask, default=default, show_default=bool(default), value_proc=partial(_judged, flag), err=True
+        )
+    if not options["harvester_kubeconfig"]:
+        path = click.prompt(
+            "Kubeconfig for Harvester (empty when the Secret is there)", "", show_default=False, err=True
+        )
+        options["harvester_kubeconfig"] = Path(path).expanduser() if path else None
+    if not options["applied"] and not options["to"] and options["output"] == "yaml":
+        options["applied"] = click.confirm("Apply to the management cluster", default=False, err=True)
+    return answers
+
+
+def _judged(flag: Flag, answer: str) -> str:
+    """Return an answer, or have it asked for again: at the end all other answers would be lost."""
+    from packager.definitions.flags import fault_of
+
+    text = answer.strip()
+    if text and (fault := fault_of(flag, text)):
+        raise click.UsageError(fault)
+    return text
+
+
+def _wanted(given: Mapping[str, str], document: Document | None, options: dict[str, Any]) -> Obj:
+    from packager.addons.merge import merged
+    from packager.definitions.flags import definition
+
+    wanted = definition(given, document.value if document else None)
+    spec: Obj = {"individualObjects": True} if options["individual_objects"] else {}
+    if options["rancher_auto_import"] is not None:
+        spec["rancherAutoImport"] = options["rancher_auto_import"]
+    return merged(wanted, {"spec": spec}) if spec else wanted
+
+
+def _read(file: str) -> Document:
+    from caphv.validation.yaml.loader import Unreadable, read
+    from commands.options.clusters import CouldNotRead
+
+    try:
+        source = read(file, sys.stdin.buffer)
+    except Unreadable as error:
+        raise CouldNotRead(str(error)) from None
+    problems = [*source.problems, *(one for document in source.documents for one in document.problems)]
+    if problems:
+        raise CouldNotRead("; ".join(f"{source.name}:{one.position.line}: {one.message}" for one in problems))
+    if len(source.documents) != 1 or not isinstance(source.documents[0].value, dict):
+        raise CouldNotRead(f"{source.name}: must hold one ClusterDefinition")
+    return source.documents[0]
+
+
+def _identity(file: Path | None, problems: list[str]) -> str:
+    """Return the kubeconfig for Harvester, or tell what is wrong with it: nothing in it is run or followed."""
+    from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
+    from commands.options.clusters import CouldNotRead
+
+    if file is None:
+        return ""
+    try:
+        content = file.expanduser().read_bytes()
+        parse_kubeconfig(content).connection()
+    except OSError as error:
+        raise CouldNotRead(f"--harvester-kubeconfig {file}: {error.strerror}") from None
+    except KubeconfigError as error:
+        problems.append(f"--harvester-kubeconfig {file}: {error}")
+        return ""
+    return content.decode()
+
+
+def _built(wanted: Obj, first_files: Sequence[Obj] | None = None) -> Built:
+    from packager.definitions.build import build
+    from packager.rendering.renderer import Renderer
+
+    return build(wanted, Renderer(), {}, first_files)
+
+
+def _line(finding: Finding, given: Mapping[str, str], document: Document | None) -> str:
+    """Return a finding behind the flag that it is about, or the line of the definition."""
+    from packager.definitions.flags import flag_of
+
+    flag = flag_of(finding, given)
+    if document and not given.get(flag):
+        return f"line {document.position(finding.path).line}: {finding}"
+    return f"{flag}: {finding}" if flag else str(finding)
+
+
+def _secret(found: Built, identity: str) -> list[Obj]:
+    from reconciler.harvester.accounts import identity_secret
+
+    if not identity or found.definition is None:
+        return []
+    return [identity_secret(found.definition.identity_secret, found.definition.key.namespace, identity)]
+
+
+def _printed(wanted: Obj, found: Built, secret: list[Obj], output: str) -> str:
+    from packager.rendering import yaml
+
+    if output == "definition":
+        return yaml.dump(wanted)
+    shared = [obj for group in found.shared.values() for obj in group]
+    objects = [*shared[:1], *secret, *shared[1:], *found.objects]
+    if output == "json":
+        import json
+
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2) + "\n"
+    return yaml.dump_all(objects)
+
+
+def _write(folder: Path, wanted: Obj, found: Built, output: str) -> None:
+    from commands.options.clusters import CouldNotRead
+    from packager.definitions.files import files_of
+    from packager.rendering import yaml
+
+    name = f"{wanted['metadata']['name']}.yaml"
+    files = {name: yaml.dump(wanted).encode()} if output == "definition" else files_of(found)
+    try:
+        for path, content in files.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            click.echo(f"wrote {target}", err=True)
+    except OSError as error:
+        raise CouldNotRead(f"{error.filename}: {error.strerror}") from None
+
+
+def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]) -> None:
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.errors import ApiError, Unreachable
+    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
+    from commands.options.clusters import CouldNotRead
+    from packager.apply import Applier, described
+
+    async def run() -> tuple[list[Obj], list[Refused]]:
+        client = ApiClient(await own_configuration(options["kubeconfig"], options["context"]), name="management")
+        try:
+            return await _applied(Applier(client), wanted, found, secret)
+        finally:
+            await client.close()
+
+    try:
+        objects, refused = asyncio.run(run())
+    except (KubeconfigError, ApiError, Unreachable) as error:
+        raise CouldNotRead(f"the management cluster cannot be reached: {error}") from None
+    bad = [one.obj for one in refused]
+    for obj in objects:
+        if obj not in bad:
+            click.echo(f"applied {described(obj)}")
+    for one in refused:
+        click.echo(f"error: {one}", err=True)
+    if refused:
+        sys.exit(INVALID)
+
+
+async def _applied(applier: Applier, wanted: Obj, found: Built, secret: list[Obj]) -> tuple[list[Obj], list[Refused]]:
+    from packager.definitions.nodeconfig import first_files
+
+    there = [obj for planned in found.objects if (obj := await applier.read(planned)) is not None]
+    # Nodes of a running cluster have started with files of their own; others would replace the control plane.
+    files = first_files(there)
+    if files is not None:
+        found = _built(wanted, files)
+    missing = await applier.missing(found.shared.values())
+    objects = [*missing[:1], *secret, *missing[1:], *found.objects]
+    return objects, await applier.apply(objects)

@@ -1,0 +1,116 @@
+"""`caphv identity`: an account for the provider on Harvester, and the Secret by which HarvesterClusters name it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from reconciler.harvester.accounts import Account
+
+
+def _check_names(_ctx: click.Context, _option: click.Parameter, value: Any) -> Any:
+    for name in (value,) if isinstance(value, str) else value:
+        if not (name.isascii() and name.replace("-", "").isalnum() and name == name.lower()):
+            raise click.BadParameter(f"{name!r} is not made of lower case letters, digits and dashes")
+    return value
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  caphv identity create --harvester-kubeconfig harvester.yaml --dry-run
+  caphv identity create --harvester-kubeconfig harvester.yaml --target-namespace team-a | kubectl apply -f -
+"""
+)
+def identity() -> None:
+    """Accounts for the provider on Harvester."""
+
+
+@identity.command(
+    short_help="Make an account on Harvester, and its identity Secret.",
+    context_settings={"show_default": True},
+    epilog="""\b
+Examples:
+  caphv identity create --harvester-kubeconfig harvester.yaml --dry-run
+  caphv identity create --harvester-kubeconfig harvester.yaml --secret-namespace team-a | kubectl apply -f -
+  caphv identity create --harvester-kubeconfig harvester.yaml --target-namespace team-a -o kubeconfig --file team-a.yaml
+""",
+)
+@click.option(
+    "--harvester-kubeconfig",
+    type=click.Path(exists=True, dir_okay=False),
+    required=True,
+    help="Kubeconfig of an administrator of Harvester.",
+)
+@click.option("--name", default="caphv", callback=_check_names, help="Name of the ServiceAccount on Harvester.")
+@click.option("--namespace", default="caphv-system", callback=_check_names, help="Its namespace on Harvester.")
+@click.option(
+    "--target-namespace",
+    "targets",
+    multiple=True,
+    callback=_check_names,
+    help="Namespace for VMs; give it for each. Without it the account may work in all, and make new ones.",
+)
+@click.option(
+    "--server",
+    default="",
+    show_default=False,
+    help="URL of Harvester's API server for the identity.  [default: from the kubeconfig, Rancher's proxy left out]",
+)
+@click.option("--secret-name", default="harvester-identity", callback=_check_names, help="Name of the identity Secret.")
+@click.option(
+    "--secret-namespace", default="default", callback=_check_names, help="Its namespace, beside the clusters."
+)
+@click.option("-o", "--output", type=click.Choice(["secret", "kubeconfig"]), default="secret", help="What to write.")
+@click.option("--file", "file", type=click.Path(path_type=Path), help="Where to write it, readable by you alone.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be applied on Harvester.")
+def create(**options: Any) -> None:
+    """Make an account on Harvester with the rights that the provider needs, and write its identity Secret.
+
+    What is written holds a token without an end: whoever has it can do on Harvester what the account can.
+    """
+    import yaml
+
+    from reconciler.harvester import accounts
+
+    account = accounts.Account(options["name"], options["namespace"], options["targets"])
+    if options["dry_run"]:
+        click.echo(yaml.safe_dump_all(accounts.objects(account), sort_keys=False), nl=False)
+        return
+    content = asyncio.run(_create(account, options["harvester_kubeconfig"], options["server"]))
+    if options["output"] == "secret":
+        secret = accounts.identity_secret(options["secret_name"], options["secret_namespace"], content)
+        content = yaml.safe_dump(secret, sort_keys=False)
+    _write(content, options["file"])
+
+
+async def _create(account: Account, kubeconfig: str, server: str) -> str:
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.errors import ApiError, Unreachable
+    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
+    from reconciler.harvester import accounts
+
+    try:
+        client = ApiClient(await own_configuration(kubeconfig), name="harvester")
+        try:
+            return await accounts.create(client, account, server or accounts.api_server(client.server))
+        finally:
+            await client.close()
+    except (KubeconfigError, ApiError, Unreachable, accounts.AccountError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _write(content: str, file: Path | None) -> None:
+    if file is None:
+        click.echo(content, nl=False)
+        return
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
+        # An older file keeps its mode when it is opened.
+        os.fchmod(target.fileno(), 0o600)
+        target.write(content)
+    click.echo(f"wrote {file}")

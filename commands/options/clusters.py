@@ -1,0 +1,135 @@
+"""Options that say which clusters a command is about, how they are read, and progress while it takes long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from packager.addons.settings import ClusterFacts
+    from packager.inputs import Input
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+Step = Callable[[str], None]
+"""Says what goes on now."""
+
+_PATIENCE = 5.0
+
+
+class CouldNotRead(click.ClickException):
+    """Input, server or repository cannot be read: exit status 2."""
+
+    exit_code = 2
+
+
+def which_clusters(command: _Command) -> _Command:
+    """Add the options that say where clusters are read from, and which of them are meant."""
+    for add in (
+        click.option(
+            "-l", "--selector", default="", metavar="LABELS", help="Only clusters with these labels, a=b,c!=d."
+        ),
+        click.option("-n", "--namespace", default="", help="Only clusters of this namespace.  [default: all]"),
+        click.option("--context", default="", help="Context of the kubeconfig."),
+        click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster."),
+        click.argument("paths", metavar="[FILE|FOLDER|-]...", nargs=-1, type=click.Path(allow_dash=True)),
+    ):
+        command = add(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Given:
+    """Clusters that were read; `selected` tells that labels chose them, so there may be more."""
+
+    input: Input
+    namespace: str
+    selected: bool
+
+    @property
+    def clusters(self) -> tuple[ClusterFacts, ...]:
+        """Facts of the clusters, by namespace and name."""
+        return self.input.clusters
+
+
+def read_clusters(flags: dict[str, Any], step: Step) -> Given:
+    """Read the clusters that the options of `which_clusters` mean: of files, else of the management cluster.
+
+    Raises CouldNotRead where the management cluster does not answer; what is wrong with files is in the result.
+    """
+    from packager.addons.gather import labels_of_cluster
+    from packager.inputs import read_files
+
+    paths, namespace = flags["paths"], flags["namespace"]
+    if paths and (flags["kubeconfig"] or flags["context"]):
+        raise click.UsageError("files and a management cluster are given: name one of them")
+    chosen = _selector(flags["selector"])
+    if paths:
+        step("reading files")
+        found = read_files(paths, sys.stdin.buffer)
+    else:
+        step("reading the management cluster")
+        found = _live(flags["kubeconfig"], flags["context"], namespace)
+    clusters = tuple(
+        facts for facts in found.clusters if namespace in ("", facts.key.namespace) and chosen(labels_of_cluster(facts))
+    )
+    return Given(replace(found, clusters=clusters), namespace, bool(flags["selector"]))
+
+
+def _selector(text: str) -> Callable[[Any], bool]:
+    from packager.selector import selector
+
+    if not text:
+        return lambda _labels: True
+    try:
+        return selector(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--selector") from None
+
+
+def _live(kubeconfig: str, context: str, namespace: str) -> Input:
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.errors import ApiError, Unreachable
+    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
+    from packager import cluster_reader
+    from packager.cluster_objects import facts_of
+    from packager.inputs import Input
+
+    async def read() -> Input:
+        client = ApiClient(await own_configuration(kubeconfig, context), name="management")
+        try:
+            return Input(tuple(facts_of(await cluster_reader.objects(client, namespace))))
+        finally:
+            await client.close()
+
+    try:
+        return asyncio.run(read())
+    except (KubeconfigError, ApiError, Unreachable) as error:
+        hint = "" if kubeconfig or context else "; or give files or folders with clusters"
+        raise CouldNotRead(f"the management cluster cannot be read: {error}{hint}") from None
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Step]:
+    """Show what goes on: a line that moves on a terminal; elsewhere a line when it takes long."""
+    if not sys.stderr.isatty():
+        told = time.monotonic()
+
+        def say(text: str) -> None:
+            nonlocal told
+            if time.monotonic() - told > _PATIENCE:
+                told = time.monotonic()
+                click.echo(f"{text} …", err=True)
+
+        yield say
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(f"{text} …")

@@ -1,0 +1,94 @@
+"""Options that every process of caphv has: its endpoints and its logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.metrics_auth import Protection
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _check_address(_ctx: click.Context, _option: click.Parameter, address: str) -> str:
+    from caphv.runtime.runnable import listening_address
+
+    try:
+        listening_address(address)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return address
+
+
+def metrics_options(command: _Command) -> _Command:
+    """Add the options that say where metrics are served, and to whom."""
+    for option in (
+        click.option(
+            "--metrics-cert-dir",
+            default="",
+            show_default=False,
+            help="Folder with tls.crt and tls.key for --metrics-secure, read again on changes; "
+            "default: a certificate that the process signs itself.",
+        ),
+        click.option(
+            "--metrics-secure/--no-metrics-secure",
+            help="Serve metrics by TLS, and only to bearer tokens of accounts that may get /metrics.",
+        ),
+        click.option(
+            "--metrics-bind-address",
+            default=":8080",
+            callback=_check_address,
+            help="Where to serve /metrics; 0 turns it off.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def probe_option(command: _Command) -> _Command:
+    """Add the option that says where the process tells how it is."""
+    return click.option(
+        "--health-probe-bind-address",
+        default=":9440",
+        callback=_check_address,
+        help="Where to serve /healthz and /readyz; 0 turns it off.",
+    )(command)
+
+
+def log_options(command: _Command) -> _Command:
+    """Add the options of `caphv.runtime.logs`."""
+    command = click.option(
+        "--log-format",
+        type=click.Choice(["auto", "json", "text"]),
+        default="auto",
+        help="auto: text on a terminal, JSON elsewhere.",
+    )(command)
+    return click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        help="Least level to log.",
+    )(command)
+
+
+def protection(flags: dict[str, Any], client: ApiClient | None) -> Protection | None:
+    """Return the guard of the metrics that the flags ask for."""
+    if client is None or not flags["metrics_secure"]:
+        return None
+    from caphv.runtime.metrics_auth import Protection
+
+    folder = certificate_folder(flags)
+    return Protection(client, folder)
+
+
+def certificate_folder(flags: dict[str, Any]) -> Path | None:
+    """Return the folder of the certificate for metrics. Raises `click.UsageError` when nothing would use it."""
+    folder = flags["metrics_cert_dir"]
+    if folder and not flags["metrics_secure"]:
+        raise click.UsageError("--metrics-cert-dir has no effect without --metrics-secure")
+    return Path(folder) if folder else None

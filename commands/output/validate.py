@@ -1,0 +1,301 @@
+"""What `caphv validate` found, and how it is written: for people, scripts, code scanners and GitHub."""
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from caphv.validation.finding import Fault, Finding
+from caphv.validation.yaml import yaml_rules
+from caphv.validation.yaml.loader import Source
+from caphv.validation.yaml.tree import Document, FieldPath
+from caphv.validation.yaml.yaml_rules import Position, Problem
+
+Obj = dict[str, Any]
+
+_WIDEST_EXCERPT = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One object and where it stands: a document, or a part of one of kind List."""
+
+    source: Source
+    document: Document
+    base: FieldPath
+    obj: Obj
+
+    def __str__(self) -> str:
+        metadata = self.obj.get("metadata")
+        known = metadata if isinstance(metadata, dict) else {}
+        name = "/".join(str(known[key]) for key in ("namespace", "name") if known.get(key))
+        return f"{self.obj.get('kind')} {name}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One finding as it is reported. `help` says more of what to do; `other` is a place that it has to do with."""
+
+    file: str
+    position: Position
+    severity: str
+    rule: str
+    message: str
+    help: str = ""
+    field: str = ""
+    object: str = ""
+    other: tuple[str, Position, str] | None = None
+    excerpt: str = ""
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything that a call found."""
+
+    files: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    rules: dict[str, str] = field(default_factory=dict)
+    objects: int = 0
+    passed_over: int = 0
+
+    @property
+    def errors(self) -> int:
+        """How many errors there are."""
+        return sum(line.severity == "error" for line in self.lines)
+
+    @property
+    def warnings(self) -> int:
+        """How many warnings there are."""
+        return len(self.lines) - self.errors
+
+    def trap(self, source: Source, problem: Problem) -> None:
+        """Add a trap of YAML."""
+        severity = "warning" if problem.trap.advice else "error"
+        at = problem.position
+        text = source.excerpt(at.line)
+        line = Line(source.name, at, severity, problem.trap.name, problem.message, problem.remedy, excerpt=text)
+        self.lines.append(line)
+
+    def add(self, item: Item, finding: Finding, other: Item | None) -> None:
+        """Add a finding about an object."""
+        path = (*item.base, *finding.path)
+        at = item.document.key_position(path) if finding.fault is Fault.UNKNOWN else item.document.position(path)
+        self.lines.append(
+            Line(
+                file=item.source.name,
+                position=at,
+                severity="warning" if finding.advice else "error",
+                rule=finding.rule,
+                message=str(finding),
+                help=_hint(item.document, path, finding),
+                field=finding.field,
+                object=str(item),
+                other=(other.source.name, other.document.position(other.base), str(other)) if other else None,
+                excerpt=item.source.excerpt(at.line),
+            )
+        )
+
+    def sort(self) -> None:
+        """Bring the lines into the order of files and places."""
+        order = {name: index for index, name in enumerate(self.files)}
+        self.lines.sort(key=lambda line: (order[line.file], line.position, line.rule, line.message))
+
+
+def items(source: Source, document: Document, report: Report) -> Iterator[Item]:
+    """Yield the objects of a document, those of a List one by one; tell the report what is none."""
+    waiting: list[tuple[FieldPath, Any]] = [((), document.value)]
+    while waiting:
+        base, value = waiting.pop(0)
+        if problem := _no_object(source, document, base, value):
+            report.trap(source, problem)
+        elif isinstance(value, dict) and isinstance(value.get("kind"), str):
+            listed = value.get("items")
+            if value["kind"].endswith("List") and isinstance(listed, list):
+                waiting = [((*base, "items", index), item) for index, item in enumerate(listed)] + waiting
+            else:
+                yield Item(source, document, base, value)
+
+
+def _no_object(source: Source, document: Document, base: FieldPath, value: Any) -> Problem | None:
+    """Why a value is no object of Kubernetes; None when it is one, or a file of another sort found in a folder."""
+    at = document.position(base)
+    if not isinstance(value, dict):
+        sort = "a list" if isinstance(value, list) else "a single value"
+        remedy = "begin a mapping with apiVersion and kind; several objects are separated by lines ---"
+        return Problem(at, yaml_rules.DOCUMENT, f"this is {sort}, and no object of Kubernetes", remedy)
+    looks_like_one = value.keys() & {"apiVersion", "kind"} or value.keys() >= {"metadata", "spec"}
+    if not source.named and not base and not looks_like_one:
+        return None
+    for key in ("apiVersion", "kind"):
+        if not isinstance(value.get(key), str) or not value[key]:
+            message = f"{key}: Required value: must be a text, as every object of Kubernetes has it"
+            return Problem(
+                document.position((*base, key)), yaml_rules.DOCUMENT, message, f"add {key} at the top of the object"
+            )
+    return None
+
+
+def _hint(document: Document, path: FieldPath, finding: Finding) -> str:
+    """What YAML made of a value that has the wrong type, and that a template is none yet."""
+    if isinstance(finding.value, str) and "${" in finding.value:
+        return "variables in ${} are filled in before: check what clusterctl, Flux or envsubst makes of this file"
+    node = document.node(path)
+    if finding.fault is not Fault.WRONG_TYPE or node is None or node.plain is None or isinstance(node.value, str):
+        return ""
+    if node.plain == "":
+        return "nothing stands after the colon: write a value, or remove the key"
+    if "string" not in finding.detail:
+        return ""
+    return f'YAML reads {node.plain} as {json.dumps(node.value)}: write "{node.plain}", in quotes, to mean the text'
+
+
+def colour() -> bool | None:
+    """Whether to write colours: by the terminal, unless NO_COLOR is set."""
+    return False if os.environ.get("NO_COLOR") else None
+
+
+def printable(text: str) -> str:
+    """The text without anything that a terminal could obey."""
+    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
+
+
+def _text(report: Report) -> str:
+    blocks = [_block(line) for line in report.lines]
+    return "\n\n".join([*blocks, _summary(report)])
+
+
+def _block(line: Line) -> str:
+    place = f"{printable(line.file)}:{line.position.line}:{line.position.column}"
+    severity = click.style(line.severity, fg="red" if line.severity == "error" else "yellow", bold=True)
+    rows = [f"{click.style(place, bold=True)}: {severity}: {printable(line.message)} [{line.rule}]"]
+    if line.excerpt:
+        number = str(line.position.line)
+        shown, caret = _excerpt(line.excerpt, line.position.column)
+        rows.append(f"  {number} | {shown}")
+        rows.append(f"  {' ' * len(number)} | {' ' * caret}{click.style('^', fg='green', bold=True)}")
+    if line.help:
+        rows.append(f"  {click.style('help:', fg='cyan')} {printable(line.help)}")
+    if line.other:
+        name, at, what = line.other
+        rows.append(f"  {click.style('see:', fg='cyan')} {printable(name)}:{at.line}:{at.column} {printable(what)}")
+    return "\n".join(rows)
+
+
+def _excerpt(text: str, column: int) -> tuple[str, int]:
+    """The part of a line around a column, and how far in it the column is, from 0."""
+    start = max(0, column - _WIDEST_EXCERPT // 2) if len(text) > _WIDEST_EXCERPT else 0
+    cut = text[start : start + _WIDEST_EXCERPT].replace("\t", " ")
+    ahead, behind = "…" if start else "", "…" if start + _WIDEST_EXCERPT < len(text) else ""
+    before = printable(cut[: column - 1 - start])
+    return f"{ahead}{printable(cut)}{behind}".rstrip(), len(ahead) + len(before)
+
+
+def _summary(report: Report) -> str:
+    others = f", {report.passed_over} of them of other kinds" if report.passed_over else ""
+    counted = f"{_count(report.objects, 'object')} in {_count(len(report.files), 'file')}{others}"
+    if not report.lines:
+        return f"{counted}: {'nothing was found in what could be read' if report.unreadable else 'valid'}"
+    return f"{counted}: {_count(report.errors, 'error')}, {_count(report.warnings, 'warning')}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _json(report: Report) -> str:
+    content = {
+        "files": len(report.files),
+        "objects": report.objects,
+        "passedOver": report.passed_over,
+        "errors": report.errors,
+        "warnings": report.warnings,
+        "unreadable": report.unreadable,
+        "findings": [_finding(line) for line in report.lines],
+    }
+    return json.dumps(content, indent=2)
+
+
+def _finding(line: Line) -> Obj:
+    found: Obj = {
+        "file": line.file,
+        "line": line.position.line,
+        "column": line.position.column,
+        "severity": line.severity,
+        "rule": line.rule,
+        "message": line.message,
+    }
+    found |= {key: value for key in ("field", "object", "help") if (value := getattr(line, key))}
+    if line.other:
+        name, at, what = line.other
+        found["related"] = {"file": name, "line": at.line, "column": at.column, "object": what}
+    return found
+
+
+def _sarif(report: Report) -> str:
+    """SARIF 2.1.0, the standard of OASIS for results of static analysis."""
+    names = sorted({line.rule for line in report.lines})
+    rules = [{"id": name} | _described(report.rules.get(name, "")) for name in names]
+    notes = [{"level": "error", "message": {"text": text}} for text in report.unreadable]
+    try:
+        version = importlib.metadata.version("caphv")
+    except importlib.metadata.PackageNotFoundError:
+        version = "0"
+    run = {
+        "tool": {"driver": {"name": "caphv", "version": version, "rules": rules}},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [{"executionSuccessful": not notes, "toolExecutionNotifications": notes}],
+        "results": [_result(line, names) for line in report.lines],
+    }
+    schema = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2)
+
+
+def _described(text: str) -> Obj:
+    return {"shortDescription": {"text": text}} if text else {}
+
+
+def _result(line: Line, names: list[str]) -> Obj:
+    result: Obj = {
+        "ruleId": line.rule,
+        "ruleIndex": names.index(line.rule),
+        "level": line.severity,
+        "message": {"text": " — ".join(filter(None, (line.message, line.help)))},
+        "locations": [_location(line.file, line.position)],
+    }
+    if line.other:
+        name, at, what = line.other
+        result["relatedLocations"] = [{"id": 1, "message": {"text": what}} | _location(name, at)]
+    return result
+
+
+def _location(name: str, at: Position) -> Obj:
+    path = Path(name)
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    region = {"startLine": at.line, "startColumn": at.column}
+    return {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}
+
+
+def _github(report: Report) -> str:
+    """Workflow commands, which GitHub shows beside the lines of a pull request; the summary stays in the log."""
+    rows = []
+    for line in report.lines:
+        properties = {"file": line.file, "line": line.position.line, "col": line.position.column, "title": line.rule}
+        said = ",".join(f"{key}={_escaped(str(value), property_too=True)}" for key, value in properties.items())
+        text = "\n".join(filter(None, (line.message, line.help)))
+        rows.append(f"::{line.severity} {said}::{_escaped(text)}")
+    return "\n".join([*rows, _summary(report)])
+
+
+def _escaped(text: str, *, property_too: bool = False) -> str:
+    escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return escaped.replace(":", "%3A").replace(",", "%2C") if property_too else escaped
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {"text": _text, "json": _json, "sarif": _sarif, "github": _github}

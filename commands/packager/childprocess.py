@@ -1,0 +1,34 @@
+"""The packager's process of `caphv run --with-packager`: its settings are the first argument, as JSON."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import orjson
+
+log = logging.getLogger("caphv")
+
+
+def main() -> None:
+    """Run as the settings say. Exit status: 0 stopped as asked, 1 it could not start or go on."""
+    from caphv.runtime import eventloop, logs
+    from caphv.runtime.errors import ApiError
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from caphv.runtime.manager import LeaseLost
+    from packager.controller.childprocess import serve_beside
+    from packager.controller.config import Settings
+    from webhooks import crossobject
+
+    settings = Settings(**orjson.loads(sys.argv[1]))
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        with settings.opened(crossobject.alone) as options:
+            eventloop.run(serve_beside(options))
+    except (LeaseLost, KubeconfigError, ApiError, ValueError, OSError) as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

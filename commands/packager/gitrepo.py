@@ -1,0 +1,43 @@
+"""`caphv packager gitrepo`: the GitRepo by which Fleet applies manifests on the management cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from commands.main import CONTEXT_SETTINGS
+
+
+@click.command(
+    context_settings=CONTEXT_SETTINGS,
+    epilog="""\b
+Examples:
+  caphv packager gitrepo --repo https://git.example.com/fleet.git --client-secret fleet-git | kubectl apply -f -
+""",
+)
+@click.option("--repo", envvar="CAPHV_GIT_REPO", required=True, metavar="URL", help="Repository that is synced into.")
+@click.option("--branch", envvar="CAPHV_GIT_BRANCH", default="main", show_default=True, help="Its branch.")
+@click.option("--path", "inner", envvar="CAPHV_GIT_PATH", default="", metavar="PATH", help="Folder in it.")
+@click.option("--client-secret", default="", metavar="NAME", help="Secret with which Fleet reads it, in fleet-local.")
+@click.option("--ca-file", type=click.File(), help="Authorities that Fleet trusts, PEM.")
+def gitrepo(**flags: Any) -> None:
+    """Print the GitRepo with which Fleet applies all manifests of a repository to the management cluster itself.
+
+    It is applied once. Clusters go with their folders; namespaces and ClusterClasses stay.
+    """
+    from packager.definitions.sync import management_git_repo
+    from packager.rendering import yaml
+    from packager.rendering.gitrepo import GitRepoOptions
+
+    try:
+        options = GitRepoOptions(
+            flags["repo"],
+            flags["branch"],
+            folder=flags["inner"],
+            client_secret_name=flags["client_secret"],
+            ca_bundle=flags["ca_file"].read() if flags["ca_file"] else "",
+        )
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    click.echo(yaml.dump(management_git_repo(options)), nl=False)

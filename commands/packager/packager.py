@@ -1,0 +1,26 @@
+"""`caphv packager`: what keeps a Git repository true by itself."""
+
+import click
+
+from commands.main import LazyGroup
+
+COMMANDS = {
+    "run": ("commands.packager.run:run", "Run the packager in a management cluster."),
+    "sync": ("commands.packager.sync:sync", "Turn cluster definitions into manifests and bundles."),
+    "gitrepo": ("commands.packager.gitrepo:gitrepo", "Print the GitRepo by which Fleet applies manifests."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    epilog="""\b
+Examples:
+  caphv packager run --repo https://git.example.com/fleet.git --git-credentials /etc/caphv/git --leader-elect
+                                                 in a Pod, with credentials from a mounted Secret
+  caphv packager sync --source-repo https://git.example.com/clusters.git --repo https://git.example.com/fleet.git
+                                                 definitions become manifests and bundles, in one commit
+""",
+)
+def packager() -> None:
+    """Keep the bundles of clusters in the Git repository that Fleet reads."""

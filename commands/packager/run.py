@@ -1,0 +1,178 @@
+"""`caphv packager run`: the packager as a process, alone or beside the provider."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option
+from commands.options.repository import prune_budget, which_remote, which_source, who_commits
+from commands.webhook import stop_signal
+
+if TYPE_CHECKING:
+    from caphv.runtime.runnable import Part
+    from packager.controller.config import Settings
+    from packager.controller.main import Options
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="""\b
+Examples:
+  caphv packager run --repo https://git.example.com/fleet.git --git-credentials /etc/caphv/git --leader-elect
+                                                 in a Pod, with credentials from a mounted Secret
+  CAPHV_GIT_PASSWORD=… caphv packager run --repo https://git.example.com/fleet.git --kubeconfig management.yaml
+                                                 outside of a cluster
+  caphv packager run --repo https://git.example.com/fleet.git --source-repo https://git.example.com/clusters.git
+                                                 and make clusters of definitions, too
+  caphv packager run --repo git@example.com:fleet.git --review caphv/bundles
+                                                 for pull requests
+
+\b
+Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3 it lost its lease.
+""",
+)
+@which_remote
+@which_source
+@who_commits
+@prune_budget
+@click.option(
+    "--client-secret",
+    default="",
+    envvar="CAPHV_CLIENT_SECRET",
+    metavar="NAME",
+    help="Secret with which Fleet reads the repository, for the GitRepos that come with definitions.",
+)
+@click.option(
+    "--templates",
+    default="",
+    show_default=False,
+    envvar="CAPHV_TEMPLATES",
+    help="Folder with templates over those that are shipped.",
+)
+@click.option(
+    "--chart-repo",
+    default="",
+    show_default=False,
+    envvar="CAPHV_CHART_REPO",
+    metavar="URL",
+    help="Mirror of all charts, https:// or oci://, for sites without access to the internet.",
+)
+@click.option(
+    "--debounce",
+    type=click.FloatRange(0, 600),
+    default=1.0,
+    envvar="CAPHV_DEBOUNCE",
+    help="Seconds without another change before changes become a commit.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(1, 86400),
+    default=60.0,
+    envvar="CAPHV_INTERVAL",
+    help="Seconds after which the repository is looked at without a change in the cluster.",
+)
+@click.option(
+    "--receiver-bind-address",
+    default="",
+    show_default=False,
+    envvar="CAPHV_RECEIVER_ADDRESS",
+    help="Where to hear of pushes from a Git host, [host]:port, path /push; default: nowhere.",
+)
+@click.option(
+    "--receiver-secret-file",
+    default="",
+    show_default=False,
+    envvar="CAPHV_RECEIVER_SECRET_FILE",
+    help="File with the secret that the Git host signs its events with.",
+)
+@click.option(
+    "--kubeconfig",
+    default="",
+    show_default=False,
+    help="Kubeconfig of the management cluster; default: the Pod's own account.",
+)
+@click.option(
+    "--namespace", default="", show_default=False, help="Care only for Clusters in this namespace; default: all."
+)
+@click.option(
+    "--watch-filter",
+    default="",
+    show_default=False,
+    help="Care only for Clusters whose HarvesterCluster has this value of label cluster.x-k8s.io/watch-filter.",
+)
+@click.option("--leader-elect/--no-leader-elect", help="Work only while holding the lease; for several replicas.")
+@metrics_options
+@probe_option
+@log_options
+def run(**flags: Any) -> None:
+    """Run the packager in a management cluster.
+
+    It watches Clusters, HarvesterClusters and ClusterClasses, renders the bundles of each cluster whose settings
+    changed, and commits them together. What became of it stands in condition AddonBundlesReady of the HarvesterCluster.
+    """
+    from caphv.runtime import eventloop, logs
+    from caphv.runtime.errors import ApiError
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from caphv.runtime.manager import LeaseLost
+    from packager.controller.main import run as run_packager
+    from webhooks import crossobject
+
+    settings = checked(flags)
+    logs.configure(settings.log_level, settings.log_format)
+    log = logging.getLogger("caphv")
+
+    async def main(options: Options) -> None:
+        await run_packager(options, stop_signal())
+
+    try:
+        with settings.opened(crossobject.alone) as options:
+            eventloop.run(main(options))
+    except LeaseLost as error:
+        log.error("%s", error)
+        sys.exit(3)
+    except (KubeconfigError, ApiError, OSError) as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+def checked(flags: dict[str, Any]) -> Settings:
+    """Return the settings of these options. Raises `click.UsageError` with all that is wrong with them."""
+    from commands.packager.sync import refuse_circles
+    from packager.controller.config import Settings
+    from packager.git.errors import InvalidRemote
+    from packager.rendering.renderer import Renderer
+    from webhooks import crossobject
+
+    if not flags["repo"]:
+        raise click.UsageError("name the repository with --repo URL, or with variable CAPHV_GIT_REPO")
+    certificate_folder(flags)
+    folders = {name: str(flags[name] or "") for name in ("git_credentials", "git_cache", "source_credentials")}
+    if flags["source_repo"]:
+        refuse_circles(flags)
+    settings = Settings(**flags | folders)
+    try:
+        options = settings.options(Path(), crossobject.alone)
+        Renderer(options.publisher.rendering)
+    except (InvalidRemote, ValueError, FileNotFoundError) as error:
+        raise click.UsageError(str(error)) from None
+    return settings
+
+
+def beside(flags: dict[str, Any]) -> list[Part]:
+    """Return the part of `caphv run --with-packager`: the environment has the settings, the provider's flags the rest.
+
+    Raises `click.UsageError`.
+    """
+    from caphv.runtime.childprocess import Beside
+
+    shared = ("kubeconfig", "namespace", "watch_filter", "leader_elect", "log_level", "log_format")
+    with run.make_context("caphv run --with-packager", [], resilient_parsing=False) as context:
+        own = dict(context.params)
+    settings = checked(own | {name: flags[name] for name in shared})
+    return [Beside("packager", "commands.packager.childprocess", dataclasses.asdict(settings.beside()))]

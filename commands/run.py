@@ -1,0 +1,177 @@
+"""`caphv run`: the provider as a process. Options of the Go provider are taken as they are."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option
+from commands.webhook import beside, stop_signal, webhook_options
+
+if TYPE_CHECKING:
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.runnable import Part
+
+_BOOLEANS = ("leader-elect", "enable-webhooks", "with-packager", "allow-insecure-identities", "metrics-secure")
+_ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
+_ZAP_UNUSED = ("zap-stacktrace-level", "zap-time-encoding")
+
+
+class _GoFlags(click.Command):
+    """Accepts what Go's flag package accepts: one dash for long options, and `=true` or `=false` after a switch."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [_as_click(arg) for arg in args])
+
+
+def _as_click(arg: str) -> str:
+    long = re.fullmatch(r"--?([a-z][a-z0-9-]+)(?:=(.*))?", arg, re.DOTALL)
+    if not long:
+        return arg
+    name, value = long[1], long[2]
+    if name in _BOOLEANS and value is not None:
+        return f"--{name}" if value.lower() in ("true", "t", "1") else f"--no-{name}"
+    return f"--{name}" if value is None else f"--{name}={value}"
+
+
+def _zap(_ctx: click.Context, option: click.Parameter, value: Any) -> Any:
+    if value not in (None, False):
+        click.echo(f"caphv: --{str(option.name).replace('_', '-')} has no effect here", err=True)
+    return None
+
+
+@click.command(
+    cls=_GoFlags,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="""\b
+Examples:
+  caphv run --kubeconfig ~/.kube/management.yaml
+  caphv run --leader-elect --log-format json
+  caphv run --namespace team-a            only objects of one namespace
+  caphv run --watch-filter blue           only objects with label cluster.x-k8s.io/watch-filter=blue
+
+\b
+Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3 it lost its lease.
+""",
+)
+@click.option(
+    "--kubeconfig",
+    default="",
+    show_default=False,
+    help="Kubeconfig of the management cluster; default: the Pod's own account.",
+)
+@click.option(
+    "--namespace",
+    default="",
+    show_default=False,
+    help="Care only for objects in this namespace, identity Secrets among them; default: all.",
+)
+@click.option(
+    "--watch-filter",
+    default="",
+    show_default=False,
+    help="Care only for objects whose label cluster.x-k8s.io/watch-filter has this value, "
+    "so that several deployments can share the load.",
+)
+@metrics_options
+@probe_option
+@click.option("--leader-elect/--no-leader-elect", help="Run only while holding the lease; for several replicas.")
+@click.option(
+    "--enable-webhooks/--no-enable-webhooks",
+    help="Serve the admission webhooks, too, in a process beside the provider; see `caphv webhook --help`.",
+)
+@webhook_options
+@click.option(
+    "--with-packager/--no-with-packager",
+    help="Run the packager, too, in a process beside the provider; variables CAPHV_* have its settings, see "
+    "`caphv packager run --help`.",
+)
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1000), default=32, help="Objects of a kind that are worked on at a time."
+)
+@click.option(
+    "--allow-insecure-identities/--no-allow-insecure-identities",
+    help="Accept identity Secrets with insecure-skip-tls-verify: whoever stands in between reads their credentials.",
+)
+@log_options
+@click.option("--zap-log-level", default=None, hidden=True)
+@click.option("--zap-encoder", type=click.Choice(["json", "console"]), default=None, hidden=True)
+@click.option("--zap-devel", is_flag=False, flag_value="true", default=None, hidden=True)
+@click.option("--zap-stacktrace-level", default=None, hidden=True, callback=_zap, expose_value=False)
+@click.option("--zap-time-encoding", default=None, hidden=True, callback=_zap, expose_value=False)
+def run(**flags: Any) -> None:
+    """Run the Cluster API provider for Harvester.
+
+    It watches HarvesterClusters and HarvesterMachines on the management cluster and keeps virtual machines, disks,
+    addresses and load balancers on Harvester as they say. It stops on SIGTERM after the work in hand.
+    """
+    from caphv.runtime import logs
+
+    level, log_format = _log_settings(flags)
+    logs.configure(level, log_format)
+    log = logging.getLogger("caphv")
+    flags |= {"log_level": level, "log_format": log_format}
+    sys.exit(_run(flags, log))
+
+
+def _packager(flags: dict[str, Any]) -> list[Part]:
+    from commands.packager.run import beside as packager
+
+    return packager(flags)
+
+
+def _log_settings(flags: dict[str, Any]) -> tuple[str, Any]:
+    level, log_format = flags["log_level"], flags["log_format"]
+    zap = flags["zap_log_level"]
+    if zap:
+        # Numbers are verbosities: everything above 0 is debug.
+        level = _ZAP_LEVELS.get(zap) or ("debug" if zap.isdigit() and int(zap) > 0 else "info")
+    elif flags["zap_devel"] == "true":
+        level = "debug"
+    if flags["zap_encoder"]:
+        log_format = "json" if flags["zap_encoder"] == "json" else "text"
+    return level, log_format
+
+
+def _run(flags: dict[str, Any], log: logging.Logger) -> int:
+    from caphv.runtime import eventloop
+    from caphv.runtime.errors import ApiError
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from caphv.runtime.manager import Addresses, LeaseLost
+    from reconciler.manager import Options
+    from reconciler.manager import run as run_provider
+
+    options = Options(
+        kubeconfig=flags["kubeconfig"],
+        namespace=flags["namespace"],
+        watch_filter=flags["watch_filter"],
+        leader_elect=flags["leader_elect"],
+        concurrency=flags["concurrency"],
+        allow_insecure_identities=flags["allow_insecure_identities"],
+        secure_metrics=flags["metrics_secure"],
+        metrics_certificate=certificate_folder(flags),
+        addresses=Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
+    )
+
+    webhooks = beside(flags) if flags["enable_webhooks"] else None
+    packager = _packager(flags) if flags["with_packager"] else []
+
+    def parts(client: ApiClient) -> list[Part]:
+        return [*(webhooks(client) if webhooks else []), *packager]
+
+    async def main() -> None:
+        await run_provider(options, stop_signal(), parts)
+
+    try:
+        eventloop.run(main())
+    except LeaseLost as error:
+        log.error("%s", error)
+        return 3
+    except (KubeconfigError, ApiError, OSError) as error:
+        log.error("%s", error)
+        return 1
+    return 0

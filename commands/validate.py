@@ -1,0 +1,148 @@
+"""`caphv validate`: the verdicts of the webhook without an API server, for files, folders and streams."""
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import click
+
+from commands.main import CONTEXT_SETTINGS
+
+if TYPE_CHECKING:
+    from caphv.validation.finding import Finding
+    from caphv.validation.yaml.loader import Source
+    from commands.output.validate import Report
+
+Obj = dict[str, Any]
+
+VALID, INVALID, UNREADABLE = 0, 1, 2
+
+
+class About(Protocol):
+    """A remark of a part: a finding, the place of its object in the list, and of another that it has to do with."""
+
+    @property
+    def index(self) -> int: ...  # noqa: D102
+    @property
+    def finding(self) -> "Finding": ...  # noqa: D102
+    @property
+    def other(self) -> int | None: ...  # noqa: D102
+
+
+class Part(Protocol):
+    """What a part of caphv offers so that its kinds are validated here: four functions of a module.
+
+    `concerns` tells whether an object is one of its; `alone` judges one object; `together` judges all of them;
+    `described` says what each rule means.
+    """
+
+    def concerns(self, obj: Obj) -> bool: ...  # noqa: D102
+    def alone(self, obj: Obj) -> "list[Finding]": ...  # noqa: D102
+    def together(self, objs: Sequence[Obj]) -> "Sequence[About]": ...  # noqa: D102
+    def described(self) -> dict[str, str]: ...  # noqa: D102
+
+
+# Modules with the functions of a `Part`.
+PARTS = ("webhooks.crossobject", "packager.definitions.validation", "packager.addons.validation")
+
+
+@click.command(
+    context_settings=CONTEXT_SETTINGS,
+    epilog="""\b
+Examples:
+  caphv validate cluster.yaml
+  caphv validate clusters/                        all *.yaml, *.yml and *.json below
+  kubectl kustomize overlays/prod | caphv validate -
+  helm template chart/ | caphv validate -
+  caphv validate --fail-on warning -o github .    in a GitHub workflow
+  caphv validate -o sarif . > caphv.sarif         for a code scanner
+
+\b
+Exit status: 0 valid, 1 invalid, 2 a file could not be read, or wrong usage.
+""",
+)
+@click.argument("paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json", "sarif", "github"]),
+    default="text",
+    show_default=True,
+    help="text for people, json for scripts, sarif for code scanners, github for annotations of a workflow.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning"]),
+    default="error",
+    show_default=True,
+    help="What makes the exit status 1.",
+)
+def validate(paths: tuple[str, ...], output: str, fail_on: str) -> None:
+    """Check manifests without a cluster, as the webhook would, and all of them together.
+
+    HarvesterClusters, HarvesterMachines and their templates are judged by the rules of the admission webhook, unknown
+    fields included. What Clusters, ClusterClasses, control planes and MachineDeployments have to do with them is
+    checked across all files given: references, address ranges, replicas, variables. ClusterDefinitions are judged with
+    the add-ons that they want. Other kinds are passed over.
+
+    Errors would be refused or cannot work; warnings are legal and unwise. Each comes with file, line and column. The
+    content of Secrets is never shown.
+    """
+    from commands.output import validate
+
+    found = examine(paths)
+    click.echo(validate.FORMATS[output](found), color=validate.colour())
+    for message in found.unreadable:
+        click.echo(f"caphv validate: {message}", err=True)
+    refused = found.errors or (fail_on == "warning" and found.warnings)
+    sys.exit(UNREADABLE if found.unreadable else INVALID if refused else VALID)
+
+
+def examine(paths: Sequence[str]) -> "Report":
+    """Read and judge everything that the paths name; `-` is standard input. Raises nothing that files can cause."""
+    from caphv.validation.yaml.loader import read_all
+    from commands.output.validate import Report
+
+    result = Report()
+    sources, unreadable = read_all(paths, sys.stdin.buffer)
+    result.unreadable.extend(unreadable)
+    result.files = [source.name for source in sources]
+    _judge(sources, result)
+    return result
+
+
+def _judge(sources: "Sequence[Source]", result: "Report") -> None:
+    from caphv.validation.yaml import yaml_rules
+    from commands.output.validate import Item, items
+
+    parts: list[Part] = [cast(Part, importlib.import_module(name)) for name in PARTS]
+    result.rules = {trap.name: trap.description for trap in yaml_rules.TRAPS}
+    for part in parts:
+        result.rules |= part.described()
+    every: list[Item] = []
+    for source in sources:
+        for problem in source.problems:
+            result.trap(source, problem)
+        for document in source.documents:
+            found = list(items(source, document, result))
+            every += found
+            ours = any(part.concerns(item.obj) for part in parts for item in found)
+            for problem in document.problems:
+                # Advice is for those who can follow it: an octal mode in somebody else's object is meant.
+                if ours or not problem.trap.advice:
+                    result.trap(source, problem)
+    result.objects = len(every)
+    result.passed_over = sum(not any(part.concerns(item.obj) for part in parts) for item in every)
+    for part in parts:
+        for index, finding, other in _findings(part, [item.obj for item in every]):
+            result.add(every[index], finding, every[other] if other is not None else None)
+    result.sort()
+
+
+def _findings(part: Part, objs: list[Obj]) -> "Iterator[tuple[int, Finding, int | None]]":
+    for index, obj in enumerate(objs):
+        for finding in part.alone(obj):
+            yield index, finding, None
+    for remark in part.together(objs):
+        yield remark.index, remark.finding, remark.other

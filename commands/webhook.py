@@ -1,0 +1,178 @@
+"""`caphv webhook`: the admission webhooks alone, and what `caphv run` has in common with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option, protection
+
+if TYPE_CHECKING:
+    from caphv.api.object import Obj
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.runnable import Part
+
+CERT_DIR = "/tmp/k8s-webhook-server/serving-certs"  # noqa: S108 - the place that existing Deployments mount it to
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def webhook_options(command: _Command) -> _Command:
+    """Add the options that say where webhooks are served and how API servers find them."""
+    for option in (
+        click.option(
+            "--webhook-url",
+            default="",
+            show_default=False,
+            metavar="URL",
+            help="Where API servers find the webhooks when no Service leads here: https://host[:port].",
+        ),
+        click.option(
+            "--webhook-service",
+            default="",
+            show_default=False,
+            metavar="NAMESPACE/NAME",
+            help="Service that leads here; default in a Pod: caphv-webhook-service in the Pod's namespace. "
+            "Without Service and URL the webhook configurations are left alone.",
+        ),
+        click.option(
+            "--webhook-cert-dir",
+            default=CERT_DIR,
+            help="Folder with tls.crt, tls.key and, unless cert-manager injects it, ca.crt; read again on changes.",
+        ),
+        click.option("--webhook-bind-address", default=":9443", help="Where to serve the webhooks, [host]:port."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="""\b
+Examples:
+  caphv webhook                                    in a Pod, behind Service caphv-webhook-service
+  caphv webhook --kubeconfig management.yaml --webhook-cert-dir certs --webhook-url https://10.0.0.7:9443
+                                                   outside of a cluster, and API servers are told the URL
+  caphv webhook --webhook-cert-dir certs           serves only; needs no cluster
+  openssl x509 -in certs/tls.crt -noout -ext subjectAltName -enddate
+                                                   whether the certificate has the name that API servers call
+
+\b
+Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage.
+""",
+)
+@click.option(
+    "--kubeconfig",
+    default="",
+    show_default=False,
+    help="Kubeconfig of the management cluster; default: the Pod's own account.",
+)
+@webhook_options
+@metrics_options
+@probe_option
+@log_options
+def webhook(**flags: Any) -> None:
+    """Serve the admission webhooks alone, apart from the provider.
+
+    API servers send each HarvesterCluster, HarvesterMachine and template that somebody creates or changes; what is
+    wrong with it is answered, all of it at once. `caphv run --enable-webhooks` serves the same. Alone it scales
+    apart: any number of replicas serve at once, and none leads.
+
+    It waits for a certificate, takes a new one without dropping a request, and keeps the two webhook configurations on
+    the API server: made when they are missing, again when somebody deletes one. An object that is being deleted is
+    never held back.
+    """
+    from caphv.runtime import eventloop, logs
+    from caphv.runtime.errors import ApiError
+    from caphv.runtime.kubeconfig import KubeconfigError
+
+    target = client_config(flags)
+    certificate_folder(flags)
+    logs.configure(flags["log_level"], flags["log_format"])
+    log = logging.getLogger("caphv")
+    try:
+        eventloop.run(_serve(flags, target))
+    except (KubeconfigError, ApiError, OSError) as error:
+        log.error("%s", error)
+        sys.exit(1)
+
+
+async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.kubeconfig import own_configuration
+    from caphv.runtime.manager import Addresses, Manager
+    from webhooks.server import WebhookServer
+
+    asks = target is not None or flags["metrics_secure"]
+    client = ApiClient(await own_configuration(flags["kubeconfig"]), name="management") if asks else None
+    addresses = Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"])
+    manager = Manager(addresses=addresses, protection=protection(flags, client))
+    server = WebhookServer(flags["webhook_bind_address"], Path(flags["webhook_cert_dir"]))
+    manager.add_part(server)
+    if client and target:
+        manager.add_part(_keeper(flags, target, client, server))
+    try:
+        await manager.run(stop_signal())
+    finally:
+        if client:
+            await client.close()
+
+
+def beside(flags: dict[str, Any]) -> Callable[[ApiClient], list[Part]]:
+    """Return what makes the parts of `caphv run --enable-webhooks`: the server's process, and who keeps the rest."""
+    from webhooks import process
+
+    target = client_config(flags)
+    settings = process.Settings(
+        flags["webhook_bind_address"], flags["webhook_cert_dir"], flags["log_level"], flags["log_format"]
+    )
+
+    def parts(client: ApiClient) -> list[Part]:
+        server = process.beside(settings)
+        return [server, *([_keeper(flags, target, client, server)] if target else [])]
+
+    return parts
+
+
+def _keeper(flags: dict[str, Any], target: Obj, client: ApiClient, server: Part) -> Part:
+    from webhooks.registration import Keeper
+
+    return Keeper(client, target, Path(flags["webhook_cert_dir"]), lambda: not server.not_ready())
+
+
+def client_config(flags: dict[str, Any]) -> Obj | None:
+    """Return where API servers find the webhooks, None when nobody said so. Raises `click.UsageError`."""
+    from caphv.runtime.kubeconfig import own_namespace
+    from caphv.runtime.runnable import listening_address
+    from webhooks import configuration
+
+    service, url = flags["webhook_service"], flags["webhook_url"]
+    try:
+        if listening_address(flags["webhook_bind_address"]) is None:
+            raise ValueError(
+                f"--webhook-bind-address: {flags['webhook_bind_address']!r} is not of the form [host]:port"
+            )
+        if service and url:
+            raise ValueError("--webhook-service and --webhook-url both say where the webhooks are: give one of them")
+        if not service and not url:
+            if flags["kubeconfig"] or not os.environ.get("KUBERNETES_SERVICE_HOST"):
+                return None
+            service = f"{own_namespace()}/{configuration.SERVICE}"
+        return configuration.client_config(service, url)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def stop_signal() -> asyncio.Event:
+    """Return an event that SIGTERM and an interrupt set."""
+    stop = asyncio.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(sign, stop.set)
+    return stop

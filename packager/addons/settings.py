@@ -1,0 +1,224 @@
+"""Settings of one cluster's add-ons: what all sources say together, checked, as plain values for the templates.
+
+`settings_of` is the only way to them; an invalid setting is a finding at the place where somebody wrote it and never
+an exception, so that one bad cluster does not stop the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from caphv.api.object import Key
+from caphv.validation.finding import Finding, in_order
+from packager.addons import rules
+from packager.addons.gather import ClusterFacts, gather
+from packager.addons.merge import Obj, Origins
+
+__all__ = ["Ccm", "CloudConfig", "ClusterFacts", "Cni", "Csi", "Fleet", "Packaging", "Settings", "settings_of"]
+
+
+class Packaging(StrEnum):
+    """How an add-on gets into the cluster."""
+
+    CHART = "Chart"
+    """Fleet installs the chart."""
+    HELM_CHART = "HelmChart"
+    """A manifest of kind HelmChart, for the Helm controller of K3s."""
+    HELM_CHART_CONFIG = "HelmChartConfig"
+    """A manifest of kind HelmChartConfig: RKE2 installs its own chart, with our values."""
+
+
+_CNI_PACKAGING = {"rke2": Packaging.HELM_CHART_CONFIG, "k3s": Packaging.HELM_CHART}
+"""How a CNI gets into the cluster; by Fleet alone where a distribution has no Helm controller."""
+
+
+@dataclass(frozen=True)
+class CloudConfig:
+    """Where the workload cluster has its kubeconfig for Harvester: a file on each node, or a Secret in kube-system."""
+
+    secret_name: str
+    secret_key: str
+    host_path: str
+
+
+@dataclass(frozen=True)
+class Cni:
+    """The Pod network; `name` is `calico`, `canal`, `cilium` or `none`. `mtu` 0 lets the CNI find it out."""
+
+    name: str
+    packaging: Packaging
+    version: str
+    mtu: int
+    encapsulation: str
+    bgp: bool
+    pod_cidrs: tuple[str, ...]
+    service_cidrs: tuple[str, ...]
+    kube_proxy_replacement: bool
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ccm:
+    """Harvester cloud provider; `load_balancer_ipam` is `dhcp`, `pool`, or empty for the default of the provider."""
+
+    enabled: bool
+    version: str
+    replicas: int
+    load_balancer_ipam: str
+    kube_vip: bool
+    extra_args: tuple[str, ...]
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Csi:
+    """Harvester CSI driver; each storage class has all fields of the schema."""
+
+    enabled: bool
+    version: str
+    storage_classes: tuple[Mapping[str, Any], ...] = ()
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """How Fleet reaches the cluster; `imported_by` is `caapf` or `rancher`, `group` may be empty."""
+
+    imported_by: str
+    take_ownership: bool
+    keep_resources: bool
+    group: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of one cluster's add-ons."""
+
+    cluster: Key
+    distribution: str
+    packaging: Packaging
+    kubernetes_version: str
+    single_node: bool
+    cloud_config: CloudConfig
+    cni: Cni
+    ccm: Ccm
+    csi: Csi
+    fleet: Fleet
+    origins: Origins = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def network(self) -> Obj:
+        """What cannot be changed in a live cluster, as it is recorded beside the bundles."""
+        return {
+            "cni": self.cni.name,
+            "encapsulation": self.cni.encapsulation,
+            "kubeProxyReplacement": self.cni.kube_proxy_replacement,
+            "podCIDRs": list(self.cni.pod_cidrs),
+            "serviceCIDRs": list(self.cni.service_cidrs),
+        }
+
+
+def settings_of(facts: ClusterFacts) -> tuple[Settings | None, list[Finding]]:
+    """Return the settings of a cluster and all that is wrong or unwise with them, paths as in the source.
+
+    There are no settings when a finding is more than advice.
+    """
+    gathered = gather(facts)
+    findings = gathered.findings
+    if not findings:
+        findings = rules.check(facts, gathered)
+    findings = in_order(findings)
+    if any(not finding.advice for finding in findings):
+        return None, findings
+    return _settings(facts, gathered.values, gathered.origins), findings
+
+
+def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> Settings:
+    cloud = values["cloudConfig"]
+    return Settings(
+        cluster=facts.key,
+        distribution=values["distribution"],
+        packaging=_packaging(values),
+        kubernetes_version=facts.kubernetes_version,
+        single_node=values["singleNode"],
+        cloud_config=CloudConfig(cloud.get("secretName", ""), cloud.get("secretKey", ""), cloud.get("hostPath", "")),
+        cni=_cni(values["cni"], values["distribution"]),
+        ccm=_ccm(values.get("ccm", {})),
+        csi=_csi(values.get("csi", {})),
+        fleet=_fleet(values["fleet"]),
+        origins=origins,
+    )
+
+
+def _packaging(values: Obj) -> Packaging:
+    if values["distribution"] == "k3s":
+        return Packaging.HELM_CHART
+    return Packaging.HELM_CHART_CONFIG if values["cloudProviderName"] == "harvester" else Packaging.CHART
+
+
+def _cni(values: Obj, distribution: str) -> Cni:
+    return Cni(
+        name=values["name"],
+        packaging=_CNI_PACKAGING.get(distribution, Packaging.CHART),
+        version=values.get("version", ""),
+        mtu=values.get("mtu", 0),
+        encapsulation=rules.encapsulation(values),
+        bgp=values.get("bgp") == "Enabled",
+        pod_cidrs=tuple(values["podCIDRs"]),
+        service_cidrs=tuple(values["serviceCIDRs"]),
+        kube_proxy_replacement=values.get("kubeProxyReplacement", False),
+        values=values.get("values", {}),
+    )
+
+
+def _ccm(values: Obj) -> Ccm:
+    load_balancer = values.get("loadBalancer", {})
+    return Ccm(
+        enabled=values.get("enabled", True),
+        version=values.get("version", ""),
+        replicas=values.get("replicas", 1),
+        load_balancer_ipam=load_balancer.get("ipam", ""),
+        kube_vip=load_balancer.get("kubeVip", True),
+        extra_args=tuple(_extra_args(values)),
+        tolerations=tuple(values.get("tolerations", ())),
+        values=values.get("values", {}),
+    )
+
+
+def _extra_args(values: Obj) -> Sequence[str]:
+    wanted = {
+        "--management-network": values.get("managementNetwork"),
+        "--node-ip-cidr": values.get("nodeIPCIDR"),
+        "--node-exclude-ip-ranges": ",".join(values.get("nodeExcludeIPRanges", ())),
+    }
+    return [f"{flag}={value}" for flag, value in wanted.items() if value]
+
+
+def _csi(values: Obj) -> Csi:
+    defaults = {
+        "default": False,
+        "reclaimPolicy": "Delete",
+        "allowVolumeExpansion": True,
+        "volumeBindingMode": "Immediate",
+    }
+    return Csi(
+        enabled=values.get("enabled", True),
+        version=values.get("version", ""),
+        storage_classes=tuple(defaults | found for found in values.get("storageClasses", ())),
+        tolerations=tuple(values.get("tolerations", ())),
+        values=values.get("values", {}),
+    )
+
+
+def _fleet(values: Obj) -> Fleet:
+    return Fleet(
+        imported_by=values["importedBy"],
+        take_ownership=values.get("takeOwnership", False),
+        keep_resources=values.get("keepResources", True),
+        group=values.get("group", ""),
+    )

@@ -1,0 +1,135 @@
+"""What the packager in the cluster can be told, as plain values that a command line and another process share."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from caphv.runtime import logs
+from caphv.runtime.manager import Addresses
+from packager.controller.definition_source import Options as SourceOptions
+from packager.controller.loop import Pace
+from packager.controller.main import Options
+from packager.controller.open_repository import Place
+from packager.controller.publisher import Options as PublisherOptions
+from packager.controller.receiver import Receiver
+from packager.definitions.source import Judge
+from packager.git.commit import Identity
+from packager.git.remote import Remote
+from packager.rendering.gitrepo import GitRepoOptions
+from packager.rendering.renderer import Options as RenderOptions
+
+_AUTHOR = re.compile(r"(?P<name>[^<>]+?) *<(?P<email>[^<> ]+)>")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Values as the options of `caphv packager run` take them. Credentials are none of them."""
+
+    repo: str
+    branch: str
+    inner: str
+    review: str
+    author: str
+    git_timeout: float
+    git_credentials: str
+    git_cache: str
+    source_repo: str
+    source_branch: str
+    source_path: str
+    source_credentials: str
+    client_secret: str
+    templates: str
+    chart_repo: str
+    max_prune: int
+    debounce: float
+    interval: float
+    receiver_bind_address: str
+    receiver_secret_file: str
+    kubeconfig: str
+    namespace: str
+    watch_filter: str
+    leader_elect: bool
+    metrics_bind_address: str
+    health_probe_bind_address: str
+    log_level: str
+    log_format: logs.Format
+    metrics_secure: bool = False
+    metrics_cert_dir: str = ""
+
+    def options(self, cache: Path, judge: Judge) -> Options:
+        """Return what they mean; clones live below `cache`, and `judge` says what is wrong with a manifest.
+
+        Raises ValueError or InvalidRemote for wrong ones.
+        """
+        remote = Remote(self.repo, self.branch, self.inner, self.review, self.git_timeout)
+        secret = Path(self.git_credentials) if self.git_credentials else None
+        publisher = PublisherOptions(
+            place=Place(remote, cache, secret, self._identity()),
+            rendering=RenderOptions(Path(self.templates) if self.templates else None, self.chart_repo),
+            max_prune=self.max_prune,
+            namespace=self.namespace,
+            source=self._source(cache, secret, judge),
+            git_repos=self._git_repos(),
+        )
+        return Options(
+            publisher,
+            receiver=self._receiver(),
+            kubeconfig=self.kubeconfig,
+            watch_filter=self.watch_filter,
+            leader_elect=self.leader_elect,
+            pace=Pace(self.debounce, max(15.0, self.debounce), self.interval),
+            addresses=Addresses(self.metrics_bind_address, self.health_probe_bind_address),
+            secure_metrics=self.metrics_secure,
+            metrics_certificate=Path(self.metrics_cert_dir) if self.metrics_cert_dir else None,
+        )
+
+    @contextlib.contextmanager
+    def opened(self, judge: Judge) -> Iterator[Options]:
+        """Give what they mean, with a folder for the clone that goes with the block where none is named."""
+        if self.git_cache:
+            yield self.options(Path(self.git_cache), judge)
+            return
+        with tempfile.TemporaryDirectory(prefix="caphv-packager-", ignore_cleanup_errors=True) as folder:
+            yield self.options(Path(folder), judge)
+
+    def _source(self, cache: Path, secret: Path | None, judge: Judge) -> SourceOptions | None:
+        if not self.source_repo:
+            return None
+        remote = Remote(self.source_repo, self.source_branch, self.source_path, timeout=self.git_timeout)
+        own = Path(self.source_credentials) if self.source_credentials else secret
+        return SourceOptions(Place(remote, cache / "source", own), judge)
+
+    def _git_repos(self) -> GitRepoOptions | None:
+        try:
+            return GitRepoOptions(self.repo, self.branch, folder=self.inner, client_secret_name=self.client_secret)
+        except ValueError as error:
+            if self.client_secret:
+                raise ValueError(f"client secret: {error}") from None
+            # An address that only this machine knows, which Fleet could not read.
+            return None
+
+    def _receiver(self) -> tuple[str, Path] | None:
+        if not self.receiver_bind_address:
+            return None
+        receiver = self.receiver_bind_address, Path(self.receiver_secret_file)
+        Receiver(*receiver, lambda: None)
+        return receiver
+
+    def _identity(self) -> Identity:
+        author = _AUTHOR.fullmatch(self.author)
+        if author is None:
+            msg = f"author {self.author!r} is not of the form Name <name@example.com>"
+            raise ValueError(msg)
+        return Identity(author["name"], author["email"])
+
+    def beside(self) -> Settings:
+        """Return the same for a process beside the provider, which answers for its metrics and health."""
+        return dataclasses.replace(
+            self, metrics_bind_address="0", metrics_secure=False, metrics_cert_dir="", health_probe_bind_address="0"
+        )

@@ -1,0 +1,169 @@
+"""What Fleet says of a cluster's bundles: read from its objects, as far as they are there and may be read."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from caphv.api.object import Key, Obj, labels_of
+from caphv.runtime.cache import Change
+from packager.addons.merge import at
+from packager.controller.informers import FLEET_GROUP, OptionalKinds
+from packager.rendering.bundles import BUNDLE_LABEL
+
+_BUNDLE = (FLEET_GROUP, "Bundle")
+_GIT_REPO = (FLEET_GROUP, "GitRepo")
+_COMMIT_LABEL = "fleet.cattle.io/commit"
+_LONGEST = 300
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Bundles of one cluster that Fleet should have: `<bundle>` → its name in a workspace, as of a commit."""
+
+    workspace: str
+    bundles: tuple[tuple[str, str], ...]
+    folder: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What Fleet says: `problems` is empty when all is applied."""
+
+    problems: tuple[str, ...]
+
+    @property
+    def ready(self) -> bool:
+        """Whether all bundles are applied and their resources ready."""
+        return not self.problems
+
+
+class Fleet:
+    """Caches of Fleet's Bundles and GitRepos. `changed` hears of each Bundle and GitRepo that says something new."""
+
+    def __init__(self, kinds: OptionalKinds, changed: Callable[[Key], None]) -> None:
+        self._kinds = kinds
+        self._changed = changed
+
+    def connect(self) -> None:
+        """Begin to watch, from when Fleet is there."""
+        self._kinds.want(*_BUNDLE, self._bundle_changed, transform=slim_bundle)
+        self._kinds.want(*_GIT_REPO, self._git_repo_changed, transform=slim_git_repo)
+
+    def report(self, wanted: Wanted, is_before: Callable[[str, str], bool]) -> Report | None:
+        """Say how far Fleet is with a cluster's bundles; None when nobody can tell."""
+        bundles = self._kinds.get(*_BUNDLE)
+        if bundles is None or not bundles.synced:
+            return None
+        found = {bundle: bundles.get(wanted.workspace, name) for bundle, name in wanted.bundles}
+        git_repos = self._kinds.get(*_GIT_REPO)
+        readers = None
+        if git_repos is not None and git_repos.synced:
+            there = (repo for repo in git_repos.store if repo["metadata"]["namespace"] == wanted.workspace)
+            readers = [repo for repo in there if reads(repo, wanted.folder)]
+        return judge(found, readers, wanted, is_before)
+
+    def _bundle_changed(self, change: Change) -> None:
+        if change.old is None or change.new is None or _said(change.old) != _said(change.new):
+            self._changed(change.key)
+
+    def _git_repo_changed(self, change: Change) -> None:
+        if change.old is None or change.new is None or _said(change.old) != _said(change.new):
+            self._changed(Key(change.key.namespace, ""))
+
+
+def judge(
+    found: dict[str, Obj | None],
+    readers: list[Obj] | None,
+    wanted: Wanted,
+    is_before: Callable[[str, str], bool],
+) -> Report:
+    """Return what is not as it should be, by bundle; `readers` are GitRepos that read the cluster's folder."""
+    missing = [bundle for bundle, obj in found.items() if obj is None]
+    problems = []
+    if missing:
+        problems.append(f"{', '.join(missing)}: {_why_missing(readers, wanted)}")
+    for bundle, obj in found.items():
+        if obj is not None and (problem := _problem(obj, wanted, is_before)):
+            problems.append(f"{bundle}: {problem}")
+    return Report(tuple(problems))
+
+
+def _why_missing(readers: list[Obj] | None, wanted: Wanted) -> str:
+    if readers == []:
+        return f"no GitRepo in namespace {wanted.workspace} has the path {wanted.folder}/*; make one for it"
+    for repo in readers or ():
+        if repo["status"]["message"]:
+            return f"GitRepo {repo['metadata']['name']} says: {repo['status']['message']}"
+    return "Fleet has not read it yet"
+
+
+def _problem(bundle: Obj, wanted: Wanted, is_before: Callable[[str, str], bool]) -> str:
+    status = bundle["status"]
+    commit = labels_of(bundle).get(_COMMIT_LABEL, "")
+    if commit and is_before(commit, wanted.commit):
+        return f"Fleet is still at commit {commit[:12]}"
+    if status["message"]:
+        return f"{status['state'] or 'NotReady'}: {status['message']}"
+    if not status["desired"]:
+        return "no cluster of Fleet matches it yet"
+    if status["ready"] < status["desired"]:
+        return status["state"] or "NotReady"
+    return ""
+
+
+def reads(git_repo: Obj, folder: str) -> bool:
+    """Whether a path of a GitRepo, which may have stars, leads to the bundles in a cluster's folder."""
+    parts = [*folder.split("/"), "bundle"]
+    return any(_leads(path.strip("/").removesuffix("/**").split("/"), parts) for path in git_repo["spec"]["paths"])
+
+
+def _leads(pattern: list[str], parts: list[str]) -> bool:
+    # Fleet reads all that is below a folder that matches.
+    return len(pattern) <= len(parts) and all(map(fnmatch.fnmatchcase, parts, pattern))
+
+
+def slim_bundle(bundle: Obj) -> Obj | None:
+    """Keep of a Bundle what is reported; None for one that is not the packager's."""
+    labels = labels_of(bundle)
+    if BUNDLE_LABEL not in labels:
+        return None
+    summary = at(bundle, "status", "summary") or {}
+    return {
+        "metadata": _metadata(bundle, {name: labels[name] for name in (BUNDLE_LABEL, _COMMIT_LABEL) if name in labels}),
+        "status": {
+            "desired": int(summary.get("desiredReady") or 0),
+            "ready": int(summary.get("ready") or 0),
+            "state": str(at(bundle, "status", "display", "state") or ""),
+            "message": _first(row.get("message") for row in summary.get("nonReadyResources") or ()),
+        },
+    }
+
+
+def slim_git_repo(git_repo: Obj) -> Obj:
+    """Keep of a GitRepo its paths, and what went wrong with reading it."""
+    conditions = at(git_repo, "status", "conditions") or ()
+    stalled = (row.get("message") for row in conditions if row.get("type") == "Stalled" and row.get("status") == "True")
+    polling = (
+        row.get("message") for row in conditions if row.get("type") == "GitPolling" and row.get("status") == "False"
+    )
+    return {
+        "metadata": _metadata(git_repo, {}),
+        "spec": {"paths": [str(path) for path in at(git_repo, "spec", "paths") or ()]},
+        "status": {"message": _first([*stalled, *polling])},
+    }
+
+
+def _metadata(obj: Obj, labels: dict[str, str]) -> Obj:
+    kept = {name: obj["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion")}
+    return {**kept, "labels": labels}
+
+
+def _first(messages: Iterable[str | None]) -> str:
+    return next((str(message)[:_LONGEST] for message in messages if message), "")
+
+
+def _said(obj: Obj) -> list[object]:
+    return [labels_of(obj), obj.get("spec"), obj["status"]]

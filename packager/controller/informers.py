@@ -1,0 +1,163 @@
+"""The kinds that the packager reads, and caches of those that may be there or not: control planes and Fleet's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import find_resource
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
+
+log = logging.getLogger(__name__)
+
+CLUSTER_API_GROUP = "cluster.x-k8s.io"
+# Newest first; the management cluster decides which one is used.
+CLUSTER_API_VERSIONS = ("v1beta2", "v1beta1")
+FLEET_GROUP = "fleet.cattle.io"
+HARVESTER_CLUSTERS = Resource("infrastructure.cluster.x-k8s.io", "v1beta1", "harvesterclusters", "HarvesterCluster")
+_RETRY = 2.0
+_SEARCHES = 30
+_KEPT = ("name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "deletionTimestamp")
+_Handler = Callable[[Change], None]
+
+
+def clusters(version: str) -> Resource:
+    """Cluster API's Cluster in one of its versions."""
+    return Resource(CLUSTER_API_GROUP, version, "clusters", "Cluster")
+
+
+def cluster_classes(version: str) -> Resource:
+    """Cluster API's ClusterClass in one of its versions."""
+    return Resource(CLUSTER_API_GROUP, version, "clusterclasses", "ClusterClass")
+
+
+def without_status(obj: Obj) -> Obj:
+    """What rendering reads of an object: metadata without its noise, and the spec."""
+    metadata = obj["metadata"]
+    return {"metadata": {name: metadata[name] for name in _KEPT if name in metadata}, "spec": obj.get("spec") or {}}
+
+
+class OptionalKinds:
+    """Caches of kinds by group and kind, each from when somebody asks for it and its CRD is there.
+
+    A Cluster names the kind of its control plane without a version, and Fleet may be installed later or never.
+    `settled` hears when it is known for the first time what there is of a kind, or that there is no such kind.
+    """
+
+    def __init__(self, client: ApiClient, settled: Callable[[], None]) -> None:
+        self._client = client
+        self._on_settled = settled
+        self._changed = asyncio.Event()
+        self._wanted: dict[tuple[str, str], Callable[[Resource], Informer]] = {}
+        self._informers: dict[tuple[str, str], Informer] = {}
+        self._settled: set[tuple[str, str]] = set()
+        self._contacted: set[tuple[str, str]] = set()
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self.crds = Informer(client, CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True, transform=_only_name)
+        self.crds.add_handler(self._crd_changed)
+
+    def want(
+        self,
+        group: str,
+        kind: str,
+        handler: _Handler,
+        *,
+        namespace: str = "",
+        transform: Callable[[Obj], Obj | None] = without_status,
+    ) -> None:
+        """Watch a kind from now on, or from when it is there; only the first call for a kind counts."""
+        key = (group, kind)
+        if key in self._wanted:
+            return
+
+        def make(resource: Resource) -> Informer:
+            where = namespace if resource.namespaced else ""
+            informer = Informer(
+                self._client,
+                resource,
+                namespace=where,
+                transform=transform,
+                on_contact=lambda: self._contact(key),
+                on_error=lambda _: self._settle(key),
+            )
+            informer.add_handler(handler)
+            return informer
+
+        self._wanted[key] = make
+        self._search(key)
+
+    def get(self, group: str, kind: str) -> Informer | None:
+        """Return the cache of a kind, None while its CRD is missing."""
+        return self._informers.get((group, kind))
+
+    def settled(self, group: str, kind: str) -> bool:
+        """Whether absence from the cache means absence: it was read, cannot be read, or there is no such kind."""
+        return (group, kind) in self._settled
+
+    async def wait_settled(self) -> None:
+        """Wait until all kinds that were asked for are settled."""
+        while self._wanted.keys() - self._settled:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def close(self) -> None:
+        """End all watches."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _search(self, key: tuple[str, str]) -> None:
+        if key not in self._tasks or self._tasks[key].done():
+            self._tasks[key] = asyncio.create_task(self._watch(key))
+
+    def _contact(self, key: tuple[str, str]) -> None:
+        if key not in self._contacted:
+            self._contacted.add(key)
+            self._settled.discard(key)
+            self._settle(key)
+
+    def _settle(self, key: tuple[str, str]) -> None:
+        if key not in self._settled:
+            self._settled.add(key)
+            self._changed.set()
+            self._on_settled()
+
+    async def _watch(self, key: tuple[str, str]) -> None:
+        resource = await self._found(key)
+        if resource is not None:
+            informer = self._informers[key] = self._wanted[key](resource)
+            await informer.run()
+
+    async def _found(self, key: tuple[str, str]) -> Resource | None:
+        """Return what the server calls a kind, None when it has not got it: a new CRD starts another search."""
+        for _ in range(_SEARCHES):
+            try:
+                return await find_resource(self._client, *key)
+            except NotFound:
+                # A CRD is there before the server serves it.
+                self._settle(key)
+                if not any(_group(crd) == key[0] for crd in self.crds.store):
+                    return None
+            except (ApiError, Unreachable) as error:
+                log.warning("cannot find out what %s of %s is, trying again: %s", key[1], key[0], error)
+            await asyncio.sleep(_RETRY)
+        return None
+
+    def _crd_changed(self, change: Change) -> None:
+        if change.new is not None:
+            for key in self._wanted:
+                if key[0] == _group(change.new) and key not in self._informers:
+                    self._search(key)
+
+
+def _only_name(crd: Obj) -> Obj:
+    metadata = crd["metadata"]
+    return {"metadata": {name: metadata[name] for name in ("name", "uid", "resourceVersion")}}
+
+
+def _group(crd: Obj) -> str:
+    return str(crd["metadata"]["name"]).partition(".")[2]

@@ -1,0 +1,167 @@
+"""The packager put together: caches, loop and reports, on one manager."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import generate_latest
+
+from caphv.api import names
+from caphv.api.object import Key
+from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import served_version
+from caphv.runtime.election import LeaderElection
+from caphv.runtime.errors import NotFound, Unreachable
+from caphv.runtime.eventloop import unless_stopped
+from caphv.runtime.events import EventRecorder
+from caphv.runtime.kubeconfig import own_configuration, own_namespace
+from caphv.runtime.manager import Addresses, Manager
+from caphv.runtime.metrics_auth import Protection
+from caphv.runtime.runnable import Part
+from packager.controller import metrics, state
+from packager.controller.fleet import Fleet
+from packager.controller.informers import CLUSTER_API_GROUP, CLUSTER_API_VERSIONS
+from packager.controller.loop import Loop, Pace
+from packager.controller.publisher import Options as PublisherOptions
+from packager.controller.publisher import Publisher
+from packager.controller.push_relay import Bell
+from packager.controller.receiver import Receiver
+from packager.controller.state import View
+from packager.controller.status import Reporter
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "caphv-packager"
+_LONGEST_DELAY = 15.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the packager in the cluster can be told."""
+
+    publisher: PublisherOptions
+    kubeconfig: str = ""
+    watch_filter: str = ""
+    leader_elect: bool = False
+    pace: Pace = field(default_factory=Pace)
+    addresses: Addresses = field(default_factory=Addresses)
+    secure_metrics: bool = False
+    metrics_certificate: Path | None = None
+    receiver: tuple[str, Path] | None = None
+    """Where to hear of pushes, [host]:port, and the file with the secret that callers share."""
+
+
+async def run(options: Options, stop: asyncio.Event) -> None:
+    """Run the packager until `stop` is set. Raises `KubeconfigError`, `LeaseLost`, and as `Renderer` does."""
+    async with contextlib.AsyncExitStack() as stack:
+        process = await unless_stopped(stack.enter_async_context(connected(options)), stop)
+        if process is None:
+            return
+        process.manager.add_part(Metrics())
+        await process.manager.run(stop)
+
+
+@contextlib.asynccontextmanager
+async def connected(options: Options) -> AsyncIterator[Process]:
+    """Lend a packager that knows its management cluster; `manager.run` makes it live."""
+    client = ApiClient(await own_configuration(options.kubeconfig), name="management")
+    try:
+        yield await Process.connect(client, options)
+    finally:
+        await client.close()
+
+
+class Metrics(Part):
+    """Adds the packager's metrics to those of the process."""
+
+    async def run(self) -> None:
+        """Wait: metrics are made when somebody asks."""
+        await asyncio.Event().wait()
+
+    def metrics(self) -> bytes:
+        """Return them in the text format of Prometheus."""
+        return generate_latest(metrics.REGISTRY)
+
+
+class Process:
+    """All parts, wired; `manager.run` makes them live."""
+
+    def __init__(self, client: ApiClient, options: Options, version: str) -> None:
+        election = _election(client, options)
+        self.manager = Manager(
+            addresses=options.addresses,
+            election=election,
+            protection=Protection(client, options.metrics_certificate) if options.secure_metrics else None,
+        )
+        events = EventRecorder(client, COMPONENT)
+        publisher = Publisher(options.publisher)
+        where = state.Options(options.publisher.namespace, options.watch_filter)
+        self._view = View(client, version, where, self._changed, self._settled)
+        self._fleet = Fleet(self._view.kinds, self._fleet_changed)
+        self._reporter = Reporter(client, self._view, self._fleet, events, publisher.is_before)
+        self.loop = Loop(self._view, publisher, self._reporter, options.pace, options.publisher.place.remote.path)
+        self._events = events
+        for informer in self._view.informers:
+            self.manager.add_informer(informer)
+        self.manager.add_controller(self._reporter.controller)
+        self.manager.add_task(events.run)
+        self.manager.add_task(self.loop.run)
+        if options.receiver:
+            # In all replicas: a Git host calls any of them.
+            bell = Bell(election, self.loop.trigger.hurry)
+            self.manager.add_part(bell)
+            self.manager.add_part(Receiver(*options.receiver, bell.ring))
+        self.manager.on_start(self._start)
+        self.manager.on_stop(self._stop)
+
+    @classmethod
+    async def connect(cls, client: ApiClient, options: Options) -> Process:
+        """Find out what the management cluster speaks, waiting for it as long as it takes."""
+        delay = 0.5
+        while True:
+            try:
+                return cls(client, options, await served_version(client, CLUSTER_API_GROUP, CLUSTER_API_VERSIONS))
+            except (NotFound, Unreachable) as error:
+                log.warning("management cluster is not ready, trying again in %.1f s: %s", delay, error)
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _LONGEST_DELAY)
+
+    # Handlers close over the process, because the loop exists only after the caches that it works on.
+
+    def _changed(self, key: Key, now: bool) -> None:
+        self.loop.trigger.touch(key, now=now)
+
+    def _settled(self) -> None:
+        self.loop.trigger.hurry()
+        self._reporter.look_again()
+
+    def _fleet_changed(self, place: Key) -> None:
+        self._reporter.fleet_changed(place)
+
+    async def _start(self) -> None:
+        self._view.connect()
+        self._view.harvester_clusters.add_handler(self._reporter.harvester_cluster_changed)
+        self._fleet.connect()
+
+    async def _stop(self) -> None:
+        await self._events.flush()
+        await self._view.kinds.close()
+        await self.loop.close()
+
+
+def _election(client: ApiClient, options: Options) -> LeaderElection | None:
+    if not options.leader_elect:
+        return None
+    # Deployments that share the clusters by filter or namespace each need a leader of their own.
+    share = re.sub(r"[^a-z0-9]+", "-", f"{options.watch_filter} {options.publisher.namespace}".lower()).strip("-")
+    name = f"{share}.{names.PACKAGER_LEASE}" if share else names.PACKAGER_LEASE
+    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+    return LeaderElection(client, namespace=own_namespace(), name=name, identity=identity)

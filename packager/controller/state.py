@@ -1,0 +1,291 @@
+"""What the management cluster says of its clusters: complete facts, or why a cluster has to wait.
+
+A cluster is rendered only when all that it is made of is known. Its network is pinned by the first rendering, so a
+guess that holds until its control plane is there would have to be taken back a moment later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from caphv.api import clusterapi, names
+from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from packager.addons.gather import ClusterFacts
+from packager.cluster_objects import fleet_worlds, is_on_harvester, is_suspended
+from packager.controller import informers
+from packager.controller.informers import FLEET_GROUP, OptionalKinds
+
+log = logging.getLogger(__name__)
+
+_FLEET_CLUSTER = (FLEET_GROUP, "Cluster")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One Cluster. Without `facts` it is not rendered now, and `why` says why and what helps.
+
+    `incomplete`: something that it is made of is known not to be there yet.
+    """
+
+    facts: ClusterFacts | None = None
+    why: str = ""
+    suspended: bool = False
+    incomplete: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which clusters to care for: those in a namespace, and those whose HarvesterCluster has a label's value."""
+
+    namespace: str = ""
+    watch_filter: str = ""
+
+
+class View:
+    """Caches of the management cluster. `changed` hears of a Cluster that may need another rendering.
+
+    Its second argument tells whether somebody asked for it to be done now. `settled` hears when a kind that may be
+    missing was read for the first time, or found to be missing.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        version: str,
+        options: Options,
+        changed: Callable[[Key, bool], None],
+        settled: Callable[[], None],
+    ) -> None:
+        self.options = options
+        self._changed = changed
+        self._moved: set[Key] = set()
+        self.kinds = OptionalKinds(client, settled)
+        self.clusters = Informer(
+            client,
+            informers.clusters(version),
+            namespace=options.namespace,
+            transform=informers.without_status,
+            indexes={"infrastructure": _infrastructure, "control plane": _control_plane, "class": _class},
+        )
+        self.harvester_clusters = Informer(client, informers.HARVESTER_CLUSTERS, namespace=options.namespace)
+        self.classes = Informer(client, informers.cluster_classes(version), transform=informers.without_status)
+
+    @property
+    def informers(self) -> tuple[Informer, ...]:
+        """The caches that have to be in sync before anything is decided."""
+        return self.kinds.crds, self.clusters, self.harvester_clusters, self.classes
+
+    def connect(self) -> None:
+        """Begin to tell of changes, and of all that is there already."""
+        self.kinds.want(*_FLEET_CLUSTER, self._fleet_cluster_changed)
+        self.clusters.add_handler(self._cluster_changed)
+        self.harvester_clusters.add_handler(self._harvester_cluster_changed)
+        self.classes.add_handler(self._class_changed)
+
+    async def ready(self, seconds: float) -> None:
+        """Wait until all kinds that Clusters name were read, or cannot be, but not longer than so many seconds."""
+        for cluster in self.clusters.store:
+            self._want_control_plane(cluster)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.kinds.wait_settled(), seconds)
+
+    def seen(self) -> dict[Key, Seen]:
+        """Look at all Clusters on Harvester that are cared for here."""
+        fleet_clusters = self.kinds.get(*_FLEET_CLUSTER)
+        worlds = fleet_worlds(fleet_clusters.store) if fleet_clusters else {}
+        return {
+            key_of(cluster): self._look(cluster, worlds.get(key_of(cluster), frozenset()))
+            for cluster in self.clusters.store
+            if is_on_harvester(cluster, self._find) and self._is_selected(cluster)
+        }
+
+    def there(self) -> set[Key]:
+        """All Clusters, also those that are not cared for here."""
+        return set(self.clusters.store.keys())
+
+    def moved(self) -> set[Key]:
+        """Clusters that went while they were paused, until `forget_moved`."""
+        return set(self._moved)
+
+    def forget_moved(self, keys: Iterable[Key]) -> None:
+        """The repository has it now."""
+        self._moved.difference_update(keys)
+
+    def confirmed(self) -> set[Key]:
+        """Clusters whose definition may go: an annotation says so."""
+        return {
+            key_of(cluster)
+            for cluster in self.clusters.store
+            if annotations_of(cluster).get(names.CONFIRM_REMOVAL_ANNOTATION) == "true"
+        }
+
+    def harvester_cluster(self, key: Key) -> Obj | None:
+        """Return the HarvesterCluster of a Cluster."""
+        cluster = self.clusters.get(*key)
+        _, name = clusterapi.infrastructure_ref(cluster) if cluster else ("", "")
+        return self.harvester_clusters.get(key.namespace, name) if name else None
+
+    # One Cluster
+
+    def _is_selected(self, cluster: Obj) -> bool:
+        wanted = self.options.watch_filter
+        found = self.harvester_clusters.get(*_infrastructure_key(cluster)) if wanted else None
+        return not wanted or (found is not None and labels_of(found).get(names.WATCH_FILTER_LABEL) == wanted)
+
+    def _look(self, cluster: Obj, worlds: frozenset[str]) -> Seen:
+        if reason := suspension(cluster):
+            return Seen(why=reason, suspended=True)
+        if being_deleted(cluster):
+            return Seen(why="the Cluster is being deleted; its bundles stay until it is gone")
+        harvester_cluster = self.harvester_clusters.get(*_infrastructure_key(cluster))
+        control_plane = self._control_plane(cluster)
+        if missing := self._missing(cluster, harvester_cluster, control_plane):
+            return missing
+        if not self.kinds.settled(*_FLEET_CLUSTER):
+            return Seen(why="reading what Fleet knows")
+        return Seen(ClusterFacts(cluster, harvester_cluster, control_plane, worlds))
+
+    def _missing(self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None) -> Seen | None:
+        """Return what has to be there before a Cluster is rendered; None when all is."""
+        key, (group, kind, name) = _infrastructure_key(cluster), control_plane_ref(cluster)
+        if not (key.name and name) and (missing := self._missing_class(cluster)):
+            return Seen(why=missing, incomplete=True)
+        if harvester_cluster is None:
+            return Seen(why=f"waiting for HarvesterCluster {key}: it is not there yet", incomplete=True)
+        if name and control_plane is None:
+            why = f"waiting for {kind} {key.namespace}/{name} of {group}: it is not there, or cannot be read yet"
+            return Seen(why=why, incomplete=self.kinds.settled(group, kind))
+        return None
+
+    def _want_control_plane(self, cluster: Obj) -> None:
+        group, kind, name = control_plane_ref(cluster)
+        if name:
+            self.kinds.want(group, kind, self._control_plane_changed, namespace=self.options.namespace)
+
+    def _control_plane(self, cluster: Obj) -> Obj | None:
+        self._want_control_plane(cluster)
+        group, kind, name = control_plane_ref(cluster)
+        informer = self.kinds.get(group, kind)
+        return informer.get(cluster["metadata"]["namespace"], name) if informer and name else None
+
+    def _missing_class(self, cluster: Obj) -> str:
+        key = class_key(cluster)
+        if key is None:
+            return ""
+        if self.classes.get(*key) is None:
+            return f"ClusterClass {key} does not exist: create it, or name another one in spec.topology"
+        return f"waiting for Cluster API to make infrastructure and control plane of ClusterClass {key}"
+
+    def _find(self, group: str, kind: str, key: Key) -> Obj | None:
+        """Look up what says whether a Cluster without infrastructure is on Harvester: its class."""
+        return self.classes.get(*key) if (group, kind) == (informers.CLUSTER_API_GROUP, "ClusterClass") else None
+
+    # Changes
+
+    def _cluster_changed(self, change: Change) -> None:
+        if change.new is None and clusterapi.paused(change.obj, change.obj):
+            # `clusterctl move` pauses a Cluster and takes it to another management cluster, where it lives on.
+            self._moved.add(change.key)
+        elif change.new is not None:
+            self._moved.discard(change.key)
+        if differs(change):
+            self._changed(change.key, _asked_for(change))
+
+    def _harvester_cluster_changed(self, change: Change) -> None:
+        if differs(change):
+            self._all("infrastructure", str(change.key), _asked_for(change))
+
+    def _control_plane_changed(self, change: Change) -> None:
+        if differs(change):
+            self._all("control plane", f"{change.resource.group}/{change.resource.kind}/{change.key}")
+
+    def _class_changed(self, change: Change) -> None:
+        if differs(change):
+            self._all("class", str(change.key))
+
+    def _fleet_cluster_changed(self, change: Change) -> None:
+        if differs(change):
+            for key in filter(None, {change.key, _owner(change.obj)}):
+                if self.clusters.get(*key):
+                    self._changed(key, False)
+
+    def _all(self, index: str, value: str, urgent: bool = False) -> None:
+        for cluster in self.clusters.store.by_index(index, value):
+            self._changed(key_of(cluster), urgent)
+
+
+# What objects say
+
+
+def suspension(cluster: Obj) -> str:
+    """Return why the bundles of a Cluster are left alone; empty when they are not."""
+    if is_suspended(cluster):
+        return f"annotation {names.SUSPEND_ADDONS_ANNOTATION} of the Cluster suspends it; remove it to go on"
+    if clusterapi.paused(cluster, cluster):
+        return "the Cluster is paused; its bundles stay as they are until it goes on"
+    return ""
+
+
+def control_plane_ref(cluster: Obj) -> tuple[str, str, str]:
+    """Group, kind and name of a Cluster's control plane in both contract versions; empty when it has none."""
+    ref = (cluster.get("spec") or {}).get("controlPlaneRef") or {}
+    group = ref.get("apiGroup") or str(ref.get("apiVersion", "")).partition("/")[0]
+    return str(group), str(ref.get("kind", "")), str(ref.get("name", ""))
+
+
+def class_key(cluster: Obj) -> Key | None:
+    """Namespace and name of a Cluster's ClusterClass, None when it has no topology."""
+    topology = (cluster.get("spec") or {}).get("topology")
+    if not topology:
+        return None
+    ref = topology.get("classRef") or {}
+    name = ref.get("name") or topology.get("class") or ""
+    namespace = ref.get("namespace") or topology.get("classNamespace") or cluster["metadata"]["namespace"]
+    return Key(str(namespace), str(name))
+
+
+def differs(change: Change) -> bool:
+    """Whether a change is more than one of the status or of what others note in the metadata."""
+    return change.old is None or change.new is None or _view(change.old) != _view(change.new)
+
+
+def _view(obj: Obj) -> list[object]:
+    return [labels_of(obj), annotations_of(obj), obj.get("spec"), being_deleted(obj)]
+
+
+def _asked_for(change: Change) -> bool:
+    """Whether somebody set the annotation that asks for a look now."""
+    if change.old is None or change.new is None:
+        return False
+    before, now = (annotations_of(obj).get(names.RECONCILE_AT_ANNOTATION) for obj in (change.old, change.new))
+    return now is not None and now != before
+
+
+def _owner(fleet_cluster: Obj) -> Key | None:
+    labels = labels_of(fleet_cluster)
+    name, namespace = labels.get(names.CAPI_OWNER_LABEL), labels.get(names.CAPI_OWNER_NAMESPACE_LABEL)
+    return Key(namespace, name) if name and namespace else None
+
+
+def _infrastructure_key(cluster: Obj) -> Key:
+    return Key(cluster["metadata"]["namespace"], clusterapi.infrastructure_ref(cluster)[1])
+
+
+def _infrastructure(cluster: Obj) -> Iterable[str]:
+    return [str(_infrastructure_key(cluster))]
+
+
+def _control_plane(cluster: Obj) -> Iterable[str]:
+    group, kind, name = control_plane_ref(cluster)
+    return [f"{group}/{kind}/{cluster['metadata']['namespace']}/{name}"] if name else []
+
+
+def _class(cluster: Obj) -> Iterable[str]:
+    key = class_key(cluster)
+    return [str(key)] if key else []

@@ -1,0 +1,82 @@
+"""What nodes of a cluster start with, in the form in which bootstrap providers take files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from packager.addons.merge import Obj, at
+from packager.definitions.model import NONE, Definition
+from packager.rendering.nodefiles import first_boot
+from packager.rendering.renderer import Rendered
+
+_RKE2_CONFIG = "/etc/rancher/rke2/config.yaml.d/50-caphv.yaml"
+
+
+@dataclass(frozen=True)
+class Boot:
+    """CNI, files and RKE2's `serverConfig`; `external` tells whether kubelets wait for a cloud provider."""
+
+    cni: str = ""
+    external: bool = True
+    cloud_config_delivery: str = "Secret"
+    server_files: Sequence[Obj] = ()
+    agent_files: Sequence[Obj] = ()
+    server_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def before_rendering(definition: Definition) -> Boot:
+    """Return what is known before the add-ons are rendered, which is all that rendering looks at."""
+    addons = definition.addons
+    brought = "calico" if definition.distribution == "rke2" else "none"
+    return Boot(
+        cni=addons.get("cni", {}).get("name", brought),
+        external=addons.get("ccm", {}).get("enabled", True) or definition.delivery == NONE,
+        cloud_config_delivery="File" if "hostPath" in addons.get("cloudConfig", {}) else "Secret",
+        server_config=_server_config(addons),
+    )
+
+
+def _server_config(addons: Mapping[str, Any]) -> Obj:
+    name = addons.get("cloudProviderName", "external")
+    return {"cloudProviderName": name} if addons.get("ccm", {}).get("enabled", True) else {}
+
+
+def after_rendering(definition: Definition, rendered: Rendered) -> Boot:
+    """Return all that the nodes of a rendered cluster start with."""
+    known = before_rendering(definition)
+    if definition.distribution == "kubeadm":
+        return known
+    found = first_boot(rendered)
+    files = dict(found.server_files)
+    replaced = rendered.settings is not None and rendered.settings.cni.kube_proxy_replacement
+    if definition.cluster_class and definition.distribution == "rke2" and replaced:
+        # ClusterClasses have no variable for it, and RKE2 reads this file as well.
+        files[_RKE2_CONFIG] = b"disable-kube-proxy: true\n"
+    return Boot(
+        known.cni,
+        known.external,
+        known.cloud_config_delivery,
+        [_file(path, content) for path, content in files.items()],
+        [_file(path, content) for path, content in found.agent_files.items()],
+        found.server_config,
+    )
+
+
+def first_files(objects: Iterable[Obj]) -> list[Obj] | None:
+    """Return the files with which the control plane of existing objects starts; None where none of them says."""
+    for obj in objects:
+        if obj.get("kind") == "Cluster":
+            rows = at(obj, "spec", "topology", "variables")
+            for row in rows if isinstance(rows, list) else ():
+                if at(row, "name") == "controlPlaneFiles":
+                    return list(row["value"])
+        for path in (("spec", "files"), ("spec", "kthreesConfigSpec", "files")):
+            if str(obj.get("kind")).endswith("ControlPlane") and isinstance(files := at(obj, *path), list):
+                return files
+    return None
+
+
+def _file(path: str, content: bytes) -> Obj:
+    return {"path": path, "content": content.decode(), "owner": "root:root", "permissions": "0600"}

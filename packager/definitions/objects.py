@@ -1,0 +1,173 @@
+"""The objects of a cluster one by one, without a ClusterClass: for RKE2, K3s and kubeadm.
+
+Machine templates cannot be changed, so their names hold a hash over content, cluster and pool: another size is another
+template, which rolls the machines, and two clusters of a namespace never share one. The name of a pool has no dash, so
+no other cluster and pool can make the same `<cluster>-<pool>`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from caphv.api.names import API_VERSION, GROUP
+from packager.addons.merge import Obj, merged
+from packager.definitions.model import Definition, Pool
+from packager.definitions.nodeconfig import Boot
+
+CORE = "cluster.x-k8s.io/v1beta2"
+_CONTROL_PLANE, _BOOTSTRAP = "controlplane.cluster.x-k8s.io", "bootstrap.cluster.x-k8s.io"
+_KINDS = {
+    "rke2": ("RKE2ControlPlane", "RKE2ConfigTemplate"),
+    "k3s": ("KThreesControlPlane", "KThreesConfigTemplate"),
+    "kubeadm": ("KubeadmControlPlane", "KubeadmConfigTemplate"),
+}
+_HASH = 8
+# Nodes of RKE2 register here.
+_RKE2_LISTENER = {"name": "rke2-server", "port": 9345, "protocol": "TCP", "backendPort": 9345}
+
+
+def references(definition: Definition) -> Obj:
+    """Return the part of the Cluster's spec that names control plane and infrastructure."""
+    return {
+        "controlPlaneRef": {
+            "apiGroup": _CONTROL_PLANE,
+            "kind": _KINDS[definition.distribution][0],
+            "name": f"{definition.key.name}-control-plane",
+        },
+        "infrastructureRef": {"apiGroup": GROUP, "kind": "HarvesterCluster", "name": definition.key.name},
+    }
+
+
+def objects(definition: Definition, boot: Boot) -> list[Obj]:
+    """Return HarvesterCluster, control plane, MachineDeployments and their templates."""
+    templates = [_machine_template(definition, pool) for pool in (definition.control_plane, *definition.workers)]
+    found = [harvester_cluster(definition, boot), *templates, control_plane(definition, boot)]
+    for pool, template in zip(definition.workers, templates[1:], strict=True):
+        found += [_bootstrap_template(definition, pool, boot), _machine_deployment(definition, pool, template)]
+    return found
+
+
+def harvester_cluster(definition: Definition, boot: Boot) -> Obj:
+    """Return what the cluster needs on Harvester beside its machines."""
+    balancer: Obj = dict(definition.load_balancer)
+    if definition.distribution == "rke2":
+        balancer["listeners"] = [_RKE2_LISTENER]
+    spec: Obj = {
+        "targetNamespace": definition.target_namespace,
+        "identitySecret": {"name": definition.identity_secret, "namespace": definition.key.namespace},
+        "loadBalancerConfig": balancer,
+        **({"vmNetworkConfig": dict(definition.addresses)} if definition.addresses else {}),
+        "cloudConfig": {"delivery": boot.cloud_config_delivery},
+    }
+    return _obj(definition, API_VERSION, "HarvesterCluster", definition.key.name, spec)
+
+
+def control_plane(definition: Definition, boot: Boot) -> Obj:
+    """Return the control plane object of the distribution."""
+    template = _machine_template(definition, definition.control_plane)["metadata"]["name"]
+    infrastructure = {"apiGroup": GROUP, "kind": "HarvesterMachineTemplate", "name": template}
+    common = {"version": definition.version, "replicas": definition.control_plane.replicas}
+    if definition.distribution == "k3s":
+        # The one provider that names the template by version and not below `spec`.
+        reference = {"apiVersion": API_VERSION, "kind": "HarvesterMachineTemplate", "name": template}
+        spec = {**common, **_k3s(boot), "machineTemplate": {"infrastructureRef": reference}}
+    else:
+        own = _rke2(definition, boot) if definition.distribution == "rke2" else _kubeadm(boot)
+        spec = {**common, **own, "machineTemplate": {"spec": {"infrastructureRef": infrastructure}}}
+    kind = _KINDS[definition.distribution][0]
+    name = references(definition)["controlPlaneRef"]["name"]
+    return _obj(definition, f"{_CONTROL_PLANE}/v1beta2", kind, name, spec)
+
+
+def _rke2(definition: Definition, boot: Boot) -> Obj:
+    return {
+        "registrationMethod": "control-plane-endpoint",
+        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
+        "serverConfig": merged({"cni": boot.cni}, boot.server_config),
+        **_rke2_agent(boot),
+        **({"files": list(boot.server_files)} if boot.server_files else {}),
+    }
+
+
+def _rke2_agent(boot: Boot) -> Obj:
+    if not boot.external:
+        return {}
+    return {"agentConfig": {"kubelet": {"extraArgs": ["cloud-provider=external"]}}}
+
+
+def _k3s(boot: Boot) -> Obj:
+    # Settings of the server are in a file: not all of them have fields.
+    files = {"files": list(boot.server_files)} if boot.server_files else {}
+    server = {"disableCloudController": True, "disableComponents": ["servicelb"]} if boot.external else {}
+    return {"kthreesConfigSpec": {"serverConfig": server, **files}}
+
+
+def _kubeadm(boot: Boot) -> Obj:
+    registration = _registration(boot)
+    spec = {"format": "cloud-config", "initConfiguration": registration, "joinConfiguration": registration}
+    return {"kubeadmConfigSpec": spec}
+
+
+def _registration(boot: Boot) -> Obj:
+    registration: Obj = {"name": "{{ ds.meta_data.local_hostname }}"}
+    if boot.external:
+        registration["kubeletExtraArgs"] = [{"name": "cloud-provider", "value": "external"}]
+    return {"nodeRegistration": registration}
+
+
+def _bootstrap_template(definition: Definition, pool: Pool, boot: Boot) -> Obj:
+    files = {"files": list(boot.agent_files)} if boot.agent_files else {}
+    if definition.distribution == "kubeadm":
+        spec: Obj = {"format": "cloud-config", "joinConfiguration": _registration(boot)}
+    elif definition.distribution == "k3s":
+        spec = {"agentConfig": {"kubeletArgs": ["cloud-provider=external"]} if boot.external else {}, **files}
+    else:
+        spec = _rke2_agent(boot)
+    kind = _KINDS[definition.distribution][1]
+    name = f"{definition.key.name}-{pool.name}"
+    return _obj(definition, f"{_BOOTSTRAP}/v1beta2", kind, name, {"template": {"spec": spec}})
+
+
+def _machine_deployment(definition: Definition, pool: Pool, template: Obj) -> Obj:
+    name = f"{definition.key.name}-{pool.name}"
+    labels = {"cluster.x-k8s.io/deployment-name": name}
+    bootstrap = {"apiGroup": _BOOTSTRAP, "kind": _KINDS[definition.distribution][1], "name": name}
+    infrastructure = {"apiGroup": GROUP, "kind": template["kind"], "name": template["metadata"]["name"]}
+    machine = {
+        "clusterName": definition.key.name,
+        "version": definition.version,
+        "bootstrap": {"configRef": bootstrap},
+        "infrastructureRef": infrastructure,
+    }
+    spec = {
+        "clusterName": definition.key.name,
+        "replicas": pool.replicas,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": machine},
+    }
+    return _obj(definition, CORE, "MachineDeployment", name, spec)
+
+
+def _machine_template(definition: Definition, pool: Pool) -> Obj:
+    spec: Obj = {
+        "cpu": pool.cpu,
+        "memory": pool.memory,
+        "sshUser": definition.ssh_user,
+        "sshKeyPair": definition.ssh_key_pair,
+        "networks": list(definition.networks),
+        "volumes": [dict(volume) for volume in pool.volumes],
+        **({"firmware": dict(definition.firmware)} if definition.firmware else {}),
+        **({"tpm": dict(definition.tpm)} if definition.tpm else {}),
+    }
+    content = orjson.dumps([definition.key.name, pool.name, spec], option=orjson.OPT_SORT_KEYS)
+    name = f"{definition.key.name}-{pool.name}-{hashlib.sha256(content).hexdigest()[:_HASH]}"
+    return _obj(definition, API_VERSION, "HarvesterMachineTemplate", name, {"template": {"spec": spec}})
+
+
+def _obj(definition: Definition, api_version: str, kind: str, name: str, spec: Mapping[str, Any]) -> Obj:
+    metadata = {"name": name, "namespace": definition.key.namespace}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": dict(spec)}

@@ -1,0 +1,100 @@
+"""GitRepos: the objects on the management cluster that make Fleet read the bundles.
+
+Each sync of a GitRepo reads all its bundles, changed or not, so clusters are spread over several: one for each
+workspace and group. A group is named in a cluster's settings, else found from its name, so that a new cluster changes
+one GitRepo only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from packager.addons.merge import Obj
+from packager.addons.settings import Settings
+from packager.rendering.bundles import workspace
+from packager.tree import cluster_folder, path_of
+
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+# The form `user@host:path` of ssh.
+_SCP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.-]*:[A-Za-z0-9~/][A-Za-z0-9._~/-]*")
+
+
+@dataclass(frozen=True)
+class GitRepoOptions:
+    """What the GitRepos have in common.
+
+    `folder` is the path in the repository below which `clusters/` stands. `client_secret_name` names a Secret of type
+    kubernetes.io/basic-auth or kubernetes.io/ssh-auth in each workspace; `ca_bundle` is PEM. `groups` is the number of
+    groups for clusters whose settings name none.
+    """
+
+    repo: str
+    branch: str = "main"
+    name: str = "caphv"
+    folder: str = ""
+    client_secret_name: str = ""
+    ca_bundle: str = ""
+    polling_interval: str = "60s"
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a URL with a password or of another kind than https, http, ssh, git and file."""
+        parts = urlsplit(self.repo) if "://" in self.repo else None
+        known = parts and parts.scheme in ("https", "http", "ssh", "git", "file")
+        if not (known or _SCP.fullmatch(self.repo)):
+            msg = "repo must be a URL of Git: https://…, ssh://… or user@host:path"
+            raise ValueError(msg)
+        if parts and (parts.password or (parts.username and parts.scheme != "ssh")):
+            msg = "repo must not hold credentials: put them into a Secret and name it in client_secret_name"
+            raise ValueError(msg)
+        if "PRIVATE KEY" in self.ca_bundle:
+            msg = "ca_bundle must hold certificates only"
+            raise ValueError(msg)
+        if not _NAME.fullmatch(self.name) or self.groups < 1:
+            msg = "name must be one of Kubernetes with at most 63 characters, and groups at least 1"
+            raise ValueError(msg)
+        if self.folder:
+            path_of(*self.folder.split("/"))
+
+
+def git_repos(clusters: Iterable[Settings], options: GitRepoOptions) -> list[Obj]:
+    """Return one GitRepo a workspace and group, sorted, each with the folders of its clusters' bundles."""
+    paths: dict[tuple[str, str], list[str]] = {}
+    for settings in clusters:
+        # The star leaves out the record beside the bundles.
+        path = "/".join(filter(None, (options.folder, cluster_folder(*settings.cluster), "*")))
+        paths.setdefault((workspace(settings), group_of(settings, options.groups)), []).append(path)
+    return [git_repo(options, *place, sorted(found)) for place, found in sorted(paths.items())]
+
+
+def group_of(settings: Settings, groups: int) -> str:
+    """Group of a cluster: that of its settings, else one of `0` … `groups - 1`, the same as long as the number is."""
+    if settings.fleet.group:
+        return settings.fleet.group
+    digest = hashlib.sha256(str(settings.cluster).encode()).digest()
+    return str(int.from_bytes(digest[:8], "big") % groups)
+
+
+def git_repo(options: GitRepoOptions, namespace: str, group: str, paths: list[str]) -> Obj:
+    """Return the GitRepo of a group of clusters in a workspace; `paths` are folders or patterns of them."""
+    name = f"{options.name}-{group}"
+    if len(name) > 63:
+        name = f"{name[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    spec: Obj = {"repo": options.repo, "branch": options.branch}
+    if options.client_secret_name:
+        spec["clientSecretName"] = options.client_secret_name
+    if options.ca_bundle:
+        # A field of bytes: base64 around the PEM.
+        spec["caBundle"] = base64.b64encode(options.ca_bundle.encode()).decode()
+    spec |= {"pollingInterval": options.polling_interval, "keepResources": True, "paths": paths}
+    return {
+        "apiVersion": "fleet.cattle.io/v1alpha1",
+        "kind": "GitRepo",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": spec,
+    }

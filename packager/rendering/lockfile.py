@@ -1,0 +1,94 @@
+"""The file `caphv.yaml` beside the bundles of a cluster: what a later rendering must keep or compare.
+
+It holds the pinned versions, what cannot change in a live cluster, and a hash over all other files of the cluster. It
+stands above the folders that Fleet reads, so Fleet does not take it for a manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from caphv.validation.finding import Fault, Finding
+from packager.addons.gather import parsed
+from packager.addons.merge import Obj, origin
+from packager.addons.settings import Settings
+from packager.addons.versions import Versions, pinned
+from packager.rendering import yaml as yamltext
+from packager.tree import cluster_folder
+
+FILE = "caphv.yaml"
+
+_EFFECTS = {
+    "cni": "the running CNI would stay beside the new one, and Pods would have no network",
+    "encapsulation": "nodes would lose contact with each other's Pods until all have changed",
+    "kubeProxyReplacement": "Services would stop to work until every node is replaced",
+    "podCIDRs": "running Pods would keep addresses that nobody routes any more",
+    "serviceCIDRs": "existing Services would keep addresses that nobody serves any more, DNS first",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """Content of the file: versions, what cannot change, and the hash over the other files."""
+
+    versions: Versions
+    network: Mapping[str, Any]
+    content_hash: str
+
+
+def record_path(settings: Settings) -> str:
+    """Path of a cluster's record in the repository."""
+    return f"{cluster_folder(*settings.cluster)}/{FILE}"
+
+
+def write(settings: Settings, record: Record) -> bytes:
+    """Return the content of the file."""
+    content = {
+        "cluster": {"namespace": settings.cluster.namespace, "name": settings.cluster.name},
+        "contentHash": record.content_hash,
+        "network": dict(record.network),
+        "versions": record.versions.as_data(),
+    }
+    return yamltext.dump(content).encode()
+
+
+def read(content: bytes) -> Record:
+    """Return what a record says. Raises ValueError when it is none."""
+    try:
+        value, fault = parsed(content.decode())
+        if fault or not isinstance(value, dict):
+            msg = fault or "is no object"
+            raise ValueError(msg)
+        return Record(pinned(value["versions"]), dict(value["network"]), str(value["contentHash"]))
+    except (KeyError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
+        msg = f"lacks or spoils a field: {type(error).__name__} {error}"
+        raise ValueError(msg) from None
+
+
+def changes(settings: Settings, before: Mapping[str, Any]) -> list[Finding]:
+    """Return a refusal for each change that would break a live cluster's network."""
+    now: Obj = settings.network
+    if now["cni"] == "none" or before.get("cni") in (None, "none"):
+        # Nobody rendered a network, so nothing of ours runs.
+        return []
+    return [
+        Finding(
+            origin(settings.origins, ("cni", "name" if field == "cni" else field)),
+            Fault.FORBIDDEN,
+            f"was rendered as {_shown(before[field])} and would become {_shown(value)}: {_EFFECTS[field]}. Make a new "
+            "cluster, or force it with annotation addons.caphv.io/allow-network-change=true",
+            "live-network",
+        )
+        for field, value in now.items()
+        if field in before and before[field] != value
+    ]
+
+
+def _shown(value: Any) -> str:
+    return (
+        ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower() if value is True else str(value)
+    )

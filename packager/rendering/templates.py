@@ -1,0 +1,240 @@
+"""Templates that produce data: no value ever passes through the text of a document.
+
+A template is YAML with Jinja2. Each `{{ expression }}` leaves a hole in the text and puts its value aside; the text is
+parsed as YAML, and only then the values are put where the holes are. So a value is one value whatever characters it
+holds, an object or list keeps its type, and the parsed text is the same for all clusters that take the same branches:
+it is parsed once.
+
+Templates run in Jinja2's sandbox, and a name that is not defined fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from packager.rendering import yaml as yamltext
+from packager.tree import path_of
+
+SUFFIX = ".j2"
+_HOLES = "_holes"
+_HOLE = re.compile("\ue000([0-9]+)\ue001")
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SHAPES = 4096
+
+
+class TemplateError(Exception):
+    """A template cannot be read or rendered; `file` is its path in the folder of templates."""
+
+    def __init__(self, file: str, message: str) -> None:
+        super().__init__(f"{file}: {message}")
+        self.file = file
+        self.message = message
+
+
+class Templates:
+    """The templates of one version, with a user's folder over them; read and compiled once.
+
+    A folder holds bundles, a bundle holds files `<name>.yaml.j2`. A file of the user's folder replaces the one of the
+    same path, and its further bundles and files are added.
+    """
+
+    def __init__(self, folders: list[Path]) -> None:
+        """Read all files.
+
+        Raises:
+            TemplateError: a name cannot be part of a path, or a template is no Jinja2.
+            FileNotFoundError: a folder is not there.
+        """
+        files = _read(folders)
+        self.fingerprint = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
+        self._environment = _environment(files)
+        self._compiled: dict[str, jinja2.Template] = {}
+        self.bundles: dict[str, list[str]] = {}
+        self.parsed: dict[str, nodes.Template] = {}
+        """Each template as Jinja2 understands it, by its path."""
+        for file in sorted(files):
+            bundle, _, name = file.partition("/")
+            try:
+                self.parsed[file] = self._environment.parse(files[file])
+                self._compiled[file] = self._environment.get_template(file)
+            except jinja2.TemplateSyntaxError as error:
+                raise TemplateError(file, f"line {error.lineno}: {error.message}") from None
+            self.bundles.setdefault(bundle, []).append(name)
+        self._shapes: OrderedDict[str, list[Any]] = OrderedDict()
+
+    def render(self, file: str, context: Mapping[str, Any]) -> list[Any]:
+        """Return the documents that `<bundle>/<name>.yaml.j2` makes, without empty ones.
+
+        Raises TemplateError: a name is not defined, the sandbox refuses, or the result is no YAML.
+        """
+        holes: list[Any] = []
+        try:
+            text = self._compiled[file].render(context, **{_HOLES: holes})
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+            raise TemplateError(file, f"{_line(error, file)}{error}") from None
+        except AttributeError as error:
+            raise TemplateError(file, str(error)) from None
+        try:
+            return [_filled(document, holes) for document in self._shape(text) if document is not None]
+        except (yaml.YAMLError, ValueError, TypeError) as error:
+            raise TemplateError(file, f"makes no YAML: {_without_holes(str(error))}") from None
+
+    def _shape(self, text: str) -> list[Any]:
+        known = self._shapes.get(text)
+        if known is None:
+            known = self._shapes[text] = list(yaml.load_all(text, Loader=_LOADER))
+            if len(self._shapes) > _SHAPES:
+                self._shapes.popitem(last=False)
+        return known
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja2's sandbox, with a short way to fields of settings, which are most of what templates read."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if is_dataclass(obj) and not attr.startswith("_") and not callable(value):
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder of a user's in which templates would be overlooked, or that has none.
+
+    Raises:
+        FileNotFoundError: the folder is not there.
+        ValueError: no file is `<bundle>/<name>.yaml.j2`, or one is not.
+    """
+    if not folder.is_dir():
+        msg = f"{folder} is no folder with templates"
+        raise FileNotFoundError(msg)
+    wrong = [
+        path for path in sorted(folder.rglob(f"*{SUFFIX}")) if _is_shown(path, folder) and not _is_placed(path, folder)
+    ]
+    if wrong or not any(_is_placed(path, folder) for path in _files(folder)):
+        fault = f"{wrong[0]} would not be read" if wrong else f"{folder} holds no templates"
+        msg = f"{fault}: a template is <bundle>/<name>.yaml{SUFFIX} in the folder of --templates"
+        raise ValueError(msg)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob(f"*/*{SUFFIX}")) if _is_shown(path, folder)]
+
+
+def _is_shown(path: Path, folder: Path) -> bool:
+    """Whether a file is not below a hidden folder: Git and the kubelet keep theirs beside those of users."""
+    return not path.relative_to(folder).parts[0].startswith(".")
+
+
+def _is_placed(path: Path, folder: Path) -> bool:
+    return len(path.relative_to(folder).parts) == 2 and path.name.endswith(f".yaml{SUFFIX}")
+
+
+def _read(folders: list[Path]) -> dict[str, str]:
+    files: dict[str, str] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            msg = f"{folder} is no folder with templates"
+            raise FileNotFoundError(msg)
+        for path in _files(folder):
+            name = path.relative_to(folder).as_posix()
+            try:
+                path_of(*name.split("/"))
+                # A mounted ConfigMap is made of links. Any other could bring a file of this machine into Git.
+                if not path.resolve().is_relative_to(folder.resolve()):
+                    raise TemplateError(name, "must not be a symbolic link that leaves the folder")
+                files[name] = path.read_text(encoding="utf-8")
+            except ValueError as error:
+                raise TemplateError(name, str(error)) from None
+    return files
+
+
+def _environment(files: dict[str, str]) -> _Sandbox:
+    environment = _Sandbox(
+        loader=jinja2.DictLoader(files),
+        undefined=jinja2.StrictUndefined,
+        finalize=_leave_hole,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
+        auto_reload=False,
+    )
+    environment.filters["yaml"] = yamltext.dump
+    return environment
+
+
+@jinja2.pass_context
+def _leave_hole(context: jinja2.runtime.Context, value: Any) -> str:
+    if isinstance(value, jinja2.Undefined):
+        str(value)  # a strict one raises, and says which name it is
+    holes = context[_HOLES]
+    holes.append(value)
+    return f"\ue000{len(holes) - 1}\ue001"
+
+
+def _filled(node: Any, holes: list[Any]) -> Any:
+    if isinstance(node, str):
+        return _filled_text(node, holes) if "\ue000" in node else node
+    if isinstance(node, dict):
+        return {_filled_key(key, holes): _filled(value, holes) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_filled(item, holes) for item in node]
+    return node
+
+
+def _filled_text(text: str, holes: list[Any]) -> Any:
+    whole = _HOLE.fullmatch(text)
+    if whole:
+        return _plain(holes[int(whole[1])])
+    return _HOLE.sub(lambda match: _part(holes[int(match[1])]), text)
+
+
+def _filled_key(key: Any, holes: list[Any]) -> str:
+    filled = _filled(key, holes)
+    if not isinstance(filled, str):
+        msg = f"a key must be text, not {type(filled).__name__}: quote it"
+        raise TypeError(msg)
+    return filled
+
+
+def _part(value: Any) -> str:
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        msg = f"only text and whole numbers can be part of a text, not {type(value).__name__}"
+        raise TypeError(msg)
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return what YAML knows. Raises TypeError for anything else."""
+    if value is None or isinstance(value, str | int | float):
+        return str(value) if isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    msg = f"an expression must be text, number, boolean, list or object, not {type(value).__name__}"
+    raise TypeError(msg)
+
+
+def _line(error: BaseException, file: str) -> str:
+    """Line of the template in which rendering failed, from the traceback that Jinja2 rewrites."""
+    number, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename in (file, "<template>"):
+            number = trace.tb_lineno
+        trace = trace.tb_next
+    return f"line {number}: " if number else ""
+
+
+def _without_holes(text: str) -> str:
+    return " ".join(_HOLE.sub("{{ … }}", text).split())

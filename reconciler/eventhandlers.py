@@ -1,0 +1,258 @@
+"""Which objects have to be looked at again when something changes: from a change to keys.
+
+A converged object must not be woken by what the provider itself wrote, nor by the noise of others (heartbeats,
+managed fields), so each mapping first asks whether the change can matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from caphv.api import clusterapi, names, resources
+from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
+from caphv.runtime.cache import Change
+from reconciler.cluster.scope import LOAD_BALANCER, generated_names
+from reconciler.context import Context
+from reconciler.harvester.session import Session
+from reconciler.machine.node import topology
+from reconciler.machine.vmstatus import paused
+from reconciler.machinetemplate.controller import ARCHITECTURE
+
+_METADATA = ("generation", "deletionTimestamp", "finalizers", "ownerReferences", "annotations", "labels")
+
+
+class Watches:
+    """Handlers of all informers, over one context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def connect(self) -> None:
+        """Install the handlers on the caches of the management cluster."""
+        self._context.harvester_clusters.add_handler(self.harvester_cluster)
+        self._context.harvester_machines.add_handler(self.harvester_machine)
+        self._context.harvester_machine_templates.add_handler(self.harvester_machine_template)
+        self._context.clusters.add_handler(self.cluster)
+        self._context.machines.add_handler(self.machine)
+        self._context.secrets.add_handler(self.secret)
+
+    # Management cluster
+
+    def harvester_cluster(self, change: Change) -> None:
+        """Itself; its machines and their templates when it becomes ready, connects, or its spec changes."""
+        if _differs(change, _metadata):
+            self._context.enqueue_cluster(change.key)
+        if _differs(change, _what_machines_read):
+            cluster = self._context.cluster_of(change.obj)
+            if cluster:
+                self._machines_of(cluster)
+                self._templates_of(cluster)
+
+    def harvester_machine(self, change: Change) -> None:
+        """Itself; its cluster when it is gone, because that may be what the cluster's deletion waits for."""
+        if _differs(change, _metadata):
+            self._context.enqueue_machine(change.key)
+        if change.new is None:
+            cluster = self._context.cluster_of(change.obj)
+            kind, name = clusterapi.infrastructure_ref(cluster) if cluster else ("", "")
+            if kind == resources.HARVESTER_CLUSTERS.kind:
+                self._context.enqueue_cluster(Key(change.key.namespace, name))
+
+    def harvester_machine_template(self, change: Change) -> None:
+        """Itself."""
+        if change.new is not None and _differs(change, _metadata):
+            self._context.enqueue_template(change.key)
+
+    def cluster(self, change: Change) -> None:
+        """The infrastructure of a Cluster, its machines and their templates."""
+        if not _differs(change, _what_infrastructure_reads):
+            return
+        kind, name = clusterapi.infrastructure_ref(change.obj)
+        if kind == resources.HARVESTER_CLUSTERS.kind:
+            self._context.enqueue_cluster(Key(change.key.namespace, name))
+            self._machines_of(change.obj)
+            self._templates_of(change.obj)
+
+    def machine(self, change: Change) -> None:
+        """The infrastructure of a Machine."""
+        kind, name = clusterapi.infrastructure_ref(change.obj)
+        if kind == resources.HARVESTER_MACHINES.kind and _differs(change, _what_a_machine_says):
+            self._context.enqueue_machine(Key(change.key.namespace, name))
+
+    def secret(self, change: Change) -> None:
+        """Identity Secrets, bootstrap data, and kubeconfigs of workload clusters."""
+        identity = str(change.key)
+        for cluster in self._context.harvester_clusters.store.by_index("identity", identity):
+            self._context.enqueue_cluster(key_of(cluster))
+        if change.new is None:
+            return
+        for machine in self._context.machines.store.by_index("bootstrap", identity):
+            _, name = clusterapi.infrastructure_ref(machine)
+            self._context.enqueue_machine(Key(change.key.namespace, name))
+        owner = change.key.name.removesuffix("-kubeconfig")
+        if owner != change.key.name:
+            owned = self._context.clusters.get(change.key.namespace, owner)
+            _, name = clusterapi.infrastructure_ref(owned) if owned else ("", "")
+            if name:
+                self._context.enqueue_cluster(Key(change.key.namespace, name))
+
+    # Harvester
+
+    def harvester(self, session: Session, change: Change) -> None:
+        """Any object on a Harvester."""
+        kind = change.resource.kind
+        fingerprint = session.fingerprint
+        if kind in ("VirtualMachine", "VirtualMachineInstance", "PersistentVolumeClaim"):
+            self._machine_on_harvester(session, change)
+        elif kind in ("Service", "LoadBalancer"):
+            for cluster in self._clusters_on(session, change.key.namespace):
+                if change.key.name in generated_names(cluster, LOAD_BALANCER):
+                    self._context.enqueue_cluster(key_of(cluster))
+        elif kind == "IPPool":
+            self._context.waiters.notify(("pool", fingerprint, change.key.name))
+        elif kind in ("VirtualMachineImage", "KeyPair"):
+            self._context.waiters.notify((kind, fingerprint))
+        elif kind in ("Node", "Deployment") and _differs(change, _host):
+            for key in self._context.sessions.users(session):
+                self._context.enqueue_cluster(key)
+            if change.old is not None and change.new is not None and _differs(change, topology):
+                self._machines_on(session)
+            if _differs(change, _architecture):
+                for cluster in self._clusters_of(session):
+                    self._templates_of(cluster)
+
+    def health(self, session: Session) -> None:
+        """A Harvester went away, came back, or began to refuse its credentials."""
+        for key in self._context.sessions.users(session):
+            self._context.enqueue_cluster(key)
+        self._machines_on(session)
+
+    # Workload clusters
+
+    def node(self, cluster: Key, change: Change) -> None:
+        """The machine of a Node: they share the name, and the machine lives in the Cluster's namespace."""
+        if _differs(change, _what_initialization_reads):
+            self._context.enqueue_machine(Key(cluster.namespace, change.key.name))
+
+    def workload_reached(self, cluster: Key) -> None:
+        """The API of a workload cluster answered for the first time."""
+        obj = self._context.clusters.get(*cluster)
+        kind, name = clusterapi.infrastructure_ref(obj) if obj else ("", "")
+        if kind == resources.HARVESTER_CLUSTERS.kind:
+            self._context.enqueue_cluster(Key(cluster.namespace, name))
+
+    # Inside
+
+    def _machines_on(self, session: Session) -> None:
+        for cluster in self._clusters_of(session):
+            self._machines_of(cluster)
+
+    def _clusters_of(self, session: Session) -> Iterator[Obj]:
+        for key in self._context.sessions.users(session):
+            harvester_cluster = self._context.harvester_clusters.get(*key)
+            cluster = self._context.cluster_of(harvester_cluster) if harvester_cluster else None
+            if cluster:
+                yield cluster
+
+    def _templates_of(self, cluster: Obj) -> None:
+        for template in self._context.templates_of(cluster):
+            self._context.enqueue_template(key_of(template))
+
+    def _machines_of(self, cluster: Obj) -> None:
+        for machine in self._context.machines_of(cluster):
+            self._context.enqueue_machine(key_of(machine))
+
+    def _clusters_on(self, session: Session, namespace: str) -> list[Obj]:
+        keys = self._context.sessions.users(session, namespace)
+        return [obj for key in keys if (obj := self._context.harvester_clusters.get(*key))]
+
+    def _machine_on_harvester(self, session: Session, change: Change) -> None:
+        changed = _differs(change, _what_a_vm_says)
+        balanced = names.MACHINE_TYPE_LABEL in labels_of(change.obj) and _differs(change, _what_a_load_balancer_selects)
+        if not (changed or balanced):
+            return
+        name = change.key.name
+        if change.resource.kind == "PersistentVolumeClaim":
+            if change.new is not None:
+                return  # disks matter when they are gone
+            name = name.rpartition("-disk-")[0]
+        for machine in self._context.harvester_machines.store.by_index("name", name):
+            cluster = self._context.cluster_of(machine)
+            harvester_cluster = self._context.harvester_cluster_of(cluster) if cluster else None
+            if harvester_cluster is None:
+                continue
+            key = key_of(harvester_cluster)
+            if key in self._context.sessions.users(session, change.key.namespace):
+                if changed:
+                    self._context.enqueue_machine(key_of(machine))
+                if balanced:
+                    self._context.enqueue_cluster(key)
+
+
+def _differs(change: Change, view: Any) -> bool:
+    return change.old is None or change.new is None or view(change.old) != view(change.new)
+
+
+def _metadata(obj: Obj) -> list[Any]:
+    return [obj["metadata"].get(name) for name in _METADATA]
+
+
+def _what_machines_read(obj: Obj) -> list[Any]:
+    status = obj.get("status") or {}
+    return [obj["metadata"].get("generation"), status.get("ready"), status.get("failureDomains")]
+
+
+def _what_infrastructure_reads(obj: Obj) -> list[Any]:
+    spec = obj.get("spec") or {}
+    return [
+        spec.get("paused"),
+        spec.get("infrastructureRef"),
+        clusterapi.infrastructure_provisioned(obj),
+        obj["metadata"].get("deletionTimestamp"),
+        *(
+            labels_of(obj).get(name)
+            for name in (names.WATCH_FILTER_LABEL, names.AUTO_IMPORT_LABEL, *names.FLEET_LABELS)
+        ),
+    ]
+
+
+def _what_a_machine_says(obj: Obj) -> list[Any]:
+    return [
+        clusterapi.bootstrap_secret_name(obj),
+        clusterapi.failure_domain(obj),
+        obj["metadata"].get("deletionTimestamp"),
+        clusterapi.is_control_plane(obj),
+    ]
+
+
+def _what_a_vm_says(obj: Obj) -> list[Any]:
+    status = obj.get("status") or {}
+    return [
+        obj["metadata"].get("uid"),
+        obj["metadata"].get("deletionTimestamp"),
+        obj["metadata"].get("generation"),
+        obj["metadata"].get("annotations"),
+        status.get("printableStatus"),
+        status.get("phase"),
+        status.get("nodeName"),
+        status.get("interfaces"),
+        paused(obj),
+    ]
+
+
+def _what_a_load_balancer_selects(obj: Obj) -> list[Any]:
+    return [labels_of(obj), annotations_of(obj).get(names.OWNER_UID_ANNOTATION)]
+
+
+def _host(obj: Obj) -> list[Any]:
+    return [obj["metadata"].get("labels"), obj.get("spec"), (obj.get("status") or {}).get("conditions")]
+
+
+def _architecture(obj: Obj) -> str | None:
+    return labels_of(obj).get(ARCHITECTURE)
+
+
+def _what_initialization_reads(obj: Obj) -> list[Any]:
+    # Not the labels: with somebody else who sets zone and region, too, each would wake the other for ever.
+    return [obj["spec"].get("providerID"), obj["spec"].get("taints"), obj["metadata"].get("uid")]

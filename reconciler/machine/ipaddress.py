@@ -1,0 +1,139 @@
+"""The machine's static address: reserved before its VM is made, given back after the VM is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from caphv.api import names, resources
+from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Key, Obj, annotations_of, key_of
+from caphv.runtime.errors import Forbidden
+from reconciler import metrics
+from reconciler.harvester import ipam
+from reconciler.harvester.ownership import record
+from reconciler.machine.network import (
+    Network,
+    PoolNetwork,
+    StaticAddress,
+    effective_network,
+    serving_pools,
+    with_address,
+)
+from reconciler.machine.scope import MachineScope
+from reconciler.status import Blocked
+
+# Characters of a management cluster's uid that mark its addresses: random, and short in pools of thousands.
+_SHORT = 8
+
+
+async def ensure_address(scope: MachineScope) -> Network:
+    """Network of the VM, with an address reserved for it where it comes from a pool. Raises `Blocked` without one."""
+    network = effective_network(scope.spec, scope.cluster_spec)
+    if isinstance(network, StaticAddress):
+        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+        return network
+    if not isinstance(network, PoolNetwork):
+        return network
+    session = scope.session()
+    pools = serving_pools(network, list(session.pools.store), scope.spec.get("networks") or [])
+    metrics.IPPOOL_ALLOCATIONS.inc()
+    known = str(scope.draft.fields.get("allocatedIPAddress") or "")
+    request = ipam.AddressRequest(scope.reservation, pools, known, _cluster(scope), adopt=not await _contested(scope))
+    answer = await session.allocator.allocate(request)
+    if isinstance(answer, ipam.Refusal):
+        metrics.IPPOOL_ALLOCATION_ERRORS.inc()
+        for pool in pools:
+            scope.context.waiters.wait(("pool", session.fingerprint, pool), scope.key)
+        exhausted = answer.reason is ipam.Reason.EXHAUSTED
+        raise Blocked(
+            ConditionType.VM_IP_ALLOCATED,
+            Reason.VM_IP_POOL_EXHAUSTED if exhausted else Reason.VM_IP_ALLOCATION_FAILED,
+            answer.message,
+            warn=True,
+        )
+    scope.draft.fields["allocatedIPAddress"] = answer.address
+    scope.draft.fields["allocatedPoolRef"] = answer.pool
+    scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    return with_address(network, answer.address)
+
+
+async def recall_address(scope: MachineScope) -> None:
+    """Put into the status which address a machine has whose VM exists, when the status does not say.
+
+    A process that ended between reservation and status write leaves it in the pool alone.
+    """
+    if scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
+        return
+    network = effective_network(scope.spec, scope.cluster_spec)
+    if isinstance(network, StaticAddress):
+        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    if not isinstance(network, PoolNetwork):
+        return
+    for pool, address in await _held(scope):
+        if pool in network.pools:
+            scope.draft.fields["allocatedIPAddress"] = address
+            scope.draft.fields["allocatedPoolRef"] = pool
+            scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    if not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
+        # It waited for an address when its VM was taken over, and does not any more.
+        scope.draft.drop(ConditionType.VM_IP_ALLOCATED)
+
+
+async def release_address(scope: MachineScope) -> None:
+    """Give back every address that a pool holds under the machine's id.
+
+    The pools are asked, not the status: a crash after the reservation leaves it in the pool alone.
+    """
+    for pool, address in await _held(scope):
+        if await scope.session().allocator.release(pool, address, scope.reservation, _cluster(scope)):
+            metrics.IPPOOL_RELEASES.inc()
+
+
+async def take_over_address(scope: MachineScope, before: str) -> None:
+    """Mark what management cluster `before` (its uid) reserved for this machine as ours."""
+    allocator = scope.session().allocator
+    for pool, address, _ in _entries(scope, before):
+        await allocator.mark(pool, address, _cluster(scope))
+
+
+async def _held(scope: MachineScope) -> list[tuple[str, str]]:
+    """Pool and address of all that is reserved for the machine."""
+    entries = list(_entries(scope, scope.owner.management_cluster))
+    contested = await _contested(scope)
+    return [(pool, address) for pool, address, proven in entries if proven or not contested]
+
+
+async def _contested(scope: MachineScope) -> bool:
+    """Whether an entry under the machine's id may belong to a machine of that name in another management cluster.
+
+    Entries with a mark tell. For one without, of the Go provider or made by hand, Harvester is asked for such a VM.
+    """
+    if all(proven for _, _, proven in _entries(scope, scope.owner.management_cluster)):
+        return False
+    try:
+        found = await scope.session().client.list(
+            resources.VIRTUAL_MACHINES, field_selector=f"metadata.name={scope.name}"
+        )
+    except Forbidden:
+        return True  # credentials for some namespaces only
+    return any(_may_hold(scope, vm) for vm in found.get("items") or ())
+
+
+def _may_hold(scope: MachineScope, vm: Obj) -> bool:
+    """Whether a VM that is not the machine's may use addresses under the machine's id."""
+    if key_of(vm) == Key(scope.target_namespace, scope.name):
+        return False
+    ours = record(scope.owner)[names.OWNER_ANNOTATION]
+    return annotations_of(vm).get(names.OWNER_ANNOTATION, ours) == ours
+
+
+def _entries(scope: MachineScope, management_cluster: str) -> Iterator[tuple[str, str, bool]]:
+    """Pool, address, and whether it is certain that this machine holds it, of what may be the machine's."""
+    known = scope.draft.fields.get("allocatedIPAddress")
+    for pool in scope.session().pools.store:
+        for address, marked in ipam.held(pool, scope.reservation, management_cluster[:_SHORT]).items():
+            yield pool["metadata"]["name"], address, marked or address == known
+
+
+def _cluster(scope: MachineScope) -> str:
+    return scope.owner.management_cluster[:_SHORT]

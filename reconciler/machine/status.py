@@ -1,0 +1,90 @@
+"""What the status says of a VM that exists: addresses, failure domain, which instance runs where, and drift.
+
+The last seen instance is kept in the status, so that a restart or a live migration is noticed whenever it happened,
+even while no provider was running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from caphv.api import names
+from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Key, Obj, annotations_of, uid_of
+from reconciler.cluster.failuredomains import domain_of_host
+from reconciler.machine.create import inputs_of
+from reconciler.machine.drift import drift
+from reconciler.machine.scope import MachineScope
+from reconciler.machine.vm import InvalidSpecError, virtual_machine
+from reconciler.machine.vmstatus import addresses
+
+
+def observe(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
+    """Take over what Harvester says into the status; answers whether the VM has an address."""
+    found = addresses(vmi) if vmi else []
+    if found:
+        scope.draft.fields["addresses"] = found
+    before: dict[str, Any] = scope.draft.fields.get("virtualMachine") or {}
+    scope.draft.fields["virtualMachine"] = {**before, "uid": uid_of(vm)}
+    host = (vmi or {}).get("status", {}).get("nodeName")
+    if vmi and host:
+        _placed(scope, before, uid_of(vmi), host)
+    return bool(found)
+
+
+def _placed(scope: MachineScope, before: dict[str, Any], instance: str, host: str) -> None:
+    scope.draft.fields["virtualMachine"] |= {"instanceUID": instance, "host": host}
+    if domain := _failure_domain(scope):
+        scope.draft.fields["failureDomain"] = domain
+    earlier = before.get("host")
+    if before.get("instanceUID") not in (None, instance):
+        moved = f"; before, it ran on {earlier}" if earlier not in (None, host) else ""
+        scope.warn("VMRestarted", f"the VM was started anew on host {host}{moved}")
+    elif earlier not in (None, host):
+        scope.tell("VMMigrated", f"the VM moved from host {earlier} to {host}")
+
+
+def _failure_domain(scope: MachineScope) -> str:
+    host = scope.host()
+    domains = ((scope.harvester_cluster or {}).get("status") or {}).get("failureDomains") or []
+    return domain_of_host(domains, host) if host else ""
+
+
+class DriftReporter:
+    """Condition `VMUpToDate`, computed anew only when VM or machine have changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, tuple[Hashable, str]] = {}
+
+    def report(self, scope: MachineScope, vm: Obj) -> None:
+        """Say in the status, and in an Event when it is news, where the VM differs from what the machine asks for."""
+        version = (
+            uid_of(vm),
+            vm["metadata"].get("generation"),
+            annotations_of(vm).get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION),
+            scope.obj["metadata"].get("generation"),
+            scope.failure_domain,
+        )
+        known, message = self._known.get(scope.key, (None, ""))
+        if known != version:
+            message = _differences(scope, vm)
+            self._known[scope.key] = (version, message)
+        if not message:
+            scope.draft.set_true(ConditionType.VM_UP_TO_DATE)
+            return
+        if not scope.draft.said(ConditionType.VM_UP_TO_DATE, message):
+            scope.warn("VMDrifted", message)
+        scope.draft.set_false(ConditionType.VM_UP_TO_DATE, Reason.VM_DIFFERS, message)
+
+    def forget(self, key: Key) -> None:
+        """The machine is gone."""
+        self._known.pop(key, None)
+
+
+def _differences(scope: MachineScope, vm: Obj) -> str:
+    try:
+        found = drift(virtual_machine(inputs_of(scope)), vm)
+    except InvalidSpecError as error:
+        return f"no VM could be made from the machine's spec now: {error}"
+    return f"{'; '.join(found)}: correct the VM on Harvester, or replace the machine" if found else ""

@@ -1,0 +1,85 @@
+"""What is wrong with a HarvesterMachine's spec, said all at once.
+
+Objects stored before the admission checks existed, or with these switched off, reach the controller unchecked: a
+missing size must end in a condition that names it, not in a crash.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from caphv.api.object import Obj
+
+_QUANTITY = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
+_HOST_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class SpecError:
+    """A field that cannot be used, its value, and what to do."""
+
+    field: str
+    value: Any
+    remedy: str
+
+    def __str__(self) -> str:
+        shown = "is not set" if self.value is None or self.value == "" else f"is {self.value!r}"
+        return f"{self.field} {shown}: {self.remedy}"
+
+
+class InvalidSpecError(ValueError):
+    """A spec no VM can be made from; `errors` has every reason."""
+
+    def __init__(self, errors: tuple[SpecError, ...]) -> None:
+        super().__init__("; ".join(map(str, errors)))
+        self.errors = errors
+
+
+def spec_errors(machine: Obj, images: Collection[str]) -> tuple[SpecError, ...]:
+    """Check a HarvesterMachine; `images` are the `imageName`s of its volumes that were found on Harvester."""
+    return tuple(_errors(machine, images))
+
+
+def _errors(machine: Obj, images: Collection[str]) -> Iterator[SpecError]:
+    name, spec = machine["metadata"]["name"], machine.get("spec") or {}
+    if not _HOST_NAME.fullmatch(name):
+        yield SpecError(
+            "metadata.name", name, "it is the VM's host name, so use at most 63 lower-case letters, digits and '-'"
+        )
+    cpu = spec.get("cpu")
+    if not isinstance(cpu, int) or cpu < 1:
+        yield SpecError("spec.cpu", cpu, "give a number of cores above 0")
+    if not is_size(spec.get("memory")):
+        yield SpecError("spec.memory", spec.get("memory"), "give a quantity above 0, for example 4Gi")
+    if not spec.get("networks"):
+        yield SpecError("spec.networks", None, "name at least one network, for example default/production")
+    volumes = spec.get("volumes") or []
+    if not volumes:
+        yield SpecError("spec.volumes", None, "give at least one volume")
+    for index, volume in enumerate(volumes):
+        yield from _volume_errors(f"spec.volumes[{index}]", volume, images)
+    orders = [volume["bootOrder"] for volume in volumes if volume.get("bootOrder")]
+    for order in sorted({order for order in orders if orders.count(order) > 1}):
+        yield SpecError("spec.volumes[].bootOrder", order, "give each boot order to one volume only")
+
+
+def _volume_errors(field: str, volume: Obj, images: Collection[str]) -> Iterator[SpecError]:
+    kind, image = volume.get("volumeType"), volume.get("imageName")
+    if kind not in ("image", "storageClass"):
+        yield SpecError(f"{field}.volumeType", kind, "use image or storageClass")
+    if kind == "image" and not image:
+        yield SpecError(f"{field}.imageName", image, "name a VirtualMachineImage, for example default/my-image")
+    elif kind == "image" and image not in images:
+        yield SpecError(f"{field}.imageName", image, "Harvester has no such image; upload it or correct the name")
+    if kind == "storageClass" and not volume.get("storageClass"):
+        yield SpecError(f"{field}.storageClass", None, "name a StorageClass of Harvester")
+    if not is_size(volume.get("volumeSize")):
+        yield SpecError(f"{field}.volumeSize", volume.get("volumeSize"), "give a quantity above 0, for example 40Gi")
+
+
+def is_size(value: object) -> bool:
+    """Whether a value is a Kubernetes quantity above 0."""
+    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    number = re.match(r"\+?[0-9.]*", text)
+    return bool(_QUANTITY.fullmatch(text) and number and re.search("[1-9]", number[0]))

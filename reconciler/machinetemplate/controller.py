@@ -1,0 +1,82 @@
+"""Says in the status of a HarvesterMachineTemplate what one of its machines offers.
+
+The cluster autoscaler reads it there to scale a group of machines that has none yet (contract of infrastructure
+providers: `status.capacity` and `status.nodeInfo`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from caphv.api import clusterapi
+from caphv.api.object import Key, Obj, being_deleted, key_of, labels_of
+from caphv.runtime.errors import NotFound
+from reconciler.context import Context
+from reconciler.machine.validation import is_size
+
+ARCHITECTURE = "kubernetes.io/arch"
+# Those that the schema knows, and Kubernetes runs on.
+_ARCHITECTURES = {"amd64", "arm64", "s390x", "ppc64le"}
+
+
+class TemplateReconciler:
+    """`reconcile` takes the key of a HarvesterMachineTemplate."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def reconcile(self, key: Key) -> None:
+        """Write what differs. Raises `ApiError`, `Unreachable` for a retry."""
+        informer = self._context.harvester_machine_templates
+        obj = informer.get(*key)
+        if obj is None or being_deleted(obj):
+            return
+        cluster = self._context.cluster_of(obj)
+        if clusterapi.paused(cluster, obj):
+            return
+        spec = obj["spec"]["template"]["spec"]
+        patch = changes(obj.get("status") or {}, capacity(spec), node_info(self._hosts(cluster)))
+        if patch:
+            with contextlib.suppress(NotFound):
+                informer.observe(
+                    await self._context.client.patch(
+                        informer.resource, key.name, key.namespace, {"status": patch}, subresource="status"
+                    )
+                )
+
+    def _hosts(self, cluster: Obj | None) -> list[Obj]:
+        """Hosts of the Harvester that machines of the cluster run on; none while it is not known."""
+        harvester_cluster = self._context.harvester_cluster_of(cluster) if cluster else None
+        session = self._context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
+        return list(session.hosts.store) if session else []
+
+
+def capacity(spec: Obj) -> dict[str, str]:
+    """Resources of a machine with this spec; a size that is no quantity is left out."""
+    volumes = spec.get("volumes") or [{}]
+    boot = min(volumes, key=lambda volume: volume.get("bootOrder") or len(volumes) + 1)
+    found = {
+        "cpu": spec.get("cpu"),
+        "memory": spec.get("memory"),
+        "ephemeral-storage": boot.get("volumeSize"),
+    }
+    return {name: str(value) for name, value in found.items() if is_size(value)}
+
+
+def node_info(hosts: Iterable[Obj]) -> dict[str, str]:
+    """Platform of the nodes: guests have the architecture of their host, which must be the same for all to be told."""
+    architectures = {labels_of(host).get(ARCHITECTURE, "") for host in hosts}
+    if len(architectures) == 1 and architectures <= _ARCHITECTURES:
+        return {"architecture": architectures.pop(), "operatingSystem": "linux"}
+    return {"operatingSystem": "linux"}
+
+
+def changes(status: Obj, new_capacity: dict[str, str], new_node_info: dict[str, str]) -> Obj:
+    """Merge patch for a status, empty when it says all that already."""
+    wanted = {"capacity": new_capacity, "nodeInfo": new_node_info}
+    return {
+        field: {**dict.fromkeys(status.get(field) or ()), **value}
+        for field, value in wanted.items()
+        if (status.get(field) or {}) != value
+    }

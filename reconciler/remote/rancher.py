@@ -1,0 +1,114 @@
+"""Watches of what Rancher knows about clusters, on management clusters that have Rancher.
+
+They start when the first Cluster asks to be imported, and each kind's own when its CRD is there: Rancher may be
+installed later, or never.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from caphv.api import names, resources
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource, labels_of
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+
+_KEPT = ("name", "namespace", "uid", "resourceVersion", "labels")
+_LABELS = (
+    names.CAPI_OWNER_LABEL,
+    names.CAPI_OWNER_NAMESPACE_LABEL,
+    names.CLUSTER_NAME_LABEL,
+    *names.FLEET_LABELS,
+)
+_BACKOFF = 5.0
+_KINDS = {
+    str(kind): kind for kind in (resources.RANCHER_CLUSTERS, resources.MANAGED_CLUSTERS, resources.FLEET_CLUSTERS)
+}
+
+
+class Rancher:
+    """Caches of Rancher's kinds; `changed` hears that something in them is new."""
+
+    def __init__(self, client: ApiClient, changed: Callable[[], None]) -> None:
+        self._client = client
+        self._changed = changed
+        self._crds = Informer(
+            client, CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True, transform=_known_crd, on_contact=self._once()
+        )
+        self._crds.add_handler(self._crd_changed)
+        self._informers: dict[Resource, Informer] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to watch, once."""
+        if not self._tasks:
+            self._tasks.append(self._crds.start())
+
+    async def close(self) -> None:
+        """End all watches."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def installed(self) -> bool | None:
+        """Whether there is a Rancher with Fleet; None while that is not known yet."""
+        if not self._crds.synced:
+            return None
+        needed = (resources.MANAGED_CLUSTERS, resources.FLEET_CLUSTERS)
+        return all(self._crds.get("", str(kind)) is not None for kind in needed)
+
+    @property
+    def synced(self) -> bool:
+        """Whether absence from the caches of the kinds that exist means absence."""
+        return all(informer.synced for informer in self._informers.values())
+
+    def informer(self, kind: Resource) -> Informer | None:
+        """The cache of a kind, None while its CRD is missing."""
+        return self._informers.get(kind) if self._crds.get("", str(kind)) else None
+
+    def _crd_changed(self, change: Change) -> None:
+        kind = _KINDS[change.key.name]
+        if change.new is not None and kind not in self._informers:
+            informer = Informer(self._client, kind, transform=_slim, on_contact=self._once(), max_backoff=_BACKOFF)
+            informer.add_handler(self._object_changed)
+            self._informers[kind] = informer
+            self._tasks.append(informer.start())
+        if change.old is None or change.new is None:
+            self._changed()
+
+    def _object_changed(self, change: Change) -> None:
+        if change.old is None or change.new is None or _view(change.old) != _view(change.new):
+            self._changed()
+
+    def _once(self) -> Callable[[], None]:
+        told = False
+
+        def on_contact() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                self._changed()
+
+        return on_contact
+
+
+def _known_crd(crd: Obj) -> Obj | None:
+    metadata = crd["metadata"]
+    if metadata["name"] not in _KINDS:
+        return None
+    return {"metadata": {name: metadata[name] for name in ("name", "uid", "resourceVersion")}}
+
+
+def _slim(obj: Obj) -> Obj:
+    metadata = obj["metadata"]
+    return {
+        "metadata": {name: metadata[name] for name in _KEPT if name in metadata},
+        "spec": {"fleetWorkspaceName": (obj.get("spec") or {}).get("fleetWorkspaceName") or ""},
+        "status": {"clusterName": (obj.get("status") or {}).get("clusterName") or ""},
+    }
+
+
+def _view(obj: Obj) -> list[object]:
+    return [obj["spec"], obj["status"], *(labels_of(obj).get(name) for name in _LABELS)]

@@ -1,0 +1,157 @@
+"""Workload clusters: one client and one watch of Nodes for each Cluster that has machines here.
+
+Credentials come from the Secret `<cluster>-kubeconfig`, read again only when it changes. A workload API server that
+cannot be reached is normal (its control plane boots, or the cluster goes away): the watch goes on trying, and whoever
+knows that it may be back (a control plane VM got an address) says so with `hint`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from caphv.api.object import NODES, SECRETS, Key, Obj
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
+
+log = logging.getLogger(__name__)
+
+_BACKOFF = 10.0
+
+
+def kubeconfig_secret(cluster: Key) -> Key:
+    """Where Cluster API keeps the kubeconfig of a workload cluster (key `value`)."""
+    return Key(cluster.namespace, f"{cluster.name}-kubeconfig")
+
+
+@dataclass(slots=True)
+class _Workload:
+    client: ApiClient
+    nodes: Informer
+    task: asyncio.Task[None]
+    fingerprint: str
+
+    async def close(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.client.close()
+
+
+class Workloads:
+    """Workload clusters by key of their Cluster.
+
+    `changed` hears of each change of a Node, `reached` of a workload API that answers for the first time.
+    """
+
+    def __init__(
+        self,
+        management: ApiClient,
+        secrets: Informer,
+        changed: Callable[[Key, Change], None],
+        reached: Callable[[Key], None],
+    ) -> None:
+        self._management = management
+        self._secrets = secrets
+        self._changed = changed
+        self._reached = reached
+        self._workloads: dict[Key, _Workload] = {}
+        self._versions: dict[Key, str] = {}
+        self._locks: dict[Key, asyncio.Lock] = {}
+
+    def client(self, cluster: Key) -> ApiClient | None:
+        """Client of the workload API, None before its kubeconfig is there."""
+        workload = self._workloads.get(cluster)
+        return workload.client if workload else None
+
+    def reached(self, cluster: Key) -> bool:
+        """Whether the workload API has answered with these credentials."""
+        workload = self._workloads.get(cluster)
+        return workload is not None and workload.nodes.synced
+
+    def node(self, cluster: Key, name: str) -> Obj | None:
+        """A Node from the cache, None while it (or the workload API) is not there."""
+        workload = self._workloads.get(cluster)
+        return workload.nodes.get("", name) if workload else None
+
+    def observe(self, cluster: Key, node: Obj) -> None:
+        """Take over the answer to an own write to a Node."""
+        workload = self._workloads.get(cluster)
+        if workload:
+            workload.nodes.observe(node)
+
+    def hint(self, cluster: Key) -> None:
+        """The workload API may be reachable now: do not wait for the back-off."""
+        workload = self._workloads.get(cluster)
+        if workload and not workload.nodes.synced:
+            workload.nodes.retry_now()
+
+    async def ensure(self, cluster: Key) -> None:
+        """Open the workload cluster, or open it anew when its kubeconfig changed; cheap when nothing did."""
+        secret_key = kubeconfig_secret(cluster)
+        secret = self._secrets.get(*secret_key)
+        version = secret["metadata"]["resourceVersion"] if secret else ""
+        if not version or self._versions.get(cluster) == version:
+            return
+        async with self._locks.setdefault(cluster, asyncio.Lock()):
+            if self._versions.get(cluster) == version:
+                return
+            try:
+                full = await self._management.get(SECRETS, secret_key.name, secret_key.namespace)
+            except NotFound:
+                return
+            self._versions[cluster] = version
+            await self._open(cluster, full)
+
+    async def forget(self, cluster: Key) -> None:
+        """The cluster is gone."""
+        self._versions.pop(cluster, None)
+        self._locks.pop(cluster, None)
+        workload = self._workloads.pop(cluster, None)
+        if workload:
+            await workload.close()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for cluster in list(self._workloads):
+            await self.forget(cluster)
+
+    async def _open(self, cluster: Key, secret: Obj) -> None:
+        try:
+            access = parse_kubeconfig(base64.b64decode((secret.get("data") or {}).get("value") or ""))
+            known = self._workloads.get(cluster)
+            if known and known.fingerprint == access.fingerprint:
+                return
+            client = access.client(name="workload", timeout=10)
+        except (KubeconfigError, binascii.Error) as error:
+            log.warning("kubeconfig of workload cluster %s cannot be used: %s", cluster, error)
+            return
+        if known:
+            await known.close()
+        told = False
+
+        def on_contact() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                self._reached(cluster)
+
+        nodes = Informer(client, NODES, transform=_slim, on_contact=on_contact, max_backoff=_BACKOFF)
+        nodes.add_handler(lambda change: self._changed(cluster, change))
+        self._workloads[cluster] = _Workload(client, nodes, nodes.start(), access.fingerprint)
+
+
+def _slim(node: Obj) -> Obj:
+    metadata: dict[str, Any] = node["metadata"]
+    kept = ("name", "uid", "resourceVersion", "creationTimestamp", "labels", "deletionTimestamp")
+    spec = node.get("spec") or {}
+    return {
+        "metadata": {name: metadata[name] for name in kept if name in metadata},
+        "spec": {name: spec[name] for name in ("providerID", "taints") if name in spec},
+    }

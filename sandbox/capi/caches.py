@@ -1,0 +1,71 @@
+"""What the providers read of the management cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
+from caphv.api.object import SECRETS, Key, Obj, key_of, labels_of
+from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
+from sandbox.capi.distribution import Distribution
+from sandbox.capi.resources import CLUSTERS, HARVESTER_MACHINES, MACHINES
+
+_BY_CLUSTER = "cluster"
+
+
+class Shared:
+    """Local copies of kinds that the providers of all distributions read."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.clusters = Informer(client, CLUSTERS, max_backoff=2)
+        self.machines = Informer(client, MACHINES, max_backoff=2, indexes={_BY_CLUSTER: _cluster})
+        self.harvester_machines = Informer(client, HARVESTER_MACHINES, max_backoff=2, indexes={_BY_CLUSTER: _cluster})
+        self.secrets = Informer(client, SECRETS, max_backoff=2, label_selector=CLUSTER_NAME_LABEL)
+
+    @contextlib.asynccontextmanager
+    async def running(self, *caches: Caches) -> AsyncIterator[None]:
+        """Keep these and those of distributions true inside the block, which begins when all have been read once."""
+        informers = [self.clusters, self.machines, self.harvester_machines, self.secrets]
+        informers += [informer for own in caches for informer in (own.control_planes, own.configs)]
+        tasks = [informer.start() for informer in informers]
+        try:
+            await asyncio.gather(*(informer.wait_synced() for informer in informers))
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Caches:
+    """What the two providers of one distribution read."""
+
+    def __init__(self, client: ApiClient, shared: Shared, distribution: Distribution) -> None:
+        self.distribution = distribution
+        self.clusters, self.machines = shared.clusters, shared.machines
+        self.harvester_machines, self.secrets = shared.harvester_machines, shared.secrets
+        self.control_planes = Informer(client, distribution.control_planes, max_backoff=2)
+        self.configs = Informer(client, distribution.configs, max_backoff=2)
+
+    def machines_of(self, cluster: Key, *, control_plane: bool) -> list[Obj]:
+        """Machines of a cluster: those of its control plane, or all others."""
+        found = self.machines.store.by_index(_BY_CLUSTER, str(cluster))
+        return [machine for machine in found if (CONTROL_PLANE_LABEL in labels_of(machine)) is control_plane]
+
+    def harvester_machines_of(self, cluster: Key) -> list[Obj]:
+        """HarvesterMachines of a cluster."""
+        return self.harvester_machines.store.by_index(_BY_CLUSTER, str(cluster))
+
+
+def cluster_key(obj: Obj) -> Key | None:
+    """The cluster that an object belongs to, by its label."""
+    name = labels_of(obj).get(CLUSTER_NAME_LABEL)
+    return Key(key_of(obj).namespace, name) if name else None
+
+
+def _cluster(obj: Obj) -> list[str]:
+    key = cluster_key(obj)
+    return [str(key)] if key else []

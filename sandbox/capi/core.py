@@ -1,0 +1,119 @@
+"""The real Cluster API core, run as a process beside the management API server instead of in a Pod.
+
+Its CRDs and webhooks come from its own module; what kustomize and cert-manager would do to them happens here: contract
+labels, and URLs with a CA instead of references to a Service.
+"""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from caphv.api.object import Obj, Resource
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Unreachable
+from sandbox import manifests
+from sandbox.processes import children, pki
+from sandbox.processes.apiserver import ApiServer, private_file
+from sandbox.processes.binaries import binary, cluster_api_manifests
+from sandbox.processes.children import Process
+
+NAMESPACE = "capi-system"
+START_SECONDS = 90.0
+PORT_ATTEMPTS = 5
+# From the module's config/crd and metadata.yaml: which versions of its kinds follow which contract.
+LABELS = {
+    "cluster.x-k8s.io/provider": "cluster-api",
+    "cluster.x-k8s.io/v1beta1": "v1beta1",
+    "cluster.x-k8s.io/v1beta2": "v1beta2",
+}
+# The older of the served versions, so that conversion is proved as well as admission.
+PROBE_RESOURCE = Resource("cluster.x-k8s.io", "v1beta1", "clusters", "Cluster")
+PROBE = {
+    "apiVersion": "cluster.x-k8s.io/v1beta1",
+    "kind": "Cluster",
+    "metadata": {"name": "probe", "namespace": "default"},
+    # The core looks for the CRDs of references, which are not there yet; a missing ClusterClass is only a warning.
+    "spec": {"topology": {"class": "probe", "version": "v1.36.3"}},
+}
+
+
+async def install(folder: Path, client: ApiClient, webhook_url: str, ca: pki.CA) -> None:
+    """Put CRDs, namespace and webhooks of the core on the management API server."""
+    own = folder / "core"
+    own.mkdir(mode=0o700, exist_ok=True)
+    server = ca.server([urlsplit(webhook_url).hostname or "127.0.0.1"])
+    private_file(own / "tls.crt", server.certificate)
+    private_file(own / "tls.key", server.key)
+    await manifests.apply(client, list(objects(cluster_api_manifests(), webhook_url, ca.certificate)))
+
+
+async def start(folder: Path, server: ApiServer) -> Process:
+    """Install and start the core for a management API server; returns when it admits and converts Clusters.
+
+    Raises ProcessError, or ApiError when the API server refuses its manifests.
+    """
+    private_file(folder / "core.kubeconfig", pki.to_yaml(server.kubeconfig("cluster-api-core", ["system:masters"])))
+    ca = pki.CA.create("caphv-sandbox-webhooks")
+    async with server.client() as client:
+        for _ in range(PORT_ATTEMPTS):
+            webhook, health = children.free_ports(2)
+            await install(folder, client, f"https://127.0.0.1:{webhook}", ca)
+            process = children.start(
+                folder, "core", _command(folder, webhook, health), env={"POD_NAMESPACE": NAMESPACE}
+            )
+            try:
+                await children.wait_ready(process, lambda: _admits(client), START_SECONDS)
+            except children.ProcessError:
+                if not children.port_was_taken(process):
+                    raise
+            else:
+                return process
+    raise children.ProcessError(f"core: all {PORT_ATTEMPTS} pairs of ports that were tried were taken meanwhile")
+
+
+def objects(config: Path, webhook_url: str, ca: bytes) -> Iterator[Obj]:
+    """Make the objects to install from the module's `config` folder; `ca` (PEM) signed the webhooks' certificate."""
+    bundle = base64.b64encode(ca).decode()
+    yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    for crd in manifests.read(sorted((config / "crd" / "bases").glob("*.yaml"))):
+        crd["metadata"]["labels"] = {**crd["metadata"].get("labels", {}), **LABELS}
+        crd["spec"]["conversion"] = {
+            "strategy": "Webhook",
+            "webhook": {
+                "conversionReviewVersions": ["v1"],
+                "clientConfig": {"url": f"{webhook_url}/convert", "caBundle": bundle},
+            },
+        }
+        yield crd
+    for configuration in manifests.read([config / "webhook" / "manifests.yaml"]):
+        configuration["metadata"]["name"] = f"capi-{configuration['metadata']['name']}"
+        for webhook in configuration["webhooks"]:
+            path = webhook["clientConfig"]["service"]["path"]
+            webhook["clientConfig"] = {"url": f"{webhook_url}{path}", "caBundle": bundle}
+        yield configuration
+
+
+def _command(folder: Path, webhook_port: int, health_port: int) -> list[str | Path]:
+    return [
+        binary("cluster-api-core"),
+        f"--kubeconfig={folder / 'core.kubeconfig'}",
+        f"--webhook-port={webhook_port}",
+        f"--webhook-cert-dir={folder / 'core'}",
+        f"--health-addr=127.0.0.1:{health_port}",
+        "--diagnostics-address=127.0.0.1:0",
+        "--insecure-diagnostics",
+        "--leader-elect=false",
+        "--feature-gates=ClusterTopology=true",
+        # One process with the machine to itself need not spare the API server.
+        "--kube-api-qps=1000",
+        "--kube-api-burst=2000",
+    ]
+
+
+async def _admits(client: ApiClient) -> bool:
+    try:
+        await client.create(PROBE_RESOURCE, PROBE, dry_run=True)
+    except (ApiError, Unreachable):
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""The CRDs of the providers as far as the stand-ins and the ClusterClasses use them.
+
+The template kinds are not written down a second time: by contract each is the spec of its kind, wrapped. Nor is the
+spec of a bootstrap object where a control plane has all of it inside its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+from caphv.api.object import Obj
+from sandbox import manifests
+from sandbox.capi.distribution import ALL
+
+FOLDER = Path(__file__).parent.parent / "crds" / "providers"
+# What a template need not say, because each object made from it has its own.
+_OWN = ("machineTemplate", "replicas", "version")
+
+
+def custom_resource_definitions() -> list[Obj]:
+    """The CRDs of four kinds for each distribution, with the label of the contract that they follow."""
+    kinds = {crd["spec"]["names"]["kind"]: crd for crd in manifests.read(sorted(FOLDER.glob("*.yaml")))}
+    for distribution in ALL:
+        if isinstance(distribution.config, str):
+            config = _spec(kinds[distribution.configs.kind])
+            _spec(kinds[distribution.control_planes.kind])["properties"][distribution.config] = config
+    return [*kinds.values(), *map(_template, kinds.values())]
+
+
+def _spec(crd: Obj) -> Obj:
+    (version,) = crd["spec"]["versions"]
+    found: Obj = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return found
+
+
+def _template(kind: Obj) -> Obj:
+    crd = copy.deepcopy(kind)
+    spec, name = crd["spec"], f"{kind['spec']['names']['kind']}Template"
+    names = {"kind": name, "listKind": f"{name}List", "plural": f"{name.lower()}s", "singular": name.lower()}
+    spec["names"] = names
+    crd["metadata"]["name"] = f"{names['plural']}.{spec['group']}"
+    for version in spec["versions"]:
+        version.pop("additionalPrinterColumns", None)
+        if "version" in version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]:
+            version.pop("subresources")
+        version["schema"]["openAPIV3Schema"] = _wrapped(version["schema"]["openAPIV3Schema"])
+    return crd
+
+
+def _wrapped(schema: Obj) -> Obj:
+    inner = schema["properties"]["spec"]
+    for name in _OWN:
+        inner["properties"].pop(name, None)
+    if "required" in inner:
+        inner["required"] = [name for name in inner["required"] if name not in _OWN]
+    template = {"type": "object", "required": ["spec"], "properties": {"spec": inner}}
+    top = {name: schema["properties"][name] for name in ("apiVersion", "kind", "metadata")}
+    spec = {"type": "object", "required": ["template"], "properties": {"template": template}}
+    return {"type": "object", "required": ["metadata", "spec"], "properties": {**top, "spec": spec}}

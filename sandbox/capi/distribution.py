@@ -1,0 +1,218 @@
+"""What tells the providers of one distribution of Kubernetes from those of another: kinds, fields and names. Pure.
+
+The control plane kinds of RKE2 and kubeadm follow contract v1beta2 of Cluster API, K3s's follows v1beta1, which names
+the reference to the infrastructure and parts of the status differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from caphv.api.object import Obj, Resource
+
+_BOOTSTRAP, _CONTROL_PLANE = "bootstrap.cluster.x-k8s.io", "controlplane.cluster.x-k8s.io"
+_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io"
+_RKE2_REGISTRATION_PORT = 9345
+
+# The content of a distribution's own configuration file in a guest, from what the guest is to become.
+Configuration = Callable[["Node"], Obj]
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a guest is to become. `config` is the spec of its bootstrap object, `server` None for a worker.
+
+    `endpoint` is `host:port` of the workload API.
+    """
+
+    endpoint: str
+    config: Obj = field(default_factory=dict, repr=False)
+    server: Obj | None = None
+    token: str = field(default="", repr=False)
+
+    @property
+    def host(self) -> str:
+        """The endpoint without its port."""
+        return self.endpoint.rpartition(":")[0]
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One distribution with its two providers; `name` is what these call it.
+
+    Below the spec of a control plane: `config` is what each bootstrap object gets, for RKE2 single fields, for others
+    one object; `server` leads to what only servers have, with further names of the API server at `cert_sans` in it;
+    `rollout` leads to the strategy. `commands` are the fields of a bootstrap object for what runs before and after the
+    start. `hook` holds the end of a machine until its etcd member is gone, `remediated_at` is the field for the time of
+    the last remediation. `file` is the distribution's own configuration in a guest, `configuration` makes its content;
+    with `jinja` cloud-init fills in names. Nodes join at `registration_port`, by default at the port of the API server.
+    """
+
+    name: str
+    contract: str
+    configs: Resource
+    control_planes: Resource
+    finalizer: str
+    hook: str
+    config: str | Sequence[str]
+    server: Sequence[str]
+    rollout: Sequence[str]
+    commands: tuple[str, str]
+    cert_sans: Sequence[str]
+    remediated_at: str
+    file: str
+    configuration: Configuration
+    jinja: bool = False
+    registration_port: int | None = None
+
+    @property
+    def server_annotation(self) -> str:
+        """What a Machine was made with; its bootstrap object need not say."""
+        return f"{_CONTROL_PLANE}/{self.name}-server-configuration"
+
+    def config_spec(self, control_plane: Obj) -> Obj:
+        """Spec of the bootstrap object of each machine."""
+        spec = control_plane["spec"]
+        if isinstance(self.config, str):
+            return dict(spec.get(self.config) or {})
+        return {name: spec[name] for name in self.config if name in spec}
+
+    def server_spec(self, control_plane: Obj) -> Obj:
+        """The part of a control plane's spec that is for servers only."""
+        return dict(_below(control_plane["spec"], self.server) or {})
+
+    def template_name(self, control_plane: Obj) -> str:
+        """Name of the template that machines are cloned from."""
+        inner = () if self.contract == "v1beta1" else ("spec",)
+        return str(_below(control_plane["spec"], ("machineTemplate", *inner, "infrastructureRef", "name")))
+
+    def max_surge(self, control_plane: Obj) -> int:
+        """How many machines more than wanted a roll-out may have: 0 or 1."""
+        wanted = _below(control_plane["spec"], (*self.rollout, "rollingUpdate", "maxSurge"))
+        return 1 if wanted is None else min(int(wanted), 1)
+
+    def joins_at(self, node: Node) -> str:
+        """URL at which a worker joins."""
+        return f"https://{node.endpoint if self.registration_port is None else f'{node.host}:{self.registration_port}'}"
+
+    def sans(self, server: Obj) -> list[str]:
+        """Further names of the API server."""
+        return list(_below(server, self.cert_sans) or ())
+
+    def has_cni(self, node: Node) -> bool:
+        """Whether the guest gets a CNI at its first boot, or later from somebody in whose place the sandbox has it."""
+        if (node.server or {}).get("cni") == "none":
+            return False
+        extra = [entry for entry in node.config.get("files") or () if str(entry["path"]).startswith(f"{self.file}.d/")]
+        return not any(_no_flannel(entry.get("content") or "") for entry in extra)
+
+
+def _rke2(node: Node) -> Obj:
+    agent, server = node.config.get("agentConfig") or {}, node.server or {}
+    disabled = server.get("disableComponents") or {}
+    return {
+        "server": f"https://{node.host}:{_RKE2_REGISTRATION_PORT}",
+        "token": node.token,
+        "kubelet-arg": (agent.get("kubelet") or {}).get("extraArgs"),
+        "node-label": agent.get("nodeLabels"),
+        "node-taint": agent.get("nodeTaints"),
+        "cni": server.get("cni"),
+        "cloud-provider-name": server.get("cloudProviderName"),
+        "disable-cloud-controller": "cloudController" in (disabled.get("kubernetesComponents") or ()),
+        "disable": disabled.get("pluginComponents"),
+        "tls-san": [node.host, *(server.get("tlsSan") or ())] if node.server is not None else None,
+    }
+
+
+def _k3s(node: Node) -> Obj:
+    agent, server = node.config.get("agentConfig") or {}, node.server or {}
+    return {
+        "server": f"https://{node.endpoint}",
+        "token": node.token,
+        "kubelet-arg": agent.get("kubeletArgs"),
+        "node-label": agent.get("nodeLabels"),
+        "node-taint": agent.get("nodeTaints"),
+        "disable-cloud-controller": server.get("disableCloudController"),
+        "disable": server.get("disableComponents"),
+        "tls-san": [node.host, *(server.get("tlsSan") or ())] if node.server is not None else None,
+    }
+
+
+def _kubeadm(node: Node) -> Obj:
+    return {
+        "apiVersion": "kubeadm.k8s.io/v1beta4",
+        "kind": "JoinConfiguration",
+        "discovery": {"bootstrapToken": {"apiServerEndpoint": node.endpoint, "token": node.token}},
+        **(node.config.get("joinConfiguration") or {}),
+    }
+
+
+RKE2 = Distribution(
+    name="rke2",
+    contract="v1beta2",
+    configs=Resource(_BOOTSTRAP, "v1beta2", "rke2configs", "RKE2Config"),
+    control_planes=Resource(_CONTROL_PLANE, "v1beta2", "rke2controlplanes", "RKE2ControlPlane"),
+    finalizer=f"rke2.{_CONTROL_PLANE}",
+    hook=f"{_HOOK}/rke2-cleanup",
+    config=("agentConfig", "files", "postRKE2Commands", "preRKE2Commands"),
+    server=("serverConfig",),
+    rollout=("rolloutStrategy",),
+    commands=("preRKE2Commands", "postRKE2Commands"),
+    cert_sans=("tlsSan",),
+    remediated_at="timestamp",
+    file="/etc/rancher/rke2/config.yaml",
+    configuration=_rke2,
+    registration_port=_RKE2_REGISTRATION_PORT,
+)
+K3S = Distribution(
+    name="kthrees",
+    contract="v1beta1",
+    configs=Resource(_BOOTSTRAP, "v1beta2", "kthreesconfigs", "KThreesConfig"),
+    control_planes=Resource(_CONTROL_PLANE, "v1beta2", "kthreescontrolplanes", "KThreesControlPlane"),
+    finalizer=f"kthrees.{_CONTROL_PLANE}",
+    hook=f"{_HOOK}/kthrees-cleanup",
+    config="kthreesConfigSpec",
+    server=("kthreesConfigSpec", "serverConfig"),
+    rollout=(),
+    commands=("preK3sCommands", "postK3sCommands"),
+    cert_sans=("tlsSan",),
+    remediated_at="timestamp",
+    file="/etc/rancher/k3s/config.yaml",
+    configuration=_k3s,
+)
+KUBEADM = Distribution(
+    name="kubeadm",
+    contract="v1beta2",
+    configs=Resource(_BOOTSTRAP, "v1beta2", "kubeadmconfigs", "KubeadmConfig"),
+    control_planes=Resource(_CONTROL_PLANE, "v1beta2", "kubeadmcontrolplanes", "KubeadmControlPlane"),
+    finalizer=f"kubeadm.{_CONTROL_PLANE}",
+    hook=f"{_HOOK}/kcp-cleanup",
+    config="kubeadmConfigSpec",
+    server=("kubeadmConfigSpec", "clusterConfiguration"),
+    rollout=("rollout", "strategy"),
+    commands=("preKubeadmCommands", "postKubeadmCommands"),
+    cert_sans=("apiServer", "certSANs"),
+    remediated_at="time",
+    file="/run/kubeadm/kubeadm-join-config.yaml",
+    configuration=_kubeadm,
+    # kubeadm's provider has the names of nodes filled in by cloud-init.
+    jinja=True,
+)
+ALL = (RKE2, K3S, KUBEADM)
+
+
+def _below(node: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(name)
+    return node
+
+
+def _no_flannel(content: str) -> bool:
+    found = yaml.safe_load(content)
+    return isinstance(found, dict) and found.get("flannel-backend") == "none"

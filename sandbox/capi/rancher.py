@@ -1,0 +1,93 @@
+"""Rancher's import of Cluster API clusters: a stand-in that makes the same objects, and no connection to anything.
+
+A Cluster with label `cluster-api.cattle.io/rancher-auto-import=true` gets a managed cluster `c-…`: by today's Turtles
+with labels that say whose it is, or as before by a `provisioning.cattle.io` Cluster of the same name. Once it has a
+workspace, Fleet's Cluster of its name appears there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from pathlib import Path
+
+from caphv.api.object import NAMESPACES, Key, Obj, Resource, key_of, labels_of
+from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.controller import Controller
+from caphv.runtime.errors import AlreadyExists
+from sandbox import manifests
+
+AUTO_IMPORT = "cluster-api.cattle.io/rancher-auto-import"
+OWNER, OWNER_NAMESPACE = "cluster-api.cattle.io/capi-cluster-owner", "cluster-api.cattle.io/capi-cluster-owner-ns"
+CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
+IMPORTS = Resource("provisioning.cattle.io", "v1", "clusters", "Cluster")
+MANAGED = Resource("management.cattle.io", "v3", "clusters", "Cluster", namespaced=False)
+FLEET = Resource("fleet.cattle.io", "v1alpha1", "clusters", "Cluster")
+CRDS = Path(__file__).parent.parent / "crds" / "rancher"
+
+
+async def install(client: ApiClient) -> None:
+    """Create Rancher's CRDs, as far as the import needs them."""
+    await manifests.apply(client, manifests.read(sorted(CRDS.glob("*.yaml"))))
+
+
+class Rancher:
+    """The import for all Clusters of a management cluster; `turtles` is today's way."""
+
+    def __init__(self, client: ApiClient, *, turtles: bool = True) -> None:
+        self._client = client
+        self._turtles = turtles
+        self._clusters = Informer(client, CLUSTERS, max_backoff=2)
+        self._managed = Informer(client, MANAGED, max_backoff=2)
+        self._controller = Controller("rancher", self._reconcile, concurrency=2)
+
+    async def run(self) -> None:
+        """Import clusters until cancelled; the CRDs must be there."""
+        tasks = [self._clusters.start(), self._managed.start()]
+        try:
+            await asyncio.gather(self._clusters.wait_synced(), self._managed.wait_synced())
+            self._clusters.add_handler(lambda change: self._controller.enqueue(change.key))
+            self._managed.add_handler(lambda change: self._controller.enqueue(change.key))
+            await self._controller.run()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _reconcile(self, key: Key) -> None:
+        if not key.namespace:
+            await self._join_fleet(key.name)
+            return
+        cluster = self._clusters.get(*key)
+        if cluster is not None and labels_of(cluster).get(AUTO_IMPORT) == "true":
+            await self._import(key)
+
+    async def _import(self, key: Key) -> None:
+        name = managed_name(key)
+        labels = {OWNER: key.name, OWNER_NAMESPACE: key.namespace} if self._turtles else {}
+        await self._ensure(MANAGED, {"metadata": {"name": name, "labels": labels}, "spec": {"displayName": key.name}})
+        if not self._turtles:
+            await self._ensure(IMPORTS, {"metadata": {"name": key.name, "namespace": key.namespace}, "spec": {}})
+            status = {"status": {"clusterName": name}}
+            await self._client.patch(IMPORTS, key.name, key.namespace, status, subresource="status")
+
+    async def _join_fleet(self, name: str) -> None:
+        managed = self._managed.get("", name)
+        workspace = (managed or {}).get("spec", {}).get("fleetWorkspaceName")
+        if managed is None or not workspace:
+            return
+        await self._ensure(NAMESPACES, {"metadata": {"name": workspace}})
+        metadata = {"name": name, "namespace": workspace, "labels": {"management.cattle.io/cluster-name": name}}
+        await self._ensure(FLEET, {"metadata": metadata, "spec": {"clientID": key_of(managed).name}})
+
+    async def _ensure(self, resource: Resource, obj: Obj) -> None:
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
+        with contextlib.suppress(AlreadyExists):
+            await self._client.create(resource, typed)
+
+
+def managed_name(cluster: Key) -> str:
+    """Name that the managed cluster of a Cluster gets; Rancher's are random, these can be told."""
+    return f"c-{hashlib.sha256(str(cluster).encode()).hexdigest()[:5]}"

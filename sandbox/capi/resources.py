@@ -1,0 +1,70 @@
+"""Kinds, labels and annotations that the stand-ins share with the core and with the real providers."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+
+from caphv.api import names
+from caphv.api.object import Obj, Resource, annotations_of, being_deleted, owner_reference, uid_of
+
+CORE = "cluster.x-k8s.io"
+CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
+MACHINES = Resource(CORE, "v1beta2", "machines", "Machine")
+HARVESTER_MACHINES = Resource(names.GROUP, names.STORED_VERSION, "harvestermachines", "HarvesterMachine")
+HARVESTER_MACHINE_TEMPLATES = Resource(
+    names.GROUP, names.STORED_VERSION, "harvestermachinetemplates", "HarvesterMachineTemplate"
+)
+
+CLONED_FROM_NAME = "cluster.x-k8s.io/cloned-from-name"
+CLONED_FROM_KIND = "cluster.x-k8s.io/cloned-from-groupkind"
+SECRET_TYPE = "cluster.x-k8s.io/secret"  # noqa: S105 - a type, not a secret
+
+
+def now() -> str:
+    """The time as Kubernetes writes it."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def reference(owner: Obj, *, controller: bool = False) -> Obj:
+    """An owner reference to an object."""
+    found = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": uid_of(owner),
+    }
+    return found | ({"controller": True, "blockOwnerDeletion": True} if controller else {})
+
+
+def owned_by(obj: Obj, control_plane: Obj) -> bool:
+    """Whether an object belongs to exactly this control plane, not to an earlier one of its name."""
+    owner = owner_reference(obj, control_plane["kind"], control_plane["apiVersion"].partition("/")[0])
+    return owner is not None and owner["uid"] == uid_of(control_plane)
+
+
+def paused(cluster: Obj, obj: Obj) -> bool:
+    """Whether somebody wants nothing to be done about an object of a cluster."""
+    return bool(cluster["spec"].get("paused")) or names.PAUSED_ANNOTATION in annotations_of(obj)
+
+
+def condition(obj: Obj, kind: str) -> str:
+    """Status of a condition, empty when there is none."""
+    found = (obj.get("status") or {}).get("conditions") or ()
+    return next((str(entry["status"]) for entry in found if entry["type"] == kind), "")
+
+
+def merged_conditions(obj: Obj, wanted: Iterable[Obj]) -> list[Obj]:
+    """Conditions with their times: that of the last one stays for as long as its status does."""
+    before = {entry["type"]: entry for entry in (obj.get("status") or {}).get("conditions") or ()}
+    result = []
+    for entry in wanted:
+        old = before.get(entry["type"], {})
+        time = old["lastTransitionTime"] if old.get("status") == entry["status"] else now()
+        result.append({**entry, "lastTransitionTime": time})
+    return result
+
+
+def alive(objects: Iterable[Obj]) -> list[Obj]:
+    """Those that nobody has asked to delete."""
+    return [obj for obj in objects if not being_deleted(obj)]

@@ -1,0 +1,27 @@
+"""All stand-ins together, as one part of the simulator."""
+
+from __future__ import annotations
+
+import asyncio
+
+from caphv.runtime.client import ApiClient
+from sandbox.capi.bootstrap import Bootstrap
+from sandbox.capi.caches import Caches, Shared
+from sandbox.capi.controlplane import ControlPlanes
+from sandbox.capi.distribution import ALL
+
+
+async def run(client: ApiClient) -> None:
+    """Work on a management cluster until cancelled; the CRDs of the core and of the providers may come later."""
+    shared = Shared(client)
+    caches = [Caches(client, shared, distribution) for distribution in ALL]
+    async with shared.running(*caches):
+        control_planes = [ControlPlanes(client, each) for each in caches]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for own, control_plane in zip(caches, control_planes, strict=True):
+                    group.create_task(Bootstrap(client, own).controller.run())
+                    group.create_task(control_plane.controller.run())
+        finally:
+            for each in control_planes:
+                await each.connections.close()

@@ -1,0 +1,153 @@
+"""Reads a control plane's objects as what the plan decides on, and says what a machine of it is made of. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
+from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
+from sandbox.capi.distribution import Distribution
+from sandbox.capi.plan import Member
+from sandbox.capi.resources import (
+    CLONED_FROM_KIND,
+    CLONED_FROM_NAME,
+    HARVESTER_MACHINE_TEMPLATES,
+    HARVESTER_MACHINES,
+    MACHINES,
+    condition,
+    reference,
+)
+
+CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
+
+
+def member_of(
+    machine: Obj,
+    harvester_machine: Obj | None,
+    config: Obj | None,
+    control_plane: Obj,
+    distribution: Distribution,
+    *,
+    known: Collection[str],
+    ready: Collection[str],
+) -> Member:
+    """A machine as the plan sees it; `known` and `ready` are provider IDs of Nodes."""
+    provider_id = machine["spec"].get("providerID") or ""
+    # Where a machine without a wish was placed counts, too.
+    placed = ((harvester_machine or {}).get("status") or {}).get("failureDomain")
+    marked = [condition(machine, kind) for kind in ("HealthCheckSucceeded", "OwnerRemediated")]
+    found = bool((machine.get("status") or {}).get("nodeRef"))
+    return Member(
+        machine["metadata"]["name"],
+        created=machine["metadata"].get("creationTimestamp", ""),
+        failure_domain=machine["spec"].get("failureDomain") or placed or "",
+        joined=provider_id in known or found,
+        ready=provider_id in ready,
+        # The core writes conditions first, and what they follow from a moment later.
+        settled=found and condition(machine, "Ready") == "True",
+        current=is_current(machine, harvester_machine, config, control_plane, distribution),
+        unhealthy=marked == ["False", "False"],
+        deleting=being_deleted(machine),
+    )
+
+
+def is_current(
+    machine: Obj,
+    harvester_machine: Obj | None,
+    config: Obj | None,
+    control_plane: Obj,
+    distribution: Distribution,
+) -> bool:
+    """Whether a machine is what the control plane would make now. Objects that are missing are not held against it."""
+    template = distribution.template_name(control_plane)
+    server = annotations_of(machine).get(distribution.server_annotation)
+    return (
+        machine["spec"].get("version") == control_plane["spec"]["version"]
+        and (harvester_machine is None or annotations_of(harvester_machine).get(CLONED_FROM_NAME) == template)
+        and (config is None or (config.get("spec") or {}) == distribution.config_spec(control_plane))
+        and server == _server_configuration(control_plane, distribution)
+    )
+
+
+def failure_domains(cluster: Obj) -> list[str]:
+    """Failure domains that may have machines of the control plane."""
+    domains = (cluster.get("status") or {}).get("failureDomains") or ()
+    return sorted(domain["name"] for domain in domains if domain.get("controlPlane"))
+
+
+# The objects of one machine, by its name. The first two belong to the control plane until the core sees the Machine.
+
+
+def new_harvester_machine(control_plane: Obj, cluster: Key, name: str, template: Obj) -> Obj:
+    """The clone of a HarvesterMachineTemplate."""
+    inner = template["spec"]["template"]
+    metadata = _metadata(control_plane, cluster, name)
+    extra = inner.get("metadata") or {}
+    metadata["labels"] = {**(extra.get("labels") or {}), **metadata["labels"]}
+    metadata["annotations"] = {
+        **(extra.get("annotations") or {}),
+        **metadata["annotations"],
+        CLONED_FROM_NAME: key_of(template).name,
+        CLONED_FROM_KIND: f"{HARVESTER_MACHINE_TEMPLATES.kind}.{HARVESTER_MACHINE_TEMPLATES.group}",
+    }
+    metadata["ownerReferences"] = [reference(control_plane)]
+    return {
+        "apiVersion": HARVESTER_MACHINES.api_version,
+        "kind": HARVESTER_MACHINES.kind,
+        "metadata": metadata,
+        "spec": inner["spec"],
+    }
+
+
+def new_config(control_plane: Obj, distribution: Distribution, cluster: Key, name: str) -> Obj:
+    """The bootstrap object."""
+    metadata = {**_metadata(control_plane, cluster, name), "ownerReferences": [reference(control_plane)]}
+    return {
+        "apiVersion": distribution.configs.api_version,
+        "kind": distribution.configs.kind,
+        "metadata": metadata,
+        "spec": distribution.config_spec(control_plane),
+    }
+
+
+def new_machine(control_plane: Obj, distribution: Distribution, cluster: Key, name: str, failure_domain: str) -> Obj:
+    """The Machine; with it the two others become its own."""
+    metadata = _metadata(control_plane, cluster, name)
+    server = _server_configuration(control_plane, distribution)
+    metadata["annotations"] |= {distribution.server_annotation: server, distribution.hook: ""}
+    metadata["ownerReferences"] = [reference(control_plane, controller=True)]
+    spec: Obj = {
+        "clusterName": cluster.name,
+        "version": control_plane["spec"]["version"],
+        "bootstrap": {
+            "configRef": {"apiGroup": distribution.configs.group, "kind": distribution.configs.kind, "name": name}
+        },
+        "infrastructureRef": {"apiGroup": HARVESTER_MACHINES.group, "kind": HARVESTER_MACHINES.kind, "name": name},
+    }
+    deletion = (control_plane["spec"]["machineTemplate"].get("spec") or {}).get("deletion")
+    if deletion:
+        spec["deletion"] = deletion
+    if failure_domain:
+        spec["failureDomain"] = failure_domain
+    return {"apiVersion": MACHINES.api_version, "kind": MACHINES.kind, "metadata": metadata, "spec": spec}
+
+
+def _server_configuration(control_plane: Obj, distribution: Distribution) -> str:
+    """The part of a control plane's spec that its Machines remember."""
+    return json.dumps(distribution.server_spec(control_plane), sort_keys=True, separators=(",", ":"))
+
+
+def _metadata(control_plane: Obj, cluster: Key, name: str) -> Obj:
+    template = control_plane["spec"]["machineTemplate"].get("metadata") or {}
+    own = {
+        CLUSTER_NAME_LABEL: cluster.name,
+        CONTROL_PLANE_LABEL: "",
+        CONTROL_PLANE_NAME_LABEL: key_of(control_plane).name,
+    }
+    return {
+        "name": name,
+        "namespace": cluster.namespace,
+        "labels": {**(template.get("labels") or {}), **own},
+        "annotations": dict(template.get("annotations") or {}),
+    }

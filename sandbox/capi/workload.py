@@ -1,0 +1,115 @@
+"""Connections to workload clusters: their Nodes, and the etcd members of machines that go.
+
+The core has connections of its own and tries one again only every 30 s, so a control plane that waited for what the
+core knows of Nodes would come up slowly. The real providers look themselves, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from caphv.api.object import NODES, Key, Obj, labels_of
+from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.exec import pod_exec
+from caphv.runtime.kubeconfig import Access
+from sandbox.guest import kubelet
+
+_EXEC_SECONDS = 5.0
+
+
+class Connection:
+    """One workload cluster."""
+
+    def __init__(self, access: Access, changed: Callable[[], None]) -> None:
+        self._client: ApiClient = access.client(name="workload", user_agent="caphv-sandbox", timeout=5.0)
+        self.access = access
+        self.nodes = Informer(self._client, NODES, max_backoff=1)
+        self.nodes.add_handler(lambda _change: changed())
+        self._task = self.nodes.start()
+
+    def ready_nodes(self) -> set[str]:
+        """Provider IDs of Nodes that are ready."""
+        return {provider_id(node) for node in self.nodes.store if _is_ready(node)}
+
+    def known_nodes(self) -> set[str]:
+        """Provider IDs of all Nodes."""
+        return {provider_id(node) for node in self.nodes.store}
+
+    def has_control_plane(self) -> bool:
+        """Whether a control plane Node is ready: then others can join."""
+        return any(
+            "node-role.kubernetes.io/control-plane" in labels_of(node) and _is_ready(node) for node in self.nodes.store
+        )
+
+    async def remove_etcd_member(self, name: str) -> None:
+        """Remove the member of a Node by asking another control plane Node's etcd; fine when it is the last one.
+
+        Raises ApiError, Unreachable, ExecError.
+        """
+        others = [
+            node["metadata"]["name"]
+            for node in self.nodes.store
+            if node["metadata"]["name"] != name
+            and "node-role.kubernetes.io/control-plane" in labels_of(node)
+            and _is_ready(node)
+        ]
+        if not others:
+            return
+        members = json.loads(await self._etcdctl(others[0], "member", "list", "-w", "json"))["members"]
+        for member in members:
+            # RKE2 names a member after its node, with a hash behind it.
+            if str(member["name"]).rpartition("-")[0] == name:
+                await self._etcdctl(others[0], "member", "remove", f"{member['ID']:x}")
+
+    async def close(self) -> None:
+        """End the connection."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._client.close()
+
+    async def _etcdctl(self, node: str, *arguments: str) -> bytes:
+        command = [*kubelet.ETCDCTL, *arguments]
+        pod = kubelet.pod_name(node)
+        return await pod_exec(self._client, kubelet.NAMESPACE, pod, kubelet.CONTAINER, command, timeout=_EXEC_SECONDS)
+
+
+class Connections:
+    """All workload clusters; `changed` is called with a cluster's key when one of its Nodes changes."""
+
+    def __init__(self, changed: Callable[[Key], None]) -> None:
+        self._changed = changed
+        self._connections: dict[Key, Connection] = {}
+
+    async def ensure(self, cluster: Key, access: Access) -> Connection:
+        """The connection to a cluster with these credentials."""
+        found = self._connections.get(cluster)
+        if found is not None and found.access == access:
+            return found
+        await self.forget(cluster)
+        connection = Connection(access, lambda: self._changed(cluster))
+        self._connections[cluster] = connection
+        return connection
+
+    async def forget(self, cluster: Key) -> None:
+        """End the connection to a cluster that is gone."""
+        found = self._connections.pop(cluster, None)
+        if found is not None:
+            await found.close()
+
+    async def close(self) -> None:
+        """End all connections."""
+        for cluster in list(self._connections):
+            await self.forget(cluster)
+
+
+def provider_id(node: Obj) -> str:
+    """Provider ID of a Node, empty until the infrastructure provider has set it."""
+    return str((node.get("spec") or {}).get("providerID") or "")
+
+
+def _is_ready(node: Obj) -> bool:
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)

@@ -1,0 +1,308 @@
+"""The guests: what happens inside a VM from its boot to its end.
+
+A guest boots when its instance runs, reads the cloud-init data that the provider wrote, brings up its interfaces,
+reports them through the guest agent, and joins a cluster when its data says how. A guest that is given something
+broken stays silent, as a real one does; the instance's condition `AgentConnected` says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from caphv.api.object import SECRETS, Key, Obj, annotations_of, key_of, uid_of
+from caphv.runtime.cache import Change
+from caphv.runtime.errors import ApiError, NotFound, ServerFault, TooManyRequests, Unreachable
+from caphv.runtime.kubeconfig import Access, KubeconfigError
+from sandbox.guest import nodes
+from sandbox.guest.cloudinit import Broken, Nic, UserData, parse_network_data, parse_user_data
+from sandbox.guest.join import CONTROL_PLANE, Join, check_nic, interface_names, join_of
+from sandbox.guest.workload import Member, Workloads
+from sandbox.harvester import kinds
+from sandbox.harvester.addresses import Addresses
+from sandbox.harvester.fixtures import World
+from sandbox.harvester.informers import Stores
+from sandbox.processes.children import ProcessError
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """One run of a VM: a restart makes another guest with the same disk."""
+
+    key: Key
+    uid: str
+    disk: str
+    hostname: str
+    spec: Obj
+
+    @property
+    def interfaces(self) -> list[Obj]:
+        """Interfaces of the VM, in the order in which the guest sees them."""
+        return (self.spec["domain"].get("devices") or {}).get("interfaces") or []
+
+    def holder(self, interface: Obj) -> str:
+        """Who has the address of an interface; the same after a restart."""
+        return f"VM {self.key} {interface['name']}"
+
+
+class Guests:
+    """All guests on one Harvester."""
+
+    def __init__(self, stores: Stores, world: World, addresses: Addresses, workloads: Workloads) -> None:
+        self._stores = stores
+        self._world = world
+        self._addresses = addresses
+        self._workloads = workloads
+        self._sessions = nodes.Sessions()
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._marks: set[asyncio.Task[None]] = set()
+        # Which life registered a Node last, so that the end of an earlier one does not mark it lost.
+        self._registered: dict[tuple[str, str], object] = {}
+
+    async def run(self) -> None:
+        """Boot and end guests as instances come and go, until cancelled; the stores must be synced."""
+        self._stores.vmis.add_handler(self._instance_changed)
+        self._stores.vms.add_handler(self._vm_changed)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._stores.vmis.remove_handler(self._instance_changed)
+            await _cancel(self._lives.values())
+            await _cancel(self._marks)
+
+    def _vm_changed(self, change: Change) -> None:
+        if change.new is None:
+            self._workloads.forget(uid_of(change.obj))
+
+    def _instance_changed(self, change: Change) -> None:
+        runs = change.new is not None and change.new.get("status", {}).get("phase") == "Running"
+        now = uid_of(change.new) if change.new is not None and runs else ""
+        if change.old is not None and uid_of(change.old) != now:
+            life = self._lives.pop(uid_of(change.old), None)
+            if life:
+                life.cancel()
+        if change.new is None or not runs:
+            return
+        guest = _guest(change.new)
+        if now not in self._lives:
+            self._lives[now] = asyncio.create_task(self._boot(guest), name=f"guest {guest.key}")
+        elif change.old is not None and _renewal(change.old) != _renewal(change.new):
+            self._lives[now] = asyncio.create_task(self._renew(guest, self._lives[now]), name=f"guest {guest.key}")
+
+    # Life of a guest
+
+    async def _boot(self, guest: Guest) -> None:
+        spread = self._world.boot_spread
+        await asyncio.sleep(self._world.boot_seconds * random.uniform(1 - spread, 1 + spread))
+        await self._life(guest)
+
+    async def _renew(self, guest: Guest, before: asyncio.Task[None]) -> None:
+        """Go on with other addresses, if the guest has some by DHCP."""
+        for interface in guest.interfaces:
+            self._addresses.expire(guest.holder(interface))
+        await _cancel([before])
+        await self._life(guest)
+
+    async def _life(self, guest: Guest) -> None:
+        try:
+            user_data, network_data = await self._cloud_init(guest)
+            join = join_of(user_data) if user_data else None
+            addresses = self._bring_up(guest, network_data)
+            if user_data is None or not user_data.has_agent:
+                await self._complain(
+                    guest, "the guest agent is not installed: userdata has no package qemu-guest-agent"
+                )
+            else:
+                await self._report(guest, addresses)
+            if join:
+                await self._join(guest, join, addresses)
+            await asyncio.Event().wait()
+        except (Broken, LookupError, KubeconfigError, ProcessError, OSError) as error:
+            await self._complain(guest, str(error))
+            await asyncio.Event().wait()
+        finally:
+            for interface in guest.interfaces:
+                self._addresses.release(guest.holder(interface))
+
+    async def _cloud_init(self, guest: Guest) -> tuple[UserData | None, list[Nic] | None]:
+        volumes = guest.spec.get("volumes") or ()
+        source: Obj = next((volume["cloudInitNoCloud"] for volume in volumes if "cloudInitNoCloud" in volume), {})
+        references = {"userData": source.get("secretRef"), "networkData": source.get("networkDataSecretRef")}
+        names = {reference["name"] for reference in references.values() if reference}
+        secrets = {name: await self._secret(guest, name) for name in names}
+        texts = {
+            kind: source.get(kind) or (secrets[reference["name"]].get(kind.lower()) if reference else None)
+            for kind, reference in references.items()
+        }
+        user, network = texts["userData"], texts["networkData"]
+        user_data = parse_user_data(user, guest.hostname) if user else None
+        return user_data, parse_network_data(network) if network else None
+
+    async def _secret(self, guest: Guest, name: str) -> dict[str, str]:
+        """The values of a Secret by their keys in lower case: KubeVirt takes `userdata` and `userData`."""
+        try:
+            secret = await _patiently(lambda: self._stores.client.get(SECRETS, name, guest.key.namespace))
+            data = secret.get("data") or {}
+            return {key.lower(): base64.b64decode(value).decode() for key, value in data.items()}
+        except NotFound:
+            raise Broken(f"Secret {name} is not there") from None
+        except UnicodeDecodeError:
+            raise Broken(f"Secret {name}: is not text") from None
+
+    def _bring_up(self, guest: Guest, nics: list[Nic] | None) -> list[str]:
+        """Configure the interfaces; their addresses, empty for those without. Raises `Broken`, LookupError."""
+        names = interface_names(len(guest.interfaces))
+        if nics is None:
+            nics = [Nic(name) for name in names[:1]]  # without network data cloud-init tries DHCP on the first
+        configured = {nic.name: nic for nic in nics}
+        unknown = sorted(configured.keys() - set(names))
+        if unknown:
+            raise Broken(f"networkdata: interface {unknown[0]} does not exist; there are {', '.join(names) or 'none'}")
+        pairs = zip(names, guest.interfaces, strict=True)
+        return [self._bring_up_one(guest, nic, configured[name]) if name in configured else "" for name, nic in pairs]
+
+    def _bring_up_one(self, guest: Guest, interface: Obj, nic: Nic) -> str:
+        holder, network = guest.holder(interface), self._network(guest, interface["name"])
+        if not nic.address:
+            dhcp = annotations_of(network).get(kinds.NETWORK_DHCP) if network else None
+            if not dhcp:
+                raise Broken(f"{nic.name}: no DHCP server answers on the network")
+            return self._addresses.lease(dhcp, holder)
+        route = json.loads(annotations_of(network).get(kinds.NETWORK_ROUTE) or "{}") if network else {}
+        if route.get("cidr"):
+            check_nic(nic, route["cidr"], route.get("gateway", ""))
+        other = self._addresses.claim(nic.address, holder)
+        if other:
+            raise Broken(f"{nic.name}: address {nic.address} is taken by {other}")
+        return nic.address
+
+    def _network(self, guest: Guest, name: str) -> Obj | None:
+        named = {network["name"]: network.get("multus") or {} for network in guest.spec.get("networks") or ()}
+        space, _, bare = str(named.get(name, {}).get("networkName", "")).rpartition("/")
+        return self._stores.networks.get(space or guest.key.namespace, bare)
+
+    # What others see
+
+    async def _report(self, guest: Guest, addresses: list[str]) -> None:
+        interfaces = [
+            _interface(interface, name, address)
+            for interface, name, address in zip(
+                guest.interfaces, interface_names(len(addresses)), addresses, strict=True
+            )
+        ]
+        await self._patch(guest, {"interfaces": interfaces}, kinds.condition("AgentConnected", True))
+
+    async def _complain(self, guest: Guest, message: str) -> None:
+        log.warning("guest %s: %s", guest.key, message)
+        await self._patch(guest, {}, kinds.condition("AgentConnected", False, "GuestNotReady", message))
+
+    async def _patch(self, guest: Guest, status: Obj, condition: Obj) -> None:
+        vmi = self._stores.vmis.get(*guest.key)
+        if vmi is None or uid_of(vmi) != guest.uid:
+            return
+        patch = {"status": {**status, "conditions": kinds.with_condition(vmi, condition)}}
+        with contextlib.suppress(NotFound):
+            answer = await _patiently(
+                lambda: self._stores.client.patch(kinds.INSTANCES, guest.key.name, guest.key.namespace, patch)
+            )
+            self._stores.vmis.observe(answer)
+
+    # Joining a cluster
+
+    async def _join(self, guest: Guest, join: Join, addresses: list[str]) -> None:
+        """Register the Node and stay until the guest ends."""
+        if join.role == CONTROL_PLANE:
+            await self._serve(guest, join, addresses)
+        else:
+            await self._register(guest, join, join.server, addresses)
+
+    async def _serve(self, guest: Guest, join: Join, addresses: list[str]) -> None:
+        if join.authority is None or not addresses or not addresses[0]:
+            raise Broken("a control plane guest needs a CA and an address on its first interface")
+        try:
+            member = Member(addresses[0], guest.disk, guest.hostname, join.port)
+            local = await self._workloads.serve(member, join.authority, join.token, join.sans)
+            await self._register(guest, join, local, addresses)
+        finally:
+            await self._workloads.leave(addresses[0])
+
+    async def _register(self, guest: Guest, join: Join, server: str, addresses: list[str]) -> None:
+        await asyncio.sleep(self._world.register_seconds)
+        info = nodes.NodeInfo(
+            name=guest.hostname,
+            addresses=tuple(address for address in addresses if address),
+            version=join.version,
+            system_uuid=guest.disk,
+            control_plane=join.role == CONTROL_PLANE,
+            ready=join.cni,
+        )
+        access = Access(server=server, ca=join.ca, token=join.token)
+        async with self._sessions.client(access) as client:
+            await nodes.register(client, info)
+            life = self._registered[server, guest.hostname] = object()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._spawn(self._lose_node(guest, access, life))
+
+    async def _lose_node(self, guest: Guest, access: Access, life: object) -> None:
+        await asyncio.sleep(self._world.node_lost_seconds)
+        node = (access.server, guest.hostname)
+        if self._registered.get(node) is life:
+            del self._registered[node]
+            async with self._sessions.client(access) as client:
+                await nodes.mark_lost(client, guest.hostname)
+                await nodes.delete_etcd_pod(client, guest.hostname)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._marks.add(task)
+        task.add_done_callback(self._marks.discard)
+
+
+def _guest(vmi: Obj) -> Guest:
+    owners = vmi["metadata"].get("ownerReferences") or [{"uid": uid_of(vmi)}]
+    hostname = vmi["spec"].get("hostname") or vmi["metadata"]["name"]
+    return Guest(key_of(vmi), uid_of(vmi), owners[0]["uid"], hostname, vmi["spec"])
+
+
+def _renewal(vmi: Obj) -> str:
+    return annotations_of(vmi).get(kinds.RENEWAL, "")
+
+
+def _interface(interface: Obj, name: str, address: str) -> Obj:
+    entry = {"name": interface["name"], "interfaceName": name, "infoSource": "domain, guest-agent"}
+    if interface.get("macAddress"):
+        entry["mac"] = interface["macAddress"]
+    return entry | ({"ipAddress": address, "ipAddresses": [address]} if address else {})
+
+
+async def _patiently(call: Callable[[], Awaitable[_T]]) -> _T:
+    """The answer to a request that is made again while the API server is away."""
+    while True:
+        try:
+            return await call()
+        except (Unreachable, ServerFault, TooManyRequests) as error:
+            log.info("trying again: %s", error)
+        except ApiError:
+            raise
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _cancel(tasks: Any) -> None:
+    running = list(tasks)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,161 @@
+"""The kubelet behind `kubectl exec`: a stand-in that knows one container, `etcd`, and one program in it, `etcdctl`.
+
+Each control plane guest has one, on port 10250 of its address, where the real API server finds it by the Node's status.
+Behind it there is no etcd but a list of members, one for each control plane guest that ever joined: like a real member,
+it stays until somebody removes it, whatever becomes of its guest.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import ssl
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+
+from caphv.api.object import Obj
+from sandbox.processes import pki
+
+PORT = 10250
+NAMESPACE, CONTAINER = "kube-system", "etcd"
+PROTOCOL = "v4.channel.k8s.io"
+_TLS = "/var/lib/rancher/rke2/server/tls/etcd"
+_OPTIONS = {
+    "--endpoints": "https://127.0.0.1:2379",
+    "--cacert": f"{_TLS}/server-ca.crt",
+    "--cert": f"{_TLS}/server-client.crt",
+    "--key": f"{_TLS}/server-client.key",
+}
+# As RKE2 has it in its etcd Pods.
+ETCDCTL = ("etcdctl", *(f"{name}={value}" for name, value in _OPTIONS.items()))
+
+
+class EtcdError(Exception):
+    """What etcdctl writes to its standard error before it ends with exit code 1."""
+
+
+@dataclass
+class Etcd:
+    """Members of one cluster's etcd: id → name; and the disks (uids of VMs) that hold the data of a member."""
+
+    members: dict[int, str] = field(default_factory=dict)
+    disks: dict[str, int] = field(default_factory=dict)
+
+    def join(self, disk: str, node: str) -> None:
+        """A control plane guest starts its etcd; with the data of an earlier start it is the same member."""
+        if disk not in self.disks:
+            member = self.disks[disk] = secrets.randbits(64)
+            self.members[member] = f"{node}-{secrets.token_hex(4)}"
+
+    def etcdctl(self, arguments: Sequence[str]) -> str:
+        """Run `etcdctl <arguments>` in a container of RKE2's; answers its output. Raises `EtcdError`."""
+        options = dict(
+            argument.split("=", 1) for argument in arguments if argument.startswith("--") and "=" in argument
+        )
+        wrong = [name for name, value in _OPTIONS.items() if options.get(name) != value]
+        if wrong:
+            raise EtcdError(f"Error: {wrong[0]} is not {_OPTIONS[wrong[0]]}")
+        match [argument for argument in arguments if not argument.startswith("--")]:
+            case ["member", "list", "-w", "json"]:
+                return json.dumps({"members": [{"ID": id_, "name": name} for id_, name in self.members.items()]})
+            case ["member", "remove", member]:
+                return self._remove(member)
+        raise EtcdError("Error: unknown command")
+
+    def _remove(self, member: str) -> str:
+        if self.members.pop(_number(member), None) is None:
+            raise EtcdError("Error: etcdserver: member not found")
+        return f"Member {member} removed from cluster"
+
+
+class Kubelet:
+    """Answers exec on an address; certificates of kubelets are not verified by API servers unless they are told to."""
+
+    def __init__(self, address: str, etcd: Etcd, ca: pki.CA) -> None:
+        self._address = address
+        self._etcd = etcd
+        self._ca = ca
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises OSError when the port is taken."""
+        application = web.Application()
+        application.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
+        self._runner = web.AppRunner(application, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._address, PORT, ssl_context=self._context()).start()
+
+    async def close(self) -> None:
+        """End it with all its connections."""
+        if self._runner:
+            await self._runner.cleanup()
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        place = request.match_info
+        program, *arguments = request.query.getall("command", [""])
+        if (place["namespace"], place["container"]) != (NAMESPACE, CONTAINER) or program != "etcdctl":
+            raise web.HTTPNotFound(text="only etcdctl in container etcd is simulated")
+        socket = web.WebSocketResponse(protocols=(PROTOCOL,))
+        await socket.prepare(request)
+        try:
+            output, said, status = self._etcd.etcdctl(arguments), "", {"status": "Success"}
+        except EtcdError as error:
+            output, said = "", str(error)
+            status = {
+                "status": "Failure",
+                "reason": "NonZeroExitCode",
+                "message": "command terminated with exit code 1",
+            }
+        for channel, text in ((1, output), (2, said), (3, json.dumps({"metadata": {}, **status}))):
+            if text:
+                await socket.send_bytes(bytes([channel]) + text.encode())
+        await socket.close()
+        return socket
+
+    def _context(self) -> ssl.SSLContext:
+        pair = self._ca.server([self._address])
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with tempfile.TemporaryDirectory(prefix="caphv-") as folder:  # OpenSSL reads keys from files only
+            certificate, key = Path(folder) / "crt", Path(folder) / "key"
+            certificate.write_bytes(pair.certificate)
+            key.write_bytes(pair.key)
+            context.load_cert_chain(certificate, key)
+        return context
+
+
+def pod_name(node: str) -> str:
+    """Name of the static Pod with etcd on a control plane node."""
+    return f"etcd-{node}"
+
+
+def etcd_pod(node: str) -> Obj:
+    """The Pod by which a kubelet shows that it runs etcd."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(node),
+            "namespace": NAMESPACE,
+            "labels": {"component": "etcd", "tier": "control-plane"},
+            "annotations": {"kubernetes.io/config.mirror": "sandbox", "kubernetes.io/config.source": "file"},
+        },
+        "spec": {
+            "nodeName": node,
+            "hostNetwork": True,
+            # There is nobody to confirm that the container has ended.
+            "terminationGracePeriodSeconds": 0,
+            "tolerations": [{"operator": "Exists"}],
+            "containers": [{"name": CONTAINER, "image": "sandbox/etcd"}],
+        },
+    }
+
+
+def _number(member: str) -> int:
+    try:
+        return int(member, 16)
+    except ValueError:
+        raise EtcdError(f"Error: bad member ID arg ({member}), expecting ID in Hex") from None

@@ -1,0 +1,143 @@
+"""The Node objects of guests: registered by them in their workload cluster, and marked when a guest is gone.
+
+The mark stands for kube-controller-manager's node lifecycle controller, which waits for missed heartbeats; the guests
+here send none, so the end of a guest is what starts the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from caphv.api.object import NODES, PODS, Obj
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import AlreadyExists, ApiError, NotFound, Unreachable
+from caphv.runtime.kubeconfig import Access
+from sandbox.guest import kubelet
+from sandbox.harvester import kinds
+
+log = logging.getLogger(__name__)
+
+UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
+PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 4.0
+MARK_ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What a kubelet says of its machine when it registers."""
+
+    name: str
+    addresses: tuple[str, ...]
+    version: str
+    system_uuid: str
+    control_plane: bool
+    ready: bool
+
+
+class Sessions:
+    """Clients of workload API servers, shared by all guests that use the same server and credentials."""
+
+    def __init__(self) -> None:
+        self._clients: dict[Access, ApiClient] = {}
+        self._users: dict[Access, int] = {}
+
+    @contextlib.asynccontextmanager
+    async def client(self, access: Access) -> AsyncIterator[ApiClient]:
+        """Lend a client; it is closed when nobody uses it any more. Raises KubeconfigError for a broken CA."""
+        if access not in self._clients:
+            self._clients[access] = access.client(name="workload", user_agent="caphv-sandbox", timeout=5.0)
+        self._users[access] = self._users.get(access, 0) + 1
+        try:
+            yield self._clients[access]
+        finally:
+            self._users[access] -= 1
+            if not self._users[access]:
+                del self._users[access]
+                await self._clients.pop(access).close()
+
+
+async def register(client: ApiClient, node: NodeInfo) -> None:
+    """Create the Node, or say that it is back; again and again until the API server takes it."""
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            await _register(client, node)
+        except (ApiError, Unreachable) as error:
+            log.info("node %s cannot register at %s: %s", node.name, client.server, type(error).__name__)
+        else:
+            return
+        await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+        pause = min(pause * 2, LONGEST_PAUSE)
+
+
+async def mark_lost(client: ApiClient, name: str) -> None:
+    """Set the Node's conditions to unknown, if it is still there; gives up when the API server stays away."""
+    lost = {"status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": kinds.now()}
+    lost["message"] = "Kubelet stopped posting node status."
+    patch = {"status": {"conditions": [{"type": kind, **lost} for kind in ("Ready", *PRESSURES)]}}
+    for attempt in range(MARK_ATTEMPTS):
+        try:
+            await client.patch(NODES, name, "", patch, patch_type="strategic", subresource="status")
+        except NotFound:
+            return
+        except (ApiError, Unreachable):
+            await asyncio.sleep(min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE))
+        else:
+            return
+
+
+async def delete_etcd_pod(client: ApiClient, node: str) -> None:
+    """Delete the Pod of a control plane node that was lost, as the Pod garbage collector does in the end."""
+    with contextlib.suppress(ApiError, Unreachable):
+        await client.delete(PODS, kubelet.pod_name(node), kubelet.NAMESPACE)
+
+
+async def _register(client: ApiClient, node: NodeInfo) -> None:
+    obj = _node(node)
+    try:
+        await client.create(NODES, obj)
+    except AlreadyExists:
+        patch = {"status": obj["status"]}
+        await client.patch(NODES, node.name, "", patch, patch_type="strategic", subresource="status")
+    if node.control_plane:
+        with contextlib.suppress(AlreadyExists):
+            await client.create(PODS, kubelet.etcd_pod(node.name))
+
+
+def _node(node: NodeInfo) -> Obj:
+    labels = {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    if node.control_plane:
+        labels["node-role.kubernetes.io/control-plane"] = "true"
+    ready = {
+        "type": "Ready",
+        "status": str(node.ready),
+        "reason": "KubeletReady" if node.ready else "KubeletNotReady",
+        "message": "" if node.ready else "container runtime network not ready: cni plugin not initialized",
+        "lastTransitionTime": kinds.now(),
+    }
+    # Without them the core would not take a machine for available.
+    calm = [
+        {"type": kind, "status": "False", "reason": "Sufficient", "lastTransitionTime": kinds.now()}
+        for kind in PRESSURES
+    ]
+    addresses = [{"type": "InternalIP", "address": address} for address in node.addresses]
+    info = {"kubeletVersion": node.version, "systemUUID": node.system_uuid, "machineID": node.system_uuid}
+    fixed = {"operatingSystem": "linux", "architecture": "amd64", "containerRuntimeVersion": "containerd://2.0"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": node.name, "labels": labels},
+        "spec": {"taints": [{"key": UNINITIALIZED, "value": "true", "effect": "NoSchedule"}]},
+        "status": {
+            "addresses": [*addresses, {"type": "Hostname", "address": node.name}],
+            "conditions": [ready, *calm],
+            "nodeInfo": {**info, **fixed},
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.PORT}},
+        },
+    }

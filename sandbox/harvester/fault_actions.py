@@ -1,0 +1,173 @@
+"""What goes wrong with the objects of a Harvester, done on its API as hardware and people would.
+
+The simulation notices by its watches, as the provider does: nothing here talks to the simulator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, Obj, Resource, key_of, labels_of, uid_of
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from sandbox.harvester import kinds, quantities, scheduling
+from sandbox.harvester.informers import claims_of
+
+READ_WRITE_MANY = "ReadWriteMany"
+PATIENCE = 15.0
+_SERVER_SIDE = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
+
+
+class FaultError(Exception):
+    """A fault cannot be caused or cleared; the message says why and what to do."""
+
+
+# Lasting: each answers what its end needs.
+
+
+async def close_hosts(client: ApiClient) -> list[Obj]:
+    """Close all open hosts: VMs that start find no host. VMs that run are not touched."""
+    hosts = (await client.list(NODES))["items"]
+    found = [host for host in hosts if not (host.get("spec") or {}).get("unschedulable")]
+    await _each_host(client, found, {"spec": {"unschedulable": True}})
+    return [{"metadata": {"name": host["metadata"]["name"]}} for host in found]
+
+
+async def open_hosts(client: ApiClient, hosts: Iterable[Obj]) -> None:
+    """Open the hosts that were closed; what waits for one starts."""
+    await _each_host(client, hosts, {"spec": {"unschedulable": None}})
+
+
+async def take_away(client: ApiClient, resource: Resource, target: str) -> list[Obj]:
+    """Delete `<namespace>/<name>`; answers it in a form that `bring_back` takes."""
+    namespace, name = _qualified(target)
+    obj = await _existing(client, resource, namespace, name)
+    await client.delete(resource, name, namespace, uid=uid_of(obj))
+    metadata = {field: value for field, value in obj["metadata"].items() if field not in _SERVER_SIDE}
+    return [kinds.typed(resource, {**obj, "metadata": metadata})]
+
+
+async def bring_back(client: ApiClient, resource: Resource, objects: Iterable[Obj]) -> None:
+    """Create what was deleted anew; what somebody made under the same name meanwhile stays."""
+    for obj in objects:
+        metadata = obj["metadata"]
+        try:
+            await client.get(resource, metadata["name"], metadata["namespace"])
+        except NotFound:
+            await client.create(resource, obj)
+
+
+async def fail_host(client: ApiClient, name: str) -> list[Obj]:
+    """A host loses power: it is not ready, and its instances fail."""
+    host = await _existing(client, NODES, "", name)
+    await _host_ready(client, name, "Unknown", "NodeStatusUnknown")
+    return [{"metadata": {"name": host["metadata"]["name"]}}]
+
+
+async def recover_hosts(client: ApiClient, hosts: Iterable[Obj]) -> None:
+    """The hosts are back, empty."""
+    for host in hosts:
+        await _host_ready(client, host["metadata"]["name"], "True", "KubeletReady")
+
+
+# At once
+
+
+async def vanish(client: ApiClient, target: str) -> str:
+    """A VM is gone, its disks are left, as when somebody deletes it in Harvester's UI."""
+    namespace, name = _qualified(target)
+    vm = await _existing(client, kinds.VIRTUAL_MACHINES, namespace, name)
+    with contextlib.suppress(NotFound):
+        await client.delete(kinds.VIRTUAL_MACHINES, name, namespace, uid=uid_of(vm))
+        await client.patch(kinds.VIRTUAL_MACHINES, name, namespace, {"metadata": {"finalizers": None}})
+    return f"VirtualMachine {target} is gone"
+
+
+async def migrate(client: ApiClient, target: str) -> str:
+    """Move a running VM to another host without a restart; all its disks must be ReadWriteMany."""
+    namespace, name = _qualified(target)
+    vm = await _existing(client, kinds.VIRTUAL_MACHINES, namespace, name)
+    vmi = await _running_instance(client, namespace, name)
+    for claim_name in claims_of(vm):
+        claim = await _existing(client, PERSISTENT_VOLUME_CLAIMS, namespace, claim_name)
+        if READ_WRITE_MANY not in claim["spec"].get("accessModes", ()):
+            raise FaultError(f"disk {namespace}/{claim_name} is not {READ_WRITE_MANY}, so {target} cannot be migrated")
+    source = vmi["status"]["nodeName"]
+    hosts = [host for host in (await client.list(NODES))["items"] if host["metadata"]["name"] != source]
+    instances = (await client.list(kinds.INSTANCES))["items"]
+    host = scheduling.place(vm, hosts, [_placed(other) for other in instances if key_of(other) != key_of(vmi)])
+    if not host:
+        raise FaultError(f"no host but {source} can run {target}: free one, or change the affinity of the VM")
+    state = {"sourceNode": source, "targetNode": host, "completed": True, "endTimestamp": kinds.now()}
+    patch = {"status": {"nodeName": host, "migrationState": state}}
+    await client.patch(kinds.INSTANCES, name, namespace, patch)
+    return f"VirtualMachine {target} moved from {source} to {host}"
+
+
+async def change_address(client: ApiClient, target: str) -> str:
+    """The DHCP server gives a running VM another address; returns when its guest reports that."""
+    namespace, name = _qualified(target)
+    vmi = await _running_instance(client, namespace, name)
+    before = _addresses(vmi)
+    patch = {"metadata": {"annotations": {kinds.RENEWAL: uuid.uuid4().hex}}}
+    await client.patch(kinds.INSTANCES, name, namespace, patch)
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        now = _addresses(await _running_instance(client, namespace, name))
+        if now and now != before:
+            return f"VirtualMachine {target} has {', '.join(now)} now, before {', '.join(before) or 'nothing'}"
+        await asyncio.sleep(0.1)
+    raise FaultError(f"{target} keeps {', '.join(before) or 'no address'}: only addresses by DHCP change")
+
+
+# Inside
+
+
+def _qualified(target: str) -> tuple[str, str]:
+    namespace, separator, name = target.partition("/")
+    if not (separator and namespace and name):
+        raise FaultError(f"{target!r} is not of the form NAMESPACE/NAME")
+    return namespace, name
+
+
+async def _existing(client: ApiClient, resource: Resource, namespace: str, name: str) -> Obj:
+    try:
+        return await client.get(resource, name, namespace)
+    except NotFound:
+        listed = (await client.list(resource))["items"]
+        there = ", ".join(sorted(str(key_of(obj)) for obj in listed)) or "none"
+        where = f"{namespace}/{name}" if namespace else name
+        raise FaultError(f"{resource.kind} {where} is not on Harvester; there are: {there}") from None
+
+
+async def _running_instance(client: ApiClient, namespace: str, name: str) -> Obj:
+    vmi = await _existing(client, kinds.INSTANCES, namespace, name)
+    if vmi["status"].get("phase") != "Running":
+        raise FaultError(f"VirtualMachine {namespace}/{name} does not run ({vmi['status'].get('phase')})")
+    return vmi
+
+
+async def _each_host(client: ApiClient, hosts: Iterable[Obj], patch: Obj) -> None:
+    await asyncio.gather(*(client.patch(NODES, host["metadata"]["name"], "", patch) for host in hosts))
+
+
+async def _host_ready(client: ApiClient, name: str, status: str, reason: str) -> None:
+    ready = {"type": "Ready", "status": status, "reason": reason, "lastTransitionTime": kinds.now()}
+    patch = {"status": {"conditions": [ready]}}
+    await client.patch(NODES, name, "", patch, patch_type="strategic", subresource="status")
+
+
+def _placed(vmi: Obj) -> scheduling.Placed:
+    cpu, memory = quantities.demand(vmi["spec"])
+    host: Any = vmi.get("status", {}).get("nodeName", "")
+    return scheduling.Placed(str(host), vmi["metadata"]["namespace"], labels_of(vmi), cpu, memory)
+
+
+def _addresses(vmi: Obj) -> list[str]:
+    interfaces = vmi["status"].get("interfaces") or ()
+    return [interface["ipAddress"] for interface in interfaces if interface.get("ipAddress")]

@@ -1,0 +1,201 @@
+"""A proxy in front of Harvester's API server that is slow, refuses or hangs up when a fault asks for it.
+
+It ends TLS, because only then can it answer in the server's place. So clients have to show a token, which it passes on;
+a client certificate would end here. Who does not ask for faults goes past it, straight to the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.kubeconfig import Access
+from sandbox.harvester import faults
+from sandbox.harvester.faults import Fault
+
+_STATUS = {
+    "unauthorized": (401, "Unauthorized"),
+    "forbidden": (403, "Forbidden"),
+    "conflict": (409, "Conflict"),
+    "too-many-requests": (429, "TooManyRequests"),
+}
+_READS = {"GET", "HEAD", "OPTIONS"}
+_OF_ONE_CONNECTION = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
+
+
+class FaultProxy:
+    """Listens with a server certificate and passes requests on to `upstream`, unless a fault says otherwise.
+
+    `requests` counts those that arrived, watches included, whatever became of them.
+    """
+
+    def __init__(
+        self, upstream: Access, *, certificate: Path, key: Path, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self.requests = 0
+        self._upstream = URL(upstream.server)
+        self._client_tls = ssl.create_default_context(cadata=upstream.ca)
+        self._server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._server_tls.load_cert_chain(certificate, key)
+        self._listen = (host, port)
+        self._faults: list[Fault] = []
+        # The last words of each open watch, empty for none; `_CUT` for a connection that breaks.
+        self._watches: set[asyncio.Future[bytes]] = set()
+        self._session: aiohttp.ClientSession | None = None
+        self._runner: web.ServerRunner | None = None
+
+    @property
+    def url(self) -> str:
+        """Address for clients, once it listens."""
+        return f"https://{self._listen[0]}:{self._listen[1]}"
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[FaultProxy]:
+        """Listen inside the block. Raises OSError when somebody else listens there."""
+        connector = aiohttp.TCPConnector(limit=0, ssl=self._client_tls)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        # Compressed answers are passed on as they are.
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        # A client that hangs up ends what is done for it: its watch must not stay open on the API server.
+        self._runner = web.ServerRunner(
+            web.Server(self._handle, handler_cancellation=True), access_log=None, shutdown_timeout=0
+        )
+        try:
+            await self._runner.setup()
+            await web.TCPSite(self._runner, *self._listen, ssl_context=self._server_tls).start()
+            self._listen = (self._listen[0], self._runner.addresses[0][1])
+            yield self
+        finally:
+            await self._runner.cleanup()
+            await self._session.close()
+
+    def apply(self, active: Iterable[Fault]) -> None:
+        """Let exactly these faults meet the requests from now on; those of objects are left out."""
+        self._faults = [fault for fault in active if faults.KINDS[fault.name].in_transport]
+        endings = [_ENDINGS[fault.name] for fault in self._faults if fault.name in _ENDINGS]
+        for watch in self._watches:
+            if endings and not watch.done():
+                watch.set_result(endings[0])
+
+    async def follow(self, client: ApiClient) -> None:
+        """Apply what is recorded on the Harvester of this administrator, until cancelled."""
+        selector = f"metadata.name={faults.NAME}"
+        informer = Informer(
+            client, faults.CONFIG_MAPS, namespace=faults.NAMESPACE, field_selector=selector, max_backoff=2
+        )
+        informer.add_handler(self._recorded)
+        await informer.run()
+
+    def _recorded(self, change: Change) -> None:
+        self.apply(faults.recorded(change.new) if change.new is not None else ())
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.requests += 1
+        watches = request.query.get("watch") in ("true", "1")
+        for fault in self._faults:
+            if random.random() >= fault.share:
+                continue
+            if fault.name == "slow":
+                await asyncio.sleep(fault.delay)
+            elif fault.name == "away":
+                return _hang_up(request)
+            elif fault.name in _STATUS and not (fault.name == "conflict" and request.method in _READS):
+                return _refusal(*_STATUS[fault.name])
+            elif fault.name == "watches-gone" and watches:
+                return web.Response(body=_GONE, content_type="application/json")
+        try:
+            return await self._pass_on(request, watches=watches)
+        except (aiohttp.ClientError, TimeoutError):
+            return _hang_up(request)
+
+    async def _pass_on(self, request: web.BaseRequest, *, watches: bool) -> web.StreamResponse:
+        assert self._session is not None  # noqa: S101 - it is there while somebody can ask
+        async with self._session.request(
+            request.method,
+            self._upstream.join(URL(request.raw_path, encoded=True)),
+            data=await request.read() if request.can_read_body else None,
+            headers=_passed(request.headers),
+            allow_redirects=False,
+        ) as answer:
+            if not (watches and answer.status == 200):
+                body = await answer.read()
+                return web.Response(status=answer.status, headers=_passed(answer.headers), body=body)
+            response = web.StreamResponse(headers=_passed(answer.headers))
+            await response.prepare(request)
+            if await self._stream(answer.content, response) == _CUT:
+                return _hang_up(request)
+            return response
+
+    async def _stream(self, source: aiohttp.StreamReader, response: web.StreamResponse) -> bytes:
+        """Pass on the events of a watch until it ends; answers what was its end, empty when its server's."""
+        ending: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._watches.add(ending)
+        pump = asyncio.create_task(_pump(source, response))
+        try:
+            both: list[asyncio.Future[Any]] = [pump, ending]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._watches.discard(ending)
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+        last = ending.result() if ending.done() else b""
+        if last and last != _CUT:
+            await response.write(last)
+        return last
+
+
+def proxy_of(kubeconfig: Access, upstream: Access, folder: Path) -> FaultProxy:
+    """The proxy that a kubeconfig names, with the certificate in the API server's folder."""
+    url = urlsplit(kubeconfig.server)
+    return FaultProxy(
+        upstream,
+        certificate=folder / "tls.crt",
+        key=folder / "tls.key",
+        host=url.hostname or "127.0.0.1",
+        port=url.port or 0,
+    )
+
+
+async def _pump(source: aiohttp.StreamReader, response: web.StreamResponse) -> None:
+    with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+        async for chunk in source.iter_any():
+            await response.write(chunk)
+
+
+def _passed(headers: Any) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION]
+
+
+def _hang_up(request: web.BaseRequest) -> web.Response:
+    if request.transport:
+        request.transport.abort()
+    return web.Response(status=502)  # nobody reads it
+
+
+def _refusal(status: int, reason: str) -> web.Response:
+    headers = {"Retry-After": "1"} if status == 429 else {}
+    return web.json_response(_status(status, reason), status=status, headers=headers)
+
+
+def _status(code: int, reason: str) -> dict[str, Any]:
+    message = f"the sandbox's fault proxy answers {code}"
+    kind = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+    return {**kind, "message": message, "reason": reason, "code": code}
+
+
+_GONE = json.dumps({"type": "ERROR", "object": _status(410, "Expired")}).encode() + b"\n"
+_CUT = b"cut"
+_ENDINGS = {"away": _CUT, "unauthorized": b"", "watches-gone": _GONE}

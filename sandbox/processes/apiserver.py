@@ -1,0 +1,236 @@
+"""Real etcd and kube-apiservers, as a sandbox runs them: on loopback, without a cluster around them.
+
+One etcd serves all API servers of a sandbox, each below its own prefix. It listens on a Unix socket in the sandbox's
+folder, so it needs neither a port nor credentials of its own; that is why API servers run with that folder as working
+directory.
+"""
+
+import contextlib
+import csv
+import io
+import os
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from caphv.api.object import Obj
+from caphv.runtime.client import ApiClient
+from caphv.runtime.kubeconfig import Access
+from sandbox.processes import children, pki
+from sandbox.processes.binaries import binary
+from sandbox.processes.children import Process
+
+# etcd wants the form host:port; as a Unix socket this is a file `etcd:0` in the working directory.
+ETCD_ENDPOINT = "unix://etcd:0"
+ETCD_PEER = "unix://etcd:1"
+START_SECONDS = 90.0
+PORT_ATTEMPTS = 5
+ADMIN = ("admin", ("system:masters",))
+AUDIT_POLICY = """\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules: [{level: Metadata}]
+"""
+# The first needs tokens and the second a finalizer removed; the controllers for both are in kube-controller-manager.
+DISABLED_ADMISSION = "ServiceAccount,StorageObjectInUseProtection"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A static bearer token and whom it stands for."""
+
+    value: str = field(repr=False)
+    user: str
+    groups: tuple[str, ...] = ()
+
+
+class Etcd:
+    """The store of all API servers of one sandbox folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process: Process | None = None
+
+    async def start(self, pass_fds: Sequence[int] = ()) -> None:
+        """Start etcd; `pass_fds` stay open for as long as it runs. Raises ProcessError."""
+        command: list[str | Path] = [
+            binary("etcd"),
+            "--name=sandbox",
+            f"--data-dir={self.folder / 'etcd'}",
+            "--unsafe-no-fsync",
+            "--log-level=warn",
+            f"--listen-client-urls={ETCD_ENDPOINT}",
+            f"--advertise-client-urls={ETCD_ENDPOINT}",
+            f"--listen-peer-urls={ETCD_PEER}",
+            f"--initial-advertise-peer-urls={ETCD_PEER}",
+            f"--initial-cluster=sandbox={ETCD_PEER}",
+        ]
+        self.process = children.start(self.folder, "etcd", command, pass_fds=pass_fds)
+        await children.wait_ready(self.process, self._listens, START_SECONDS)
+
+    async def stop(self) -> None:
+        """Stop etcd, if it runs."""
+        if self.process:
+            await children.end(self.process)
+
+    async def _listens(self) -> bool:
+        # API servers retry until etcd answers, so its socket is all they need.
+        return (self.folder / ETCD_ENDPOINT.removeprefix("unix://")).is_socket()
+
+
+class ApiServer:
+    """One kube-apiserver with a CA of its own, in a sandbox folder whose etcd runs.
+
+    `name` is unique in the folder: prefix in etcd, name of the log and of the folder with certificates. `address` is
+    any loopback address; without `port` a free one is taken when it starts, and kept. A given `ca` signs its
+    certificates and is the one that it accepts clients of. With `audit` it writes `audit_log`, one JSON object a line
+    and request. `service_account_key` is the file with the key that signs service account tokens.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        *,
+        ca: pki.CA | None = None,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        extra_sans: Sequence[str] = (),
+        service_range: str = "10.96.0.0/16",
+        tokens: Sequence[Token] = (),
+        audit: bool = False,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self.folder = folder
+        self.name = name
+        self.ca = ca or pki.CA.create(f"caphv-sandbox-{name}")
+        self.address = address
+        self.port = port
+        self.process: Process | None = None
+        self._keeps_port = bool(port)
+        self._own = folder / name
+        self.audit_log = self._own / "audit.log"
+        self.service_account_key = self._own / "service-account.key"
+        self._service_range = service_range
+        self._audit = audit
+        self._flags = tuple(flags)
+        names = [address, "127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
+        self._write_files(self.ca.server(list(dict.fromkeys([*names, *extra_sans]))), tokens)
+
+    @property
+    def url(self) -> str:
+        """Address for clients."""
+        return f"https://{self.address}:{self.port}"
+
+    async def start(self) -> None:
+        """Start it, with what it stored before when it ran before, and wait until it is ready. Raises ProcessError."""
+        for _ in range(PORT_ATTEMPTS):
+            if not self._keeps_port:
+                (self.port,) = children.free_ports(1)
+            self.process = children.start(self.folder, self.name, self._command())
+            try:
+                await children.wait_ready(self.process, self._ready, START_SECONDS)
+            except children.ProcessError:
+                if self._keeps_port or not children.port_was_taken(self.process):
+                    raise
+            else:
+                self._keeps_port = True
+                return
+        raise children.ProcessError(f"{self.name}: all {PORT_ATTEMPTS} ports that were tried were taken meanwhile")
+
+    async def stop(self) -> None:
+        """Stop it, if it runs; what it stored stays in etcd."""
+        if self.process:
+            # It would wait for its clients to end their watches; there is nothing to lose in it.
+            await children.end(self.process, grace=0.5)
+
+    @contextlib.asynccontextmanager
+    async def client(self, user: str = ADMIN[0], groups: Sequence[str] = ADMIN[1]) -> AsyncIterator[ApiClient]:
+        """Lend a client for any user, by default for an administrator; it is closed after the block."""
+        pair = self.ca.client(user, groups)
+        access = Access(
+            server=self.url,
+            ca=self.ca.certificate.decode(),
+            client_certificate=pair.certificate.decode(),
+            client_key=pair.key.decode(),
+        )
+        client = access.client(name=self.name, user_agent="caphv-sandbox", timeout=60.0)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    def kubeconfig(self, user: str = ADMIN[0], groups: Sequence[str] = ADMIN[1]) -> Obj:
+        """Build a kubeconfig for any user, by default for an administrator."""
+        credentials = pki.certificate_user(self.ca.client(user, groups))
+        return pki.kubeconfig(self.url, self.ca.certificate, name=self.name, user=user, credentials=credentials)
+
+    def _command(self) -> list[str | Path]:
+        own = self._own
+        audit = [f"--audit-log-path={self.audit_log}", f"--audit-policy-file={own / 'audit-policy.yaml'}"]
+        return [
+            binary("kube-apiserver"),
+            f"--etcd-servers={ETCD_ENDPOINT}",
+            f"--etcd-prefix=/{self.name}",
+            f"--bind-address={self.address}",
+            f"--advertise-address={self.address}",
+            f"--secure-port={self.port}",
+            f"--cert-dir={own}",
+            f"--tls-cert-file={own / 'tls.crt'}",
+            f"--tls-private-key-file={own / 'tls.key'}",
+            f"--client-ca-file={own / 'ca.crt'}",
+            f"--token-auth-file={own / 'tokens.csv'}",
+            f"--service-account-key-file={self.service_account_key}",
+            f"--service-account-signing-key-file={self.service_account_key}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-cluster-ip-range={self._service_range}",
+            "--authorization-mode=RBAC",
+            f"--disable-admission-plugins={DISABLED_ADMISSION}",
+            # It refuses loopback addresses as endpoints of the service `kubernetes`, which nobody uses here.
+            "--endpoint-reconciler-type=none",
+            # A benchmark measures its clients, not how the server throttles them; the flags for no limit need this off.
+            "--enable-priority-and-fairness=false",
+            "--max-requests-inflight=0",
+            "--max-mutating-requests-inflight=0",
+            "--profiling=false",
+            "--allow-privileged=true",
+            *(audit if self._audit else []),
+            *self._flags,
+        ]
+
+    def _write_files(self, server: pki.KeyPair, tokens: Sequence[Token]) -> None:
+        self._own.mkdir(mode=0o700, exist_ok=True)
+        private_file(self._own / "ca.crt", self.ca.certificate)
+        private_file(self._own / "tls.crt", server.certificate)
+        private_file(self._own / "tls.key", server.key)
+        private_file(self._own / "audit-policy.yaml", AUDIT_POLICY.encode())
+        private_file(self.service_account_key, pki.signing_key())
+        table = io.StringIO()
+        rows = ([token.value, token.user, token.user, ",".join(token.groups)] for token in tokens)
+        csv.writer(table).writerows(rows)
+        private_file(self._own / "tokens.csv", table.getvalue().encode())
+
+    async def _ready(self) -> bool:
+        """Ask as anonymous: that is allowed as soon as the default roles are there, the last thing made at start-up."""
+        context = ssl.create_default_context(cadata=self.ca.certificate.decode())
+        timeout = aiohttp.ClientTimeout(total=2)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(f"{self.url}/readyz", ssl=context) as response,
+            ):
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+
+def private_file(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read, whole or not at all."""
+    scratch = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    scratch.replace(path)

@@ -1,0 +1,194 @@
+"""Garbage collection and the end of namespaces, for API servers without kube-controller-manager.
+
+The Cluster API core deletes Machines and their like itself, and leaves the rest to owner references:
+MachineHealthChecks, ClusterResourceSetBindings, cloned templates, kubeconfig Secrets. Without a collector they would
+stay for ever, and so would a namespace that somebody deletes.
+
+Watched are the core kinds below and all custom resources, their metadata only. Left out: dependents that are to be
+orphaned, and owner references to kinds that are not watched, which count as existing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from caphv.api.object import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    NAMESPACES,
+    PERSISTENT_VOLUME_CLAIMS,
+    SECRETS,
+    SERVICES,
+    Key,
+    Obj,
+    Resource,
+    being_deleted,
+    key_of,
+    uid_of,
+)
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.controller import Controller
+from caphv.runtime.errors import Invalid, NotFound
+
+log = logging.getLogger(__name__)
+
+CORE = (
+    NAMESPACES,
+    SECRETS,
+    SERVICES,
+    PERSISTENT_VOLUME_CLAIMS,
+    Resource("", "v1", "configmaps", "ConfigMap"),
+    Resource("", "v1", "serviceaccounts", "ServiceAccount"),
+)
+FOREGROUND = "foregroundDeletion"
+
+
+class Garbage:
+    """The collector for one API server. Everything is known by uid, as owner references name it."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._crds = Informer(client, CUSTOM_RESOURCE_DEFINITIONS, transform=_without_schema, max_backoff=5)
+        self._informers: dict[str, Informer] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._objects: dict[str, tuple[Resource, Obj]] = {}
+        self._dependents: dict[str, set[str]] = {}
+        self._namespace_uids: dict[str, str] = {}
+        self._controller = Controller("garbage", self._reconcile, concurrency=8)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        self._tasks["crds"] = asyncio.create_task(self._crds.run())
+        try:
+            await self._crds.wait_synced()
+            for resource in CORE:
+                self._watch(resource)
+            self._crds.add_handler(self._crd_changed)
+            # An owner that has not been read yet would look as if it were gone.
+            await asyncio.gather(*(informer.wait_synced() for informer in self._informers.values()))
+            await self._controller.run()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+
+    # The graph
+
+    def _crd_changed(self, change: Change) -> None:
+        spec = change.obj["spec"]
+        version = next(entry["name"] for entry in spec["versions"] if entry["storage"])
+        names = spec["names"]
+        resource = Resource(spec["group"], version, names["plural"], names["kind"], spec["scope"] == "Namespaced")
+        if change.new is not None:
+            self._watch(resource)
+        elif str(resource) in self._tasks:
+            self._tasks.pop(str(resource)).cancel()
+            for obj in self._informers.pop(str(resource)).store:
+                self._forget(obj)
+
+    def _watch(self, resource: Resource) -> None:
+        if str(resource) in self._informers:
+            return
+        informer = Informer(self._client, resource, metadata_only=True, max_backoff=5)
+        informer.add_handler(self._changed)
+        self._informers[str(resource)] = informer
+        self._tasks[str(resource)] = asyncio.create_task(informer.run())
+
+    def _changed(self, change: Change) -> None:
+        if change.old is not None and (change.new is None or uid_of(change.old) != uid_of(change.new)):
+            self._forget(change.old)
+        if change.new is None:
+            return
+        uid = uid_of(change.new)
+        self._objects[uid] = (change.resource, change.new)
+        if change.resource is NAMESPACES:
+            self._namespace_uids[change.key.name] = uid
+        owners = _owners(change.new)
+        for owner in owners:
+            self._dependents.setdefault(owner["uid"], set()).add(uid)
+        if owners or being_deleted(change.new):
+            self._controller.enqueue(Key("", uid))
+
+    def _forget(self, obj: Obj) -> None:
+        uid = uid_of(obj)
+        self._objects.pop(uid, None)
+        for owner in _owners(obj):
+            self._dependents.get(owner["uid"], set()).discard(uid)
+            self._controller.enqueue(Key("", owner["uid"]))  # it may have waited for this one
+        for dependent in self._dependents.pop(uid, ()):
+            self._controller.enqueue(Key("", dependent))
+        namespace = self._namespace_uids.get(obj["metadata"].get("namespace", ""))
+        if namespace:
+            self._controller.enqueue(Key("", namespace))
+
+    # What follows from it
+
+    async def _reconcile(self, key: Key) -> None:
+        resource, obj = self._objects.get(key.name, (NAMESPACES, None))
+        if obj is None:
+            return
+        if not being_deleted(obj):
+            owners = _owners(obj)
+            if owners and all([await self._is_gone(owner, obj) for owner in owners]):
+                log.info("%s %s goes with its owner", resource.kind, key_of(obj))
+                await self._delete(resource, obj)
+        elif resource is NAMESPACES:
+            await self._end_namespace(obj)
+        elif FOREGROUND in (obj["metadata"].get("finalizers") or ()):
+            await self._end_foreground(resource, obj)
+
+    async def _is_gone(self, owner: Obj, dependent: Obj) -> bool:
+        group = owner["apiVersion"].rpartition("/")[0]
+        known = [i for i in self._informers.values() if (i.resource.group, i.resource.kind) == (group, owner["kind"])]
+        if owner["uid"] in self._objects or not known:
+            return False
+        resource = known[0].resource
+        namespace = dependent["metadata"].get("namespace", "") if resource.namespaced else ""
+        try:
+            return uid_of(await self._client.get(resource, owner["name"], namespace)) != owner["uid"]
+        except NotFound:
+            return True
+
+    async def _end_namespace(self, namespace: Obj) -> None:
+        name = namespace["metadata"]["name"]
+        inside = [entry for entry in self._objects.values() if entry[1]["metadata"].get("namespace") == name]
+        refused = None
+        for resource, obj in inside:
+            if not being_deleted(obj):
+                try:
+                    await self._delete(resource, obj)
+                except Invalid as error:  # perhaps until others are gone, as a claim that a VM uses
+                    refused = error
+        if refused:
+            raise refused
+        if not inside:
+            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
+            with contextlib.suppress(NotFound):
+                await self._client.request("PUT", NAMESPACES.path("", name, "finalize"), resource=NAMESPACES, body=body)
+
+    async def _end_foreground(self, resource: Resource, obj: Obj) -> None:
+        dependents = [self._objects[uid] for uid in self._dependents.get(uid_of(obj), ()) if uid in self._objects]
+        for dependent in dependents:
+            if not being_deleted(dependent[1]):
+                await self._delete(*dependent)
+        if not dependents:
+            left = [name for name in obj["metadata"]["finalizers"] if name != FOREGROUND]
+            patch = {"metadata": {"finalizers": left, "resourceVersion": obj["metadata"]["resourceVersion"]}}
+            with contextlib.suppress(NotFound):
+                key = key_of(obj)
+                await self._client.patch(resource, key.name, key.namespace, patch)
+
+    async def _delete(self, resource: Resource, obj: Obj) -> None:
+        key = key_of(obj)
+        with contextlib.suppress(NotFound):
+            await self._client.delete(resource, key.name, key.namespace, uid=uid_of(obj))
+
+
+def _owners(obj: Obj) -> list[Obj]:
+    return obj["metadata"].get("ownerReferences") or []
+
+
+def _without_schema(crd: Obj) -> Obj:
+    versions = [{"name": version["name"], "storage": version["storage"]} for version in crd["spec"]["versions"]]
+    return {"metadata": crd["metadata"], "spec": {**crd["spec"], "versions": versions}}

@@ -1,0 +1,87 @@
+"""The service account token controller, for API servers without kube-controller-manager.
+
+It fills Secrets of type `kubernetes.io/service-account-token`, and deletes those whose account is gone. The real
+controller signs a token without an end itself; this one asks the API server for one that is bound to the Secret and
+lasts for years.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+
+from caphv.api.object import SECRETS, Key, Obj, Resource, annotations_of, uid_of
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.controller import Controller
+from caphv.runtime.errors import NotFound
+
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+SECRET_TYPE = "kubernetes.io/service-account-token"  # noqa: S105 - a type, not a token
+ACCOUNT = "kubernetes.io/service-account.name"
+ACCOUNT_UID = "kubernetes.io/service-account.uid"
+LIFETIME_SECONDS = 10 * 365 * 24 * 3600
+
+
+class Tokens:
+    """The controller for one API server; `ca` (PEM) goes into the Secrets."""
+
+    def __init__(self, client: ApiClient, ca: str) -> None:
+        self._client = client
+        self._ca = base64.b64encode(ca.encode()).decode()
+        self._accounts = Informer(client, SERVICE_ACCOUNTS, max_backoff=2)
+        self._secrets = Informer(
+            client, SECRETS, field_selector=f"type={SECRET_TYPE}", indexes={"account": _account_of}, max_backoff=2
+        )
+        self._controller = Controller("tokens", self._reconcile, concurrency=2)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        informers = [asyncio.ensure_future(informer.run()) for informer in (self._accounts, self._secrets)]
+        try:
+            await asyncio.gather(self._accounts.wait_synced(), self._secrets.wait_synced())
+            self._secrets.add_handler(lambda change: self._controller.enqueue(change.key))
+            self._accounts.add_handler(self._account_changed)
+            await self._controller.run()
+        finally:
+            for informer in informers:
+                informer.cancel()
+
+    def _account_changed(self, change: Change) -> None:
+        for secret in self._secrets.store.by_index("account", str(change.key)):
+            self._controller.enqueue(Key(change.key.namespace, secret["metadata"]["name"]))
+
+    async def _reconcile(self, key: Key) -> None:
+        secret = self._secrets.get(*key)
+        if secret is None:
+            return
+        name = annotations_of(secret).get(ACCOUNT, "")
+        account = self._accounts.get(key.namespace, name)
+        known = annotations_of(secret).get(ACCOUNT_UID)
+        if known and (account is None or uid_of(account) != known):
+            with contextlib.suppress(NotFound):
+                await self._client.delete(SECRETS, key.name, key.namespace, uid=uid_of(secret))
+        elif account is not None and not (secret.get("data") or {}).get("token"):
+            await self._fill(secret, account)
+
+    async def _fill(self, secret: Obj, account: Obj) -> None:
+        namespace, name = secret["metadata"]["namespace"], secret["metadata"]["name"]
+        bound = {"apiVersion": "v1", "kind": "Secret", "name": name, "uid": uid_of(secret)}
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": LIFETIME_SECONDS, "boundObjectRef": bound},
+        }
+        path = SERVICE_ACCOUNTS.path(namespace, account["metadata"]["name"], "token")
+        answer = await self._client.request("POST", path, resource=SERVICE_ACCOUNTS, body=request)
+        values = {"token": answer["status"]["token"], "namespace": namespace}
+        data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
+        patch = {"metadata": {"annotations": {ACCOUNT_UID: uid_of(account)}}, "data": {**data, "ca.crt": self._ca}}
+        with contextlib.suppress(NotFound):
+            self._secrets.observe(await self._client.patch(SECRETS, name, namespace, patch))
+
+
+def _account_of(secret: Obj) -> list[str]:
+    name = annotations_of(secret).get(ACCOUNT)
+    return [f"{secret['metadata']['namespace']}/{name}"] if name else []

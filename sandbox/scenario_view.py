@@ -1,0 +1,137 @@
+"""What is seen of a cluster while it lives in the sandbox: the present of the story that `sandbox.scenario` tells."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from caphv.api.object import Obj, Resource, being_deleted, labels_of
+from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
+from sandbox import cluster
+from sandbox.harvester import kinds
+
+CORE = "cluster.x-k8s.io"
+CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
+MACHINES = Resource(CORE, "v1beta2", "machines", "Machine")
+_GROUP, _VERSION = cluster.INFRASTRUCTURE_VERSION.split("/")
+HARVESTER_CLUSTERS = Resource(_GROUP, _VERSION, "harvesterclusters", "HarvesterCluster")
+HARVESTER_MACHINES = Resource(_GROUP, _VERSION, "harvestermachines", "HarvesterMachine")
+
+
+@dataclass
+class Step:
+    """A step of the story; `seconds` is set when it has ended, `outcome` says what was seen."""
+
+    title: str
+    started: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    outcome: str = ""
+    failed: bool = False
+
+
+class View:
+    """What stands now, for whoever shows it: caches of both API servers and the steps so far."""
+
+    def __init__(self, management: ApiClient, harvester: ApiClient, spec: cluster.ClusterSpec) -> None:
+        namespace, target_namespace = spec.namespace, spec.target_namespace
+        self.clusters = Informer(management, CLUSTERS, namespace=namespace)
+        self.harvester_clusters = Informer(management, HARVESTER_CLUSTERS, namespace=namespace)
+        self.machines = Informer(management, MACHINES, namespace=namespace)
+        self.harvester_machines = Informer(management, HARVESTER_MACHINES, namespace=namespace)
+        self.vms = Informer(harvester, kinds.VIRTUAL_MACHINES, namespace=target_namespace)
+        self.instances = Informer(harvester, kinds.INSTANCES, namespace=target_namespace)
+        self.pools = Informer(harvester, kinds.IP_POOLS)
+        self.steps: list[Step] = []
+        self._namespace, self._target_namespace = namespace, target_namespace
+
+    @property
+    def informers(self) -> list[Informer]:
+        """All caches."""
+        return [
+            self.clusters,
+            self.harvester_clusters,
+            self.machines,
+            self.harvester_machines,
+            self.vms,
+            self.instances,
+            self.pools,
+        ]
+
+    def harvester_cluster(self) -> Obj | None:
+        """The HarvesterCluster, which the topology names; None when it is not there."""
+        return next(iter(self.harvester_clusters.store), None)
+
+    def endpoint(self) -> str:
+        """URL of the workload API."""
+        endpoint = (self.harvester_cluster() or {"spec": {}})["spec"].get("controlPlaneEndpoint") or {}
+        return f"https://{endpoint.get('host')}:{endpoint.get('port')}"
+
+    def running(self) -> list[Obj]:
+        """Machines that run and whose Node the core has found and sees healthy."""
+        return [
+            machine
+            for machine in self.machines.store
+            if (machine.get("status") or {}).get("phase") == "Running"
+            and machine["status"].get("nodeRef")
+            and not being_deleted(machine)
+        ]
+
+    def workers(self) -> list[Obj]:
+        """Machines of the MachineDeployment that are not being deleted, by name."""
+        return self._machines(control_plane=False)
+
+    def control_planes(self) -> list[Obj]:
+        """Machines of the control plane that are not being deleted, by name."""
+        return self._machines(control_plane=True)
+
+    def zones(self) -> set[str]:
+        """Failure domains that machines were placed in."""
+        domains = {(m.get("status") or {}).get("failureDomain") for m in self.harvester_machines.store}
+        return {domain for domain in domains if domain}
+
+    def pools_used(self) -> set[str]:
+        """IPPools that machines have their addresses from."""
+        pools = {(m.get("status") or {}).get("allocatedPoolRef") for m in self.harvester_machines.store}
+        return {pool for pool in pools if pool}
+
+    def machine_rows(self) -> list[tuple[str, tuple[str, str, str, str]]]:
+        """Name of each machine, then its address, failure domain, host and state, for people."""
+        return [
+            (machine["metadata"]["name"], self._machine_row(machine))
+            for machine in sorted(self.machines.store, key=lambda m: str(m["metadata"]["name"]))
+        ]
+
+    def trouble(self) -> str:
+        """What the provider says about objects that are not ready."""
+        objects = [*self.harvester_clusters.store, *self.harvester_machines.store]
+        said = [
+            f"{obj['metadata']['name']}: {condition['message']}"
+            for obj in objects
+            for condition in (obj.get("status") or {}).get("conditions") or ()
+            if condition["type"] == "Ready" and condition["status"] != "True"
+        ]
+        phases = [f"{m['metadata']['name']} is {(m.get('status') or {}).get('phase')}" for m in self.machines.store]
+        return "; ".join(said or phases) or "nothing is there"
+
+    def _machines(self, *, control_plane: bool) -> list[Obj]:
+        found = [
+            machine
+            for machine in self.machines.store
+            if (cluster.CONTROL_PLANE_LABEL in labels_of(machine)) is control_plane and not being_deleted(machine)
+        ]
+        return sorted(found, key=lambda machine: str(machine["metadata"]["name"]))
+
+    def _machine_row(self, machine: Obj) -> tuple[str, str, str, str]:
+        name = machine["metadata"]["name"]
+        own = self.harvester_machines.get(self._namespace, name) or {}
+        vmi = self.instances.get(self._target_namespace, name) or {}
+        status = own.get("status") or {}
+        state = str((machine.get("status") or {}).get("phase") or "Pending")
+        provisioning = [c for c in status.get("conditions") or () if c["type"] == "VMProvisioningReady"]
+        if state != "Running" and provisioning and provisioning[0]["status"] != "True":
+            state = f"{state}: {provisioning[0]['message']}"
+        elif state == "Running" and status and not status.get("ready"):
+            state = next((c["message"] for c in status.get("conditions") or () if c["type"] == "Ready"), state)
+        host = str((vmi.get("status") or {}).get("nodeName") or "")
+        return str(status.get("allocatedIPAddress") or ""), str(status.get("failureDomain") or ""), host, state

@@ -1,0 +1,334 @@
+"""The stories that a Harvester with this provider has to tell, for the sandbox and for real ones.
+
+Four groups are those of the Go provider's test script, 18 stories in all: webhook, scale, multidisk, remediation. The
+others are about the cluster that these need. Stories of a group build on each other.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from caphv.api.object import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, Resource
+from caphv.runtime.errors import Forbidden, Invalid
+from caphv.runtime.kubeconfig import parse_kubeconfig
+from sandbox import manifests
+from sandbox.cluster import IDENTITY
+from sandbox.harvester import kinds
+from sandbox.scenario import Story
+from sandbox.scenario_view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
+from tests.support.e2e import seen
+from tests.support.reconciler.case import UNINITIALIZED
+
+
+@dataclass
+class Run:
+    """One run of all stories; `later` is the version of Kubernetes to upgrade to."""
+
+    story: Story
+    later: str
+    failed: str = ""
+    # What one story leaves for the next of its group: the machines there were, and the VM that was lost.
+    machines: set[str] = field(default_factory=set)
+    lost: Obj = field(default_factory=dict)
+
+    async def refused(self, resource: Resource, spec: Obj, field: str) -> None:
+        """An object of this spec is not admitted, and the message names a field."""
+        with pytest.raises((Forbidden, Invalid)) as caught:
+            await self.admit(resource, spec)
+        assert field in str(caught.value)
+
+    async def admit(self, resource: Resource, spec: Obj) -> None:
+        """Have an object judged, without making it."""
+        await manifests.apply(self.story.management, [kinds.typed(NAMESPACES, {"metadata": {"name": self.namespace}})])
+        obj = kinds.typed(resource, {"metadata": {"name": "judged", "namespace": self.namespace}, "spec": spec})
+        await self.story.management.create(resource, obj, dry_run=True)
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the cluster on the management cluster."""
+        return self.story.spec.namespace
+
+    def cluster_spec(self, **changes: object) -> Obj:
+        """Spec of a HarvesterCluster that is right but for the changes."""
+        right = {
+            "targetNamespace": self.story.spec.target_namespace,
+            "identitySecret": {"name": IDENTITY, "namespace": self.namespace},
+            "loadBalancerConfig": {"ipamType": "dhcp"},
+        }
+        return {**right, **changes}
+
+    def machine_spec(self, **changes: object) -> Obj:
+        """Spec of a HarvesterMachine that is right but for the changes."""
+        right = {
+            "cpu": 2,
+            "memory": "4Gi",
+            "sshUser": "sles",
+            "sshKeyPair": self.story.spec.ssh_key_pair,
+            "networks": list(self.story.spec.networks),
+            "volumes": [{"volumeType": "image", "imageName": self.story.spec.image, "volumeSize": "40Gi"}],
+        }
+        return {**right, **changes}
+
+    async def worker_more(self) -> None:
+        """Scale workers up by one, and remember which machines there were."""
+        self.machines = {machine["metadata"]["name"] for machine in self.story.view.workers()}
+        await self.story.scale(len(self.story.view.control_planes()), len(self.machines) + 1)
+
+    async def worker_less(self) -> None:
+        """Scale workers down by one."""
+        await self.story.scale(len(self.story.view.control_planes()), len(self.story.view.workers()) - 1)
+
+    def new_machine(self) -> str:
+        """Name of the machine that `worker_more` brought."""
+        (name,) = {machine["metadata"]["name"] for machine in self.story.view.workers()} - self.machines
+        return str(name)
+
+    async def claims(self, vm: str = "") -> list[Obj]:
+        """Disks on Harvester: of a VM, or all."""
+        listed = await self.story.harvester.list(PERSISTENT_VOLUME_CLAIMS, self.story.spec.target_namespace)
+        return [obj for obj in listed["items"] if obj["metadata"]["name"].startswith(f"{vm}-disk-" if vm else "")]
+
+    async def allocated(self) -> dict[str, str]:
+        """Addresses that machines of the cluster hold, with the pool of each."""
+        found = {}
+        for pool in self.story.spec.machines:
+            status = (await self.story.harvester.get(kinds.IP_POOLS, pool)).get("status") or {}
+            for address, holder in (status.get("allocated") or {}).items():
+                if holder.startswith(f"{self.namespace}/"):
+                    found[address] = pool
+        return found
+
+    async def nodes(self) -> list[Obj]:
+        """Nodes of the workload cluster, asked for at its endpoint."""
+        spec = self.story.spec
+        secret = await self.story.management.get(SECRETS, f"{spec.name}-kubeconfig", spec.namespace)
+        access = parse_kubeconfig(base64.b64decode(secret["data"]["value"]))
+        assert access.server == self.story.view.endpoint()
+        client = access.client(name="workload")
+        try:
+            return list((await client.list(NODES))["items"])
+        finally:
+            await client.close()
+
+
+# webhook
+
+
+async def refuses_a_machine_without_cpu(run: Run) -> None:
+    await run.refused(HARVESTER_MACHINES, run.machine_spec(cpu=0), "cpu")
+
+
+async def refuses_a_machine_without_volumes(run: Run) -> None:
+    await run.refused(HARVESTER_MACHINES, run.machine_spec(volumes=[]), "volumes")
+
+
+async def refuses_a_machine_without_ssh_user(run: Run) -> None:
+    await run.refused(HARVESTER_MACHINES, run.machine_spec(sshUser=""), "sshUser")
+
+
+async def admits_what_is_right(run: Run) -> None:
+    await run.admit(HARVESTER_CLUSTERS, run.cluster_spec())
+    await run.admit(HARVESTER_MACHINES, run.machine_spec())
+
+
+async def refuses_a_cluster_without_target_namespace(run: Run) -> None:
+    await run.refused(HARVESTER_CLUSTERS, run.cluster_spec(targetNamespace=""), "targetNamespace")
+
+
+# The cluster comes
+
+
+async def gives_the_control_plane_an_address_first(run: Run) -> None:
+    await run.story.create()
+    assert run.story.view.endpoint().endswith(":6443")
+
+
+async def brings_up_all_machines(run: Run) -> None:
+    await run.story.come_up()
+
+
+async def takes_addresses_from_pools_in_order(run: Run) -> None:
+    """Guests report what was allocated, and a pool is used when those before it are exhausted."""
+    held = await run.allocated()
+    machines = list(run.story.view.harvester_machines.store)
+    assert {obj["status"]["allocatedIPAddress"]: obj["status"]["allocatedPoolRef"] for obj in machines} == held
+    for obj in machines:
+        assert obj["status"]["allocatedIPAddress"] in {each["address"] for each in obj["status"]["addresses"]}
+    *before, _ = sorted(set(held.values()), key=run.story.spec.machines.index)
+    for name in before:
+        assert (await run.story.harvester.get(kinds.IP_POOLS, name))["status"]["available"] == 0
+
+
+async def initializes_nodes(run: Run) -> None:
+    """They have the providerID of their machine and have lost the taint that waits for it."""
+    nodes = {node["metadata"]["name"]: node for node in await run.nodes()}
+    for machine in run.story.view.machines.store:
+        node = nodes[machine["status"]["nodeRef"]["name"]]
+        assert node["spec"]["providerID"] == machine["spec"]["providerID"]
+        assert UNINITIALIZED["key"] not in {taint["key"] for taint in node["spec"].get("taints") or ()}
+
+
+async def balances_the_control_plane(run: Run) -> None:
+    listed = await run.story.harvester.list(kinds.LOAD_BALANCERS, run.story.spec.target_namespace)
+    (balancer,) = listed["items"]
+    assert run.story.view.endpoint() == f"https://{balancer['status']['address']}:6443"
+    assert len(await run.nodes()) == len(run.story.view.running())
+
+
+# scale
+
+
+async def makes_a_machine_more(run: Run) -> None:
+    await run.worker_more()
+    assert run.new_machine() in {obj["metadata"]["name"] for obj in run.story.view.vms.store}
+
+
+async def runs_all_machines(run: Run) -> None:
+    names = {node["metadata"]["name"] for node in await run.nodes()}
+    assert names == {machine["metadata"]["name"] for machine in run.story.view.running()}
+    assert run.new_machine() in names
+
+
+async def takes_a_machine_away(run: Run) -> None:
+    await run.worker_less()
+    assert len(run.story.view.workers()) == len(run.machines)
+    assert len(run.story.view.running()) == len(run.machines) + len(run.story.view.control_planes())
+
+
+async def leaves_no_disk_and_no_address(run: Run) -> None:
+    machines = {obj["metadata"]["name"] for obj in run.story.view.machines.store}
+    assert {claim["metadata"]["name"].rpartition("-disk-")[0] for claim in await run.claims()} == machines
+    assert len(await run.allocated()) == len(machines)
+
+
+# multidisk
+
+
+async def brings_up_a_machine_with_two_disks(run: Run) -> None:
+    await run.worker_more()
+
+
+async def makes_a_claim_for_each_disk(run: Run) -> None:
+    claims = await run.claims(run.new_machine())
+    sizes = sorted(claim["spec"]["resources"]["requests"]["storage"] for claim in claims)
+    assert sizes == ["10Gi", "40Gi"]
+    assert run.story.spec.storage_class in {claim["spec"]["storageClassName"] for claim in claims}
+
+
+async def gives_the_vm_both_disks(run: Run) -> None:
+    devices = (await _vm(run))["spec"]["template"]["spec"]["domain"]["devices"]
+    assert [disk["name"] for disk in devices["disks"]] == ["disk-0", "disk-1", "cloudinitdisk"]
+
+
+async def boots_from_the_first_disk(run: Run) -> None:
+    first, *others = (await _vm(run))["spec"]["template"]["spec"]["domain"]["devices"]["disks"]
+    assert first["bootOrder"] == 1
+    assert not any("bootOrder" in disk for disk in others)
+
+
+async def shows_both_disks_to_the_guest(run: Run) -> None:
+    instance = await run.story.harvester.get(kinds.INSTANCES, run.new_machine(), run.story.spec.target_namespace)
+    targets = {each["name"]: each["target"] for each in instance["status"]["volumeStatus"]}
+    # Boot disk, data and cloud-init's.
+    assert (targets["disk-0"], targets["disk-1"], len(targets)) == ("vda", "vdb", 3)
+
+
+async def deletes_disks_with_their_machine(run: Run) -> None:
+    await run.worker_less()
+    await leaves_no_disk_and_no_address(run)
+
+
+async def _vm(run: Run) -> Obj:
+    return await run.story.harvester.get(kinds.VIRTUAL_MACHINES, run.new_machine(), run.story.spec.target_namespace)
+
+
+# remediation
+
+
+async def notices_a_vm_that_is_lost(run: Run) -> None:
+    name = run.story.view.workers()[0]["metadata"]["name"]
+    run.lost = await run.story.destroy(name)
+
+    def is_told(obj: Obj) -> bool:
+        reasons = {each["reason"] for each in (obj.get("status") or {}).get("conditions") or ()}
+        return obj["metadata"]["name"] == name and "MachineNotFound" in reasons
+
+    await seen(run.story.management, run.namespace, HARVESTER_MACHINES, is_told, seconds=run.story.timeout)
+
+
+async def runs_all_machines_again(run: Run) -> None:
+    await run.story.see_replaced(run.lost)
+    assert len(await run.nodes()) == len(run.story.view.running())
+
+
+async def replaces_the_machine_by_another(run: Run) -> None:
+    assert run.lost["metadata"]["name"] not in {machine["metadata"]["name"] for machine in run.story.view.workers()}
+    assert await run.claims(run.lost["metadata"]["name"]) == []
+
+
+# The cluster goes
+
+
+async def rolls_out_another_version(run: Run) -> None:
+    await run.story.upgrade(run.later)
+    assert {node["status"]["nodeInfo"]["kubeletVersion"] for node in await run.nodes()} == {run.later}
+
+
+async def deletes_everything(run: Run) -> None:
+    await run.story.delete()
+    assert await run.story.leftovers() == []
+
+
+Telling = Callable[[Run], Awaitable[None]]
+# Those of `BEGIN` and `END` are told whenever one of a group is that needs a cluster.
+WEBHOOK = "webhook"
+BEGIN: list[Telling] = [gives_the_control_plane_an_address_first, brings_up_all_machines]
+GROUPS: dict[str, list[Telling]] = {
+    WEBHOOK: [
+        refuses_a_machine_without_cpu,
+        refuses_a_machine_without_volumes,
+        refuses_a_machine_without_ssh_user,
+        admits_what_is_right,
+        refuses_a_cluster_without_target_namespace,
+    ],
+    "cluster": [takes_addresses_from_pools_in_order, initializes_nodes, balances_the_control_plane],
+    "scale": [makes_a_machine_more, runs_all_machines, takes_a_machine_away, leaves_no_disk_and_no_address],
+    "multidisk": [
+        brings_up_a_machine_with_two_disks,
+        makes_a_claim_for_each_disk,
+        gives_the_vm_both_disks,
+        boots_from_the_first_disk,
+        shows_both_disks_to_the_guest,
+        deletes_disks_with_their_machine,
+    ],
+    "remediation": [notices_a_vm_that_is_lost, runs_all_machines_again, replaces_the_machine_by_another],
+    "upgrade": [rolls_out_another_version],
+}
+END: list[Telling] = [deletes_everything]
+# The groups of the Go provider's test script.
+SCRIPT = (WEBHOOK, "scale", "multidisk", "remediation")
+
+
+def stories(groups: Sequence[str] = ()) -> list[Telling]:
+    """The stories of some groups in their order, by default of all. Raises ValueError for an unknown group."""
+    if unknown := sorted(set(groups) - set(GROUPS)):
+        raise ValueError(f"no stories {', '.join(unknown)}: there are {', '.join(GROUPS)}")
+    wanted = [group for group in GROUPS if group in groups or not groups]
+    first = GROUPS[WEBHOOK] if WEBHOOK in wanted else []
+    others = [story for group in wanted if group != WEBHOOK for story in GROUPS[group]]
+    return [*first, *(BEGIN + others + END if others else [])]
+
+
+async def tell(run: Run, story: Telling) -> None:
+    """Tell one story; after one that failed, the others would only wait for what never comes."""
+    if run.failed:
+        pytest.fail(f"not told, because {run.failed} failed")
+    try:
+        await story(run)
+    except BaseException:
+        run.failed = story.__name__
+        raise

@@ -1,0 +1,178 @@
+"""A simulated Harvester on a real API server for tests, and the objects that a provider would write there."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from caphv.runtime.kubeconfig import parse_kubeconfig
+from sandbox.guest.join import CA_FILES, JOIN_FILE
+from sandbox.harvester import kinds
+from sandbox.harvester.fixtures import World
+from sandbox.processes import pki
+from sandbox.processes.apiserver import ApiServer
+from sandbox.simulate import Simulator
+
+AGENT = {"packages": ["qemu-guest-agent"]}
+QUICK = {"start_seconds": 0.05, "boot_seconds": 0.2, "register_seconds": 0.1, "stop_seconds": 0.1}
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A running simulator; `namespace` is the test's own."""
+
+    client: ApiClient
+    world: World
+    namespace: str
+
+    @property
+    def prefix(self) -> str:
+        """First two octets of the addresses, `127.<n>`."""
+        return self.world.network.removesuffix(".0.0/16")
+
+    async def create_vm(self, name: str, user_data: Obj | str = AGENT, address: str = "", **changes: Any) -> Obj:
+        """Write the Secret and the VM as a provider does; `changes` are those of `virtual_machine`."""
+        text = user_data if isinstance(user_data, str) else "#cloud-config\n" + yaml.safe_dump(user_data)
+        data = {"userdata": text}
+        if address:
+            data["networkdata"] = yaml.safe_dump(network_data(address, f"{self.prefix}.0.1"))
+        encoded = {key: base64.b64encode(value.encode()).decode() for key, value in data.items()}
+        metadata = {"name": f"{name}-cloud-init", "namespace": self.namespace}
+        await self.client.create(SECRETS, {"metadata": metadata, "data": encoded})
+        return await self.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(self.namespace, name, **changes))
+
+    async def addresses(self, name: str) -> list[str]:
+        """Addresses that the guest agent reports, once it does."""
+        vmi = await self.until(kinds.INSTANCES, name, lambda vmi: vmi["status"].get("interfaces"))
+        return [interface.get("ipAddress", "") for interface in vmi["status"]["interfaces"]]
+
+    async def until(
+        self,
+        resource: Resource,
+        name: str,
+        condition: Callable[[Obj], Any],
+        *,
+        client: ApiClient | None = None,
+        timeout: float = 10,
+    ) -> Obj:
+        """The object as soon as it fulfils the condition."""
+        deadline, obj = time.monotonic() + timeout, None
+        while time.monotonic() < deadline:
+            try:
+                obj = await (client or self.client).get(resource, name, self.namespace)
+                if condition(obj):
+                    return obj
+            except NotFound:
+                pass
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{resource.kind} {name} is not as expected: {obj}")
+
+    async def until_gone(self, resource: Resource, name: str, timeout: float = 10) -> None:
+        """Wait until the object is not there any more."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            try:
+                await self.client.get(resource, name, self.namespace)
+            except NotFound:
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{resource.kind} {name} is still there")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a Harvester can be simulated: an API server and a loopback network."""
+
+    server: ApiServer
+    network: str
+
+
+@asynccontextmanager
+async def simulation(place: Place, namespace: str, **settings: Any) -> AsyncIterator[Simulation]:
+    """Simulate a Harvester with short times; `settings` are those of `World`. The namespace goes in the end."""
+    world = replace(World.from_settings(place.network), **{**QUICK, **settings})
+    access = parse_kubeconfig(pki.to_yaml(place.server.kubeconfig()))
+    async with place.server.client() as client, Simulator(place.server.folder, world, access).running():
+        await client.create(NAMESPACES, {"metadata": {"name": namespace}})
+        simulated = Simulation(client, world, namespace)
+        yield simulated
+        await client.delete(NAMESPACES, namespace)
+        await simulated.until_gone(NAMESPACES, namespace)
+
+
+def virtual_machine(
+    namespace: str,
+    name: str,
+    *,
+    labels: Obj | None = None,
+    network_name: str = "default/production",
+    storage_class: str = "harvester-longhorn",
+    memory: str = "4Gi",
+    affinity: Obj | None = None,
+    run_strategy: str = "Always",
+) -> Obj:
+    """A VM with one disk and one interface, in the form that a provider writes."""
+    claim = {
+        "metadata": {"name": f"{name}-disk-0"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "volumeMode": "Block",
+            "resources": {"requests": {"storage": "10Gi"}},
+            "storageClassName": storage_class,
+        },
+    }
+    cloud_init = {"secretRef": {"name": f"{name}-cloud-init"}, "networkDataSecretRef": {"name": f"{name}-cloud-init"}}
+    spec: Obj = {
+        "hostname": name,
+        "domain": {
+            "cpu": {"cores": 2, "sockets": 1, "threads": 1},
+            "memory": {"guest": memory},
+            "resources": {"limits": {"cpu": "2", "memory": memory}, "requests": {"memory": memory}},
+            "devices": {
+                "disks": [{"name": "disk-0", "disk": {"bus": "virtio"}}],
+                "interfaces": [{"name": "nic-1", "model": "virtio", "bridge": {}}],
+            },
+        },
+        "networks": [{"name": "nic-1", "multus": {"networkName": network_name}}],
+        "volumes": [
+            {"name": "disk-0", "persistentVolumeClaim": {"claimName": f"{name}-disk-0"}},
+            {"name": "cloudinitdisk", "cloudInitNoCloud": cloud_init},
+        ],
+    }
+    if affinity:
+        spec["affinity"] = affinity
+    annotations = {kinds.CLAIM_TEMPLATES: json.dumps([claim])}
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
+        "spec": {"runStrategy": run_strategy, "template": {"metadata": {"labels": labels or {}}, "spec": spec}},
+    }
+
+
+def network_data(address: str, gateway: str, mask: str = "255.255.128.0") -> Obj:
+    """Network configuration version 1 with one static interface."""
+    subnet = {"type": "static", "address": address, "netmask": mask, "gateway": gateway}
+    nameserver = {"type": "nameserver", "address": ["9.9.9.9"]}
+    return {"version": 1, "config": [{"type": "physical", "name": "eth0", "subnets": [subnet]}, nameserver]}
+
+
+def joining(role: str, server: str, ca: pki.CA, token: str) -> Obj:
+    """User data of a guest that joins a cluster."""
+    join = {"role": role, "server": server, "token": token, "ca": ca.certificate.decode(), "version": "v1.36.3"}
+    files = [{"path": JOIN_FILE, "permissions": "0600", "content": yaml.safe_dump(join)}]
+    if role == "control-plane":
+        contents = (ca.certificate.decode(), ca.pair.key.decode())
+        files += [{"path": path, "content": content} for path, content in zip(CA_FILES, contents, strict=True)]
+    return {**AGENT, "write_files": files}

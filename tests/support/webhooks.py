@@ -1,0 +1,138 @@
+"""A real API server with our CRDs, and webhook servers as processes that it calls over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from caphv import data
+from caphv.api.object import Obj, Resource
+from sandbox import manifests
+from sandbox.processes import children, pki
+from sandbox.processes.apiserver import ApiServer, private_file
+from tests.support.process import Caphv
+from webhooks.admission import KINDS
+
+WAIT_SECONDS = 30.0
+VERSIONS = ("v1alpha1", "v1beta1")
+GROUP = "infrastructure.cluster.x-k8s.io"
+
+
+def resource(kind: str, version: str = "v1beta1") -> Resource:
+    return Resource(GROUP, version, KINDS[kind].plural, kind)
+
+
+def write_certificate(folder: Path, ca: pki.CA, *names: str) -> None:
+    """Put a certificate into a folder as a mounted Secret does: all files at one moment, by a link."""
+    folder.mkdir(exist_ok=True)
+    pair = ca.server(names or ("127.0.0.1",))
+    version = folder / f"..{time.monotonic_ns()}"
+    version.mkdir()
+    for name, content in (("tls.crt", pair.certificate), ("tls.key", pair.key), ("ca.crt", ca.certificate)):
+        private_file(version / name, content)
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(Path("..data") / name)
+    (folder / "..new").symlink_to(version.name)
+    os.replace(folder / "..new", folder / "..data")
+
+
+class Server(Caphv):
+    """One `caphv webhook`, or with `command` another command that serves the webhooks."""
+
+    def __init__(self, folder: Path, name: str, *options: str, command: str = "webhook", port: int = 0) -> None:
+        super().__init__(folder, name, *options, command=(command,))
+        self.port = port or children.free_ports(1)[0]
+        self.certificates = folder / f"{name}-certificates"
+        self.ca = pki.CA.create(name)
+        self.own += [f"--webhook-cert-dir={self.certificates}", f"--webhook-bind-address=127.0.0.1:{self.port}"]
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Start it with a certificate and wait until it is ready."""
+        if not self.certificates.exists():
+            write_certificate(self.certificates, self.ca)
+        await super().start()
+
+
+async def install_crds(server: ApiServer) -> None:
+    async with server.client() as client:
+        await manifests.apply(client, manifests.read(sorted(data.folder("deploy/crds").glob("infrastructure*.yaml"))))
+
+
+async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """Wait until the condition holds; answers what it answered."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := await condition()):
+        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:.0f} s: {what}"
+        await asyncio.sleep(0.05)
+    return found
+
+
+# Objects
+
+
+def machine_spec(**fields: Any) -> Obj:
+    spec: Obj = {
+        "cpu": 2,
+        "memory": "4Gi",
+        "sshUser": "ubuntu",
+        "sshKeyPair": "default/ops",
+        "networks": ["default/vlan100"],
+        "volumes": [{"volumeType": "image", "imageName": "default/ubuntu", "volumeSize": "40Gi", "bootOrder": 1}],
+    }
+    return spec | fields
+
+
+def cluster_spec(**fields: Any) -> Obj:
+    spec: Obj = {
+        "targetNamespace": "default",
+        "identitySecret": {"name": "identity", "namespace": "default"},
+        "server": "https://harvester.example.com:6443",
+        "loadBalancerConfig": {"ipamType": "dhcp"},
+    }
+    return spec | fields
+
+
+def example(kind: str, version: str, name: str, **fields: Any) -> Obj:
+    """A right object; `fields` change the spec of the machine or cluster, also in a template."""
+    spec = machine_spec(**fields) if "Machine" in kind else cluster_spec(**fields)
+    return {
+        "apiVersion": f"{GROUP}/{version}",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"template": {"spec": spec}} if kind.endswith("Template") else spec,
+    }
+
+
+# A fault, of machines one that only the webhook sees, with the field below the spec of cluster or machine that is told.
+WRONG: dict[str, tuple[Obj, str]] = {
+    "Machine": ({"guestConfig": {"userData": "#!/bin/sh"}}, "guestConfig.userData"),
+    "Cluster": (
+        {
+            "loadBalancerConfig": {
+                "ipamType": "pool",
+                "ipPool": {"subnet": "192.168.0.0/24", "gateway": "192.168.0.1", "vmNetwork": "default/vlan100"},
+            },
+            "vmNetworkConfig": {
+                "gateway": "192.168.0.1",
+                "subnetMask": "255.255.255.0",
+                "ipPool": {"subnet": "192.168.0.0/24", "gateway": "192.168.0.1", "vmNetwork": "default/vlan100"},
+            },
+        },
+        "vmNetworkConfig.ipPool",
+    ),
+}
+
+
+def wrong(kind: str, version: str, name: str) -> tuple[Obj, str]:
+    """A wrong object and the path that the refusal has to name."""
+    fields, field = WRONG["Machine" if "Machine" in kind else "Cluster"]
+    prefix = "spec.template.spec" if kind.endswith("Template") else "spec"
+    return example(kind, version, name, **fields), f"{prefix}.{field}"

@@ -1,0 +1,210 @@
+"""Pure decisions of the packager in the cluster: when to look, what conditions say, what Fleet's objects mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from caphv.api.names import Reason
+from caphv.api.object import Key
+from packager.controller import condition, fleet, loop
+from packager.controller import state as view
+from packager.controller.condition import Outcome
+from packager.controller.debouncer import Trigger
+from packager.controller.fleet import Report, Wanted
+
+pytestmark = pytest.mark.unit
+
+ONE, TWO = Key("team", "one"), Key("team", "two")
+COMMIT, OLDER = "b" * 40, "a" * 40
+WANTED = Wanted("team", (("ccm", "ccm-one-1"), ("cni", "cni-one-2")), "fleet/clusters/team/one", COMMIT)
+Obj = dict[str, Any]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_batch_waits_for_quiet_but_not_for_ever() -> None:
+    clock = Clock()
+    trigger = Trigger(1.0, 15.0, clock)
+    assert trigger.due() == float("inf")
+    trigger.touch(ONE)
+    for _ in range(30):
+        clock.now += 0.5
+        if not trigger.due():
+            break
+        trigger.touch(TWO)
+    assert clock.now - 100 == 15.0
+    assert trigger.take() == [ONE, TWO]
+    assert trigger.due() == float("inf")
+
+
+def test_who_asks_for_it_does_not_wait() -> None:
+    trigger = Trigger(1.0, 15.0, Clock())
+    trigger.touch(ONE, now=True)
+    assert trigger.due() == 0
+    trigger.take()
+    trigger.done()
+    trigger.hurry()
+    assert (trigger.due(), trigger.take()) == (0, [])
+
+
+def test_a_failure_keeps_what_has_changed_and_since_when() -> None:
+    clock = Clock()
+    trigger = Trigger(1.0, 15.0, clock)
+    trigger.touch(ONE)
+    clock.now += 5
+    trigger.take()
+    trigger.touch(TWO)
+    trigger.touch(ONE)
+    assert trigger.lag == 5
+    trigger.failed()
+    clock.now += 1
+    assert (trigger.lag, trigger.take()) == (6, [ONE, TWO])
+    trigger.done()
+    assert trigger.lag == 0
+
+
+def test_a_change_during_a_push_is_not_taken_for_pushed() -> None:
+    clock = Clock()
+    trigger = Trigger(1.0, 15.0, clock)
+    trigger.touch(ONE)
+    trigger.take()
+    clock.now += 3
+    trigger.touch(ONE)
+    trigger.done()
+    clock.now += 1
+    assert (trigger.lag, trigger.take()) == (1, [ONE])
+
+
+def test_pauses_after_failures_grow_and_end() -> None:
+    pauses = [loop.backoff(number) for number in (1, 5, 5000)]
+    assert 0.75 <= pauses[0] <= 1.25
+    assert 12 <= pauses[1] <= 20
+    assert 225 <= pauses[2] <= 375
+
+
+# Conditions
+
+
+def test_the_condition_names_the_commit_and_is_found_again() -> None:
+    for report in (None, Report(()), Report(("cni: NotReady",))):
+        said = condition.verdict(Outcome(None, "", COMMIT, WANTED), report)
+        assert condition.commit_in(said.message) == COMMIT
+        assert said.status == ("False" if report and report.problems else "True")
+    assert condition.commit_in("commit abc; merge it") == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "warns"),
+    [
+        (Reason.ADDON_BUNDLES_INVALID, True),
+        (Reason.ADDON_BUNDLES_NOT_PUSHED, True),
+        (Reason.ADDON_BUNDLES_SUSPENDED, False),
+        (Reason.ADDON_BUNDLES_IN_PROGRESS, False),
+    ],
+)
+def test_only_what_somebody_has_to_do_something_about_is_a_warning(reason: Reason, warns: bool) -> None:
+    said = condition.verdict(Outcome(reason, "why"), None)
+    assert (said.status, said.reason, said.message, said.warns) == ("False", reason, "why", warns)
+
+
+def test_the_message_of_a_commit_says_why_in_one_line() -> None:
+    assert condition.why([]) == "The repository was not as the management cluster has it."
+    many = condition.why(Key("team", f"c{number}") for number in range(7))
+    assert many == "Changed on the management cluster: team/c0, team/c1, team/c2, team/c3, team/c4 and 2 more."
+
+
+# Fleet
+
+
+def bundle(desired: int = 1, ready: int = 1, *, commit: str = COMMIT, state: str = "", message: str = "") -> Obj:
+    rows = [{"bundleState": state, "message": message}] if message else []
+    found = fleet.slim_bundle(
+        {
+            "metadata": {
+                **dict.fromkeys(("name", "namespace", "uid", "resourceVersion"), "1"),
+                "labels": {"caphv.io/bundle": "cni", "fleet.cattle.io/commit": commit, "noise": "x"},
+            },
+            "status": {
+                "display": {"state": state},
+                "summary": {"desiredReady": desired, "ready": ready, "nonReadyResources": rows},
+            },
+        }
+    )
+    assert found is not None
+    return found
+
+
+def git_repo(*paths: str, message: str = "") -> Obj:
+    conditions = [{"type": "Stalled", "status": "True", "message": message}] if message else []
+    metadata = dict.fromkeys(("name", "namespace", "uid", "resourceVersion"), "repo")
+    return fleet.slim_git_repo({"metadata": metadata, "spec": {"paths": paths}, "status": {"conditions": conditions}})
+
+
+def problems(found: Obj | None, readers: list[Obj] | None = None) -> tuple[str, ...]:
+    order = {OLDER: 0, COMMIT: 1}
+    judged = fleet.judge(
+        {"cni": found}, readers, WANTED, lambda commit, other: order.get(commit, 9) < order.get(other, -1)
+    )
+    return judged.problems
+
+
+def test_what_fleet_says_of_a_bundle() -> None:
+    assert problems(bundle()) == ()
+    assert problems(bundle(commit="c" * 40)) == (), "a commit that nobody here knows may be a newer one"
+    assert problems(bundle(commit=OLDER)) == (f"cni: Fleet is still at commit {OLDER[:12]}",)
+    assert problems(bundle(0, 0)) == ("cni: no cluster of Fleet matches it yet",)
+    assert problems(bundle(1, 0, state="WaitApplied")) == ("cni: WaitApplied",)
+    assert problems(bundle(1, 0, state="ErrApplied", message="no route")) == ("cni: ErrApplied: no route",)
+
+
+def test_why_fleet_has_not_got_a_bundle() -> None:
+    path = f"{WANTED.folder}/*"
+    assert problems(None) == ("cni: Fleet has not read it yet",)
+    assert problems(None, []) == (f"cni: no GitRepo in namespace team has the path {path}; make one for it",)
+    assert problems(None, [git_repo(path)]) == ("cni: Fleet has not read it yet",)
+    said = problems(None, [git_repo(path, message="authentication required")])
+    assert said == ("cni: GitRepo repo says: authentication required",)
+
+
+def test_bundles_of_others_are_not_looked_at() -> None:
+    assert fleet.slim_bundle({"metadata": {"name": "x", "labels": {"app": "x"}}}) is None
+
+
+@pytest.mark.parametrize("path", ["a/b", "a/b/*", "/a/b/", "a/b/**", "a", "a/*/*", "*/b"])
+def test_which_gitrepo_reads_a_folder(path: str) -> None:
+    assert fleet.reads(git_repo("else", path), "a/b")
+    assert not fleet.reads(git_repo(path), "c/d/e")
+
+
+# Clusters
+
+
+def cluster(**spec: Any) -> Obj:
+    return {"metadata": {"name": "one", "namespace": "team"}, "spec": spec}
+
+
+def test_references_of_both_contracts_are_read() -> None:
+    new = {"apiGroup": "controlplane.cluster.x-k8s.io", "kind": "RKE2ControlPlane", "name": "cp"}
+    old = {"apiVersion": "controlplane.cluster.x-k8s.io/v1beta1", "kind": "RKE2ControlPlane", "name": "cp"}
+    expected = ("controlplane.cluster.x-k8s.io", "RKE2ControlPlane", "cp")
+    assert view.control_plane_ref(cluster(controlPlaneRef=new)) == expected
+    assert view.control_plane_ref(cluster(controlPlaneRef=old)) == expected
+    assert view.control_plane_ref(cluster()) == ("", "", "")
+    assert view.class_key(cluster(topology={"classRef": {"name": "rke2", "namespace": "all"}})) == Key("all", "rke2")
+    assert view.class_key(cluster(topology={"class": "rke2"})) == Key("team", "rke2")
+    assert view.class_key(cluster()) is None
+
+
+def test_what_suspends_a_cluster() -> None:
+    assert view.suspension(cluster()) == ""
+    assert "paused" in view.suspension(cluster(paused=True))
+    annotated = cluster()
+    annotated["metadata"]["annotations"] = {"addons.caphv.io/suspend": "true"}
+    assert "remove it to go on" in view.suspension(annotated)

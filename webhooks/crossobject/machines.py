@@ -1,0 +1,154 @@
+"""Machines that belong together: how many, where, under which names, and on which disks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from caphv.validation.finding import Fault
+from webhooks.crossobject.model import CORE_GROUP, STORAGE_GROUP, Checks, Entry, Inventory, Said, did_you_mean
+from webhooks.crossobject.networks import harvester
+from webhooks.crossobject.owners import cluster_of, is_control_plane, users
+from webhooks.crossobject.references import references
+from webhooks.rules.model import CLUSTER, MACHINE, MACHINE_TEMPLATE, Field
+
+CHECKS = Checks()
+
+
+def _control_plane_replicas(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
+    on_harvester = {owner.index for owner, _ in references(inventory)}
+    for entry in inventory.entries:
+        if is_control_plane(entry) and entry.index in on_harvester:
+            yield entry, entry.field.at("spec", "replicas")
+    for cluster in inventory.of_kind("Cluster", CORE_GROUP):
+        class_of = topology_class(inventory, cluster)
+        if class_of is None or class_of.index in on_harvester:
+            yield cluster, cluster.field.at("spec", "topology", "controlPlane", "replicas")
+
+
+def topology_class(inventory: Inventory, cluster: Entry) -> Entry | None:
+    """The ClusterClass of a Cluster, in the words of v1beta1 or v1beta2; None when it is not among the objects."""
+    topology = cluster.field.at("spec", "topology")
+    name = topology.at("classRef", "name").text or topology.at("class").text
+    namespace = topology.at("classRef", "namespace").text or topology.at("classNamespace").text or cluster.namespace
+    return inventory.find("ClusterClass", namespace, name, CORE_GROUP) if name else None
+
+
+@CHECKS.check(
+    "control-plane-count",
+    ("*ControlPlane", "Cluster"),
+    "A control plane has an odd number of machines: with one more, etcd survives no further failure.",
+    example="`replicas: 2` of an RKE2ControlPlane: take 1 or 3",
+    advice=True,
+)
+def _count(inventory: Inventory) -> Iterator[Said]:
+    for entry, replicas in _control_plane_replicas(inventory):
+        if replicas.number and replicas.number > 0 and replicas.number % 2 == 0:
+            survives = (replicas.number - 1) // 2
+            detail = f"etcd survives {survives} lost machines as with one machine less: take an odd number"
+            yield Said(entry, replicas.invalid(detail))
+
+
+@CHECKS.check(
+    "one-zone",
+    (MACHINE_TEMPLATE, "MachineDeployment"),
+    "Machines of a cluster are spread over zones: a template does not pin several control planes to one, nor are"
+    " all MachineDeployments in the same.",
+    example="`failureDomain: zone-a` in the template of a control plane with 3 replicas: remove it",
+    advice=True,
+)
+def _one_zone(inventory: Inventory) -> Iterator[Said]:
+    for template, owner, replicas in users(inventory):
+        zone = template.field.at("spec", "template", "spec", "failureDomain")
+        if is_control_plane(owner) and zone.text and (replicas.number or 0) > 1:
+            detail = f"all {replicas.number} machines of {owner} would be in one place: remove the field to spread them"
+            yield Said(template, zone.invalid(detail), owner)
+    for deployments in _deployments(inventory).values():
+        zones = [one.field.at("spec", "template", "spec", "failureDomain") for one in deployments]
+        if len(deployments) > 1 and zones[0].text and len({zone.value for zone in zones}) == 1:
+            detail = f"all {len(deployments)} MachineDeployments of the cluster are in this one place: spread them"
+            yield Said(deployments[-1], zones[-1].invalid(detail), deployments[0])
+
+
+def _deployments(inventory: Inventory) -> dict[int, list[Entry]]:
+    found: dict[int, list[Entry]] = {}
+    for _, owner, _ in users(inventory):
+        if owner.kind == "MachineDeployment" and (cluster := cluster_of(inventory, owner)):
+            found.setdefault(cluster.index, []).append(owner)
+    return found
+
+
+@CHECKS.check(
+    "machine-name-taken",
+    (MACHINE,),
+    "No two machines of one name have the same target namespace on Harvester: the VM has the machine's name.",
+    example="HarvesterMachines `a/worker-1` and `b/worker-1` of clusters that both have `targetNamespace: demo`",
+)
+def _machine_name(inventory: Inventory) -> Iterator[Said]:
+    seen: dict[tuple[str, str, str], Entry] = {}
+    for entry in inventory.of_kind(MACHINE):
+        if entry.name and (infrastructure := inventory.infrastructure(entry)):
+            target = infrastructure.field.at("spec", "targetNamespace").text
+            other = seen.setdefault((harvester(infrastructure), target, entry.name), entry)
+            if other.namespace != entry.namespace:
+                detail = (
+                    f"{other} has its VM of this name in namespace {target} on Harvester, too: name one differently"
+                )
+                yield Said(entry, entry.field.at("metadata", "name").problem(Fault.DUPLICATE, detail), other)
+
+
+@CHECKS.check(
+    "cluster-name-taken",
+    (CLUSTER,),
+    "No two clusters of one name share a target namespace on Harvester: their machines would get the same names.",
+    example="HarvesterClusters `a/demo` and `b/demo` that both have `targetNamespace: demo`: give each its own",
+    advice=True,
+)
+def _cluster_name(inventory: Inventory) -> Iterator[Said]:
+    seen: dict[tuple[str, str, str], Entry] = {}
+    for entry in inventory.of_kind(CLUSTER):
+        target = entry.field.at("spec", "targetNamespace")
+        other = seen.setdefault((harvester(entry), target.text, entry.name), entry)
+        if entry.name and target.text and other.namespace != entry.namespace:
+            detail = f"{other} has this target namespace, too, and machines of both may get one name: give each its own"
+            yield Said(entry, target.problem(Fault.DUPLICATE, detail), other)
+
+
+def _disks(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
+    for kind, path in ((MACHINE, ("spec",)), (MACHINE_TEMPLATE, ("spec", "template", "spec"))):
+        for entry in inventory.of_kind(kind):
+            for volume in entry.field.at(*path, "volumes").each():
+                name = volume.at("storageClass")
+                if volume.at("volumeType").value == "storageClass" and name.text:
+                    yield entry, name
+
+
+@CHECKS.check(
+    "storage-class-migration",
+    (MACHINE, MACHINE_TEMPLATE),
+    "Disks are on a storage class that lets a VM move to another host while it runs, where the StorageClass is among"
+    " the files: of Longhorn, one with parameter `migratable`.",
+    example='`storageClass: longhorn` beside StorageClass `longhorn` without `migratable: "true"`: choose another',
+    advice=True,
+)
+def _migratable(inventory: Inventory) -> Iterator[Said]:
+    for entry, name in _disks(inventory):
+        found = inventory.find("StorageClass", "", name.text, STORAGE_GROUP)
+        longhorn = found is not None and found.field.at("provisioner").text == "driver.longhorn.io"
+        if found and longhorn and found.field.at("parameters", "migratable").value != "true":
+            detail = 'has no parameter migratable: "true", without which a VM is not moved while it runs'
+            yield Said(entry, name.invalid(detail), found)
+
+
+@CHECKS.check(
+    "storage-class-absent",
+    (MACHINE, MACHINE_TEMPLATE),
+    "A storage class has the name of a StorageClass, where some are among the files and it is nearly that of one.",
+    example="`storageClass: harvester-longhron` beside StorageClass `harvester-longhorn`: correct the name",
+    advice=True,
+)
+def _storage_class_name(inventory: Inventory) -> Iterator[Said]:
+    given = {entry.name for entry in inventory.of_kind("StorageClass", STORAGE_GROUP)}
+    for entry, name in _disks(inventory):
+        near = did_you_mean(name.text, given) if name.text not in given else ""
+        if near:
+            yield Said(entry, name.invalid(f"no StorageClass of this name is among the files{near}"))

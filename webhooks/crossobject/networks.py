@@ -1,0 +1,260 @@
+"""Addresses that meet: CIDRs of Pods and Services with the network of the machines, pools with pools and machines."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from itertools import combinations
+from typing import NamedTuple
+
+from caphv.validation.finding import Fault
+from webhooks.crossobject.model import CORE_GROUP, POOL_GROUP, Checks, Entry, Inventory, Said
+from webhooks.crossobject.owners import machine_templates, users
+from webhooks.rules.model import CLUSTER, MACHINE, MACHINE_TEMPLATE, Field
+
+CHECKS = Checks()
+
+# Of a static address, unless machine or cluster say another (contract).
+_DEFAULT_PREFIX = 16
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def network(text: str) -> Network | None:
+    """The network of a CIDR, host bits cut off as Kubernetes does; None for what is none."""
+    try:
+        return ipaddress.ip_network(text, strict=False) if "/" in text else None
+    except ValueError:
+        return None
+
+
+def address(text: str) -> ipaddress.IPv4Address | None:
+    """An IPv4 address; None for what is none."""
+    try:
+        return ipaddress.IPv4Address(text)
+    except ValueError:
+        return None
+
+
+def _blocks(cluster: Entry) -> list[Field]:
+    networks = cluster.field.at("spec", "clusterNetwork")
+    return [block for part in ("pods", "services") for block in networks.at(part, "cidrBlocks").each()]
+
+
+@CHECKS.check(
+    "cluster-network",
+    ("Cluster",),
+    "CIDR blocks of Pods and Services are CIDRs, and do not overlap each other.",
+    example="`pods.cidrBlocks: [10.42.0.0/15]` with `services.cidrBlocks: [10.43.0.0/16]`: choose separate ones",
+)
+def _cluster_network(inventory: Inventory) -> Iterator[Said]:
+    for cluster in inventory.of_kind("Cluster", CORE_GROUP):
+        blocks = _blocks(cluster)
+        for block in blocks:
+            if network(block.text) is None:
+                yield Said(cluster, block.invalid('must be a CIDR, for example "10.42.0.0/16"'))
+        for one, two in combinations(blocks, 2):
+            if _overlap(network(one.text), network(two.text)):
+                yield Said(cluster, two.invalid(f"overlaps {one.text}, another block of this cluster"))
+
+
+def _overlap(one: Network | None, two: Network | None) -> bool:
+    return one is not None and two is not None and one.version == two.version and one.overlaps(two)
+
+
+@CHECKS.check(
+    "cluster-network-overlap",
+    ("Cluster",),
+    "CIDR blocks of Pods and Services keep off the networks of the cluster's machines and load balancer, or machines"
+    " could not reach each other.",
+    example="`pods.cidrBlocks: [172.17.0.0/16]` with machines in 172.17.1.0/24: choose another block",
+)
+def _machines_network(inventory: Inventory) -> Iterator[Said]:
+    for cluster, infrastructure in inventory.clusters:
+        used = [(found, infrastructure) for found in _networks(infrastructure.field.at("spec"))]
+        for template in machine_templates(inventory, cluster):
+            used += [(found, template) for found in _networks(template.field.at("spec", "template", "spec"))]
+        for block in _blocks(cluster):
+            for found, entry in used:
+                if _overlap(network(block.text), found):
+                    yield Said(cluster, block.invalid(f"overlaps {found}, a network of {entry}"), entry)
+                    break
+
+
+def _networks(spec: Field) -> Iterator[Network]:
+    """Networks that the spec of a HarvesterCluster or HarvesterMachine names."""
+    for pool in (spec.at("loadBalancerConfig", "ipPool"), spec.at("vmNetworkConfig", "ipPool")):
+        if found := network(pool.at("subnet").text):
+            yield found
+    for config in (spec.at("vmNetworkConfig"), spec.at("networkConfig")):
+        gateway, mask = config.at("gateway").text, config.at("subnetMask").text
+        if gateway and mask and (found := network(f"{gateway}/{mask}")):
+            yield found
+
+
+class _Range(NamedTuple):
+    """Addresses that a pool gives out, on a VM network `<harvester>/<namespace>/<name>`."""
+
+    entry: Entry
+    field: Field
+    where: tuple[str, str]
+    first: ipaddress.IPv4Address
+    last: ipaddress.IPv4Address
+
+
+def harvester(infrastructure: Entry) -> str:
+    """By what two HarvesterClusters are known to live on one Harvester: the same identity Secret."""
+    secret = infrastructure.field.at("spec", "identitySecret")
+    return f"{secret.at('namespace').text}/{secret.at('name').text}"
+
+
+def qualified(vm_network: str, infrastructure: Entry | None) -> str:
+    """A VM network as `namespace/name`."""
+    if "/" in vm_network or infrastructure is None:
+        return vm_network
+    return f"{infrastructure.field.at('spec', 'targetNamespace').text}/{vm_network}"
+
+
+def _ranges(inventory: Inventory) -> Iterator[_Range]:
+    for entry in inventory.of_kind(CLUSTER):
+        spec = entry.field.at("spec")
+        for pool in (spec.at("loadBalancerConfig", "ipPool"), spec.at("vmNetworkConfig", "ipPool")):
+            where = (harvester(entry), qualified(pool.at("vmNetwork").text, entry))
+            yield from _range(entry, pool, where)
+    for entry in inventory.of_kind("IPPool", POOL_GROUP):
+        vm_network = entry.field.at("spec", "selector", "network").text
+        for part in entry.field.at("spec", "ranges").each():
+            yield from _range(entry, part, ("", vm_network))
+
+
+def _range(entry: Entry, field: Field, where: tuple[str, str]) -> Iterator[_Range]:
+    subnet = network(field.at("subnet").text)
+    if not isinstance(subnet, ipaddress.IPv4Network) or not where[1]:
+        return
+    first = address(field.at("rangeStart").text) or subnet.network_address
+    last = address(field.at("rangeEnd").text) or subnet.broadcast_address
+    yield _Range(entry, field, where, first, last)
+
+
+def _same_network(one: tuple[str, str], two: tuple[str, str]) -> bool:
+    # Of IPPools it is not known which Harvester they are for: files usually are about one.
+    return one[1] == two[1] and (one[0] == two[0] or not one[0] or not two[0])
+
+
+@CHECKS.check(
+    "pool-overlap",
+    (CLUSTER, "IPPool"),
+    "Address ranges of pools on one VM network do not overlap, whichever clusters they are for: two machines would get"
+    " one address.",
+    example="HarvesterClusters `a` and `b` with pools 172.17.1.50-100 and 172.17.1.90-120: separate the ranges",
+)
+def _pool_overlap(inventory: Inventory) -> Iterator[Said]:
+    by_network: dict[str, list[_Range]] = {}
+    for given in _ranges(inventory):
+        by_network.setdefault(given.where[1], []).append(given)
+    for vm_network, ranges in by_network.items():
+        widest: list[_Range] = []
+        for two in sorted(ranges, key=lambda given: (given.first, given.entry.index)):
+            # Pools of one object are compared by the rules about that object.
+            widest = [wide for wide in widest if wide.last >= two.first]
+            meets = (wide for wide in widest if wide.entry is not two.entry and _same_network(wide.where, two.where))
+            if one := next(meets, None):
+                start = two.field.at("rangeStart") if two.field.at("rangeStart").present else two.field.at("subnet")
+                detail = f"range {two.first}-{two.last} overlaps {one.first}-{one.last} of {one.entry}"
+                yield Said(two.entry, start.invalid(f"{detail} on VM network {vm_network}: separate them"), one.entry)
+            else:
+                widest.append(two)
+
+
+class _Static(NamedTuple):
+    entry: Entry
+    field: Field
+    where: tuple[str, str]
+    address: ipaddress.IPv4Address
+
+
+def _statics(inventory: Inventory) -> Iterator[_Static]:
+    for entry in inventory.of_kind(MACHINE):
+        spec = entry.field.at("spec")
+        field, networks = spec.at("networkConfig", "address"), spec.at("networks").each()
+        if (given := address(field.text)) and networks:
+            infrastructure = inventory.infrastructure(entry)
+            where = (harvester(infrastructure) if infrastructure else "", qualified(networks[0].text, infrastructure))
+            yield _Static(entry, field, where, given)
+
+
+@CHECKS.check(
+    "static-address-duplicate",
+    (MACHINE,),
+    "No two machines on one VM network have the same static address.",
+    example="two HarvesterMachines with `networkConfig.address: 172.17.1.60`: give each its own",
+)
+def _static_duplicate(inventory: Inventory) -> Iterator[Said]:
+    first: dict[ipaddress.IPv4Address, list[_Static]] = {}
+    for static in _statics(inventory):
+        known = first.setdefault(static.address, [])
+        if other := next((one for one in known if _same_network(one.where, static.where)), None):
+            detail = f"{other.entry} has this address on VM network {static.where[1]}, too: give each its own"
+            yield Said(static.entry, static.field.problem(Fault.DUPLICATE, detail), other.entry)
+        known.append(static)
+
+
+@CHECKS.check(
+    "static-address-in-pool",
+    (MACHINE,),
+    "A static address lies outside the ranges of the pools on its VM network, or a pool gives it to another machine.",
+    example="`networkConfig.address: 172.17.1.60` and a pool 172.17.1.50-100: take an address outside of the range",
+    advice=True,
+)
+def _static_in_pool(inventory: Inventory) -> Iterator[Said]:
+    ranges = list(_ranges(inventory))
+    for static in _statics(inventory):
+        for pool in ranges:
+            if _same_network(pool.where, static.where) and pool.first <= static.address <= pool.last:
+                detail = f"lies in range {pool.first}-{pool.last} of {pool.entry}: take an address outside of it"
+                yield Said(static.entry, static.field.invalid(detail), pool.entry)
+                break
+
+
+@CHECKS.check(
+    "static-address-template",
+    (MACHINE_TEMPLATE,),
+    "A template with a static address makes at most one machine.",
+    example="`networkConfig` in a template of a MachineDeployment with 3 replicas: use a pool",
+)
+def _static_template(inventory: Inventory) -> Iterator[Said]:
+    for template, owner, replicas in users(inventory):
+        field = template.field.at("spec", "template", "spec", "networkConfig", "address")
+        if field.text and replicas.number is not None and replicas.number > 1:
+            detail = f"{owner} makes {replicas.number} machines of this template, all with this address: use a pool"
+            yield Said(template, field.invalid(detail), owner)
+
+
+@CHECKS.check(
+    "static-address-network",
+    (MACHINE, MACHINE_TEMPLATE),
+    "A static address without a mask beside it has the mask of its cluster: by that, address and gateway are in one"
+    " network.",
+    example="`networkConfig: {address: 172.17.1.60, gateway: 172.17.2.1}` in a cluster with mask 255.255.255.0:"
+    " correct the gateway",
+)
+def _static_network(inventory: Inventory) -> Iterator[Said]:
+    for machine in inventory.of_kind(MACHINE):
+        if infrastructure := inventory.infrastructure(machine):
+            yield from _unreachable(machine, machine.field.at("spec", "networkConfig"), infrastructure)
+    for cluster, infrastructure in inventory.clusters:
+        for template in machine_templates(inventory, cluster):
+            static = template.field.at("spec", "template", "spec", "networkConfig")
+            yield from _unreachable(template, static, infrastructure)
+
+
+def _unreachable(entry: Entry, static: Field, infrastructure: Entry) -> Iterator[Said]:
+    own, gateway = address(static.at("address").text), address(static.at("gateway").text)
+    mask = infrastructure.field.at("spec", "vmNetworkConfig", "subnetMask").text
+    if own is None or gateway is None or not mask or static.at("subnetMask").present:
+        return
+    within, default = network(f"{own}/{mask}"), network(f"{own}/{_DEFAULT_PREFIX}")
+    # What is beyond the mask that a machine gets without a cluster's is told by the rules about that machine.
+    if within and default and gateway in default and gateway not in within:
+        detail = f"is not in the machine's network {within} by the mask of {infrastructure}"
+        yield Said(entry, static.at("gateway").invalid(f"{detail}: correct it, or set subnetMask"), infrastructure)

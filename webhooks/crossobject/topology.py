@@ -1,0 +1,123 @@
+"""Clusters made by a ClusterClass that is among the objects: classes of machines and variables as it knows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from jsonschema import Draft4Validator
+from jsonschema.exceptions import SchemaError, ValidationError
+
+from caphv.validation.finding import Fault
+from webhooks.crossobject.machines import topology_class
+from webhooks.crossobject.model import CORE_GROUP, Checks, Entry, Inventory, Said, did_you_mean
+from webhooks.crossobject.references import references
+from webhooks.rules.model import Field, Problem
+
+CHECKS = Checks()
+_TOPOLOGIES = ("machineDeployments", "machinePools")
+
+
+def _by_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
+    """Clusters with their ClusterClass, where that makes them on Harvester."""
+    classes = {owner.index for owner, _ in references(inventory) if owner.kind == "ClusterClass"}
+    for cluster in inventory.of_kind("Cluster", CORE_GROUP):
+        found = topology_class(inventory, cluster)
+        if found and found.index in classes:
+            yield cluster, found
+
+
+@CHECKS.check(
+    "topology-class",
+    ("Cluster",),
+    "Classes of machines in `spec.topology` are classes of the ClusterClass.",
+    example="`workers.machineDeployments[0].class: worker` with a ClusterClass whose class is `default-worker`",
+)
+def _classes(inventory: Inventory) -> Iterator[Said]:
+    for cluster, found in _by_class(inventory):
+        for part in _TOPOLOGIES:
+            known = {one.at("class").text for one in found.field.at("spec", "workers", part).each()}
+            for one in cluster.field.at("spec", "topology", "workers", part).each():
+                name = one.at("class")
+                if name.text and name.text not in known:
+                    detail = f"{found} has no such class{did_you_mean(name.text, known)}"
+                    yield Said(cluster, name.problem(Fault.UNSUPPORTED, detail), found)
+
+
+@CHECKS.check(
+    "topology-variable",
+    ("Cluster",),
+    "Variables in `spec.topology` are variables of the ClusterClass with values that it allows, and none that is"
+    " required is missing.",
+    example="`{name: vmCPU, value: four}` where the ClusterClass wants an integer",
+)
+def _variables(inventory: Inventory) -> Iterator[Said]:
+    for cluster, found in _by_class(inventory):
+        schemas = {one.at("name").text: one for one in found.field.at("spec", "variables").each()}
+        topology = cluster.field.at("spec", "topology")
+        given = topology.at("variables")
+        yield from (Said(cluster, problem, found) for problem in _missing(given, schemas))
+        for variable in (*given.each(), *_overrides(topology)):
+            yield from (Said(cluster, problem, found) for problem in _problems(variable, schemas))
+
+
+def _overrides(topology: Field) -> Iterator[Field]:
+    parts = [one for part in _TOPOLOGIES for one in topology.at("workers", part).each()]
+    for part in (topology.at("controlPlane"), *parts):
+        yield from part.at("variables", "overrides").each()
+
+
+def _missing(given: Field, schemas: dict[str, Field]) -> Iterator[Problem]:
+    names = {one.at("name").text for one in given.each()}
+    for name, schema in schemas.items():
+        default = "default" in schema.at("schema", "openAPIV3Schema").mapping
+        if schema.at("required").value is True and not default and name not in names:
+            yield given.required(f"variable {name} must be set: the ClusterClass requires it and has no default")
+
+
+def _problems(variable: Field, schemas: dict[str, Field]) -> Iterator[Problem]:
+    name, value = variable.at("name"), variable.at("value")
+    if name.text not in schemas:
+        if name.text:
+            detail = f"the ClusterClass has no such variable{did_you_mean(name.text, schemas)}"
+            yield name.problem(Fault.UNSUPPORTED, detail)
+        return
+    schema = schemas[name.text].at("schema", "openAPIV3Schema").mapping
+    try:
+        for error in Draft4Validator(schema).iter_errors(value.value):
+            yield from _said(error, value)
+    except SchemaError:
+        # A ClusterClass that is wrong itself is for Cluster API to refuse.
+        return
+    yield from _unknown(value, schema)
+
+
+def _said(error: ValidationError, value: Field) -> Iterator[Problem]:
+    path = (*value.path, *error.absolute_path)
+    if error.validator == "required":
+        place = Field(error.schema, ()).at("properties")
+        for name in (one.text for one in Field(error.validator_value, ()).each()):
+            # The core fills defaults in before it validates.
+            if name not in Field(error.instance, ()).mapping and "default" not in place.at(name).mapping:
+                yield Problem((*path, name), Fault.REQUIRED, "the ClusterClass wants it set")
+        return
+    allowed = f"{error.validator} {json.dumps(error.validator_value)}"
+    yield Problem(path, Fault.INVALID, f"the ClusterClass wants {allowed}", error.instance)
+
+
+def _unknown(value: Field, schema: Any) -> Iterator[Problem]:
+    """Fields that the schema of a variable does not name: the core refuses them unless it is told to keep them."""
+    if not isinstance(schema, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
+        return
+    for item in value.each():
+        yield from _unknown(item, schema.get("items"))
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties")
+    for key in value.mapping:
+        if key in properties:
+            yield from _unknown(value.at(key), properties[key])
+        elif others:
+            yield from _unknown(value.at(key), others)
+        elif properties:
+            detail = f"the ClusterClass has no such field{did_you_mean(str(key), properties)}"
+            yield value.at(key).problem(Fault.UNKNOWN, detail)
