@@ -11,7 +11,9 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-PACKAGES = ("caphv", "reconciler", "webhooks", "packager", "sandbox")
+# Below caphv/_packages in the wheel, at the top of a checkout.
+PARTS = ("commands", "reconciler", "webhooks", "packager", "sandbox")
+PACKAGES = ("caphv", *PARTS)
 # Prints where a data folder was found and what is in it.
 LIST_FOLDER = """
 import sys
@@ -22,6 +24,7 @@ print(*sorted(path.name for path in found.iterdir()), sep="\\n")
 """
 IMPORT_ALL = """
 import importlib, pkgutil, sys
+import caphv
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, f"{name}."):
@@ -59,7 +62,7 @@ def installed(checkout: Path, wheel: Path, tmp_path_factory: pytest.TempPathFact
 
 def test_everything_in_the_packages_is_in_the_wheel(checkout: Path, wheel: Path) -> None:
     present = {
-        str(path.relative_to(checkout))
+        str(Path("caphv/_packages" if package in PARTS else "") / path.relative_to(checkout))
         for package in PACKAGES
         for path in (checkout / package).rglob("*")
         if path.is_file() and path.suffix != ".pyc"
@@ -69,7 +72,7 @@ def test_everything_in_the_packages_is_in_the_wheel(checkout: Path, wheel: Path)
 
 def test_nothing_else_is_in_the_wheel(wheel: Path) -> None:
     top = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {name for name in top if not name.endswith(".dist-info")} == set(PACKAGES)
+    assert {name for name in top if not name.endswith(".dist-info")} == {"caphv"}
 
 
 def test_command_works(installed: Path, tmp_path: Path) -> None:
@@ -86,3 +89,27 @@ def test_data_folders_are_whole(installed: Path, checkout: Path, tmp_path: Path,
 
 def test_dependencies_are_complete(installed: Path, tmp_path: Path) -> None:
     call(installed / "python", "-c", IMPORT_ALL, *PACKAGES, cwd=tmp_path)
+
+
+def test_packages_of_the_same_names_in_other_distributions_stay_intact(installed: Path, tmp_path: Path) -> None:
+    neighbour = tmp_path / "neighbour"
+    for name in PARTS:
+        (neighbour / name).mkdir(parents=True)
+        (neighbour / name / "__init__.py").write_text(f"NAME = 'neighbour of {name}'\n")
+    (neighbour / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n'
+        f'[project]\nname = "neighbour"\nversion = "1"\n[tool.hatch.build.targets.wheel]\npackages = {list(PARTS)!r}\n'
+    )
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, neighbour, cwd=tmp_path)
+    (built,) = tmp_path.glob("neighbour-*.whl")
+    call(installed / "python", "-m", "pip", "install", "--quiet", "--no-index", built, cwd=tmp_path)
+    try:
+        for name in PARTS:
+            printed = call(installed / "python", "-c", f"import {name}; print({name}.NAME)", cwd=tmp_path)
+            assert printed == f"neighbour of {name}\n"
+        assert "Usage: caphv" in call(installed / "caphv", "sandbox", "--help", cwd=tmp_path)
+        assert "HarvesterMachine" in call(installed / "caphv", "schema", "print", cwd=tmp_path)
+        call(installed / "python", "-c", IMPORT_ALL, *PACKAGES, cwd=tmp_path)
+    finally:
+        call(installed / "python", "-m", "pip", "uninstall", "--quiet", "--yes", "neighbour", cwd=tmp_path)
+    assert "Usage: caphv" in call(installed / "caphv", "sandbox", "--help", cwd=tmp_path)
