@@ -1,8 +1,7 @@
 """A controller: a queue of keys and workers that reconcile them.
 
-A reconcile takes a key and answers when to come back (None: only when something changes). It may raise: the key then
-comes again after a back-off, and the error is logged once in full. It must never be needed for correctness that it
-runs exactly once.
+A reconcile takes a key and returns a `Result`. It may raise: the key is then requeued with back-off, and the error is
+logged once in full. Correctness must never depend on a reconcile running exactly once.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from caphv.api.object import Key
 from caphv.runtime import logs, metrics
@@ -20,7 +20,16 @@ from caphv.runtime.queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-Reconcile = Callable[[Key], Awaitable[float | None]]
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a reconcile answers: `requeue_after` is a delay in seconds, None to wait for the next event."""
+
+    requeue_after: float | None = None
+
+
+# None means the same as `Result()`: nothing but an event brings the object back.
+Reconcile = Callable[[Key], Awaitable[Result | None]]
 
 
 class Controller:
@@ -79,10 +88,10 @@ class Controller:
         self._workers_active.inc()
         try:
             with logs.context(controller=self.name, object=str(key)):
-                again = await self._guarded(key)
-            if again is not None:
+                answer = await self._guarded(key)
+            if answer is not None and answer.requeue_after is not None:
                 result = "requeue"
-                self.queue.add_after(key, again)
+                self.queue.add_after(key, answer.requeue_after)
             else:
                 result = "success"
             self.queue.forget(key)
@@ -95,7 +104,7 @@ class Controller:
             metrics.RECONCILES.labels(self.name, result).inc()
             self._seconds.observe(time.monotonic() - started)
 
-    async def _guarded(self, key: Key) -> float | None:
+    async def _guarded(self, key: Key) -> Result | None:
         try:
             return await self._reconcile(key)
         except Conflict as error:

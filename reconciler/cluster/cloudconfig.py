@@ -71,18 +71,18 @@ async def ensure_cloud_config(scope: ClusterScope, state: CloudConfigs) -> None:
         return
     try:
         for step in steps:
-            scope.come_back(await step(scope, state))
+            scope.requeue_within(await step(scope, state))
     except Blocked as blocked:
         if blocked.warn and not scope.draft.said(_READY, blocked.message):
             scope.warn(blocked.reason, blocked.message)
         scope.draft.set_false(_READY, blocked.reason, blocked.message)
-        scope.come_back(blocked.after)
+        scope.requeue_within(blocked.after)
     except (Forbidden, Invalid) as error:
         message = f"an API server refuses what the cloud config needs: {error.message}"
         if not scope.draft.said(_READY, message):
             scope.warn(Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
         scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
-        scope.come_back(60.0)
+        scope.requeue_within(60.0)
     else:
         scope.draft.set_true(_READY)
 

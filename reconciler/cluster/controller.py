@@ -9,6 +9,7 @@ import time
 from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, being_deleted, key_of
+from caphv.runtime.controller import Result
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from reconciler import metrics
 from reconciler.cluster import (
@@ -44,7 +45,7 @@ class ClusterReconciler:
         )
         self._cloud_configs = cloudconfig.CloudConfigs()
 
-    async def reconcile(self, key: Key) -> float | None:
+    async def reconcile(self, key: Key) -> Result | None:
         """Bring one HarvesterCluster closer to its spec. Raises `ApiError`, `Unreachable` for a retry."""
         obj = self._context.harvester_clusters.get(*key)
         if obj is None:
@@ -57,7 +58,7 @@ class ClusterReconciler:
         finally:
             metrics.CLUSTER_RECONCILE_SECONDS.labels(operation).observe(time.monotonic() - started)
 
-    async def _reconcile(self, obj: Obj) -> float | None:
+    async def _reconcile(self, obj: Obj) -> Result | None:
         cluster = self._context.cluster_of(obj)
         if clusterapi.externally_managed(obj):
             return None
@@ -71,7 +72,7 @@ class ClusterReconciler:
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
         return await self._attempt(scope)
 
-    async def _without_cluster(self, obj: Obj) -> float | None:
+    async def _without_cluster(self, obj: Obj) -> Result | None:
         """A deletion whose Cluster is not there, or not any more."""
         if not obj["metadata"].get("ownerReferences"):
             await self._remove_finalizer(obj)  # nothing was ever made before Cluster API has set the owner
@@ -84,7 +85,7 @@ class ClusterReconciler:
                 return await self._blocked(scope, blocked)
         return None
 
-    async def _attempt(self, scope: ClusterScope) -> float | None:
+    async def _attempt(self, scope: ClusterScope) -> Result | None:
         try:
             if being_deleted(scope.obj):
                 await self._delete(scope)
@@ -105,7 +106,7 @@ class ClusterReconciler:
             await self._write(scope)
             raise
         await self._write(scope)
-        return scope.again
+        return Result(requeue_after=scope.requeue_after)
 
     async def _normal(self, scope: ClusterScope) -> None:
         await self._context.ensure_finalizer(
@@ -145,7 +146,7 @@ class ClusterReconciler:
         scope.tell("InfrastructureDeleted", "nothing of this cluster is left on Harvester")
         await self._remove_finalizer(scope.obj)
 
-    async def _blocked(self, scope: ClusterScope, blocked: Blocked) -> float | None:
+    async def _blocked(self, scope: ClusterScope, blocked: Blocked) -> Result | None:
         if being_deleted(scope.obj):
             if deletion.may_let_go(scope.obj, blocked):
                 await self._let_go(scope, blocked)
@@ -153,8 +154,8 @@ class ClusterReconciler:
             blocked.message += deletion.advice(blocked)
         self._report(scope, blocked)
         await self._write(scope)
-        scope.come_back(blocked.after)
-        return scope.again
+        scope.requeue_within(blocked.after)
+        return Result(requeue_after=scope.requeue_after)
 
     async def _let_go(self, scope: ClusterScope, blocked: Blocked) -> None:
         message = f"let go by annotation while {blocked.message}; {deletion.left_over(scope.obj)}"

@@ -97,4 +97,4 @@ def _failed(scope: ClusterScope, error: ApiError) -> None:
     if not scope.draft.said(_READY, message):
         scope.warn(Reason.FLEET_INTEGRATION_FAILED, message)
     scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_FAILED, message)
-    scope.come_back(60.0)
+    scope.requeue_within(60.0)

@@ -36,11 +36,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What to say about an expiry: no reason when all is well; `again` is when to look again, in seconds."""
+    """What to say about an expiry, without a reason when all is well; in `check_after` seconds it is something else."""
 
     message: str
     reason: Reason | None = None
-    again: float | None = None
+    check_after: float | None = None
 
 
 class Identities:
@@ -146,13 +146,13 @@ def _seconds_until(moment: datetime) -> Callable[[], float]:
     return seconds
 
 
-def judge(expires: datetime | None, now: datetime) -> Expiry:
+def expiry_of(expires: datetime | None, now: datetime) -> Expiry:
     """What to say of credentials that expire then."""
     if expires is None:
         return Expiry("the credentials do not say when they expire")
     left, date = expires - now, conditions.rfc3339(expires)
     if left > WARN_AHEAD:
-        return Expiry(f"the credentials are valid until {date}", again=(left - WARN_AHEAD).total_seconds())
+        return Expiry(f"the credentials are valid until {date}", check_after=(left - WARN_AHEAD).total_seconds())
     if left > timedelta(0):
         message = f"the credentials expire at {date}; put a new kubeconfig into the Secret before"
         return Expiry(message, Reason.IDENTITY_EXPIRING, left.total_seconds())
@@ -161,12 +161,12 @@ def judge(expires: datetime | None, now: datetime) -> Expiry:
 
 
 def _report_expiry(scope: ClusterScope, identity: Identity) -> None:
-    verdict = judge(identity.expires, datetime.now(UTC))
-    message = f"identity Secret {secret_of(scope.obj)}: {verdict.message}"
-    scope.again = verdict.again
-    if verdict.reason is None:
+    expiry = expiry_of(identity.expires, datetime.now(UTC))
+    message = f"identity Secret {secret_of(scope.obj)}: {expiry.message}"
+    scope.requeue_after = expiry.check_after
+    if expiry.reason is None:
         scope.draft.set_true(ConditionType.IDENTITY_UP_TO_DATE, message)
         return
-    scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, verdict.reason, message)
+    scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, expiry.reason, message)
     if not scope.draft.said(ConditionType.IDENTITY_UP_TO_DATE, message):
-        scope.warn(verdict.reason, message)
+        scope.warn(expiry.reason, message)

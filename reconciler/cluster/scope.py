@@ -22,7 +22,7 @@ _MAX_NAME = 63
 class ClusterScope:
     """`obj` is the HarvesterCluster, `cluster` its Cluster; the session is there after the identity phase.
 
-    `again` is when to come back in seconds, where time alone decides.
+    `requeue_after` is a delay in seconds, set where time alone decides.
     """
 
     context: Context
@@ -30,7 +30,7 @@ class ClusterScope:
     cluster: Obj
     draft: StatusDraft
     session: Session | None = None
-    again: float | None = None
+    requeue_after: float | None = None
 
     @property
     def key(self) -> Key:
@@ -98,9 +98,9 @@ class ClusterScope:
         """Event for an operator: something went well."""
         self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Normal", reason, message)
 
-    def come_back(self, delay: float | None) -> None:
-        """Have the cluster looked at after a delay in seconds, or sooner when somebody else wants that."""
-        self.again = min((wanted for wanted in (self.again, delay) if wanted), default=None)
+    def requeue_within(self, delay: float | None) -> None:
+        """Have the cluster reconciled again after at most this many seconds; the shortest delay counts."""
+        self.requeue_after = min((wanted for wanted in (self.requeue_after, delay) if wanted), default=None)
 
     async def drop_annotation(self, name: str) -> None:
         """Take an annotation off the HarvesterCluster that has done its work."""

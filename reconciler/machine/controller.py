@@ -7,6 +7,7 @@ import time
 from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, being_deleted, key_of, owner_reference, uid_of
+from caphv.runtime.controller import Result
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
 from reconciler import metrics
 from reconciler.context import Context
@@ -29,9 +30,9 @@ _FAILED = (
 )
 
 # Seconds that an in-between state has to last to be worth a write.
-_PASSING = 1.0
+_DEBOUNCE = 1.0
 # Seconds that nobody may know how a machine is before it says so: a new process needs a moment to look.
-_UNKNOWN = 5.0
+_DEBOUNCE_UNKNOWN = 5.0
 
 
 class MachineReconciler:
@@ -43,7 +44,7 @@ class MachineReconciler:
         self._since: dict[Key, float] = {}
         self._drift = DriftReporter()
 
-    async def reconcile(self, key: Key) -> float | None:
+    async def reconcile(self, key: Key) -> Result | None:
         """Bring one HarvesterMachine closer to its spec. Raises `ApiError`, `Unreachable` for a retry."""
         obj = self._context.harvester_machines.get(*key)
         if obj is None:
@@ -56,7 +57,7 @@ class MachineReconciler:
         finally:
             metrics.MACHINE_RECONCILE_SECONDS.labels(operation).observe(time.monotonic() - started)
 
-    async def _reconcile(self, obj: Obj) -> float | None:
+    async def _reconcile(self, obj: Obj) -> Result | None:
         scope = self._scope(obj)
         if clusterapi.paused(scope.cluster, obj):
             scope.draft.set_true(ConditionType.PAUSED)
@@ -72,10 +73,14 @@ class MachineReconciler:
             await self._normal(scope)
         except Blocked as blocked:
             self._report(scope, blocked)
-            again = 0.0 if blocked.warn else self._passing(scope.key, _UNKNOWN if blocked.unknown else _PASSING)
-            if not again:
+            debounce = (
+                0.0
+                if blocked.warn
+                else self._debounce_remaining(scope.key, _DEBOUNCE_UNKNOWN if blocked.unknown else _DEBOUNCE)
+            )
+            if not debounce:
                 await self._write(scope)
-            return min((delay for delay in (again, blocked.after) if delay), default=None)
+            return Result(requeue_after=min((delay for delay in (debounce, blocked.after) if delay), default=None))
         except (ApiError, Unreachable) as error:
             # Only somebody else can help where a request is refused. What runs is not worse off for it.
             if isinstance(error, (Forbidden, Invalid)) and (being_deleted(obj) or not scope.draft.fields.get("ready")):
@@ -85,7 +90,7 @@ class MachineReconciler:
         await self._write(scope)
         return None
 
-    def _passing(self, key: Key, lasting: float) -> float:
+    def _debounce_remaining(self, key: Key, lasting: float) -> float:
         """Seconds until a normal in-between state has lasted long enough to be written, 0 when it has.
 
         A machine goes through half a dozen of them within a few seconds: written one by one they would be half of all

@@ -21,7 +21,7 @@ from caphv.api.object import (
     owner_reference,
 )
 from caphv.runtime.client import ApiClient
-from caphv.runtime.controller import Controller
+from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.capi import cloudconfig, secrets
 from sandbox.capi.caches import Caches, cluster_key
@@ -51,7 +51,7 @@ class Bootstrap:
             if cluster is not None and cluster_key(config) == cluster and not _done(config):
                 self.controller.enqueue(key_of(config))
 
-    async def _reconcile(self, key: Key) -> float | None:
+    async def _reconcile(self, key: Key) -> Result | None:
         config = self._caches.configs.get(*key)
         if config is None or being_deleted(config) or _done(config):
             return None
@@ -69,7 +69,7 @@ class Bootstrap:
             files = [await self._file(key.namespace, entry) for entry in config.get("spec", {}).get("files") or ()]
         except LookupError as missing:
             await self._report(config, str(missing))
-            return _AGAIN
+            return Result(requeue_after=_AGAIN)
         node = Node(endpoint_of(cluster), config.get("spec") or {}, self._server(machine), found.token)
         guest = cloudconfig.Guest(node, machine["spec"]["version"], found.authority, files)
         await self._write(key_of(cluster), config, cloudconfig.render(self._distribution, guest))

@@ -13,7 +13,7 @@ from typing import Any
 
 from caphv.api.object import Key, Obj, being_deleted, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
-from caphv.runtime.controller import Controller
+from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds, quantities, scheduling
 from sandbox.harvester.fixtures import World
@@ -74,7 +74,7 @@ class VirtualMachines:
         for key in self._waiting:
             self._controller.enqueue(key)
 
-    async def _reconcile(self, key: Key) -> float | None:
+    async def _reconcile(self, key: Key) -> Result | None:
         vm, vmi = self._stores.vms.get(*key), self._stores.vmis.get(*key)
         self._waiting.discard(key)
         if vmi is not None and self._is_lost(vmi):
@@ -96,7 +96,7 @@ class VirtualMachines:
 
     # Life
 
-    async def _keep_running(self, vm: Obj, vmi: Obj | None) -> float | None:
+    async def _keep_running(self, vm: Obj, vmi: Obj | None) -> Result | None:
         if vmi is not None and _phase(vmi) in _ENDED:
             await self._remove_instance(vmi)  # its end brings this key again, and a new instance starts
             return None
@@ -118,7 +118,7 @@ class VirtualMachines:
         await self._bring_up(vm, vmi, runs=wait <= 0)
         if wait <= 0 or self._world.start_seconds > UNREPORTED_SECONDS:
             await self._report(vm, STARTING if wait > 0 else RUNNING)
-        return wait if wait > 0 else None
+        return Result(requeue_after=wait) if wait > 0 else None
 
     async def _bring_up(self, vm: Obj, vmi: Obj, *, runs: bool) -> None:
         patch: Obj = {}
@@ -131,23 +131,23 @@ class VirtualMachines:
         if patch:
             await self._patch_instance(vmi, patch)
 
-    async def _halt(self, vm: Obj, vmi: Obj | None) -> float | None:
+    async def _halt(self, vm: Obj, vmi: Obj | None) -> Result | None:
         if vmi is None or _phase(vmi) == "Succeeded":
             await self._report(vm, STOPPED)
             return None
         wait = self._remaining("stop", vmi, self._world.stop_seconds)
         if wait > 0:
             await self._report(vm, STOPPING)
-            return wait
+            return Result(requeue_after=wait)
         await self._remove_instance(vmi)
         return None
 
-    async def _finish(self, vm: Obj, vmi: Obj | None) -> float | None:
+    async def _finish(self, vm: Obj, vmi: Obj | None) -> Result | None:
         """A deleted VM: its instance stops, then the claims that were asked for go, then the VM."""
         if vmi is not None:
             wait = self._remaining("stop", vmi, self._world.stop_seconds)
             if wait > 0:
-                return wait
+                return Result(requeue_after=wait)
             await self._remove_instance(vmi)
         finalizers = vm["metadata"].get("finalizers") or []
         if kinds.VM_FINALIZER not in finalizers:

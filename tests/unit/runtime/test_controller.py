@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.object import Key
 from caphv.runtime import logs
-from caphv.runtime.controller import Controller
+from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import Conflict, TooManyRequests, Unreachable
 from tests.support.virtualtime import run, settle
 
@@ -27,14 +27,14 @@ def now() -> float:
 class Recorder:
     """A reconcile that notes when it ran and does what it is told to."""
 
-    def __init__(self, then: Callable[[Key], Awaitable[float | None]] | None = None) -> None:
+    def __init__(self, then: Callable[[Key], Awaitable[Result | None]] | None = None) -> None:
         self.starts: list[tuple[Key, float]] = []
         self.active: list[Key] = []
         self.most = 0
         self.ended: list[Key] = []
         self._then = then
 
-    async def __call__(self, key: Key) -> float | None:
+    async def __call__(self, key: Key) -> Result | None:
         assert key not in self.active, "two reconciles of one object at a time"
         self.starts.append((key, now()))
         self.active.append(key)
@@ -50,11 +50,11 @@ class Recorder:
         return [after - before for before, after in itertools.pairwise(times)]
 
 
-def raising(*errors: BaseException | None) -> Callable[[Key], Awaitable[float | None]]:
+def raising(*errors: BaseException | None) -> Callable[[Key], Awaitable[Result | None]]:
     """Raise these one after the other, then nothing."""
     left = list(errors)
 
-    async def reconcile(_key: Key) -> float | None:
+    async def reconcile(_key: Key) -> Result | None:
         if left and (error := left.pop(0)):
             raise error
         return None
@@ -62,7 +62,7 @@ def raising(*errors: BaseException | None) -> Callable[[Key], Awaitable[float | 
     return reconcile
 
 
-async def slow(_key: Key) -> float | None:
+async def slow(_key: Key) -> Result | None:
     await asyncio.sleep(10)
     return None
 
@@ -108,8 +108,8 @@ def test_no_more_than_concurrency_run_at_a_time() -> None:
 
 
 def test_group_that_hangs_leaves_workers_to_others() -> None:
-    async def hang(key: Key) -> float | None:
-        return await asyncio.sleep(1e6) if key.namespace == "dead" else None
+    async def hang(key: Key) -> Result | None:
+        return await asyncio.sleep(1e6, None) if key.namespace == "dead" else None
 
     async def story() -> None:
         reconcile = Recorder(hang)
@@ -126,8 +126,8 @@ def test_group_that_hangs_leaves_workers_to_others() -> None:
 
 
 def test_reconcile_comes_back_when_it_says() -> None:
-    async def again(_key: Key) -> float | None:
-        return 30.0
+    async def again(_key: Key) -> Result | None:
+        return Result(requeue_after=30.0)
 
     async def story() -> None:
         reconcile = Recorder(again)
@@ -231,7 +231,7 @@ def test_stop_lets_running_reconciles_end_and_starts_no_others() -> None:
 
 
 def test_stop_ends_what_takes_longer_than_the_grace_period() -> None:
-    async def hang(_key: Key) -> float | None:
+    async def hang(_key: Key) -> Result | None:
         return await asyncio.sleep(1e6)
 
     async def story() -> None:
@@ -265,7 +265,7 @@ def test_age_of_the_oldest_reconcile_is_known() -> None:
 def test_lines_of_a_reconcile_name_controller_and_object() -> None:
     from_inside: list[dict[str, str]] = []
 
-    async def note(_key: Key) -> float | None:
+    async def note(_key: Key) -> Result | None:
         record = logging.makeLogRecord({})
         logs._add_fields(record)
         from_inside.append(record.caphv_fields)
