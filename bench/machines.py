@@ -18,7 +18,7 @@ from sandbox import manifests
 from sandbox.cluster import CLUSTER_LABEL, CORE_VERSION, IDENTITY, KUBERNETES_VERSION
 from sandbox.guest.join import JOIN_FILE, WORKER
 from sandbox.harvester import kinds
-from sandbox.scenario_view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES
+from sandbox.scenario.view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES
 
 TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
 _IN_FLIGHT = 16

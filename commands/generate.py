@@ -162,24 +162,24 @@ def _wanted(given: Mapping[str, str], document: Document | None, options: dict[s
 
 def _read(file: str) -> Document:
     from caphv.validation.yaml.loader import Unreadable, read
-    from commands.options.clusters import CouldNotRead
+    from commands.options.clusters import InputError
 
     try:
         source = read(file, sys.stdin.buffer)
     except Unreadable as error:
-        raise CouldNotRead(str(error)) from None
+        raise InputError(str(error)) from None
     problems = [*source.problems, *(one for document in source.documents for one in document.problems)]
     if problems:
-        raise CouldNotRead("; ".join(f"{source.name}:{one.position.line}: {one.message}" for one in problems))
+        raise InputError("; ".join(f"{source.name}:{one.position.line}: {one.message}" for one in problems))
     if len(source.documents) != 1 or not isinstance(source.documents[0].value, dict):
-        raise CouldNotRead(f"{source.name}: must hold one ClusterDefinition")
+        raise InputError(f"{source.name}: must hold one ClusterDefinition")
     return source.documents[0]
 
 
 def _identity(file: Path | None, problems: list[str]) -> str:
     """Return the kubeconfig for Harvester, or tell what is wrong with it: nothing in it is run or followed."""
     from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
-    from commands.options.clusters import CouldNotRead
+    from commands.options.clusters import InputError
 
     if file is None:
         return ""
@@ -187,7 +187,7 @@ def _identity(file: Path | None, problems: list[str]) -> str:
         content = file.expanduser().read_bytes()
         parse_kubeconfig(content).connection()
     except OSError as error:
-        raise CouldNotRead(f"--harvester-kubeconfig {file}: {error.strerror}") from None
+        raise InputError(f"--harvester-kubeconfig {file}: {error.strerror}") from None
     except KubeconfigError as error:
         problems.append(f"--harvester-kubeconfig {file}: {error}")
         return ""
@@ -234,7 +234,7 @@ def _printed(wanted: Obj, found: Built, secret: list[Obj], output: str) -> str:
 
 
 def _write(folder: Path, wanted: Obj, found: Built, output: str) -> None:
-    from commands.options.clusters import CouldNotRead
+    from commands.options.clusters import InputError
     from packager.definitions.files import files_of
     from packager.rendering import yaml
 
@@ -247,14 +247,14 @@ def _write(folder: Path, wanted: Obj, found: Built, output: str) -> None:
             target.write_bytes(content)
             click.echo(f"wrote {target}", err=True)
     except OSError as error:
-        raise CouldNotRead(f"{error.filename}: {error.strerror}") from None
+        raise InputError(f"{error.filename}: {error.strerror}") from None
 
 
 def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]) -> None:
     from caphv.runtime.client import ApiClient
     from caphv.runtime.errors import ApiError, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
-    from commands.options.clusters import CouldNotRead
+    from commands.options.clusters import InputError
     from packager.apply import Applier, described
 
     async def run() -> tuple[list[Obj], list[Refused]]:
@@ -267,7 +267,7 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
     try:
         objects, refused = asyncio.run(run())
     except (KubeconfigError, ApiError, Unreachable) as error:
-        raise CouldNotRead(f"the management cluster cannot be reached: {error}") from None
+        raise InputError(f"the management cluster cannot be reached: {error}") from None
     bad = [one.obj for one in refused]
     for obj in objects:
         if obj not in bad:

@@ -12,13 +12,13 @@ import click
 COMMANDS = {
     "run": ("commands.run:run", "Run the Cluster API provider for Harvester."),
     "webhook": ("commands.webhook:webhook", "Serve the admission webhooks apart from the provider."),
-    "packager": ("commands.packager.packager:packager", "Keep the bundles of clusters in a Git repository."),
+    "packager": ("commands.packager.group:packager", "Keep the bundles of clusters in a Git repository."),
     "identity": ("commands.identity:identity", "Accounts for the provider on Harvester."),
     "validate": ("commands.validate:validate", "Check manifests without a cluster, as the webhook would."),
     "generate": ("commands.generate:generate", "Make all objects of a cluster from flags or a definition."),
-    "bundles": ("commands.bundles.bundles:bundles", "Fleet bundles of clusters: rendered, compared, committed."),
+    "bundles": ("commands.bundles.group:bundles", "Fleet bundles of clusters: rendered, compared, committed."),
     "schema": ("commands.schema:schema", "JSON Schemas of the kinds, for editors."),
-    "sandbox": ("commands.sandbox.sandbox:sandbox", "Real API servers and a simulated Harvester on this machine."),
+    "sandbox": ("commands.sandbox.group:sandbox", "Real API servers and a simulated Harvester on this machine."),
     "completion": ("commands.completion:completion", "Print the completion script of a shell."),
 }
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

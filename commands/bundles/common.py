@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commands.options.clusters import Given, Step, progress, read_clusters
-from commands.options.repository import opened
+from commands.options.clusters import SelectedClusters, Step, progress, read_clusters
+from commands.options.repository import open_store
 
 if TYPE_CHECKING:
     from packager.bundler import Batch, Packager
@@ -23,7 +23,7 @@ DONE, DIFFERENT, UNREADABLE = 0, 1, 2
 EVERYTHING = 1_000_000
 
 
-def how_to_render(command: _Command) -> _Command:
+def render_options(command: _Command) -> _Command:
     """Add the options that say how bundles are rendered."""
     for add in (
         click.option(
@@ -49,7 +49,7 @@ PARTIAL = click.option("--partial", is_flag=True, help="Say nothing of clusters 
 
 
 def packager_of(flags: dict[str, Any], step: Step) -> Packager:
-    """Return a packager with the options of `how_to_render`, which tells what it renders."""
+    """Return a packager with the options of `render_options`, which tells what it renders."""
     from packager.bundler import Packager
     from packager.rendering.renderer import Options
 
@@ -68,14 +68,14 @@ def release_of(packager: Packager, name: str) -> Any:
         raise click.BadParameter(str(error), param_hint="--release") from None
 
 
-def compare(flags: dict[str, Any]) -> tuple[Given, Batch, list[Any]]:
+def compare(flags: dict[str, Any]) -> tuple[SelectedClusters, Batch, list[Any]]:
     """Read clusters and a repository, and compare what clusters should have with what it holds."""
     from packager.diff import compared
 
     with progress() as step:
         given = read_clusters(flags, step)
         packager = packager_of(flags, step)
-        with opened(flags) as store:
+        with open_store(flags) as store:
             step("reading the repository")
             snapshot = store.sync()
             whole = not (flags["partial"] or given.selected or given.input.unreadable)
@@ -85,7 +85,7 @@ def compare(flags: dict[str, Any]) -> tuple[Given, Batch, list[Any]]:
     return given, batch, found
 
 
-def pruning_of(given: Given, snapshot: Snapshot, budget: int, *, whole: bool) -> Pruning:
+def pruning_of(given: SelectedClusters, snapshot: Snapshot, budget: int, *, whole: bool) -> Pruning:
     """Return what may be removed: with `whole`, clusters that were not given, as far as they should have been."""
     from packager.git.prune import Pruning
     from packager.tree import CLUSTERS
@@ -100,7 +100,7 @@ def pruning_of(given: Given, snapshot: Snapshot, budget: int, *, whole: bool) ->
     return Pruning(complete=not given.input.unreadable, budget=budget, scope=scope)
 
 
-def finish(given: Given, batch: Batch, *, different: bool = False) -> None:
+def finish(given: SelectedClusters, batch: Batch, *, different: bool = False) -> None:
     """Tell what went wrong, and end."""
     from commands.output import bundles as out
 

@@ -23,13 +23,13 @@ Step = Callable[[str], None]
 _PATIENCE = 5.0
 
 
-class CouldNotRead(click.ClickException):
+class InputError(click.ClickException):
     """Input, server or repository cannot be read: exit status 2."""
 
     exit_code = 2
 
 
-def which_clusters(command: _Command) -> _Command:
+def cluster_options(command: _Command) -> _Command:
     """Add the options that say where clusters are read from, and which of them are meant."""
     for add in (
         click.option(
@@ -45,7 +45,7 @@ def which_clusters(command: _Command) -> _Command:
 
 
 @dataclass(frozen=True)
-class Given:
+class SelectedClusters:
     """Clusters that were read; `selected` tells that labels chose them, so there may be more."""
 
     input: Input
@@ -58,10 +58,10 @@ class Given:
         return self.input.clusters
 
 
-def read_clusters(flags: dict[str, Any], step: Step) -> Given:
-    """Read the clusters that the options of `which_clusters` mean: of files, else of the management cluster.
+def read_clusters(flags: dict[str, Any], step: Step) -> SelectedClusters:
+    """Read the clusters that the options of `cluster_options` mean: of files, else of the management cluster.
 
-    Raises CouldNotRead where the management cluster does not answer; what is wrong with files is in the result.
+    Raises InputError where the management cluster does not answer; what is wrong with files is in the result.
     """
     from packager.addons.gather import labels_of_cluster
     from packager.inputs import read_files
@@ -79,7 +79,7 @@ def read_clusters(flags: dict[str, Any], step: Step) -> Given:
     clusters = tuple(
         facts for facts in found.clusters if namespace in ("", facts.key.namespace) and chosen(labels_of_cluster(facts))
     )
-    return Given(replace(found, clusters=clusters), namespace, bool(flags["selector"]))
+    return SelectedClusters(replace(found, clusters=clusters), namespace, bool(flags["selector"]))
 
 
 def _selector(text: str) -> Callable[[Any], bool]:
@@ -112,7 +112,7 @@ def _live(kubeconfig: str, context: str, namespace: str) -> Input:
         return asyncio.run(read())
     except (KubeconfigError, ApiError, Unreachable) as error:
         hint = "" if kubeconfig or context else "; or give files or folders with clusters"
-        raise CouldNotRead(f"the management cluster cannot be read: {error}{hint}") from None
+        raise InputError(f"the management cluster cannot be read: {error}{hint}") from None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from commands.options.clusters import CouldNotRead
+from commands.options.clusters import InputError
 
 if TYPE_CHECKING:
     from packager.bundler import Store
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def which_repository(command: _Command) -> _Command:
+def repository_options(command: _Command) -> _Command:
     """Add the options that name a repository, or a folder in its place."""
     folder = click.option(
         "--folder", type=click.Path(file_okay=False, path_type=Path), help="A folder, for example a checkout."
     )
-    return folder(which_remote(command))
+    return folder(remote_options(command))
 
 
-def which_remote(command: _Command) -> _Command:
+def remote_options(command: _Command) -> _Command:
     """Add the options that name a repository and say how it is reached."""
     for add in (
         click.option(
@@ -82,7 +82,7 @@ def which_remote(command: _Command) -> _Command:
     return command
 
 
-def which_source(command: _Command) -> _Command:
+def source_options(command: _Command) -> _Command:
     """Add the options that name a repository with definitions of clusters."""
     for add in (
         click.option(
@@ -115,15 +115,15 @@ def which_source(command: _Command) -> _Command:
     return command
 
 
-def which_commit(command: _Command) -> _Command:
+def commit_options(command: _Command) -> _Command:
     """Add the options that say how a commit is made, and why."""
     message = click.option(
         "--message", default="", show_default=False, metavar="TEXT", help="Why, for the message of the commit."
     )
-    return message(who_commits(command))
+    return message(author_options(command))
 
 
-def who_commits(command: _Command) -> _Command:
+def author_options(command: _Command) -> _Command:
     """Add the options that say by whom a commit is made, and where to."""
     for add in (
         click.option(
@@ -146,7 +146,7 @@ def who_commits(command: _Command) -> _Command:
     return command
 
 
-def prune_budget(command: _Command) -> _Command:
+def prune_option(command: _Command) -> _Command:
     """Add the option that limits removals: the same for all commands that commit."""
     return click.option(
         "--max-prune",
@@ -158,7 +158,7 @@ def prune_budget(command: _Command) -> _Command:
     )(command)
 
 
-def is_named(flags: dict[str, Any]) -> bool:
+def names_repository(flags: dict[str, Any]) -> bool:
     """Whether a repository or folder is named. A folder wins over a repository that only the environment names."""
     if flags["folder"]:
         source = click.get_current_context().get_parameter_source
@@ -169,23 +169,23 @@ def is_named(flags: dict[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def opened(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
-    """Give what the options of `which_repository` and `which_commit` mean; only with `new` a folder may be missing.
+def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
+    """Give what the options of `repository_options` and `commit_options` mean; only with `new` a folder may be missing.
 
-    Raises CouldNotRead for what goes wrong with a repository inside of the block.
+    Raises InputError for what goes wrong with a repository inside of the block.
     """
     from packager.git.directory import Directory
     from packager.git.errors import GitError, InvalidRemote
     from packager.git.remote import Remote
     from packager.git.repository import Repository
 
-    if not is_named(flags):
+    if not names_repository(flags):
         raise click.UsageError("name the repository with --repo URL, or a folder with --folder")
     try:
         if flags["folder"]:
             directory = Directory(flags["folder"], _inner(flags["inner"]))
             if not (new or flags["folder"].is_dir()):
-                raise CouldNotRead(f"{flags['folder']}: there is no such folder")
+                raise InputError(f"{flags['folder']}: there is no such folder")
             yield directory
             return
         try:
@@ -199,10 +199,10 @@ def opened(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
         with Repository(remote, flags["git_cache"] or _cache(remote), credentials, identity) as repository:
             yield repository
     except GitError as error:
-        raise CouldNotRead(str(error)) from None
+        raise InputError(str(error)) from None
     except OSError as error:
         # The cache, or a folder of somebody else's.
-        raise CouldNotRead(f"{error.filename}: {error.strerror}") from None
+        raise InputError(f"{error.filename}: {error.strerror}") from None
 
 
 def _inner(path: str) -> str:

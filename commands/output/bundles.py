@@ -12,7 +12,7 @@ import click
 
 from caphv.api import names
 from caphv.api.object import Key
-from commands.options.clusters import Given
+from commands.options.clusters import SelectedClusters
 from commands.output.validate import colour, printable
 from packager.addons.versions import Versions
 from packager.bundler import Batch
@@ -28,7 +28,7 @@ Obj = dict[str, Any]
 _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
 
 
-def problems(given: Given, batch: Batch) -> Iterator[str]:
+def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
     """Yield what could not be read, and each finding with the place of the file that it is about.
 
     What is wrong with a template is said once, not for a thousand clusters.

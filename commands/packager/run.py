@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option
-from commands.options.repository import prune_budget, which_remote, which_source, who_commits
+from commands.options.repository import author_options, prune_option, remote_options, source_options
 from commands.webhook import stop_signal
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ Examples:
 Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3 it lost its lease.
 """,
 )
-@which_remote
-@which_source
-@who_commits
-@prune_budget
+@remote_options
+@source_options
+@author_options
+@prune_option
 @click.option(
     "--client-secret",
     default="",

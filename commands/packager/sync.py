@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.main import CONTEXT_SETTINGS
-from commands.options.clusters import CouldNotRead, Step, progress
-from commands.options.repository import is_named, opened, prune_budget, which_commit, which_repository, which_source
+from commands.options.clusters import InputError, Step, progress
+from commands.options.repository import (
+    commit_options,
+    names_repository,
+    open_store,
+    prune_option,
+    repository_options,
+    source_options,
+)
 
 if TYPE_CHECKING:
     from packager.apply import Applier, Refused
@@ -47,10 +54,10 @@ something cannot be read, or wrong usage.
 """,
 )
 @click.argument("definitions", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@which_source
-@which_repository
-@which_commit
-@prune_budget
+@source_options
+@repository_options
+@commit_options
+@prune_option
 @click.option(
     "--confirm",
     "confirmed",
@@ -102,7 +109,7 @@ def sync(**flags: Any) -> None:
                 _once(flags, reader, maker, options)
                 # What was just pushed is no news.
                 seen = now[0], _head(flags)
-        except CouldNotRead as error:
+        except InputError as error:
             # Hosts come back, and what was not seen is seen then.
             click.echo(f"error: {error.message}", err=True)
         time.sleep(flags["interval"])
@@ -130,7 +137,7 @@ def _head(flags: dict[str, Any]) -> str:
     """Return the commit of a remote's branch, by one short exchange."""
     from packager.git.repository import Repository
 
-    with opened(flags) as store:
+    with open_store(flags) as store:
         return store.heads().target if isinstance(store, Repository) else ""
 
 
@@ -183,10 +190,10 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, str]:
         return _of_folder(flags["definitions"]), flags["definitions"].name or "a folder"
     refuse_circles(flags)
     step("reading the source")
-    with opened(_source(flags)) as repository:
+    with open_store(_source(flags)) as repository:
         snapshot = repository.sync()
         if not snapshot.commit:
-            raise CouldNotRead(f"{flags['source_repo']} has no branch {flags['source_branch']}")
+            raise InputError(f"{flags['source_repo']} has no branch {flags['source_branch']}")
         return manifests(snapshot.tree), f"{flags['source_repo']}@{snapshot.commit}"
 
 
@@ -209,7 +216,7 @@ def _of_folder(folder: Path) -> Tree:
     try:
         return {Path(name).relative_to(folder).as_posix(): Path(name).read_bytes() for name, _ in files([str(folder)])}
     except (Unreadable, OSError) as error:
-        raise CouldNotRead(str(error)) from None
+        raise InputError(str(error)) from None
 
 
 def refuse_circles(flags: dict[str, Any]) -> None:
@@ -225,8 +232,10 @@ def _target(flags: dict[str, Any]) -> Iterator[Store]:
     from packager.definitions.sync import NAMES
     from packager.git.directory import Directory
 
-    with opened(flags, new=True) as store:
-        yield Directory(flags["folder"], flags["inner"], NAMES) if is_named(flags) and flags["folder"] else store
+    with open_store(flags, new=True) as store:
+        yield (
+            Directory(flags["folder"], flags["inner"], NAMES) if names_repository(flags) and flags["folder"] else store
+        )
 
 
 def _synced(source: Source, origin: str, store: Store, maker: Maker, options: Options, *, dry_run: bool) -> Outcome:
@@ -255,7 +264,7 @@ def _apply(outcome: Outcome, flags: dict[str, Any]) -> list[Refused]:
     try:
         return asyncio.run(run())
     except (KubeconfigError, ApiError, Unreachable) as error:
-        raise CouldNotRead(f"the management cluster cannot be reached: {error}") from None
+        raise InputError(f"the management cluster cannot be reached: {error}") from None
 
 
 async def _applied(applier: Applier, outcome: Outcome) -> list[Refused]:

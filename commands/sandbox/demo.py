@@ -16,8 +16,8 @@ from commands.main import CONTEXT_SETTINGS
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from sandbox.scenario import Story
-    from sandbox.scenario_view import Step
+    from sandbox.scenario.lifecycle import Scenario
+    from sandbox.scenario.view import Step
 
 _MARKS = {True: "✗", False: "✓"}
 
@@ -47,7 +47,7 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
     leftovers.
     Exit status 1 when any of that does not come out.
     """
-    from commands.common import build_report, failures, print_part
+    from commands.sandbox.common import build_report, failures, print_part
     from sandbox.environment import Sandbox, Settings
     from sandbox.processes import binaries
 
@@ -73,18 +73,18 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
 async def _demo(box: Any, progress: Any, *, keep: bool) -> str:
     """Run the story; answers the line that sums it up, empty when it failed."""
     from sandbox.cluster import ClusterSpec
-    from sandbox.scenario import Story, StoryError, in_network
+    from sandbox.scenario.lifecycle import Scenario, ScenarioError, in_network
 
     await box.up(progress)
     failed = False
     try:
         spec = in_network(ClusterSpec(), box.status()["network"])
-        story = Story(box.folder, spec)
+        story = Scenario(box.folder, spec)
         with _showing(story):
             try:
                 async with story.watching():
                     await story.run()
-            except StoryError:
+            except ScenarioError:
                 failed = True
         return "" if failed else _summary(story)
     finally:
@@ -92,7 +92,7 @@ async def _demo(box: Any, progress: Any, *, keep: bool) -> str:
             await box.down()
 
 
-def _summary(story: "Story") -> str:
+def _summary(story: "Scenario") -> str:
     counted = len([step for step in story.view.steps if not step.failed])
     return (
         f"OK: {counted} of {len(story.view.steps)} steps in SECONDS\n"
@@ -102,7 +102,7 @@ def _summary(story: "Story") -> str:
 
 
 @contextlib.contextmanager
-def _showing(story: "Story") -> Iterator[None]:
+def _showing(story: "Scenario") -> Iterator[None]:
     """A live tree on a terminal; elsewhere a line for each thing that happened."""
     if not sys.stdout.isatty():
         with _lines(story):
@@ -129,7 +129,7 @@ def _showing(story: "Story") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lines(story: "Story") -> Iterator[None]:
+def _lines(story: "Scenario") -> Iterator[None]:
     seen: dict[str, str] = {}
     machines: set[str] = set()
 
@@ -160,14 +160,14 @@ def _step_line(step: "Step") -> str:
     return f"{_MARKS[step.failed]} {step.title} ({step.seconds:.1f} s): {step.outcome}"
 
 
-def _machine_lines(story: "Story") -> Iterator[tuple[str, str]]:
+def _machine_lines(story: "Scenario") -> Iterator[tuple[str, str]]:
     for name, row in story.view.machine_rows():
         address, zone, host, state = row
         place = " ".join(part for part in (address, zone, host) if part)
         yield name, f"    {name}: {state}{f' ({place})' if place else ''}"
 
 
-def tree(story: "Story") -> "RenderableType":
+def tree(story: "Scenario") -> "RenderableType":
     """Everything that stands now, as a tree, with the step that goes on below it."""
     from rich.console import Group
     from rich.spinner import Spinner

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commands.common import which_sandbox
 from commands.main import CONTEXT_SETTINGS, HelpfulGroup
+from commands.sandbox.common import sandbox_options
 
 if TYPE_CHECKING:
     from sandbox.harvester.faults import Faults, Kind
@@ -44,7 +44,7 @@ Examples:
   caphv sandbox fault clear
 """,
 )
-@which_sandbox
+@sandbox_options
 def fault(**_which: Any) -> None:
     """Let something go wrong on the simulated Harvester.
 
@@ -57,7 +57,7 @@ def fault(**_which: Any) -> None:
 
 
 @fault.command("list")
-@which_sandbox
+@sandbox_options
 @click.pass_context
 def list_faults(ctx: click.Context, /, **_which: Any) -> None:
     """Show the faults that go on."""
@@ -71,7 +71,7 @@ def list_faults(ctx: click.Context, /, **_which: Any) -> None:
 @fault.command(short_help="End all faults, or some of them.")
 @click.argument("kind", required=False, default="")
 @click.argument("target", required=False, default="")
-@which_sandbox
+@sandbox_options
 @click.pass_context
 def clear(ctx: click.Context, /, kind: str, target: str, **_which: Any) -> None:
     """End all faults, or those of a KIND, or that of a KIND and TARGET."""
@@ -87,7 +87,7 @@ def clear(ctx: click.Context, /, kind: str, target: str, **_which: Any) -> None:
 
 
 def _command(kind: "Kind") -> click.Command:
-    @which_sandbox
+    @sandbox_options
     def call(target: str = "", **options: Any) -> None:
         from sandbox.harvester.faults import Fault
 
@@ -117,7 +117,7 @@ def _explained(kind: "Kind") -> str:
 def _with_faults(ctx: click.Context, work: Callable[["Faults"], Awaitable[_Answer]]) -> _Answer:
     """Do something with the faults of the sandbox that the options of the group name."""
     from caphv.runtime.kubeconfig import parse_kubeconfig
-    from commands.common import failures, running_sandbox
+    from commands.sandbox.common import failures, running_sandbox
     from sandbox.harvester.fault_actions import FaultError
     from sandbox.harvester.faults import Faults
 

@@ -20,8 +20,8 @@ from sandbox.cluster import CLASS_NAMESPACE, CNI_FILE, KUBERNETES_VERSION, RELEA
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
-from sandbox.scenario import Story, in_network
-from sandbox.scenario_view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES
+from sandbox.scenario.lifecycle import Scenario, in_network
+from sandbox.scenario.view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from tests.support.e2e import HEALTH_CHECKS, holds, seen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -62,7 +62,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         asyncio.run(children.stop_all(box.folder))
 
 
-def story_of(box: Sandbox, cluster_class: str, **changes: Any) -> Story:
+def story_of(box: Sandbox, cluster_class: str, **changes: Any) -> Scenario:
     name = cluster_class.removeprefix("harvester-")
     spec = ClusterSpec(
         name=name,
@@ -75,7 +75,7 @@ def story_of(box: Sandbox, cluster_class: str, **changes: Any) -> Story:
         **changes,
     )
     # Patient: other tests may have the machine at the same time.
-    return Story(box.folder, in_network(spec, box.status()["network"]), timeout=PATIENCE)
+    return Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=PATIENCE)
 
 
 def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: Sandbox) -> None:
@@ -127,7 +127,7 @@ def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sandbox)
     async def live() -> None:
         # Nodes are not ready for as long as it takes, and nobody replaces them.
         spec = story_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
-        story = Story(
+        story = Scenario(
             box.folder, replace(spec, name="bare", namespace="bare", target_namespace="bare"), timeout=PATIENCE
         )
         async with story.watching():
@@ -150,7 +150,7 @@ def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sandbox)
 
 
 @asynccontextmanager
-async def workload(story: Story) -> AsyncIterator[ApiClient]:
+async def workload(story: Scenario) -> AsyncIterator[ApiClient]:
     """The API server of the cluster, by the kubeconfig that its users get."""
     name = f"{story.spec.name}-kubeconfig"
     secret = await seen(story.management, story.spec.namespace, SECRETS, lambda obj: obj["metadata"]["name"] == name)
@@ -174,7 +174,7 @@ async def installed_cni(client: ApiClient) -> None:
         await asyncio.sleep(0.2)
 
 
-async def the_class_is_what_stands(story: Story) -> None:
+async def the_class_is_what_stands(story: Scenario) -> None:
     """Objects of the distribution, its listeners, and the files from variables in guests."""
     spec = story.spec
     (cluster,) = story.view.clusters.store
@@ -188,7 +188,7 @@ async def the_class_is_what_stands(story: Story) -> None:
     assert await texts_of_guests(story, CNI_FILE) == 1
 
 
-async def each_variable_has_its_effect(story: Story) -> None:
+async def each_variable_has_its_effect(story: Scenario) -> None:
     (infrastructure,) = story.view.harvester_clusters.store
     assert infrastructure["spec"]["loadBalancerConfig"]["description"] == "API of a class"
     assert infrastructure["spec"]["cloudConfig"] == {"delivery": "Secret"}
@@ -200,14 +200,14 @@ async def each_variable_has_its_effect(story: Story) -> None:
     assert await texts_of_guests(story, "a worker of a class") == 1
 
 
-async def texts_of_guests(story: Story, text: str) -> int:
+async def texts_of_guests(story: Scenario, text: str) -> int:
     """In how many Secrets with user data a text is."""
     secrets = (await story.harvester.list(SECRETS, story.spec.target_namespace))["items"]
     texts = [base64.b64decode(value).decode() for secret in secrets for value in (secret.get("data") or {}).values()]
     return sum(text in each for each in texts)
 
 
-async def workers_of_another_class_have_their_own_size(story: Story) -> None:
+async def workers_of_another_class_have_their_own_size(story: Scenario) -> None:
     """The core makes the template of a group without machines: the autoscaler would read its capacity there."""
     spec = story.spec
     group = {"class": "large-worker", "name": "large", "replicas": 0}
@@ -229,7 +229,7 @@ async def workers_of_another_class_have_their_own_size(story: Story) -> None:
     assert {entry["timeoutSeconds"] for entry in found["spec"]["checks"]["unhealthyNodeConditions"]} == {300}
 
 
-async def the_next_version_of_the_class_is_taken(story: Story) -> None:
+async def the_next_version_of_the_class_is_taken(story: Scenario) -> None:
     """As a release would bring it: another name, and templates that say more."""
     name, new_name = story.spec.cluster_class, f"{story.spec.cluster_class}-next"
     objects = clusterclass.renamed(clusterclass.objects(CLASS_NAMESPACE, name), name, new_name)

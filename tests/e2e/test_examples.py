@@ -17,8 +17,8 @@ from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
-from sandbox.scenario import Story
-from sandbox.scenario_view import CLUSTERS
+from sandbox.scenario.lifecycle import Scenario
+from sandbox.scenario.view import CLUSTERS
 from tests.conftest import CHECKOUT
 from tests.support.e2e import HEALTH_CHECKS, TALOS, admitted, holds, seen
 
@@ -69,7 +69,7 @@ def with_values(node: Any, values: dict[str, str]) -> Any:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_is_admitted(box: Sandbox, example: str) -> None:
     async def judge() -> None:
-        story = Story(box.folder, ClusterSpec())
+        story = Scenario(box.folder, ClusterSpec())
         async with story.watching():
             await manifests.apply(story.management, TALOS)
             await admitted(story.management, objects(box, example))
@@ -101,7 +101,7 @@ async def life(box: Sandbox, example: str) -> None:
     wanted = objects(box, example)
     (cluster,) = (obj for obj in wanted if obj["kind"] == CLUSTERS.kind)
     spec = ClusterSpec(name=cluster["metadata"]["name"], namespace=example, target_namespace=example)
-    story = Story(box.folder, spec, timeout=PATIENCE)
+    story = Scenario(box.folder, spec, timeout=PATIENCE)
     async with story.watching():
         if "topology" in cluster["spec"]:
             name = cluster["spec"]["topology"]["classRef"]["name"]

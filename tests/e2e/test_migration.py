@@ -29,8 +29,8 @@ from sandbox.clusterclass import objects
 from sandbox.environment import Sandbox, Settings
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
-from sandbox.scenario import Story, in_network
-from sandbox.scenario_view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
+from sandbox.scenario.lifecycle import Scenario, in_network
+from sandbox.scenario.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from tests.support import shell
 from tests.support.e2e import our_provider
 from tests.support.predecessor import clusterclass, crds
@@ -67,7 +67,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 @asynccontextmanager
-async def go_provider(story: Story, folder: Path, *, legacy: bool = False) -> AsyncIterator[None]:
+async def go_provider(story: Scenario, folder: Path, *, legacy: bool = False) -> AsyncIterator[None]:
     """The Go provider with its CRDs and their webhook for as long as the block lasts; then its webhook is gone, too.
 
     At the end its CRDs have lost the webhook, as the first step of the guide has it, while it still works.
@@ -85,17 +85,17 @@ async def go_provider(story: Story, folder: Path, *, legacy: bool = False) -> As
                 await story.management.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", crds.WITHOUT_WEBHOOK)
 
 
-async def merge(story: Story, definitions: list[Obj]) -> None:
+async def merge(story: Scenario, definitions: list[Obj]) -> None:
     """Install CRDs over others as clusterctl and Turtles do."""
     for crd in definitions:
         await story.management.patch(CUSTOM_RESOURCE_DEFINITIONS, crd["metadata"]["name"], "", crd)
 
 
-async def install_ours(story: Story) -> None:
+async def install_ours(story: Scenario) -> None:
     await merge(story, manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml"))))
 
 
-async def snapshot(story: Story) -> dict[str, Any]:
+async def snapshot(story: Scenario) -> dict[str, Any]:
     """What may not change: identity of all objects, how VMs run, who has which address, and the endpoint."""
     found: dict[str, Any] = {"endpoint": story.view.endpoint()}
     for resource in STAY:
@@ -113,7 +113,7 @@ async def snapshot(story: Story) -> dict[str, Any]:
     return found
 
 
-async def infrastructure(story: Story) -> list[Obj]:
+async def infrastructure(story: Scenario) -> list[Obj]:
     """All HarvesterClusters and HarvesterMachines; the API server may still be taking up other CRDs."""
     found: list[Obj] = []
 
@@ -130,7 +130,7 @@ async def infrastructure(story: Story) -> list[Obj]:
     return found
 
 
-async def settled(story: Story, holds: Callable[[Obj], bool]) -> None:
+async def settled(story: Scenario, holds: Callable[[Obj], bool]) -> None:
     """Wait until something holds for all HarvesterClusters and HarvesterMachines."""
 
     others: list[Obj] = []
@@ -160,7 +160,7 @@ def is_ours(obj: Obj) -> bool:
     )
 
 
-async def recorded(story: Story) -> bool:
+async def recorded(story: Scenario) -> bool:
     """Whether all VMs, the Service and the load balancer say that they are ours."""
     found = [
         obj
@@ -170,7 +170,7 @@ async def recorded(story: Story) -> bool:
     return bool(found) and all("caphv.io/owner-uid" in annotations_of(obj) for obj in found)
 
 
-async def backends_by_the_old_label_only(story: Story) -> None:
+async def backends_by_the_old_label_only(story: Scenario) -> None:
     """What docs/migration.md has for the way back: the Go provider's VMs lack the label that ours adds."""
     for balancer in (await story.harvester.list(kinds.LOAD_BALANCERS, story.spec.target_namespace))["items"]:
         patch = shell.patch_of("migration.md", "loadbalancers.loadbalancer.harvesterhci.io")
@@ -188,7 +188,7 @@ def with_its_variables(spec: ClusterSpec) -> Obj:
     return manifest
 
 
-async def its_class_still_works(story: Story) -> None:
+async def its_class_still_works(story: Scenario) -> None:
     """It makes templates with fields that are empty or 0, as it always did; and its clusters can take our class."""
     await story.set_variable("cpuCount", 3)
     disks = [machine["spec"]["volumes"] for machine in story.view.harvester_machines.store]
@@ -205,7 +205,7 @@ async def its_class_still_works(story: Story) -> None:
 
 def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) -> None:
     async def live() -> None:
-        story = Story(box.folder, in_network(OLD, box.status()["network"]), timeout=300)
+        story = Scenario(box.folder, in_network(OLD, box.status()["network"]), timeout=300)
         async with story.watching():
             # Where the lease is.
             await story.management.create(NAMESPACES, {"metadata": {"name": "caphv-system"}})

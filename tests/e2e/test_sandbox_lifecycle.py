@@ -16,7 +16,7 @@ from caphv.api.object import NAMESPACES, NODES, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Invalid, NotFound
 from caphv.runtime.kubeconfig import own_configuration, parse_kubeconfig
-from commands.sandbox.sandbox import sandbox
+from commands.sandbox.group import sandbox
 from sandbox.environment import Sandbox, Settings
 from sandbox.processes import binaries, children
 

@@ -14,7 +14,7 @@ from sandbox.capi.distribution import RKE2
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox, Settings
 from sandbox.processes import binaries, children
-from sandbox.scenario import Story, in_network
+from sandbox.scenario.lifecycle import Scenario, in_network
 
 pytestmark = pytest.mark.e2e
 
@@ -34,9 +34,9 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         asyncio.run(children.stop_all(box.folder))
 
 
-def story_of(box: Sandbox, spec: ClusterSpec) -> Story:
+def story_of(box: Sandbox, spec: ClusterSpec) -> Scenario:
     # Patient: other tests may have the machine at the same time.
-    return Story(box.folder, in_network(spec, box.status()["network"]), timeout=300)
+    return Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=300)
 
 
 def condition(obj: Obj, kind: str) -> tuple[str, str]:
@@ -44,7 +44,7 @@ def condition(obj: Obj, kind: str) -> tuple[str, str]:
     return found.get("status", ""), found.get("reason", "")
 
 
-async def events(story: Story) -> set[tuple[str, str, str]]:
+async def events(story: Scenario) -> set[tuple[str, str, str]]:
     """Kind of the object, type and reason of all Events of the provider in the cluster's namespace."""
     listed = await story.management.list(EVENTS, story.spec.namespace)
     return {
@@ -64,7 +64,7 @@ def the_loss_alone_is_warned_of(told: set[tuple[str, str, str]]) -> None:
 class Rollout:
     """Watches how machines are replaced while a step of the story runs."""
 
-    def __init__(self, story: Story) -> None:
+    def __init__(self, story: Scenario) -> None:
         self._story = story
         self._machines = story.view.machines
         self.most = self.fewest = len(story.view.control_planes())
@@ -117,7 +117,7 @@ def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_trace(
     asyncio.run(live())
 
 
-def the_cluster_is_up(story: Story) -> None:
+def the_cluster_is_up(story: Scenario) -> None:
     """What stands after creation: Nodes in zones, addresses of two pools, conditions that all say so."""
     assert story.view.zones() == {"zone-1", "zone-2", "zone-3"}
     # The first pool has four addresses for five machines.
@@ -141,14 +141,14 @@ def the_cluster_is_up(story: Story) -> None:
     assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == story.view.zones()
 
 
-async def the_first_boot_has_the_files_of_the_class(story: Story) -> None:
+async def the_first_boot_has_the_files_of_the_class(story: Scenario) -> None:
     """A variable of the class puts them into the user data that a control plane guest gets from Harvester."""
     secrets = (await story.harvester.list(SECRETS, story.spec.target_namespace))["items"]
     texts = [base64.b64decode(value).decode() for secret in secrets for value in (secret.get("data") or {}).values()]
     assert sum(CNI_FILE in text for text in texts) == len(story.view.control_planes())
 
 
-async def lost_machines_are_replaced(story: Story) -> None:
+async def lost_machines_are_replaced(story: Scenario) -> None:
     await story.replace_lost(story.view.workers()[0])
     assert len(story.view.workers()) == 2
     assert ("HarvesterMachine", "Warning", "MachineNotFound") in await events(story)
@@ -159,7 +159,7 @@ async def lost_machines_are_replaced(story: Story) -> None:
     assert control_plane["status"]["lastRemediation"]["machine"] == lost["metadata"]["name"]
 
 
-async def a_version_is_rolled_out(story: Story) -> None:
+async def a_version_is_rolled_out(story: Scenario) -> None:
     """One machine more at a time, none less, and workers last."""
     rollout = Rollout(story)
     await story.upgrade(LATER_VERSION)

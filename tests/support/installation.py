@@ -15,7 +15,7 @@ from sandbox import clusterclass, manifests
 from sandbox.cluster import ClusterSpec
 from sandbox.harvester import kinds
 from sandbox.processes.apiserver import private_file
-from sandbox.scenario import Story
+from sandbox.scenario.lifecycle import Scenario
 from tests.support.scenarios import Run
 from webhooks.configuration import NAMES, RESOURCES
 
@@ -102,7 +102,7 @@ async def telling(found: Live, folder: Path) -> AsyncIterator[Run]:
         raise Unfit("; ".join(wrong))
     for name in ("management", "harvester", "identity"):
         private_file(folder / f"{name}.kubeconfig", getattr(found, name).read_bytes())
-    story = Story(folder, found.spec, timeout=found.timeout)
+    story = Scenario(folder, found.spec, timeout=found.timeout)
     async with story.watching():
         own_target = not await _exists(story.harvester, NAMESPACES, found.spec.target_namespace)
         objects = clusterclass.objects(found.spec.namespace, found.spec.cluster_class)

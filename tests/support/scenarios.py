@@ -18,8 +18,8 @@ from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import manifests
 from sandbox.cluster import IDENTITY
 from sandbox.harvester import kinds
-from sandbox.scenario import Story
-from sandbox.scenario_view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
+from sandbox.scenario.lifecycle import Scenario
+from sandbox.scenario.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from tests.support.e2e import seen
 from tests.support.reconciler.case import UNINITIALIZED
 
@@ -28,7 +28,7 @@ from tests.support.reconciler.case import UNINITIALIZED
 class Run:
     """One run of all stories; `later` is the version of Kubernetes to upgrade to."""
 
-    story: Story
+    story: Scenario
     later: str
     failed: str = ""
     # What one story leaves for the next of its group: the machines there were, and the VM that was lost.

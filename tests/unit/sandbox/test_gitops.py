@@ -8,7 +8,7 @@ import yaml
 
 from caphv.validation import schema
 from sandbox.cluster import ClusterSpec, definition
-from sandbox.gitops import GitOps
+from sandbox.scenario.gitops import GitOps
 
 pytestmark = pytest.mark.unit
 

@@ -16,15 +16,15 @@ from commands.bundles.common import (
     PARTIAL,
     compare,
     finish,
-    how_to_render,
     output,
     packager_of,
     pruning_of,
     release_of,
+    render_options,
 )
 from commands.main import CONTEXT_SETTINGS
-from commands.options.clusters import CouldNotRead, Given, Step, progress, read_clusters, which_clusters
-from commands.options.repository import is_named, opened, prune_budget, which_commit, which_repository
+from commands.options.clusters import InputError, SelectedClusters, Step, cluster_options, progress, read_clusters
+from commands.options.repository import commit_options, names_repository, open_store, prune_option, repository_options
 
 if TYPE_CHECKING:
     from packager.bundler import Batch
@@ -75,9 +75,9 @@ Examples:
 
 {_EXIT_STATUS}""",
 )
-@which_clusters
-@how_to_render
-@which_repository
+@cluster_options
+@render_options
+@repository_options
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Write into this folder.")
 @output("yaml", "json", "tree", "gitrepo")
 @click.option(
@@ -103,7 +103,7 @@ def render(**flags: Any) -> None:
     finish(given, batch)
 
 
-def _rendered(flags: dict[str, Any], given: Given, step: Step) -> Batch:
+def _rendered(flags: dict[str, Any], given: SelectedClusters, step: Step) -> Batch:
     from packager.git.commit import Reason
     from packager.git.directory import Directory
     from packager.git.errors import GitError
@@ -113,8 +113,8 @@ def _rendered(flags: dict[str, Any], given: Given, step: Step) -> Batch:
     packager = packager_of(flags, step)
     target = Directory(flags["to"]) if flags["to"] else None
     try:
-        if is_named(flags):
-            with opened(flags) as store:
+        if names_repository(flags):
+            with open_store(flags) as store:
                 batch = packager.render(given.clusters, store.sync().tree)
         else:
             batch = packager.render(given.clusters, target.sync().tree if target else {})
@@ -122,11 +122,11 @@ def _rendered(flags: dict[str, Any], given: Given, step: Step) -> Batch:
             pruning = Pruning(complete=True, budget=EVERYTHING, scope=batch.trees)
             target.commit(lambda now: planned(now, {CLUSTER_ROOT: packager.folders(batch)}, pruning), Reason(""))
     except GitError as error:
-        raise CouldNotRead(str(error)) from None
+        raise InputError(str(error)) from None
     return batch
 
 
-def _gitrepos(flags: dict[str, Any], given: Given) -> tuple[str, Batch]:
+def _gitrepos(flags: dict[str, Any], given: SelectedClusters) -> tuple[str, Batch]:
     """Return the GitRepos of all clusters, nothing when one is invalid: Fleet would uninstall what is not in them."""
     from packager.addons.settings import settings_of
     from packager.bundler import Batch
@@ -162,9 +162,9 @@ Examples:
 
 {_EXIT_STATUS}""",
 )
-@which_clusters
-@how_to_render
-@which_repository
+@cluster_options
+@render_options
+@repository_options
 @PARTIAL
 @output("diff", "table", "json", "yaml")
 def diff(**flags: Any) -> None:
@@ -186,9 +186,9 @@ Examples:
 
 {_EXIT_STATUS}""",
 )
-@which_clusters
-@how_to_render
-@which_repository
+@cluster_options
+@render_options
+@repository_options
 @PARTIAL
 @output("table", "json", "yaml")
 def verify(**flags: Any) -> None:
@@ -211,16 +211,16 @@ Examples:
 
 {_EXIT_STATUS}""",
 )
-@which_clusters
-@how_to_render
-@which_repository
-@which_commit
+@cluster_options
+@render_options
+@repository_options
+@commit_options
 @click.option(
     "--prune",
     is_flag=True,
     help="The clusters given are all there are (of the namespace): remove, and so uninstall, bundles of others.",
 )
-@prune_budget
+@prune_option
 @output("table", "json", "yaml")
 def push(**flags: Any) -> None:
     """Commit the bundles of clusters, all of them in one commit, or none when the repository holds them already."""
@@ -232,7 +232,7 @@ def push(**flags: Any) -> None:
     with progress() as step:
         given = read_clusters(flags, step)
         packager = packager_of(flags, step)
-        with opened(flags, new=True) as store:
+        with open_store(flags, new=True) as store:
             step("reading the repository")
             pruning = pruning_of(given, store.sync(), flags["max_prune"], whole=flags["prune"])
             reason = Reason(flags["message"] or "Bundles follow the settings of their clusters.")
@@ -251,7 +251,7 @@ Examples:
 
 {_EXIT_STATUS}""",
 )
-@which_repository
+@repository_options
 @output("table", "json", "yaml")
 def list_(**flags: Any) -> None:
     """List the clusters of a repository: pinned versions, newer ones, and the hash over their files."""
@@ -259,7 +259,7 @@ def list_(**flags: Any) -> None:
     from packager.addons.versions import table
     from packager.inventory import inventory
 
-    with progress() as step, opened(flags) as store:
+    with progress() as step, open_store(flags) as store:
         step("reading the repository")
         found = inventory(store.sync())
     click.echo(out.LISTED[flags["output"]](found, table().newest), nl=False)
@@ -277,15 +277,15 @@ Examples:
 
 {_EXIT_STATUS}""",
 )
-@which_clusters
-@how_to_render
-@which_repository
-@which_commit
+@cluster_options
+@render_options
+@repository_options
+@commit_options
 @click.option("--count", type=click.IntRange(1), help="At most so many clusters, by namespace and name.")
 @click.option("--all", "everything", is_flag=True, help="All clusters that were read.")
 @click.option("--release", default="", help="Set of versions, also an older one.  [default: the newest]")
 @click.option("--dry-run", is_flag=True, help="Show the difference and change nothing.")
-@prune_budget
+@prune_option
 @output("table", "json", "yaml")
 def upgrade(**flags: Any) -> None:
     """Give clusters other versions of charts and templates, in waves: by --selector, by --count, or --all.
@@ -305,7 +305,7 @@ def upgrade(**flags: Any) -> None:
         given = read_clusters(flags, step)
         packager = packager_of(flags, step)
         target = release_of(packager, flags["release"])
-        with opened(flags) as store:
+        with open_store(flags) as store:
             step("reading the repository")
             snapshot = store.sync()
             chosen = wave(given.clusters, snapshot.tree, target, flags["count"])

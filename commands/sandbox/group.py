@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from commands.common import build_report, failures, named_sandbox, print_part, running_sandbox, which_sandbox
 from commands.main import CONTEXT_SETTINGS
+from commands.sandbox.common import build_report, failures, named_sandbox, print_part, running_sandbox, sandbox_options
 from commands.sandbox.demo import demo
 from commands.sandbox.fault import fault
 
@@ -44,7 +44,7 @@ Examples:
   caphv sandbox up --no-provider       then: caphv run --kubeconfig $(caphv sandbox kubeconfig --path)
 """,
 )
-@which_sandbox
+@sandbox_options
 @click.option("--provider/--no-provider", default=True, show_default=True, help="Run the provider in it, too.")
 @click.option("--webhooks/--no-webhooks", default=False, help="Let that provider serve its admission webhooks.")
 @click.option("--audit/--no-audit", default=False, help="Write audit logs: one line a request, with its user.")
@@ -93,7 +93,7 @@ Examples:
   caphv sandbox status -o json | jq -r .network
 """,
 )
-@which_sandbox
+@sandbox_options
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True, help="Format."
 )
@@ -121,7 +121,7 @@ Examples:
   kubectl create secret generic harvester --from-file kubeconfig=$(caphv sandbox kubeconfig identity --path)
 """,
 )
-@which_sandbox
+@sandbox_options
 @click.option("--path", is_flag=True, help="Print the name of the file, not what is in it.")
 @click.argument("server", type=click.Choice(_SERVERS), default=_SERVERS[0])
 def kubeconfig(name: str | None, folder: Path | None, *, path: bool, server: str) -> None:
@@ -145,7 +145,7 @@ Examples:
   caphv sandbox down --name second
 """,
 )
-@which_sandbox
+@sandbox_options
 def down(name: str | None, folder: Path | None) -> None:
     """Stop all processes of a sandbox and remove its folder, whatever state it is in."""
     box = named_sandbox(name, folder)

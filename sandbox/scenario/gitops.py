@@ -83,7 +83,7 @@ class GitOps:
 
     def _environment(self) -> dict[str, str]:
         """Give the environment of this process without its settings for Git, and with caches in the sandbox."""
-        path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
         passed = {name: value for name, value in os.environ.items() if not name.startswith("CAPHV_")}
         return passed | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(self._folder / "cache")}
 

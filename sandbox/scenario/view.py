@@ -1,4 +1,4 @@
-"""What is seen of a cluster while it lives in the sandbox: the present of the story that `sandbox.scenario` tells."""
+"""What is observed of a cluster in the sandbox while `sandbox.scenario.lifecycle` runs."""
 
 from __future__ import annotations
 

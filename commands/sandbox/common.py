@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def which_sandbox(command: _Command) -> _Command:
+def sandbox_options(command: _Command) -> _Command:
     """Add the options that tell which sandbox is meant: `name` and `folder`."""
     command = click.option(
         "--dir", "folder", type=click.Path(path_type=Path), help="Folder of the sandbox, in place of a name."
@@ -35,7 +35,7 @@ def _check_name(_ctx: click.Context, _option: click.Parameter, name: str | None)
 
 
 def named_sandbox(name: str | None, folder: Path | None, settings: "Settings | None" = None) -> "Sandbox":
-    """The sandbox that the options of `which_sandbox` mean, whether or not it is there."""
+    """The sandbox that the options of `sandbox_options` mean, whether or not it is there."""
     from sandbox.environment import Sandbox, default_folder
 
     if name and folder:

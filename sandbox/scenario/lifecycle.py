@@ -18,16 +18,16 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import cluster, manifests
-from sandbox.gitops import GitOps, SyncError
 from sandbox.harvester import kinds
-from sandbox.scenario_view import CLUSTERS, Step, View
+from sandbox.scenario.gitops import GitOps, SyncError
+from sandbox.scenario.view import CLUSTERS, Step, View
 
 
-class StoryError(AssertionError):
+class ScenarioError(AssertionError):
     """A step did not come to its end; the message says what was awaited and what was there instead."""
 
 
-class Story:
+class Scenario:
     """One cluster's life in a running sandbox; `on_change` is called whenever there is something new to show."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Story:
         self.view = View(self.management, self.harvester, spec)
 
     @asynccontextmanager
-    async def watching(self) -> AsyncIterator[Story]:
+    async def watching(self) -> AsyncIterator[Scenario]:
         """Keep the caches running inside the block."""
         for informer in self.view.informers:
             informer.add_handler(lambda _change: self._wake())
@@ -68,7 +68,7 @@ class Story:
             await self.harvester.close()
 
     async def run(self) -> None:
-        """All steps in order, for a cluster that can lose a control plane machine. Raises `StoryError`."""
+        """All steps in order, for a cluster that can lose a control plane machine. Raises `ScenarioError`."""
         await self.define()
         await self.come_up()
         await self.change_mtu(1400)
@@ -112,10 +112,12 @@ class Story:
             before = self._gitops.count()
             changes = await self._push(mtu, "Smaller packets")
             if self._gitops.count() != before + 1 or not any("/cni/" in path for path in changes):
-                raise StoryError(f"{self._gitops.count() - before} commits, the last one changes {', '.join(changes)}")
+                raise ScenarioError(
+                    f"{self._gitops.count() - before} commits, the last one changes {', '.join(changes)}"
+                )
             await self._settle()
             if machines != {uid_of(machine) for machine in self.view.machines.store}:
-                raise StoryError("machines were replaced")
+                raise ScenarioError("machines were replaced")
             step.outcome = f"{sum(changes.values())} lines in {len(changes)} files"
 
     async def come_up(self) -> None:
@@ -141,7 +143,7 @@ class Story:
         """Delete the VM of a machine behind everybody's back; answers what it was."""
         vm = self.view.vms.get(self.spec.target_namespace, name)
         if vm is None:
-            raise StoryError(f"machine {name} has no VM")
+            raise ScenarioError(f"machine {name} has no VM")
         await self.harvester.delete(kinds.VIRTUAL_MACHINES, name, self.spec.target_namespace)
         return vm
 
@@ -151,7 +153,7 @@ class Story:
         await self._until(f"machine {name} is gone", lambda: self._machine(name) is None)
         await self._settle()
         if uid_of(vm) in {uid_of(new) for new in self.view.vms.store}:
-            raise StoryError(f"VM {name} with its old uid is still there")
+            raise ScenarioError(f"VM {name} with its old uid is still there")
 
     async def scale(self, control_planes: int, workers: int) -> None:
         """Scale both in the topology; the control plane changes by one machine at a time."""
@@ -168,7 +170,7 @@ class Story:
         async with self._step(f"Roll out {version}, control plane first") as step:
             await self._replace_all("/spec/topology/version", version)
             if any(machine["spec"].get("version") != version for machine in self.view.machines.store):
-                raise StoryError(f"machines of another version than {version} are there")
+                raise ScenarioError(f"machines of another version than {version} are there")
             step.outcome = f"{len(self.view.running())} new machines"
 
     async def set_variable(self, name: str, value: object) -> None:
@@ -199,7 +201,7 @@ class Story:
             await self._until("all its objects are gone", lambda: not any(len(cache.store) for cache in caches))
             left = await self.leftovers()
             if left:
-                raise StoryError(f"left on Harvester: {', '.join(left)}")
+                raise ScenarioError(f"left on Harvester: {', '.join(left)}")
             step.outcome = "no VM, disk, Secret, Service, load balancer or address left on Harvester"
 
     async def leftovers(self) -> list[str]:
@@ -239,7 +241,7 @@ class Story:
         try:
             answer = await self._gitops.sync()
         except SyncError as error:
-            raise StoryError(f"the definition was not taken: {error}") from None
+            raise ScenarioError(f"the definition was not taken: {error}") from None
         return self._gitops.changes(answer["commit"])
 
     async def _change(self, path: str, value: object) -> None:
@@ -294,7 +296,7 @@ class Story:
             try:
                 await asyncio.wait_for(self._notified.wait(), deadline - time.monotonic())
             except TimeoutError:
-                raise StoryError(f"not within {self.timeout:.0f} s: {what}; {self.view.trouble()}") from None
+                raise ScenarioError(f"not within {self.timeout:.0f} s: {what}; {self.view.trouble()}") from None
 
     @asynccontextmanager
     async def _step(self, title: str) -> AsyncIterator[Step]:
