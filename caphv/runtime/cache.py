@@ -27,6 +27,7 @@ from caphv.api.object import Key, Obj, Resource, key_of, resource_version
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Gone, TooManyRequests, Unreachable
+from caphv.runtime.freshness import Freshness
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +146,7 @@ class Informer:
     ) -> None:
         self.resource = resource
         self.store = Store(indexes)
+        self.freshness = Freshness()
         self.last_error: Exception | None = None
         self._client = client
         self._events = metrics.WATCH_EVENTS.labels(client.name, str(resource))
@@ -166,8 +168,13 @@ class Informer:
 
     @property
     def synced(self) -> bool:
-        """Whether a list has been read since the start; before, an absent object means nothing."""
+        """Whether a list has been read since the start; before, an absent object means nothing. See `current`."""
         return self._synced.is_set()
+
+    @property
+    def current(self) -> bool:
+        """Whether the watch is connected and has caught up, so that absence here means absence on the server."""
+        return self.freshness.current
 
     async def wait_synced(self) -> None:
         """Wait for the first list."""
@@ -207,8 +214,9 @@ class Informer:
         self._remove(Key(namespace, name), None)
 
     def retry_now(self) -> None:
-        """End a wait between attempts: somebody knows that the server is back."""
-        self._wake.set()
+        """Skip the next wait between attempts, also when an attempt is under way: the server is back."""
+        if not self.freshness.connected:
+            self._wake.set()
 
     def start(self) -> asyncio.Task[None]:
         """Run it as a task of its own; it logs without the fields of whoever starts it."""
@@ -298,16 +306,23 @@ class Informer:
             on_open=self._contact,
             **self._selectors,
         )
-        async with contextlib.aclosing(watch) as events:
-            async for kind, obj in events:
-                if kind == "DELETED":
-                    self._remove(key_of(obj), obj)
-                elif kind != "BOOKMARK":
-                    self._put(key_of(obj), obj)
-                self._version = str(obj["metadata"]["resourceVersion"])
-                self._newest = int(self._version)
-                if kind != "BOOKMARK":
-                    self._events.inc()
+        try:
+            async with contextlib.aclosing(watch) as events:
+                async for kind, obj in events:
+                    self._take(kind, obj)
+        finally:
+            self.freshness.closed()
+
+    def _take(self, kind: str, obj: Obj) -> None:
+        if kind == "DELETED":
+            self._remove(key_of(obj), obj)
+        elif kind != "BOOKMARK":
+            self._put(key_of(obj), obj)
+        self._version = str(obj["metadata"]["resourceVersion"])
+        self._newest = int(self._version)
+        if kind != "BOOKMARK":
+            self._events.inc()
+        self.freshness.received(kind)
 
     def _put(self, key: Key, obj: Obj, *, believe: bool = False) -> None:
         known = self.store.get(*key)
@@ -339,6 +354,8 @@ class Informer:
 
     def _contact(self) -> None:
         self._opened = self._contacted = time.monotonic()
+        self._wake.clear()
+        self.freshness.opened()
         if self.last_error is not None:
             self.last_error = None
             log.info("watch of %s on %s goes on", self.resource, self._client.name)
@@ -356,9 +373,10 @@ class Informer:
         # Full jitter: after an outage the watches of all processes come back spread over the interval.
         probe_fails = self._probe is not None and self._probe.last_error is not None
         limit = self._max_backoff if probe_fails else min(0.2 * 2.0 ** min(failures, 20), self._max_backoff)
-        self._wake.clear()
+        # Not cleared before the wait: `retry_now` may have been called while the attempt that failed was hanging.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), max(at_least, random.uniform(limit / 4, limit)))
+        self._wake.clear()
 
 
 def _reason(error: Exception | None) -> str:

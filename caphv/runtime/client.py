@@ -37,6 +37,9 @@ _PATCH_TYPES = {
 # The API server closes a watch after this many seconds; spread, so that a restart does not make them all end at once.
 _WATCH_SECONDS = (240, 360)
 _WATCH_SILENCE = 150.0
+# TCP keep-alive: after so many idle seconds, so many probes, so many seconds apart.
+_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+DEAD_CONNECTION_SECONDS = _KEEPALIVE["TCP_KEEPIDLE"] + _KEEPALIVE["TCP_KEEPINTVL"] * _KEEPALIVE["TCP_KEEPCNT"]
 # Answers beyond are no lists and no objects: etcd takes 1.5 MiB an object, a page has 500.
 _MAX_ANSWER = 256 * 1024 * 1024
 _MAX_LINE = 16 * 1024 * 1024
@@ -391,7 +394,7 @@ def _keepalive_socket(addr_info: Any) -> socket.socket:
     family, kind, proto = addr_info[:3]
     sock = socket.socket(family, kind, proto)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+    for option, value in _KEEPALIVE.items():
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return sock

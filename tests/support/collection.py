@@ -9,7 +9,7 @@ from typing import Any, cast
 from caphv.api.object import Key, Obj, Resource, key_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Gone
+from caphv.runtime.errors import Gone, Unreachable
 from tests.support.virtualtime import settle
 
 THINGS = Resource("example.io", "v1", "things", "Thing")
@@ -17,7 +17,10 @@ Event = tuple[str, Obj]
 
 
 class Collection:
-    """Stands for the `ApiClient` of an informer. `failures` are raised by the next requests, one each."""
+    """Stands for the `ApiClient` of an informer. `failures` are raised by the next requests, one each.
+
+    While `hangs` is set, a list waits so many seconds and then gets no answer.
+    """
 
     name = "fake"
 
@@ -29,6 +32,7 @@ class Collection:
         self.lists = 0
         self.watched_from: list[int] = []
         self.page = 2
+        self.hangs = 0.0
         self.between_pages: Callable[[], object] = lambda: None
         self.open_watches: set[asyncio.Queue[Event | Exception | None]] = set()
         self._history: list[tuple[int, Event]] = []
@@ -91,6 +95,9 @@ class Collection:
 
     async def list(self, _resource: Resource, _namespace: str = "", *, continue_token: str = "", **_: Any) -> Obj:
         self._attempt()
+        if self.hangs:
+            await asyncio.sleep(self.hangs)
+            raise Unreachable("timed out")
         if not continue_token:
             self.lists += 1
             continue_token = f"{self.version}/0"

@@ -237,6 +237,25 @@ def test_retry_now_ends_a_long_wait() -> None:
     run(story())
 
 
+def test_retry_now_counts_while_an_attempt_is_still_hanging() -> None:
+    async def story() -> None:
+        server = Collection()
+        async with watched(server, max_backoff=1000.0) as it:
+            server.failures.extend([Unreachable("down")] * 20)
+            server.end_watches(Unreachable("down"))
+            await asyncio.sleep(3000)
+            server.failures.clear()
+            server.hangs = 15.0
+            it.informer.retry_now()
+            await asyncio.sleep(1)
+            it.informer.retry_now()
+            server.hangs = 0.0
+            await asyncio.sleep(20)
+            assert server.open_watches, "after the hanging attempt it must not sleep again"
+
+    run(story())
+
+
 def test_while_its_probe_fails_an_informer_leaves_the_server_alone() -> None:
     async def story() -> None:
         probed, server = Collection(), Collection()

@@ -1,0 +1,106 @@
+"""How current a cache is.
+
+Why: `synced` only says that a list was read once. While its watch is disconnected a cache shows the past, and whoever
+takes "not in the cache" for "does not exist" then releases an address or removes a finalizer that is still needed.
+
+A watch that resumes first delivers what happened in between, in one burst right behind the headers of the answer. The
+cache has caught up when that burst has ended, or with the first bookmark. A connection that breaks without a sign is
+noticed within `caphv.runtime.client.DEAD_CONNECTION_SECONDS`; where that is too late, read the object itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+FreshnessHandler = Callable[[bool], None]
+_QUIET_SECONDS = 0.5
+
+
+class Freshness:
+    """Follows one watch: disconnected, connected, or current (connected and caught up)."""
+
+    def __init__(self) -> None:
+        self.connected = False
+        self.since: float | None = None
+        self.lost: float | None = time.monotonic()
+        self._handlers: list[FreshnessHandler] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._became_current = asyncio.Event()
+
+    @property
+    def current(self) -> bool:
+        """Whether the watch is connected and has caught up."""
+        return self.since is not None
+
+    @property
+    def stale_seconds(self) -> float:
+        """Seconds for which the cache has not been current; 0 while it is."""
+        return time.monotonic() - self.lost if self.lost is not None else 0.0
+
+    async def wait_current(self) -> None:
+        """Wait until the cache is current."""
+        await self._became_current.wait()
+
+    def add_handler(self, handler: FreshnessHandler) -> None:
+        """Call the handler with True when the cache becomes current, and with False when it no longer is."""
+        self._handlers.append(handler)
+
+    def remove_handler(self, handler: FreshnessHandler) -> None:
+        """Stop calling the handler; one that is not registered is ignored."""
+        if handler in self._handlers:
+            self._handlers.remove(handler)
+
+    # Called by the informer
+
+    def opened(self) -> None:
+        """Record that the server has accepted the watch."""
+        self.connected = True
+        self._restart_timer()
+
+    def received(self, kind: str) -> None:
+        """Record an event of the watch."""
+        if self.current:
+            return
+        if kind == "BOOKMARK":
+            self._caught_up()
+        else:
+            self._restart_timer()
+
+    def closed(self) -> None:
+        """Record that the watch has ended, for whatever reason."""
+        self.connected = False
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self.since is not None:
+            self.since, self.lost = None, time.monotonic()
+            self._became_current.clear()
+            self._notify(current=False)
+
+    # Inside
+
+    def _restart_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._caught_up)
+
+    def _caught_up(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        self.since, self.lost = time.monotonic(), None
+        self._became_current.set()
+        self._notify(current=True)
+
+    def _notify(self, *, current: bool) -> None:
+        for handler in list(self._handlers):
+            try:
+                handler(current)
+            except Exception:
+                # A faulty handler must not end the watch that all others depend on.
+                log.exception("freshness handler failed")
