@@ -14,7 +14,7 @@ from commands.webhook import beside, stop_signal, webhook_options
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
-    from caphv.runtime.runnable import Part
+    from caphv.runtime.runnable import Runnable
 
 _BOOLEANS = ("leader-elect", "enable-webhooks", "with-packager", "allow-insecure-identities", "metrics-secure")
 _ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
@@ -118,7 +118,7 @@ def run(**flags: Any) -> None:
     sys.exit(_run(flags, log))
 
 
-def _packager(flags: dict[str, Any]) -> list[Part]:
+def _packager(flags: dict[str, Any]) -> list[Runnable]:
     from commands.packager.run import beside as packager
 
     return packager(flags)
@@ -141,7 +141,7 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
     from caphv.runtime import eventloop
     from caphv.runtime.errors import ApiError
     from caphv.runtime.kubeconfig import KubeconfigError
-    from caphv.runtime.manager import Addresses, LeaseLost
+    from caphv.runtime.manager import BindAddresses, LeaseLost
     from reconciler.manager import Options
     from reconciler.manager import run as run_provider
 
@@ -154,13 +154,13 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         allow_insecure_identities=flags["allow_insecure_identities"],
         secure_metrics=flags["metrics_secure"],
         metrics_certificate=certificate_folder(flags),
-        addresses=Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
+        addresses=BindAddresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
     )
 
     webhooks = beside(flags) if flags["enable_webhooks"] else None
     packager = _packager(flags) if flags["with_packager"] else []
 
-    def parts(client: ApiClient) -> list[Part]:
+    def parts(client: ApiClient) -> list[Runnable]:
         return [*(webhooks(client) if webhooks else []), *packager]
 
     async def main() -> None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option, protection
+from commands.options.endpoints import certificate_folder, log_options, metrics_auth, metrics_options, probe_option
 
 if TYPE_CHECKING:
     from caphv.api.object import Obj
     from caphv.runtime.client import ApiClient
-    from caphv.runtime.runnable import Part
+    from caphv.runtime.runnable import Runnable
 
 CERT_DIR = "/tmp/k8s-webhook-server/serving-certs"  # noqa: S108 - the place that existing Deployments mount it to
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -107,17 +107,17 @@ def webhook(**flags: Any) -> None:
 async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
     from caphv.runtime.client import ApiClient
     from caphv.runtime.kubeconfig import own_configuration
-    from caphv.runtime.manager import Addresses, Manager
+    from caphv.runtime.manager import BindAddresses, Manager
     from webhooks.server import WebhookServer
 
     asks = target is not None or flags["metrics_secure"]
     client = ApiClient(await own_configuration(flags["kubeconfig"]), name="management") if asks else None
-    addresses = Addresses(flags["metrics_bind_address"], flags["health_probe_bind_address"])
-    manager = Manager(addresses=addresses, protection=protection(flags, client))
+    addresses = BindAddresses(flags["metrics_bind_address"], flags["health_probe_bind_address"])
+    manager = Manager(addresses=addresses, metrics_auth=metrics_auth(flags, client))
     server = WebhookServer(flags["webhook_bind_address"], Path(flags["webhook_cert_dir"]))
-    manager.add_part(server)
+    manager.add_runnable(server)
     if client and target:
-        manager.add_part(_keeper(flags, target, client, server))
+        manager.add_runnable(_keeper(flags, target, client, server))
     try:
         await manager.run(stop_signal())
     finally:
@@ -125,7 +125,7 @@ async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
             await client.close()
 
 
-def beside(flags: dict[str, Any]) -> Callable[[ApiClient], list[Part]]:
+def beside(flags: dict[str, Any]) -> Callable[[ApiClient], list[Runnable]]:
     """Return what makes the parts of `caphv run --enable-webhooks`: the server's process, and who keeps the rest."""
     from webhooks import process
 
@@ -134,14 +134,14 @@ def beside(flags: dict[str, Any]) -> Callable[[ApiClient], list[Part]]:
         flags["webhook_bind_address"], flags["webhook_cert_dir"], flags["log_level"], flags["log_format"]
     )
 
-    def parts(client: ApiClient) -> list[Part]:
+    def parts(client: ApiClient) -> list[Runnable]:
         server = process.beside(settings)
         return [server, *([_keeper(flags, target, client, server)] if target else [])]
 
     return parts
 
 
-def _keeper(flags: dict[str, Any], target: Obj, client: ApiClient, server: Part) -> Part:
+def _keeper(flags: dict[str, Any], target: Obj, client: ApiClient, server: Runnable) -> Runnable:
     from webhooks.registration import Keeper
 
     return Keeper(client, target, Path(flags["webhook_cert_dir"]), lambda: not server.not_ready())

@@ -22,9 +22,9 @@ from caphv.runtime.errors import NotFound, Unreachable
 from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.kubeconfig import own_configuration, own_namespace
-from caphv.runtime.manager import Addresses, Manager
-from caphv.runtime.metrics_auth import Protection
-from caphv.runtime.runnable import Part
+from caphv.runtime.manager import BindAddresses, Manager
+from caphv.runtime.metrics_auth import MetricsAuth
+from caphv.runtime.runnable import Runnable
 from reconciler.cluster import fleet
 from reconciler.cluster.controller import ClusterReconciler
 from reconciler.context import Context
@@ -48,7 +48,7 @@ class Options:
     """What `caphv run` can be told; `namespace` and `watch_filter` limit which objects this process cares for.
 
     With a `namespace` nothing is read in others, so that a Role there is enough: identity Secrets are there, too.
-    `metrics_certificate` is a folder for `secure_metrics`, see `Protection`.
+    `metrics_certificate` is a folder for `secure_metrics`, see `MetricsAuth`.
     """
 
     kubeconfig: str = ""
@@ -57,13 +57,13 @@ class Options:
     leader_elect: bool = False
     concurrency: int = 32
     allow_insecure_identities: bool = False
-    addresses: Addresses = field(default_factory=Addresses)
+    addresses: BindAddresses = field(default_factory=BindAddresses)
     secure_metrics: bool = False
     metrics_certificate: Path | None = None
 
 
 async def run(
-    options: Options, stop: asyncio.Event, parts: Callable[[ApiClient], Sequence[Part]] | None = None
+    options: Options, stop: asyncio.Event, parts: Callable[[ApiClient], Sequence[Runnable]] | None = None
 ) -> None:
     """Run the provider until `stop` is set, and `parts` beside it. Raises `KubeconfigError`, `LeaseLost`."""
     client = ApiClient(await own_configuration(options.kubeconfig), name="management")
@@ -72,7 +72,7 @@ async def run(
         if provider is None:
             return
         for part in parts(client) if parts else ():
-            provider.manager.add_part(part)
+            provider.manager.add_runnable(part)
         await provider.manager.run(stop)
     finally:
         await client.close()
@@ -87,7 +87,7 @@ class Provider:
         self.manager = Manager(
             addresses=options.addresses,
             election=_election(client, options),
-            protection=Protection(client, options.metrics_certificate) if options.secure_metrics else None,
+            metrics_auth=MetricsAuth(client, options.metrics_certificate) if options.secure_metrics else None,
         )
         selector = f"{names.WATCH_FILTER_LABEL}={options.watch_filter}" if options.watch_filter else ""
         namespace = options.namespace

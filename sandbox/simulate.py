@@ -20,7 +20,7 @@ from typing import Any
 import uvloop
 
 from caphv.runtime.client import ApiClient
-from caphv.runtime.kubeconfig import Access, parse_kubeconfig
+from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
 from sandbox.capi import standins
 from sandbox.guest.guests import Guests
 from sandbox.guest.workload import Workloads
@@ -51,8 +51,8 @@ class Simulator:
         self,
         folder: Path,
         world: World,
-        harvester: Access,
-        management: Access | None = None,
+        harvester: Kubeconfig,
+        management: Kubeconfig | None = None,
         fault_proxy: FaultProxy | None = None,
     ) -> None:
         self.world = world
@@ -101,7 +101,7 @@ class Simulator:
             Guests(stores, self.world, addresses, workloads).run(),
         ]
 
-    async def _client(self, stack: contextlib.AsyncExitStack, name: str, access: Access) -> ApiClient:
+    async def _client(self, stack: contextlib.AsyncExitStack, name: str, access: Kubeconfig) -> ApiClient:
         client = access.client(name=name, user_agent="caphv-sandbox", timeout=60.0)
         stack.push_async_callback(client.close)
         return client
@@ -138,7 +138,7 @@ def from_folder(folder: Path) -> Simulator:
     return Simulator(folder, world, harvester, management, proxy)
 
 
-def _access(folder: Path, name: str) -> Access:
+def _access(folder: Path, name: str) -> Kubeconfig:
     return parse_kubeconfig((folder / f"{name}.kubeconfig").read_bytes())
 
 

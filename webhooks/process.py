@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 
 from caphv.runtime import eventloop, logs
-from caphv.runtime.childprocess import Beside, serve
+from caphv.runtime.childprocess import ChildProcess, serve
 from webhooks.server import WebhookServer
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ class Settings:
     log_format: logs.Format = "auto"
 
 
-def beside(settings: Settings) -> Beside:
+def beside(settings: Settings) -> ChildProcess:
     """Return what runs the server's process."""
-    return Beside("webhook", "webhooks.process", dataclasses.asdict(settings))
+    return ChildProcess("webhook", "webhooks.process", dataclasses.asdict(settings))
 
 
 async def _serve(settings: Settings) -> None:

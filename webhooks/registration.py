@@ -16,7 +16,7 @@ from caphv.runtime.cache import Change, Informer
 from caphv.runtime.certwatcher import authority
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
-from caphv.runtime.runnable import Part
+from caphv.runtime.runnable import Runnable
 from webhooks.configuration import NAMES, RESOURCES, configurations, renewed, restored
 from webhooks.handler import WEBHOOKS
 
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
 
 
-class Keeper(Part):
+class Keeper(Runnable):
     """Keeps both configurations; `target` is as of `client_config`, `folder` may have the CA as `ca.crt`."""
 
     def __init__(self, client: ApiClient, target: Obj, folder: Path, serving: Callable[[], bool]) -> None:

@@ -19,8 +19,8 @@ import orjson
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from caphv.runtime.certwatcher import Certificates
-from caphv.runtime.runnable import Part, listening_address
+from caphv.runtime.certwatcher import CertWatcher
+from caphv.runtime.runnable import Runnable, listening_address
 from webhooks import metrics
 from webhooks.handler import TARGETS, Answer, BadReview, Target, answer, failure
 
@@ -37,14 +37,14 @@ _GRACE_SECONDS = 5.0
 _OPERATIONS = frozenset({"CREATE", "UPDATE", "DELETE", "CONNECT"})
 
 
-class WebhookServer(Part):
+class WebhookServer(Runnable):
     """Serves on `address` (`[host]:port`) with the certificate of a folder, for which it waits."""
 
     def __init__(self, address: str, folder: Path) -> None:
         self._address = listening_address(address)
         if self._address is None:
             raise ValueError(f"{address!r} is no [host]:port to listen on")
-        self._certificates = Certificates(folder)
+        self._certificates = CertWatcher(folder)
         self._serving = self._draining = False
 
     def not_ready(self) -> list[str]:

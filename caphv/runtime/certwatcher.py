@@ -17,7 +17,7 @@ _PEM_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFIC
 _Seen = tuple[tuple[int, int, int], ...]
 
 
-class Certificates:
+class CertWatcher:
     """`tls.crt` and `tls.key` of a folder; new connections get the newest pair that fits together.
 
     A rotation touches no connection that is open, and a pair that is half written or does not fit changes nothing: the

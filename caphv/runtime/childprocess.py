@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from caphv.runtime.runnable import Part
+from caphv.runtime.runnable import Runnable
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _LONGEST_PAUSE = 30.0
 _LONGEST_REPORT = 1024 * 1024
 
 
-class Beside(Part):
+class ChildProcess(Runnable):
     """Runs a process: starts it again when it ends or is silent, and ends it when cancelled.
 
     It is `python -m <module>` with the settings as JSON in its first argument, so there must be no secrets in them.

@@ -28,7 +28,7 @@ from caphv.runtime.errors import Conflict, NotFound, Unreachable, error_from
 log = logging.getLogger(__name__)
 
 PatchType = Literal["merge", "json", "strategic"]
-OnAnswer = Callable[[int, float | None], None]
+OnResponse = Callable[[int, float | None], None]
 _PATCH_TYPES = {
     "merge": "application/merge-patch+json",
     "json": "application/json-patch+json",
@@ -66,7 +66,7 @@ class ApiClient:
 
     `name` stands for the server in metrics and errors (`management`, `harvester`, `workload`): it must not be a secret
     and its set of values must stay small. At most `max_in_flight` requests run at once; watches do not count.
-    `on_answer` hears of each answer: its HTTP code and how many seconds it took, None for those of watches, which may
+    `on_response` hears of each answer: its HTTP code and how many seconds it took, None for those of watches, which may
     take their time. Code 0 means that none came, or not all of it.
     """
 
@@ -78,7 +78,7 @@ class ApiClient:
         user_agent: str = "caphv",
         max_in_flight: int = 64,
         timeout: float = 15.0,
-        on_answer: OnAnswer | None = None,
+        on_response: OnResponse | None = None,
     ) -> None:
         self._session_options: dict[str, Any] = {
             # Looking for proxies and netrc in the environment on every request doubles the price of a request; the
@@ -87,7 +87,7 @@ class ApiClient:
             "headers": {"User-Agent": user_agent, "Accept": "application/json"},
         }
         self.name = name
-        self._on_answer = on_answer or _ignore
+        self._on_answer = on_response or _ignore
         self._connection = connection
         self._base = connection.server
         self._timeout = aiohttp.ClientTimeout(total=timeout, sock_connect=min(timeout, 10))

@@ -96,7 +96,7 @@ class Controller:
                 result = "success"
             self.queue.forget(key)
         except _Failed as failed:
-            self.queue.add_failed(key, at_least=failed.at_least)
+            self.queue.add_rate_limited(key, at_least=failed.at_least)
         finally:
             del self._active[key]
             self.queue.done(key)

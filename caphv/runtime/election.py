@@ -42,7 +42,7 @@ class Timing:
 class LeaderElection:
     """Compete for one Lease as `identity` (unique for each process).
 
-    `on_note` is called while this process holds it and another one has left a note; it may be set at any time.
+    `on_sync_request` is called while this process holds it and another one has left a note; it may be set at any time.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LeaderElection:
         self._client = client
         self._namespace, self._name, self._identity = namespace, name, identity
         self._timing = timing or Timing()
-        self.on_note: Callable[[], None] = lambda: None
+        self.on_sync_request: Callable[[], None] = lambda: None
         self._lease: Obj | None = None
         self._note = ""
         self._seen: tuple[Obj, float] = ({}, 0.0)
@@ -62,7 +62,7 @@ class LeaderElection:
         """Whether this process holds the lease, as far as it has seen."""
         return self._holding()
 
-    async def leave_note(self) -> None:
+    async def request_sync(self) -> None:
         """Have the holder hear of something within seconds. Raises ApiError and Unreachable.
 
         Where nobody holds the lease there is nobody to hear, and whoever gets it begins with everything anyway.
@@ -164,7 +164,7 @@ class LeaderElection:
         self._lease = lease = await self._client.get(LEASES, self._name, self._namespace)
         before, self._note = self._note, annotations_of(lease).get(_NOTE, "")
         if self._holding() and before != self._note:
-            self.on_note()
+            self.on_sync_request()
         return lease
 
     def _holding(self) -> bool:

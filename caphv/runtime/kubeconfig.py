@@ -51,7 +51,7 @@ class KubeconfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class Kubeconfig:
     """Inline credentials for one API server. The representation shows the server only."""
 
     server: str
@@ -106,7 +106,7 @@ class Access:
             tls.load_cert_chain(certificate, key)
 
 
-def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Access:
+def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Kubeconfig:
     """Read a kubeconfig from an untrusted source. Raises `KubeconfigError` that names all that is wrong with it.
 
     `current-context` is required (contract: identity Secret). Programs, files, passwords, impersonation, plain HTTP
@@ -126,7 +126,7 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Acces
         problems += [*_cluster_problems(cluster, in_cluster, allow_insecure), *_user_problems(user, in_user)]
     if problems:
         raise KubeconfigError("; ".join(problems))
-    return Access(
+    return Kubeconfig(
         server=cluster["server"].rstrip("/"),
         namespace=context.get("namespace") or "",
         ca=_decode(cluster, "certificate-authority-data"),
@@ -216,7 +216,7 @@ def _always(token: str) -> Authorization:
 def _in_cluster() -> Connection:
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    access = Access(server=server, ca=(_SERVICE_ACCOUNT / "ca.crt").read_text())
+    access = Kubeconfig(server=server, ca=(_SERVICE_ACCOUNT / "ca.crt").read_text())
     token = _ServiceAccountToken(_SERVICE_ACCOUNT / "token")
     return dataclasses.replace(access.connection(), authorization=token.authorization)
 

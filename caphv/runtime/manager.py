@@ -21,8 +21,8 @@ from caphv.runtime import metrics
 from caphv.runtime.cache import Informer
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
-from caphv.runtime.metrics_auth import Protection
-from caphv.runtime.runnable import Part, listening_address
+from caphv.runtime.metrics_auth import MetricsAuth
+from caphv.runtime.runnable import Runnable, listening_address
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class LeaseLost(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class BindAddresses:
     """Where to listen, as `[host]:port`; empty or `0` turns a server off."""
 
     metrics: str = ":8080"
@@ -49,9 +49,9 @@ class Manager:
     def __init__(
         self,
         *,
-        addresses: Addresses,
+        addresses: BindAddresses,
         election: LeaderElection | None = None,
-        protection: Protection | None = None,
+        metrics_auth: MetricsAuth | None = None,
         grace: float = 20.0,
     ) -> None:
         self._addresses = addresses
@@ -59,8 +59,8 @@ class Manager:
         self._grace = grace
         self._informers: list[Informer] = []
         self._controllers: list[Controller] = []
-        self._protection = protection
-        self._parts: list[Part] = [protection] if protection else []
+        self._metrics_auth = metrics_auth
+        self._runnables: list[Runnable] = [metrics_auth] if metrics_auth else []
         self._tasks: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._on_start: list[Callable[[], Awaitable[None]]] = []
         self._on_stop: list[Callable[[], Awaitable[None]]] = []
@@ -83,9 +83,9 @@ class Manager:
         """Run something else while the lease is held."""
         self._tasks.append(task)
 
-    def add_part(self, part: Part) -> None:
+    def add_runnable(self, runnable: Runnable) -> None:
         """Run a part from the start until all controllers have ended; the process is ready once it is."""
-        self._parts.append(part)
+        self._runnables.append(runnable)
 
     def on_start(self, hook: Callable[[], Awaitable[None]]) -> None:
         """Call once the lease is held and before any controller runs."""
@@ -105,7 +105,7 @@ class Manager:
             await self._serve(stack)
             background = [asyncio.create_task(self._heartbeat())]
             background += [informer.start() for informer in self._informers]
-            background += [asyncio.create_task(part.run()) for part in self._parts]
+            background += [asyncio.create_task(runnable.run()) for runnable in self._runnables]
             stack.push_async_callback(_cancel, background)
             stopped = asyncio.create_task(stop.wait())
             stack.push_async_callback(_cancel, [stopped])
@@ -181,7 +181,7 @@ class Manager:
         """Reasons not to count on this process yet (or any more)."""
         reasons = ["stopping"] if self._stopping else []
         reasons += [f"cache of {i.resource} is not in sync" for i in self._informers if not i.synced]
-        reasons += [reason for part in self._parts for reason in part.not_ready()]
+        reasons += [reason for runnable in self._runnables for reason in runnable.not_ready()]
         return reasons
 
     async def _healthz(self, _request: web.Request) -> web.Response:
@@ -193,17 +193,17 @@ class Manager:
     async def _metrics(self, _request: web.Request) -> web.Response:
         for hook in self._on_scrape:
             hook()
-        body = generate_latest() + b"".join(part.metrics() for part in self._parts)
+        body = generate_latest() + b"".join(runnable.metrics() for runnable in self._runnables)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
-        protection = self._protection
+        metrics_auth = self._metrics_auth
         health = web.Application()
         health.router.add_get("/healthz", self._healthz)
         health.router.add_get("/readyz", self._readyz)
-        scraped = web.Application(middlewares=[protection.guard] if protection else ())
+        scraped = web.Application(middlewares=[metrics_auth.guard] if metrics_auth else ())
         scraped.router.add_get("/metrics", self._metrics)
-        tls = protection.listener() if protection else None
+        tls = metrics_auth.listener() if metrics_auth else None
         servers = ((health, self._addresses.health, None), (scraped, self._addresses.metrics, tls))
         for application, address, context in servers:
             place = listening_address(address)

@@ -25,10 +25,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from caphv.api.object import Obj, Resource
-from caphv.runtime.certwatcher import Certificates, server_context
+from caphv.runtime.certwatcher import CertWatcher, server_context
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
-from caphv.runtime.runnable import Part
+from caphv.runtime.runnable import Runnable
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _LIFETIME = timedelta(days=3650)
 _BACKDATE = timedelta(hours=1)
 
 
-class Verdict(Enum):
+class Decision(Enum):
     """What becomes of a request, as HTTP status."""
 
     ALLOWED = 200
@@ -54,39 +54,39 @@ class Verdict(Enum):
     FORBIDDEN = 403
 
 
-class Reviews:
+class TokenAuthorizer:
     """What the API server says of tokens, remembered for a short time under their hash."""
 
     def __init__(self, client: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._known: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[Decision, float]] = OrderedDict()
         self._asking = asyncio.Semaphore(_AT_ONCE)
 
-    async def judge(self, token: str, path: str) -> Verdict:
+    async def judge(self, token: str, path: str) -> Decision:
         """Whether the owner of a token may `get` a path. Raises `ApiError`, `Unreachable` when nobody can say."""
         key = hashlib.sha256(f"{path}\0{token}".encode()).digest()
         verdict = self._remembered(key)
         if verdict is None:
             async with self._asking:
                 verdict = self._remembered(key) or await self._ask(token, path)
-                lasts = _REMEMBER_ALLOWED if verdict is Verdict.ALLOWED else _REMEMBER_REFUSED
+                lasts = _REMEMBER_ALLOWED if verdict is Decision.ALLOWED else _REMEMBER_REFUSED
                 self._known[key] = verdict, self._clock() + lasts
                 while len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
         return verdict
 
-    def _remembered(self, key: bytes) -> Verdict | None:
+    def _remembered(self, key: bytes) -> Decision | None:
         verdict, until = self._known.get(key, (None, 0.0))
         if verdict is not None and until <= self._clock():
             del self._known[key]
             return None
         return verdict
 
-    async def _ask(self, token: str, path: str) -> Verdict:
+    async def _ask(self, token: str, path: str) -> Decision:
         said = await self._review(TOKEN_REVIEWS, {"token": token})
         if not said.get("authenticated"):
-            return Verdict.UNKNOWN
+            return Decision.UNKNOWN
         user = said.get("user") or {}
         asked = {
             "user": user.get("username", ""),
@@ -96,7 +96,7 @@ class Reviews:
             "nonResourceAttributes": {"path": path, "verb": "get"},
         }
         said = await self._review(ACCESS_REVIEWS, asked)
-        return Verdict.ALLOWED if said.get("allowed") else Verdict.FORBIDDEN
+        return Decision.ALLOWED if said.get("allowed") else Decision.FORBIDDEN
 
     async def _review(self, resource: Resource, spec: Obj) -> Obj:
         body = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}
@@ -104,7 +104,7 @@ class Reviews:
         return answer.get("status") or {}
 
 
-class Protection(Part):
+class MetricsAuth(Runnable):
     """Guards a server: its `listener` is for the socket, its `guard` for the application.
 
     The certificate is that of `folder` (`tls.crt`, `tls.key`), whose rotation is followed; without a folder, and until
@@ -112,8 +112,8 @@ class Protection(Part):
     """
 
     def __init__(self, client: ApiClient, folder: Path | None = None) -> None:
-        self._reviews = Reviews(client)
-        self._certificates = Certificates(folder) if folder else None
+        self._reviews = TokenAuthorizer(client)
+        self._certificates = CertWatcher(folder) if folder else None
 
     async def run(self) -> None:
         """Look at the folder until cancelled."""
@@ -138,16 +138,16 @@ class Protection(Part):
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or not (token.isascii() and token.isprintable()):
-            verdict = Verdict.UNKNOWN
+            verdict = Decision.UNKNOWN
         else:
             try:
                 verdict = await self._reviews.judge(token, request.path)
             except (ApiError, Unreachable) as error:
                 log.warning("cannot tell who asks for %s: %s", request.path, error)
                 return web.Response(status=503, text="the API server does not say who may read this; try again\n")
-        if verdict is Verdict.ALLOWED:
+        if verdict is Decision.ALLOWED:
             return await handler(request)
-        if verdict is Verdict.UNKNOWN:
+        if verdict is Decision.UNKNOWN:
             headers = {"WWW-Authenticate": "Bearer"}
             return web.Response(status=401, text="a bearer token of the cluster is needed\n", headers=headers)
         return web.Response(status=403, text=f"the account may not get the non-resource URL {request.path}\n")

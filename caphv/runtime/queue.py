@@ -99,7 +99,7 @@ class WorkQueue(Generic[K]):
             heapq.heapify(self._heap)
         self._arm()
 
-    def add_failed(self, key: K, *, at_least: float = 0.0) -> float:
+    def add_rate_limited(self, key: K, *, at_least: float = 0.0) -> float:
         """Have the key worked on after its back-off; answers the delay chosen."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(self._base * 2.0 ** min(failures - 1, 30), self._maximum)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 _LAST_PORT = 65535
 
 
-class Part(ABC):
+class Runnable(ABC):
     """What runs beside the controllers from the start to the very end, whoever holds the lease."""
 
     @abstractmethod

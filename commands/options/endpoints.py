@@ -10,7 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
-    from caphv.runtime.metrics_auth import Protection
+    from caphv.runtime.metrics_auth import MetricsAuth
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -76,14 +76,14 @@ def log_options(command: _Command) -> _Command:
     )(command)
 
 
-def protection(flags: dict[str, Any], client: ApiClient | None) -> Protection | None:
+def metrics_auth(flags: dict[str, Any], client: ApiClient | None) -> MetricsAuth | None:
     """Return the guard of the metrics that the flags ask for."""
     if client is None or not flags["metrics_secure"]:
         return None
-    from caphv.runtime.metrics_auth import Protection
+    from caphv.runtime.metrics_auth import MetricsAuth
 
     folder = certificate_folder(flags)
-    return Protection(client, folder)
+    return MetricsAuth(client, folder)
 
 
 def certificate_folder(flags: dict[str, Any]) -> Path | None:

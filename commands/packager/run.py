@@ -15,7 +15,7 @@ from commands.options.repository import author_options, prune_option, remote_opt
 from commands.webhook import stop_signal
 
 if TYPE_CHECKING:
-    from caphv.runtime.runnable import Part
+    from caphv.runtime.runnable import Runnable
     from packager.controller.config import Settings
     from packager.controller.main import Options
 
@@ -164,15 +164,15 @@ def checked(flags: dict[str, Any]) -> Settings:
     return settings
 
 
-def beside(flags: dict[str, Any]) -> list[Part]:
+def beside(flags: dict[str, Any]) -> list[Runnable]:
     """Return the part of `caphv run --with-packager`: the environment has the settings, the provider's flags the rest.
 
     Raises `click.UsageError`.
     """
-    from caphv.runtime.childprocess import Beside
+    from caphv.runtime.childprocess import ChildProcess
 
     shared = ("kubeconfig", "namespace", "watch_filter", "leader_elect", "log_level", "log_format")
     with run.make_context("caphv run --with-packager", [], resilient_parsing=False) as context:
         own = dict(context.params)
     settings = checked(own | {name: flags[name] for name in shared})
-    return [Beside("packager", "commands.packager.childprocess", dataclasses.asdict(settings.beside()))]
+    return [ChildProcess("packager", "commands.packager.childprocess", dataclasses.asdict(settings.beside()))]

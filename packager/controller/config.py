@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caphv.runtime import logs
-from caphv.runtime.manager import Addresses
+from caphv.runtime.manager import BindAddresses
 from packager.controller.definition_source import Options as SourceOptions
 from packager.controller.loop import Pace
 from packager.controller.main import Options
@@ -84,7 +84,7 @@ class Settings:
             watch_filter=self.watch_filter,
             leader_elect=self.leader_elect,
             pace=Pace(self.debounce, max(15.0, self.debounce), self.interval),
-            addresses=Addresses(self.metrics_bind_address, self.health_probe_bind_address),
+            addresses=BindAddresses(self.metrics_bind_address, self.health_probe_bind_address),
             secure_metrics=self.metrics_secure,
             metrics_certificate=Path(self.metrics_cert_dir) if self.metrics_cert_dir else None,
         )

@@ -23,9 +23,9 @@ from caphv.runtime.errors import NotFound, Unreachable
 from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.kubeconfig import own_configuration, own_namespace
-from caphv.runtime.manager import Addresses, Manager
-from caphv.runtime.metrics_auth import Protection
-from caphv.runtime.runnable import Part
+from caphv.runtime.manager import BindAddresses, Manager
+from caphv.runtime.metrics_auth import MetricsAuth
+from caphv.runtime.runnable import Runnable
 from packager.controller import metrics, state
 from packager.controller.fleet import Fleet
 from packager.controller.informers import CLUSTER_API_GROUP, CLUSTER_API_VERSIONS
@@ -52,7 +52,7 @@ class Options:
     watch_filter: str = ""
     leader_elect: bool = False
     pace: Pace = field(default_factory=Pace)
-    addresses: Addresses = field(default_factory=Addresses)
+    addresses: BindAddresses = field(default_factory=BindAddresses)
     secure_metrics: bool = False
     metrics_certificate: Path | None = None
     receiver: tuple[str, Path] | None = None
@@ -65,7 +65,7 @@ async def run(options: Options, stop: asyncio.Event) -> None:
         process = await unless_stopped(stack.enter_async_context(connected(options)), stop)
         if process is None:
             return
-        process.manager.add_part(Metrics())
+        process.manager.add_runnable(Metrics())
         await process.manager.run(stop)
 
 
@@ -79,7 +79,7 @@ async def connected(options: Options) -> AsyncIterator[Process]:
         await client.close()
 
 
-class Metrics(Part):
+class Metrics(Runnable):
     """Adds the packager's metrics to those of the process."""
 
     async def run(self) -> None:
@@ -99,7 +99,7 @@ class Process:
         self.manager = Manager(
             addresses=options.addresses,
             election=election,
-            protection=Protection(client, options.metrics_certificate) if options.secure_metrics else None,
+            metrics_auth=MetricsAuth(client, options.metrics_certificate) if options.secure_metrics else None,
         )
         events = EventRecorder(client, COMPONENT)
         publisher = Publisher(options.publisher)
@@ -117,8 +117,8 @@ class Process:
         if options.receiver:
             # In all replicas: a Git host calls any of them.
             bell = Bell(election, self.loop.trigger.hurry)
-            self.manager.add_part(bell)
-            self.manager.add_part(Receiver(*options.receiver, bell.ring))
+            self.manager.add_runnable(bell)
+            self.manager.add_runnable(Receiver(*options.receiver, bell.ring))
         self.manager.on_start(self._start)
         self.manager.on_stop(self._stop)
 

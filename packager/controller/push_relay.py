@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.errors import ApiError, Unreachable
-from caphv.runtime.runnable import Part
+from caphv.runtime.runnable import Runnable
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _PAUSE = 5.0
 
 
-class Bell(Part):
+class Bell(Runnable):
     """Calls `heard` here, or in the replica that holds the lease, once for all rings that come together."""
 
     def __init__(self, election: LeaderElection | None, heard: Callable[[], None]) -> None:
@@ -27,7 +27,7 @@ class Bell(Part):
         self._heard = heard
         self._rung = asyncio.Event()
         if election:
-            election.on_note = heard
+            election.on_sync_request = heard
 
     def ring(self) -> None:
         """There was a push."""
@@ -43,7 +43,7 @@ class Bell(Part):
             self._rung.clear()
             if self._election:
                 try:
-                    await self._election.leave_note()
+                    await self._election.request_sync()
                 except (ApiError, Unreachable) as error:
                     log.warning("a push cannot be handed over to the leader, trying again: %s", error)
                     self._rung.set()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from caphv.runtime.runnable import Part, listening_address
+from caphv.runtime.runnable import Runnable, listening_address
 from packager.controller import metrics
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _SECONDS = 10.0
 _SHORTEST_SECRET = 16
 
 
-class Receiver(Part):
+class Receiver(Runnable):
     """Serves `POST /push` at `address` ([host]:port) and calls `pushed` for each event of somebody with the secret.
 
     `secret_file` is read for each request, so that a new secret counts at once.

@@ -17,7 +17,7 @@ from caphv.api import conditions, names
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import SECRETS, Key, Obj, annotations_of
 from caphv.runtime.errors import NotFound
-from caphv.runtime.kubeconfig import Access, KubeconfigError, parse_kubeconfig
+from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from reconciler import metrics
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
@@ -30,7 +30,7 @@ class Identity:
     """What one version of an identity Secret says."""
 
     version: str
-    access: Access
+    access: Kubeconfig
     expires: datetime | None
 
 

@@ -35,7 +35,7 @@ from caphv.api.object import (
 )
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.errors import Forbidden, Unauthorized
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
 from reconciler.harvester.allocator import AddressAllocator, Peers
 
@@ -84,13 +84,13 @@ class TargetNamespace:
 class Session:
     """Connection, caches and allocator for one identity; made by `Sessions`."""
 
-    def __init__(self, access: Access, events: SessionEvents, identity: str) -> None:
+    def __init__(self, access: Kubeconfig, events: SessionEvents, identity: str) -> None:
         # Secrets with the same content share a session, and count as the first of them.
         self.identity = identity
         self.fingerprint = access.fingerprint
         self.server = access.server
         self.ca = access.ca
-        self.client = access.client(name="harvester", on_answer=metrics.IdentityRequests(identity).answered)
+        self.client = access.client(name="harvester", on_response=metrics.IdentityRequests(identity).answered)
         self._events = events
         self._tasks: dict[Informer, asyncio.Task[None]] = {}
         self._others_waiting = False
@@ -272,7 +272,7 @@ class Sessions:
             if fingerprint == session.fingerprint and (not namespace or target == namespace)
         ]
 
-    async def assign(self, cluster: Key, access: Access, namespace: str, *, identity: str) -> Session:
+    async def assign(self, cluster: Key, access: Kubeconfig, namespace: str, *, identity: str) -> Session:
         """Give a cluster the session of an identity (`<namespace>/<Secret>`); one that nobody uses any more is closed.
 
         Raises `KubeconfigError` when the credentials cannot be loaded.

@@ -10,7 +10,7 @@ from caphv.api.names import CLUSTER_NAME_LABEL
 from caphv.api.object import SECRETS, Key, Obj
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.kubeconfig import Access, parse_kubeconfig
+from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
 from sandbox.capi.resources import SECRET_TYPE, reference
 from sandbox.processes import pki
 
@@ -38,7 +38,7 @@ def credentials(store: Informer, cluster: Key) -> Credentials | None:
     return Credentials(pki.CA(pki.KeyPair(pair["tls.crt"], pair["tls.key"])), values(token)["value"].decode())
 
 
-def access(store: Informer, cluster: Key) -> Access | None:
+def access(store: Informer, cluster: Key) -> Kubeconfig | None:
     """How to reach the workload API of a cluster, None until its kubeconfig is there."""
     secret = store.get(cluster.namespace, f"{cluster.name}-kubeconfig")
     return parse_kubeconfig(values(secret)["value"]) if secret is not None else None

@@ -14,7 +14,7 @@ from caphv.api.object import NODES, Key, Obj, labels_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.exec import pod_exec
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.guest import kubelet
 
 _EXEC_SECONDS = 5.0
@@ -23,7 +23,7 @@ _EXEC_SECONDS = 5.0
 class Connection:
     """One workload cluster."""
 
-    def __init__(self, access: Access, changed: Callable[[], None]) -> None:
+    def __init__(self, access: Kubeconfig, changed: Callable[[], None]) -> None:
         self._client: ApiClient = access.client(name="workload", user_agent="caphv-sandbox", timeout=5.0)
         self.access = access
         self.nodes = Informer(self._client, NODES, max_backoff=1)
@@ -83,7 +83,7 @@ class Connections:
         self._changed = changed
         self._connections: dict[Key, Connection] = {}
 
-    async def ensure(self, cluster: Key, access: Access) -> Connection:
+    async def ensure(self, cluster: Key, access: Kubeconfig) -> Connection:
         """The connection to a cluster with these credentials."""
         found = self._connections.get(cluster)
         if found is not None and found.access == access:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, key_of, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.errors import ApiError, NotFound, ServerFault, TooManyRequests, Unreachable
-from caphv.runtime.kubeconfig import Access, KubeconfigError
+from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from sandbox.guest import nodes
 from sandbox.guest.cloudinit import Broken, Nic, UserData, parse_network_data, parse_user_data
 from sandbox.guest.join import CONTROL_PLANE, Join, check_nic, interface_names, join_of
@@ -248,7 +248,7 @@ class Guests:
             control_plane=join.role == CONTROL_PLANE,
             ready=join.cni,
         )
-        access = Access(server=server, ca=join.ca, token=join.token)
+        access = Kubeconfig(server=server, ca=join.ca, token=join.token)
         async with self._sessions.client(access) as client:
             await nodes.register(client, info)
             life = self._registered[server, guest.hostname] = object()
@@ -257,7 +257,7 @@ class Guests:
             finally:
                 self._spawn(self._lose_node(guest, access, life))
 
-    async def _lose_node(self, guest: Guest, access: Access, life: object) -> None:
+    async def _lose_node(self, guest: Guest, access: Kubeconfig, life: object) -> None:
         await asyncio.sleep(self._world.node_lost_seconds)
         node = (access.server, guest.hostname)
         if self._registered.get(node) is life:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from caphv.api.object import NODES, PODS, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound, Unreachable
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.guest import kubelet
 from sandbox.harvester import kinds
 
@@ -44,11 +44,11 @@ class Sessions:
     """Clients of workload API servers, shared by all guests that use the same server and credentials."""
 
     def __init__(self) -> None:
-        self._clients: dict[Access, ApiClient] = {}
-        self._users: dict[Access, int] = {}
+        self._clients: dict[Kubeconfig, ApiClient] = {}
+        self._users: dict[Kubeconfig, int] = {}
 
     @contextlib.asynccontextmanager
-    async def client(self, access: Access) -> AsyncIterator[ApiClient]:
+    async def client(self, access: Kubeconfig) -> AsyncIterator[ApiClient]:
         """Lend a client; it is closed when nobody uses it any more. Raises KubeconfigError for a broken CA."""
         if access not in self._clients:
             self._clients[access] = access.client(name="workload", user_agent="caphv-sandbox", timeout=5.0)

@@ -22,7 +22,7 @@ from yarl import URL
 
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.harvester import faults
 from sandbox.harvester.faults import Fault
 
@@ -43,7 +43,7 @@ class FaultProxy:
     """
 
     def __init__(
-        self, upstream: Access, *, certificate: Path, key: Path, host: str = "127.0.0.1", port: int = 0
+        self, upstream: Kubeconfig, *, certificate: Path, key: Path, host: str = "127.0.0.1", port: int = 0
     ) -> None:
         self.requests = 0
         self._upstream = URL(upstream.server)
@@ -157,7 +157,7 @@ class FaultProxy:
         return last
 
 
-def proxy_of(kubeconfig: Access, upstream: Access, folder: Path) -> FaultProxy:
+def proxy_of(kubeconfig: Kubeconfig, upstream: Kubeconfig, folder: Path) -> FaultProxy:
     """The proxy that a kubeconfig names, with the certificate in the API server's folder."""
     url = urlsplit(kubeconfig.server)
     return FaultProxy(

@@ -18,7 +18,7 @@ import aiohttp
 
 from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.processes import children, pki
 from sandbox.processes.binaries import binary
 from sandbox.processes.children import Process
@@ -152,7 +152,7 @@ class ApiServer:
     async def client(self, user: str = ADMIN[0], groups: Sequence[str] = ADMIN[1]) -> AsyncIterator[ApiClient]:
         """Lend a client for any user, by default for an administrator; it is closed after the block."""
         pair = self.ca.client(user, groups)
-        access = Access(
+        access = Kubeconfig(
             server=self.url,
             ca=self.ca.certificate.decode(),
             client_certificate=pair.certificate.decode(),

@@ -9,7 +9,7 @@ import pytest
 from caphv.api.object import NAMESPACES, NODES, Obj
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import Forbidden, NotFound, Unauthorized, Unreachable
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox import manifests
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer, Token
@@ -38,8 +38,8 @@ def test_kubeconfig_opens_its_own_server_only(api_server: ApiServer, new_api_ser
         stranger = pki.CA.create("stranger").client("admin", ["system:masters"])
         certificate, key = stranger.certificate.decode(), stranger.key.decode()
         ca = other.ca.certificate.decode()
-        with_foreign_certificate = Access(server=other.url, ca=ca, client_certificate=certificate, client_key=key)
-        with_foreign_ca = Access(server=other.url, ca=api_server.ca.certificate.decode(), token="none")
+        with_foreign_certificate = Kubeconfig(server=other.url, ca=ca, client_certificate=certificate, client_key=key)
+        with_foreign_ca = Kubeconfig(server=other.url, ca=api_server.ca.certificate.decode(), token="none")
         for access, error in ((with_foreign_certificate, Unauthorized), (with_foreign_ca, Unreachable)):
             client = access.client(name="test")
             with pytest.raises(error):
@@ -70,7 +70,7 @@ def test_given_ca_tokens_names_and_audit_log(new_api_server: Callable[..., ApiSe
     )
 
     async def story() -> None:
-        access = Access(
+        access = Kubeconfig(
             server=server.url, ca=ca.certificate.decode(), token="t0ken", tls_server_name="workload.example"
         )
         client = access.client(name="test")

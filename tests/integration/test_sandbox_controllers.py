@@ -13,7 +13,7 @@ import pytest
 from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.garbage import Garbage
 from sandbox.processes.tokens import ACCOUNT, SECRET_TYPE, SERVICE_ACCOUNTS, Tokens
@@ -116,7 +116,7 @@ async def _gone(client: ApiClient, resource: Resource, name: str, namespace: str
 
 
 async def _who_am_i(server: ApiServer, token: str) -> str:
-    client = Access(server=server.url, ca=server.ca.certificate.decode(), token=token).client(name="account")
+    client = Kubeconfig(server=server.url, ca=server.ca.certificate.decode(), token=token).client(name="account")
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     try:
         answer = await client.request("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", body=review)

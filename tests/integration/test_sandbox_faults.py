@@ -24,7 +24,7 @@ from caphv.runtime.errors import (
     Unauthorized,
     Unreachable,
 )
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.harvester import kinds
 from sandbox.harvester.fault_actions import FaultError
 from sandbox.harvester.faultproxy import FaultProxy
@@ -240,10 +240,10 @@ def test_fault_that_cannot_be_is_refused(simulated: Callable[[Any], None], fault
 @contextlib.asynccontextmanager
 async def proxied(server: ApiServer) -> AsyncIterator[tuple[FaultProxy, ApiClient]]:
     """A fault proxy before an API server, and a client that goes through it."""
-    access = Access(server=server.url, ca=server.ca.certificate.decode(), token=TOKEN.value)
+    access = Kubeconfig(server=server.url, ca=server.ca.certificate.decode(), token=TOKEN.value)
     own = server.folder / server.name
     async with FaultProxy(access, certificate=own / "tls.crt", key=own / "tls.key").serving() as proxy:
-        client = Access(server=proxy.url, ca=access.ca, token=access.token).client(name="proxied", timeout=5)
+        client = Kubeconfig(server=proxy.url, ca=access.ca, token=access.token).client(name="proxied", timeout=5)
         try:
             yield proxy, client
         finally:

@@ -12,7 +12,7 @@ import pytest
 from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Invalid, NotFound
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.harvester import ippools, kinds
 from sandbox.processes import network, pki
 from sandbox.processes.apiserver import ApiServer
@@ -228,7 +228,7 @@ def test_cluster_joins_through_the_load_balancer(place: Place) -> None:
             await sim.create_vm("first", joining("control-plane", endpoint, ca, token), labels=CONTROL_PLANE)
             await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("joined", "one-lb"))
             await sim.until(kinds.LOAD_BALANCERS, "one-lb", _is_ready, timeout=60)
-            access = Access(server=endpoint, ca=ca.certificate.decode(), token=token)
+            access = Kubeconfig(server=endpoint, ca=ca.certificate.decode(), token=token)
             async with _closing(access.client(name="workload")) as workload:
                 for name in ("first", "worker"):
                     node = await sim.until(NODES, name, _is_ready, client=workload, timeout=30)

@@ -12,7 +12,7 @@ import yaml
 
 from caphv.api.object import CONFIG_MAPS, EVENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource
 from caphv.runtime.errors import NotFound, Unauthorized
-from caphv.runtime.kubeconfig import Access, parse_kubeconfig
+from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case, holds, lacks, until
 
 pytestmark = pytest.mark.integration
@@ -25,7 +25,7 @@ DAEMON = "apiVersion: apps/v1\nkind: DaemonSet # of the cloud provider\nmetadata
 READY = "CloudProviderConfigReady"
 
 
-async def user_of(access: Access) -> str:
+async def user_of(access: Kubeconfig) -> str:
     """Whom Harvester takes the bearer of a kubeconfig for."""
     client = access.client(name="test")
     try:
@@ -35,14 +35,14 @@ async def user_of(access: Access) -> str:
     return answer["status"]["userInfo"]["username"]
 
 
-async def check(case: Case, text: str) -> Access:
+async def check(case: Case, text: str) -> Kubeconfig:
     access = parse_kubeconfig(text)
     assert access.namespace == case.target
     assert await user_of(access) == f"system:serviceaccount:{case.target}:{case.name}"
     return access
 
 
-async def check_revoked(access: Access) -> None:
+async def check_revoked(access: Kubeconfig) -> None:
     async def refused() -> bool:
         try:
             await user_of(access)

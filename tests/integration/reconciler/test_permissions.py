@@ -24,7 +24,7 @@ from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERV
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
-from caphv.runtime.manager import Addresses
+from caphv.runtime.manager import BindAddresses
 from commands.webhook import beside
 from reconciler.harvester import accounts
 from reconciler.manager import Options, Provider
@@ -175,7 +175,7 @@ async def provider(
     """The provider as the account of its Deployment, in this process."""
     inprocess._hook.set(Twice())
     client, stop = manager(server, account), asyncio.Event()
-    addresses = Addresses(f"127.0.0.1:{metrics}", "")
+    addresses = BindAddresses(f"127.0.0.1:{metrics}", "")
     options = Options(leader_elect=True, addresses=addresses, secure_metrics=True, namespace=namespace)
     running = await Provider.connect(client, options)
     work = asyncio.create_task(running.manager.run(stop))

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, contextmanager
 import pytest
 
 from caphv.api.object import Obj
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.harvester import kinds
 from sandbox.harvester.faultproxy import FaultProxy
 from sandbox.harvester.faults import Fault
@@ -39,7 +39,7 @@ def proxy(environment: Environment, runner: asyncio.Runner) -> Iterator[FaultPro
     """A way to Harvester that can be troubled; it outlives the case, which needs it to be deleted."""
     stack = AsyncExitStack()
     server = environment.harvester
-    access = Access(server=server.url, ca=server.ca.certificate.decode())
+    access = Kubeconfig(server=server.url, ca=server.ca.certificate.decode())
     own = server.folder / server.name
     proxy = FaultProxy(access, certificate=own / "tls.crt", key=own / "tls.key")
     runner.run(stack.enter_async_context(proxy.serving()))

@@ -18,7 +18,7 @@ from caphv.runtime.errors import (
     Unauthorized,
     Unreachable,
 )
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.children import free_ports
 
@@ -144,7 +144,7 @@ def test_refused_object_says_which_field(api_server: ApiServer) -> None:
 
 def test_unknown_credentials_are_unauthorized(api_server: ApiServer) -> None:
     async def story() -> None:
-        access = Access(server=api_server.url, ca=api_server.ca.certificate.decode(), token="canary-token")
+        access = Kubeconfig(server=api_server.url, ca=api_server.ca.certificate.decode(), token="canary-token")
         client = access.client(name="test")
         with pytest.raises(Unauthorized) as caught:
             await client.get(SECRETS, "s", "default")
@@ -156,12 +156,12 @@ def test_unknown_credentials_are_unauthorized(api_server: ApiServer) -> None:
 
 def test_no_answer_is_unreachable_and_names_the_server(api_server: ApiServer) -> None:
     (closed,) = free_ports(1)
-    with_foreign_ca = Access(server=api_server.url, token="canary-token")
+    with_foreign_ca = Kubeconfig(server=api_server.url, token="canary-token")
     accesses = [
-        Access(server="https://no-such-host.invalid:6443", token="canary-token"),
-        Access(server=f"https://127.0.0.1:{closed}", token="canary-token"),
-        Access(server="https://a..b", token="canary-token"),
-        Access(server=api_server.url, token="canary-token", insecure=True, tls_server_name="a..b"),
+        Kubeconfig(server="https://no-such-host.invalid:6443", token="canary-token"),
+        Kubeconfig(server=f"https://127.0.0.1:{closed}", token="canary-token"),
+        Kubeconfig(server="https://a..b", token="canary-token"),
+        Kubeconfig(server=api_server.url, token="canary-token", insecure=True, tls_server_name="a..b"),
         with_foreign_ca,
     ]
 
@@ -181,7 +181,7 @@ def test_server_that_accepts_and_says_nothing_is_unreachable_in_time() -> None:
     async def story() -> None:
         server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        client = Access(server=f"https://127.0.0.1:{port}", token="t").client(name="test", timeout=0.5)
+        client = Kubeconfig(server=f"https://127.0.0.1:{port}", token="t").client(name="test", timeout=0.5)
         with pytest.raises(Unreachable, match="timed out"):
             await asyncio.wait_for(client.get(SECRETS, "s", "default"), 5)
         await client.close()

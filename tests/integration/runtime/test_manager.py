@@ -13,7 +13,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection, Timing
 from caphv.runtime.events import EventRecorder
-from caphv.runtime.manager import Addresses, LeaseLost, Manager
+from caphv.runtime.manager import BindAddresses, LeaseLost, Manager
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.children import free_ports
 from tests.integration.runtime.test_informer import config_map, until
@@ -33,7 +33,7 @@ class Process:
 
     def __init__(self, client: ApiClient, elected: LeaderElection | None = None, **options: float) -> None:
         self.health, self.metrics = free_ports(2)
-        addresses = Addresses(f"127.0.0.1:{self.metrics}", f"127.0.0.1:{self.health}")
+        addresses = BindAddresses(f"127.0.0.1:{self.metrics}", f"127.0.0.1:{self.health}")
         self.manager = Manager(addresses=addresses, election=elected, **options)
         self.informer = self.manager.add_informer(Informer(client, CONFIG_MAPS, namespace="default"))
         self.controller = self.manager.add_controller(Controller("test", self.reconcile))

@@ -12,8 +12,8 @@ import yaml
 
 from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
-from caphv.runtime.manager import Addresses, Manager
-from caphv.runtime.metrics_auth import Protection
+from caphv.runtime.manager import BindAddresses, Manager
+from caphv.runtime.metrics_auth import MetricsAuth
 from sandbox import manifests
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer, private_file
@@ -68,7 +68,7 @@ def test_metrics_are_for_accounts_with_the_shipped_role(api_server: ApiServer) -
         stop = asyncio.Event()
         async with api_server.client() as client:
             await manifests.apply(client, roles())
-            manager = Manager(addresses=Addresses(f"127.0.0.1:{port}", ""), protection=Protection(client))
+            manager = Manager(addresses=BindAddresses(f"127.0.0.1:{port}", ""), metrics_auth=MetricsAuth(client))
             process = asyncio.create_task(manager.run(stop))
             await bind(client, "prometheus")
             assert (await scrape(port))[0] == 401

@@ -13,7 +13,7 @@ import pytest
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.kubeconfig import parse_kubeconfig
-from caphv.runtime.manager import Addresses, LeaseLost
+from caphv.runtime.manager import BindAddresses, LeaseLost
 from reconciler.manager import Options, Provider
 from sandbox.processes import pki
 from tests.support.reconciler.case import Case
@@ -106,7 +106,7 @@ async def run(case: Case, hook: Hook | None, *, leader_elect: bool = False) -> N
     stop = asyncio.Event()
     stopped = asyncio.create_task(hook.stopped.wait() if hook else stop.wait())
     try:
-        options = Options(namespace=case.name, leader_elect=leader_elect, addresses=Addresses("", ""))
+        options = Options(namespace=case.name, leader_elect=leader_elect, addresses=BindAddresses("", ""))
         provider = await Provider.connect(client, options)
         work = asyncio.create_task(provider.manager.run(stop))
         try:

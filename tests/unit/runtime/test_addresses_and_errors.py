@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from caphv.api.object import DEPLOYMENTS, NAMESPACES, SECRETS, Key
 from caphv.runtime import errors
 from caphv.runtime.errors import error_from
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 
 pytestmark = pytest.mark.unit
 
@@ -34,7 +34,7 @@ def test_a_name_is_one_part_of_the_path_whatever_it_contains(namespace: str, nam
 @pytest.mark.parametrize("verb", ["get", "patch", "delete", "replace", "apply"])
 def test_an_empty_name_is_never_taken_for_all_objects(verb: str) -> None:
     async def story() -> None:
-        client = Access(server="https://127.0.0.1:1", token="none").client(name="test")
+        client = Kubeconfig(server="https://127.0.0.1:1", token="none").client(name="test")
         calls: dict[str, Any] = {
             "get": lambda: client.get(SECRETS, "", "ns"),
             "patch": lambda: client.patch(SECRETS, "", "ns", {}),

@@ -265,15 +265,15 @@ def test_a_note_of_who_waits_reaches_the_holder_and_delays_nobody() -> None:
         server, heard = LeaseServer(), list[float]()
         clock = asyncio.get_running_loop().time
         holder, waiting = contender(Wire(server), "a"), contender(Wire(server), "b")
-        holder.on_note = lambda: heard.append(clock())
-        waiting.on_note = lambda: pytest.fail("who waits is not told")
+        holder.on_sync_request = lambda: heard.append(clock())
+        waiting.on_sync_request = lambda: pytest.fail("who waits is not told")
         await holder.acquire()
         held = asyncio.create_task(holder.hold())
         takeover = asyncio.create_task(waiting.acquire())
         for _ in range(3):
             await asyncio.sleep(9.7)
             left = clock()
-            await waiting.leave_note()
+            await waiting.request_sync()
             await asyncio.sleep(2.5)
             assert len(heard) == 1
             assert heard.pop() - left < 2.5
@@ -282,7 +282,7 @@ def test_a_note_of_who_waits_reaches_the_holder_and_delays_nobody() -> None:
         held.cancel()
         died = clock()
         while not takeover.done():
-            await waiting.leave_note()
+            await waiting.request_sync()
             await asyncio.sleep(4)
         return heard, clock() - died
 
@@ -294,7 +294,7 @@ def test_a_note_of_who_waits_reaches_the_holder_and_delays_nobody() -> None:
 def test_a_note_without_a_lease_is_for_nobody() -> None:
     async def story() -> Obj | None:
         server = LeaseServer()
-        await contender(Wire(server), "a").leave_note()
+        await contender(Wire(server), "a").request_sync()
         return server.lease
 
     assert run(story()) is None

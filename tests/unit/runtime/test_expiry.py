@@ -12,7 +12,7 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.runtime.kubeconfig import Access
+from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
@@ -31,7 +31,7 @@ def token(**claims: Any) -> str:
 
 
 def expires(token: str = "", certificate: str = "") -> datetime | None:
-    return Access(server="https://h", token=token, client_certificate=certificate).expires()
+    return Kubeconfig(server="https://h", token=token, client_certificate=certificate).expires()
 
 
 def test_token_says_it_in_its_claims() -> None:

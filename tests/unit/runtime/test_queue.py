@@ -164,7 +164,7 @@ def test_back_off_doubles_from_base_to_maximum_and_starts_over_after_success() -
     async def story() -> None:
         queue: WorkQueue[str] = WorkQueue("test", base=1.0, maximum=20.0)
         for nominal in (1, 2, 4, 8, 16, 20, 20):
-            delay = queue.add_failed("x")
+            delay = queue.add_rate_limited("x")
             assert 0.75 * nominal <= delay <= 1.25 * nominal
             before = asyncio.get_running_loop().time()
             await queue.get()
@@ -172,7 +172,7 @@ def test_back_off_doubles_from_base_to_maximum_and_starts_over_after_success() -
             queue.done("x")
         assert queue.failures("x") == 7
         queue.forget("x")
-        assert queue.add_failed("x") <= 1.25
+        assert queue.add_rate_limited("x") <= 1.25
 
     run(story())
 
@@ -180,7 +180,7 @@ def test_back_off_doubles_from_base_to_maximum_and_starts_over_after_success() -
 def test_jitter_spreads_keys_that_fail_together() -> None:
     async def story() -> set[float]:
         queue: WorkQueue[int] = WorkQueue("test", base=10.0)
-        return {queue.add_failed(number) for number in range(20)}
+        return {queue.add_rate_limited(number) for number in range(20)}
 
     assert len(run(story())) > 10
 
@@ -188,7 +188,7 @@ def test_jitter_spreads_keys_that_fail_together() -> None:
 def test_failed_key_waits_as_long_as_the_server_asked() -> None:
     async def story() -> float:
         queue: WorkQueue[str] = WorkQueue("test", base=0.1)
-        return queue.add_failed("x", at_least=30)
+        return queue.add_rate_limited("x", at_least=30)
 
     assert run(story()) == 30
 

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from caphv.api.object import Obj, Resource
 from caphv.runtime import metrics_auth
 from caphv.runtime.errors import Unreachable
-from caphv.runtime.manager import Addresses, Manager
-from caphv.runtime.metrics_auth import ACCESS_REVIEWS, TOKEN_REVIEWS, Protection, Reviews, Verdict
+from caphv.runtime.manager import BindAddresses, Manager
+from caphv.runtime.metrics_auth import ACCESS_REVIEWS, TOKEN_REVIEWS, Decision, MetricsAuth, TokenAuthorizer
 from commands.main import cli
 from sandbox.processes import children, pki
 
@@ -69,20 +69,20 @@ class Clock:
         return self.now
 
 
-def reviews() -> tuple[Server, Clock, Reviews]:
+def reviews() -> tuple[Server, Clock, TokenAuthorizer]:
     server, clock = Server(), Clock()
-    return server, clock, Reviews(server, clock=clock)  # type: ignore[arg-type]
+    return server, clock, TokenAuthorizer(server, clock=clock)  # type: ignore[arg-type]
 
 
 @synchronous
 async def test_api_server_says_who_it_is_and_whether_that_account_may_get_the_path() -> None:
     server, _, judged = reviews()
-    assert await judged.judge(GOOD, "/metrics") is Verdict.ALLOWED
+    assert await judged.judge(GOOD, "/metrics") is Decision.ALLOWED
     spec = {"user": "prometheus", "uid": "", "groups": ["system:authenticated"], "extra": {}}
     asked = {**spec, "nonResourceAttributes": {"path": "/metrics", "verb": "get"}}
     assert server.asked == [("TokenReview", {"token": GOOD}), ("SubjectAccessReview", asked)]
-    assert await judged.judge(POOR, "/metrics") is Verdict.FORBIDDEN
-    assert await judged.judge("token-of-an-impostor", "/metrics") is Verdict.UNKNOWN
+    assert await judged.judge(POOR, "/metrics") is Decision.FORBIDDEN
+    assert await judged.judge("token-of-an-impostor", "/metrics") is Decision.UNKNOWN
 
 
 @synchronous
@@ -124,8 +124,8 @@ class Running:
     def __init__(self, folder: Path | None = None) -> None:
         (self.port,) = children.free_ports(1)
         self.server = Server()
-        guard = Protection(self.server, folder)  # type: ignore[arg-type]
-        manager = Manager(addresses=Addresses(f"127.0.0.1:{self.port}", ""), protection=guard)
+        guard = MetricsAuth(self.server, folder)  # type: ignore[arg-type]
+        manager = Manager(addresses=BindAddresses(f"127.0.0.1:{self.port}", ""), metrics_auth=guard)
         self.stop = asyncio.Event()
         self.task = asyncio.create_task(manager.run(self.stop))
 

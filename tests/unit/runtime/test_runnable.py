@@ -5,14 +5,14 @@ import asyncio
 import aiohttp
 import pytest
 
-from caphv.runtime.manager import Addresses, Manager
-from caphv.runtime.runnable import Part, listening_address
+from caphv.runtime.manager import BindAddresses, Manager
+from caphv.runtime.runnable import Runnable, listening_address
 from sandbox.processes import children
 
 pytestmark = pytest.mark.unit
 
 
-class Counting(Part):
+class Counting(Runnable):
     """A part that notes its life."""
 
     def __init__(self) -> None:
@@ -47,8 +47,8 @@ def test_a_process_of_parts_alone_lives_until_it_is_stopped() -> None:
     async def main() -> None:
         metrics, health = children.free_ports(2)
         part, stop = Counting(), asyncio.Event()
-        manager = Manager(addresses=Addresses(f"127.0.0.1:{metrics}", f"127.0.0.1:{health}"))
-        manager.add_part(part)
+        manager = Manager(addresses=BindAddresses(f"127.0.0.1:{metrics}", f"127.0.0.1:{health}"))
+        manager.add_runnable(part)
         running = asyncio.create_task(manager.run(stop))
         await part.begun.wait()
         assert await fetched(health, "readyz") == (500, "counting: has not begun")
@@ -68,8 +68,8 @@ def test_a_process_of_parts_alone_lives_until_it_is_stopped() -> None:
 def test_the_error_of_a_part_ends_the_process() -> None:
     part = Counting()
     part.error = OSError("no such address")
-    manager = Manager(addresses=Addresses("0", "0"))
-    manager.add_part(part)
+    manager = Manager(addresses=BindAddresses("0", "0"))
+    manager.add_runnable(part)
     with pytest.raises(OSError, match="no such address"):
         asyncio.run(manager.run(asyncio.Event()))
 

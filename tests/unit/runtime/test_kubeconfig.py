@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from caphv.api.object import SECRETS
 from caphv.runtime.client import Connection
 from caphv.runtime.errors import Unreachable
-from caphv.runtime.kubeconfig import Access, KubeconfigError, own_configuration, parse_kubeconfig
+from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, own_configuration, parse_kubeconfig
 from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
@@ -325,7 +325,7 @@ def test_unreachable_server_behind_a_proxy_with_a_password_is_reported_without_i
 
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        access = Access(server="https://h:6443", token=CANARY, proxy_url=f"http://u:{CANARY}@127.0.0.1:{port}")
+        access = Kubeconfig(server="https://h:6443", token=CANARY, proxy_url=f"http://u:{CANARY}@127.0.0.1:{port}")
         client = access.client(name="harvester")
         with pytest.raises(Unreachable, match="407") as caught:
             await client.get(SECRETS, "s", "ns")
@@ -338,9 +338,9 @@ def test_unreachable_server_behind_a_proxy_with_a_password_is_reported_without_i
 
 @pytest.mark.parametrize("field", ["server", "ca", "token", "client_certificate", "client_key", "tls_server_name"])
 def test_fingerprint_changes_with_every_credential(field: str) -> None:
-    plain = Access(server="https://h")
-    assert Access(**{"server": "https://h", field: "other"}).fingerprint != plain.fingerprint
-    assert Access(server="https://h", namespace="other").fingerprint == plain.fingerprint
+    plain = Kubeconfig(server="https://h")
+    assert Kubeconfig(**{"server": "https://h", field: "other"}).fingerprint != plain.fingerprint
+    assert Kubeconfig(server="https://h", namespace="other").fingerprint == plain.fingerprint
 
 
 def test_fingerprint_does_not_depend_on_how_the_kubeconfig_is_written() -> None:
@@ -354,9 +354,9 @@ def test_bad_certificates_are_a_kubeconfig_error_without_them() -> None:
     other_key = CA.client("other", []).key.decode()
     certificate = PAIR.certificate.decode()
     for access in (
-        Access(server="https://h", ca=broken),
-        Access(server="https://h", client_certificate=broken, client_key=PAIR.key.decode()),
-        Access(server="https://h", client_certificate=certificate, client_key=other_key),
+        Kubeconfig(server="https://h", ca=broken),
+        Kubeconfig(server="https://h", client_certificate=broken, client_key=PAIR.key.decode()),
+        Kubeconfig(server="https://h", client_certificate=certificate, client_key=other_key),
     ):
         with pytest.raises(KubeconfigError, match="certificate data of https://h cannot be used") as caught:
             access.client(name="test")
@@ -374,7 +374,7 @@ def test_client_key_is_on_disk_only_while_it_is_loaded(tmp_path: Path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spy)
     certificate, key = PAIR.certificate.decode(), PAIR.key.decode()
-    Access(server="https://h", client_certificate=certificate, client_key=key).client(name="test")
+    Kubeconfig(server="https://h", client_certificate=certificate, client_key=key).client(name="test")
     assert modes == [0o700]
     assert list(tmp_path.iterdir()) == []
 
