@@ -15,6 +15,8 @@ from caphv.api.names import GROUP
 
 Obj = dict[str, Any]
 
+# The last line of each page: pages without it are written by hand and left alone.
+MARK = "<!-- Generated from schemas/: python -m caphv.api.reference -->"
 _SHARED = "definitions.json"
 # Keyword -> how a limit reads in the column of types.
 _LIMITS = {
@@ -52,14 +54,15 @@ def rendered() -> dict[str, str]:
     }
     pages = {f"{Path(name).stem}.md": _page(files, name, schema, shared) for name, schema in kinds.items()}
     rows = [f"- [{schema['title']}]({Path(name).stem}.md): {schema['description']}" for name, schema in kinds.items()]
-    pages["README.md"] = "\n".join(["# Reference of all fields", "", *rows, ""])
-    return pages
+    pages["README.md"] = "\n".join(["# API fields", "", *rows, ""])
+    return {name: f"{text}\n{MARK}\n" for name, text in pages.items()}
 
 
 def stale(directory: Path) -> list[str]:
-    """Return the sorted names of pages in `directory` that are missing, different or too many."""
+    """Return the sorted names of generated pages in `directory` that are missing, different or obsolete."""
     wanted = rendered()
     present = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.md")}
+    present = {name: text for name, text in present.items() if name in wanted or MARK in text}
     return sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name))
 
 

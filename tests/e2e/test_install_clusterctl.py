@@ -329,7 +329,7 @@ async def judged(management: ApiClient, kind: str, version: str) -> bool:
 
 
 async def backs_up(management: ApiClient, clusterctl: Clusterctl) -> Path:
-    """As docs/operations.md has it: a copy of all objects in a folder, which it answers, and the cluster goes on."""
+    """As in docs/tasks/backup-and-restore.md: all objects are copied to a directory, and the cluster is not paused."""
     folder = clusterctl.folder / "caphv-backup"
     folder.mkdir()
     clusterctl("move", "--to-directory", folder, "--namespace", NAME)
@@ -376,7 +376,7 @@ async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl, web
 
 
 async def restores(box: Sandbox, backup: Path, clusterctl: Clusterctl, webhooks: Server) -> None:
-    """As docs/operations.md has it, when the management cluster is lost: what was backed up goes on from Harvester."""
+    """As in docs/tasks/backup-and-restore.md: a new management cluster continues from the backup."""
     service = await service_of(box)
     async with another_management_cluster(box, "restored", clusterctl, webhooks) as (other, kubeconfig):
         clusterctl("move", "--from-directory", backup, "--to-kubeconfig", kubeconfig)

@@ -24,7 +24,10 @@ pytestmark = pytest.mark.unit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = sorted([CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *(CHECKOUT / "docs").rglob("*.md")])
-OPERATIONS = (CHECKOUT / "docs" / "operations.md").read_text(encoding="utf-8")
+REFERENCE = {
+    name: (CHECKOUT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("flags", "metrics", "conditions", "events")
+}
 RECONCILER = "".join(
     path.read_text(encoding="utf-8") for part in ("reconciler", "packager") for path in (CHECKOUT / part).rglob("*.py")
 )
@@ -44,7 +47,7 @@ def table_row(page: str, first: str) -> list[str]:
     for line in page.splitlines():
         if line.startswith("|") and f"`{first}`" in line.split("|")[1]:
             return [cell.strip() for cell in line.split("|")[1:-1]]
-    pytest.fail(f"docs/operations.md has no table row for {first}")
+    pytest.fail(f"the page in docs/reference has no table row for {first}")
 
 
 def visible_options(command: click.Command) -> list[click.Option]:
@@ -100,25 +103,25 @@ PROCESSES = [command_of(["run"]), command_of(["webhook"]), command_of(["packager
     "flag", sorted({name for command in PROCESSES for option in visible_options(command) for name in option.opts})
 )
 def test_flag_is_explained(flag: str) -> None:
-    table_row(OPERATIONS, flag)
+    table_row(REFERENCE["flags"], flag)
 
 
 def test_defaults_of_flags_are_right() -> None:
     for option in (option for command in PROCESSES for option in visible_options(command)):
         if option.default and isinstance(option.default, str | int | float) and not option.is_flag:
-            assert table_row(OPERATIONS, option.opts[0])[1] == f"`{option.default}`"
+            assert table_row(REFERENCE["flags"], option.opts[0])[1] == f"`{option.default}`"
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_metric_is_explained(name: str) -> None:
-    _, kind, labels, meaning = table_row(OPERATIONS, name)
+    _, kind, labels, meaning = table_row(REFERENCE["metrics"], name)
     assert kind == type(METRICS[name]).__name__
     assert re.findall(r"`(\w+)`", labels) == list(METRICS[name]._labelnames)
     assert meaning
 
 
 def test_no_metric_is_invented() -> None:
-    assert set(re.findall(r"`(caphv_\w+)`", OPERATIONS)) - METRICS.keys() == set()
+    assert set(re.findall(r"`(caphv_\w+)`", REFERENCE["metrics"])) - METRICS.keys() == set()
 
 
 @pytest.mark.parametrize("enum", [names.ConditionType, names.Reason])
@@ -126,14 +129,14 @@ def test_conditions_and_reasons_in_use_are_explained(enum: type[names.ConditionT
     used = {member for member in enum if f"{enum.__name__}.{member.name}" in RECONCILER}
     assert used
     for member in used:
-        table_row(OPERATIONS, member.value)
+        table_row(REFERENCE["conditions"], member.value)
 
 
 def test_events_are_explained() -> None:
-    reasons = re.findall(r"\.(?:tell|warn)\((?:\s*key,)?\s*\"(\w+)\"", RECONCILER)
+    reasons = re.findall(r"\.(?:event|warning_event|tell|warn)\((?:\s*key,)?\s*\"(\w+)\"", RECONCILER)
     assert reasons
     for reason in reasons:
-        table_row(OPERATIONS, reason)
+        table_row(REFERENCE["events"], reason)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

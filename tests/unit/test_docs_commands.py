@@ -48,7 +48,7 @@ MADE = re.compile(r"-|/.*|~/.*|(harvester|cluster|machine|management)\.yaml|clus
 
 
 def test_blocks_are_found() -> None:
-    assert {"README.md", "installation.md", "migration.md", "operations.md", "troubleshooting.md"} <= {
+    assert {"README.md", "installation.md", "migration.md", "backup-and-restore.md", "troubleshooting.md"} <= {
         page.name for page, _ in BLOCKS
     }
     assert len(COMMANDS) > 100

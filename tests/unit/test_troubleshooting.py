@@ -12,7 +12,9 @@ pytestmark = pytest.mark.unit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-OPERATIONS = (CHECKOUT / "docs" / "operations.md").read_text(encoding="utf-8")
+CONDITIONS, EVENTS_PAGE = (
+    (CHECKOUT / "docs" / "reference" / name).read_text(encoding="utf-8") for name in ("conditions.md", "events.md")
+)
 HEADINGS = set(re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE))
 
 
@@ -22,8 +24,8 @@ def rows(page: str, heading: str) -> list[str]:
     return [line.split("|")[1] for line in section.splitlines() if line.startswith("|") and "`" in line.split("|")[1]]
 
 
-REASONS = [name for row in rows(OPERATIONS, "Reasons of a false condition:") for name in re.findall(r"`(\w+)`", row)]
-EVENTS = [name for row in rows(OPERATIONS, "## Events") for name in re.findall(r"`(\w+)`", row)]
+REASONS = [name for row in rows(CONDITIONS, "## Reasons") for name in re.findall(r"`(\w+)`", row)]
+EVENTS = [name for row in rows(EVENTS_PAGE, "# Events") for name in re.findall(r"`(\w+)`", row)]
 
 
 @pytest.mark.parametrize("name", sorted({*REASONS, *EVENTS} - {names.Reason.NOT_PAUSED, "InfrastructureDeleted"}))

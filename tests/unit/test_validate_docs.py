@@ -33,8 +33,9 @@ def test_stale_pages_are_noticed(tmp_path: Path) -> None:
     for name, text in reference.rendered().items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "README.md").write_text("old")
-    (tmp_path / "gone.md").write_text("old")
-    assert reference.stale(tmp_path) == ["README.md", "gone.md"]
+    (tmp_path / "obsolete.md").write_text(f"old\n{reference.MARK}\n")
+    (tmp_path / "metrics.md").write_text("written by hand")
+    assert reference.stale(tmp_path) == ["README.md", "obsolete.md"]
 
 
 def test_list_of_rules_is_fresh_and_whole(checkout: Path) -> None:

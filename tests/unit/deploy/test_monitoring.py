@@ -117,7 +117,7 @@ def test_alert_says_what_to_do(name: str) -> None:
 
 
 def test_alerts_are_explained() -> None:
-    page = (FOLDER.parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (FOLDER.parents[2] / "docs" / "reference" / "alerts.md").read_text(encoding="utf-8")
     told = re.findall(r"^\| `(CAPHV\w+)` \| (\w+) \|", page, re.MULTILINE)
     assert told == [(name, rule["labels"]["severity"]) for name, rule in ALERTS.items()]
 
