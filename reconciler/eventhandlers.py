@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from caphv.api import clusterapi, names, resources
+from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from caphv.runtime.cache import Change
-from reconciler.cluster.scope import LOAD_BALANCER, generated_names
+from reconciler.cluster.scope import LOAD_BALANCER
 from reconciler.context import Context
 from reconciler.harvester.session import Session
 from reconciler.machine.node import topology

@@ -4,8 +4,12 @@ They are the Go provider's (CAPHV v0.10), Cluster API's (v1beta1 and v1beta2 con
 those below `caphv.io` are our own.
 """
 
+import hashlib
 import re
 from enum import StrEnum
+from typing import Any
+
+_MAX_LABEL = 63
 
 GROUP = "infrastructure.cluster.x-k8s.io"
 VERSIONS = ("v1alpha1", "v1beta1")
@@ -167,3 +171,20 @@ def rfc1035(text: str) -> str:
     """Return a text as a name on Harvester: lower case, other characters to `-`, trimmed, `a-` before a digit."""
     name = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-")
     return f"a-{name}" if name[:1].isdigit() else name
+
+
+def generated_names(obj: dict[str, Any], suffix: str) -> tuple[str, ...]:
+    """Name of what is made on Harvester for a cluster, RFC 1035 of `<ns>-<HarvesterCluster>-<suffix>` (contract).
+
+    The Go provider cut names at 63 characters, so that long ones could meet; ours end in a hash then, and the name that
+    Go gave comes second.
+    """
+    metadata = obj["metadata"]
+    owner = f"{metadata['namespace']}-{metadata['name']}"
+    full = rfc1035(f"{owner}-{suffix}")
+    cut = full[:_MAX_LABEL].rstrip("-")
+    if full == cut:
+        return (full,)
+    digest = hashlib.sha256(f"{metadata['namespace']}/{metadata['name']}".encode()).hexdigest()[:8]
+    start = rfc1035(owner)[: _MAX_LABEL - len(suffix) - len(digest) - 2].rstrip("-")
+    return f"{start}-{digest}-{suffix}", cut

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from caphv.api import names
-from caphv.api.names import ConditionType, Reason
+from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Obj, annotations_of
 from reconciler.cluster import loadbalancer, pools
 from reconciler.cluster.endpoint import delete_placeholder, release_address
-from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope, generated_names
+from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
 from reconciler.status import Blocked
 
 # What passes by itself; with anything else a user who has asked for it need not wait.

@@ -6,14 +6,13 @@ does, because its controller wants backends; it then takes the Service over with
 
 from __future__ import annotations
 
-from caphv.api import names
-from caphv.api.names import ConditionType, Reason
+from caphv.api import ipam, names
+from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
 from reconciler.cluster import adoption
 from reconciler.cluster.pools import ensure_load_balancer_pool, recognise_load_balancer_pool
-from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope, generated_names
-from reconciler.harvester import ipam
+from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
 from reconciler.harvester.ownership import record
 from reconciler.status import Blocked
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from caphv.api import resources
-from caphv.api.names import ConditionType, Reason
+from caphv.api import ipam, resources
+from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Obj, uid_of
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound
 from reconciler.cluster import adoption
-from reconciler.cluster.scope import ClusterScope, generated_names
-from reconciler.harvester import ipam
+from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.ownership import Ownership, owned_by, record, same_name, wants_adoption
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.status import Blocked

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 from caphv.api import resources
-from caphv.api.names import ConditionType, Reason, rfc1035
+from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Key, Obj, key_of
 from reconciler.context import Context, with_kind
 from reconciler.harvester.ownership import Owner, same_name
@@ -14,8 +13,6 @@ from reconciler.harvester.session import Session, TargetNamespace
 from reconciler.status import Blocked, StatusDraft
 
 LOAD_BALANCER = "lb"
-
-_MAX_NAME = 63
 
 
 @dataclass(slots=True)
@@ -113,20 +110,3 @@ class ClusterScope:
         """Merge fields into the spec of the HarvesterCluster."""
         self.obj = await self.context.patch_spec(self.context.harvester_clusters, self.obj, spec)
         self.draft.moved_to(self.obj)
-
-
-def generated_names(obj: Obj, suffix: str) -> tuple[str, ...]:
-    """Name of what is made on Harvester for a cluster, RFC 1035 of `<ns>-<HarvesterCluster>-<suffix>` (contract).
-
-    The Go provider cut names at 63 characters, so that long ones could meet; ours end in a hash then, and the name that
-    Go gave comes second.
-    """
-    metadata = obj["metadata"]
-    owner = f"{metadata['namespace']}-{metadata['name']}"
-    full = rfc1035(f"{owner}-{suffix}")
-    cut = full[:_MAX_NAME].rstrip("-")
-    if full == cut:
-        return (full,)
-    digest = hashlib.sha256(f"{metadata['namespace']}/{metadata['name']}".encode()).hexdigest()[:8]
-    start = rfc1035(owner)[: _MAX_NAME - len(suffix) - len(digest) - 2].rstrip("-")
-    return f"{start}-{digest}-{suffix}", cut

@@ -14,12 +14,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.api import resources
+from caphv.api import ipam, resources
 from caphv.api.object import Obj
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, NotFound, Unreachable
-from reconciler.harvester import ipam
 
 _ATTEMPTS = 20
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from caphv.api import ipam
 from caphv.api.object import Obj, key_of
 from reconciler import metrics
 from reconciler.context import Context
-from reconciler.harvester import ipam
 from reconciler.machine.network import PoolNetwork, effective_network
 
 

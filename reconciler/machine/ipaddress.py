@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.api import names, resources
+from caphv.api import ipam, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, key_of
 from caphv.runtime.errors import Forbidden
 from reconciler import metrics
-from reconciler.harvester import ipam
 from reconciler.harvester.ownership import record
 from reconciler.machine.network import (
     Network,

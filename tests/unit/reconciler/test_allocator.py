@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from caphv.api import ipam
 from caphv.runtime.errors import Conflict
-from reconciler.harvester import ipam
 from reconciler.harvester.allocator import AddressAllocator, Peers
 
 pytestmark = pytest.mark.unit

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
+from caphv.api.ipam import AddressRequest, plan_allocations, plan_releases
 from caphv.api.object import Key
 from reconciler.cluster.loadbalancer import load_balancer_spec
 from reconciler.cluster.pools import pool_object
-from reconciler.harvester.ipam import AddressRequest, plan_allocations, plan_releases
 from reconciler.harvester.ownership import Owner
 from reconciler.machine.vm import ResolvedImage, VirtualMachineInputs, virtual_machine
 

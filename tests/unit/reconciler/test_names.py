@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.cluster.scope import generated_names
+from caphv.api.names import generated_names
 
 pytestmark = pytest.mark.unit
 

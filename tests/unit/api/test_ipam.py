@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.harvester.ipam import (
+from caphv.api.ipam import (
     AddressRequest,
     Grant,
     InvalidPoolError,
