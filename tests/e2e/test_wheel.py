@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 # Below caphv/_packages in the wheel, at the top of a checkout.
-PARTS = ("commands", "reconciler", "webhooks", "packager", "sandbox")
+PARTS = ("commands", "reconciler", "webhooks", "packager", "overview", "sandbox")
 PACKAGES = ("caphv", *PARTS)
 # Prints where a data folder was found and what is in it.
 LIST_FOLDER = """
