@@ -27,6 +27,7 @@ from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable
 from reconciler.cluster import fleet
 from reconciler.cluster.controller import ClusterReconciler
+from reconciler.cluster.pools import used_pools
 from reconciler.context import Context
 from reconciler.eventhandlers import Watches
 from reconciler.harvester import poolmetrics
@@ -163,7 +164,7 @@ class Provider:
             self.manager.add_controller(controller)
         self.manager.add_task(events.run)
         self.manager.on_start(self._start)
-        self.manager.on_scrape(lambda: poolmetrics.report(context))
+        self.manager.on_scrape(lambda: poolmetrics.report(used_pools(context)))
         self.manager.on_stop(self._stop)
 
     @classmethod

@@ -1,14 +1,14 @@
-"""Which addresses of Harvester's IPPools to give out and to take back, as plans of conditional writes.
+"""Plans which addresses of Harvester's IPPools to allocate and release, as conditional writes.
 
-Requests of many machines for one pool become one patch with a resourceVersion precondition: Harvester's load balancer
-and others write the same object, so a write based on stale data must fail as a whole and be planned anew.
-All addresses are strings in the form `ipaddress` prints. `status.available` is counted up and down, never recounted: so
-does every other writer.
+Requests of many machines for one pool become one patch with a resourceVersion precondition. Harvester's load balancer
+controller and others write the same object, so a write based on stale data must fail as a whole and be planned again.
+Addresses are strings in the form that `ipaddress` prints. `status.available` is incremented and decremented, never
+recounted, as every other writer does.
 
-Ids are the Go provider's, `<namespace>/<name>`, and two management clusters may have machines of one such name. So each
-entry that is made for a management cluster is marked with it, by an annotation of the pool that is written in the same
-patch. Entries without a mark are the Go provider's, or made by hand. (Annotations of an object hold 256 KiB: 6,000
-addresses of one pool.)
+Ids are those of the Go provider, `<namespace>/<name>`, and two management clusters may have machines with the same id.
+Therefore each entry is marked with its management cluster, by an annotation of the pool that is written in the same
+patch. Entries without a mark were made by the Go provider or by hand. (Annotations of an object hold 256 KiB: 6,000
+addresses per pool.)
 """
 
 import ipaddress
@@ -21,17 +21,17 @@ from caphv.api.object import Obj, annotations_of
 
 
 class InvalidPoolError(ValueError):
-    """A range of an IPPool cannot be understood; the message names field and value."""
+    """A range of an IPPool is invalid; the message names field and value."""
 
 
-class Reason(Enum):
+class RefusalReason(Enum):
     """Why a request got no address."""
 
     EXHAUSTED = "exhausted"
     MISSING_POOL = "missing pool"
     INVALID_POOL = "invalid pool"
     NO_POOL = "no pool"
-    """The request names no pool: none is configured, or none serves the machine's networks."""
+    """The request names no pool: none is configured, or no configured pool serves the machine's networks."""
     TAKEN = "taken"
     """The address the requester already uses is held by another id."""
 
@@ -40,9 +40,9 @@ class Reason(Enum):
 class AddressRequest:
     """One address for `id` (`<namespace>/<name>`) from the first of `pools` that has one.
 
-    `address` is the one the requester is known to use already: it is reserved again when the pool has lost the entry,
-    and no other is given in its place. `cluster` is a short name of the management cluster that asks, for the mark;
-    empty for entries without. Entries of the id that have no mark are adopted unless `adopt` is false.
+    `address` is the one that the requester already uses: it is reserved again if the pool has lost the entry, and no
+    other address is allocated instead. `cluster` is a short name of the requesting management cluster, for the mark;
+    empty for no mark. Entries of the id without a mark are adopted unless `adopt` is false.
     """
 
     id: str
@@ -54,7 +54,7 @@ class AddressRequest:
 
 @dataclass(frozen=True)
 class Grant:
-    """An address and its pool; `adopted` when the pool already held it for the id, so nothing needs to be written."""
+    """An address and its pool; `adopted` if the pool already had it for the id, so that nothing needs to be written."""
 
     pool: str
     address: str
@@ -63,15 +63,15 @@ class Grant:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why there is no address, with a message for an operator."""
+    """Why there is no address, with a message for the user."""
 
-    reason: Reason
+    reason: RefusalReason
     message: str
 
 
 @dataclass(frozen=True)
 class AllocationPlan:
-    """Grants and refusals by request id, and a JSON merge patch for each pool that changes, by pool name."""
+    """Grants and refusals by request id, and one JSON merge patch per changed pool, by pool name."""
 
     grants: dict[str, Grant]
     refusals: dict[str, Refusal]
@@ -80,13 +80,13 @@ class AllocationPlan:
 
 @dataclass(frozen=True)
 class Release:
-    """What a release does: the merge patch (None when nothing changes), and what became of each address."""
+    """Merge patch of a release (None if nothing changes), and the outcome for each address."""
 
     patch: Obj | None
     released: tuple[str, ...]
     absent: tuple[str, ...]
     foreign: dict[str, str]
-    """Addresses that someone else holds now, with the holder's id; they are left alone."""
+    """Addresses that another id holds now, with that id; they stay allocated."""
 
 
 @dataclass(frozen=True)
@@ -118,19 +118,19 @@ def holder(pool: Obj, address: str) -> str | None:
 
 
 def held(pool: Obj, identity: str, cluster: str) -> dict[str, bool]:
-    """Addresses under an id that are not another management cluster's; of each, whether it is marked for this one."""
+    """Addresses of an id that belong to no other management cluster; the value: whether it is marked for this one."""
     allocated: dict[str, str] = (pool.get("status") or {}).get("allocated") or {}
     found = {address: mark(pool, address) for address, current in allocated.items() if current == identity}
     return {address: bool(marked) for address, marked in found.items() if marked in ("", cluster)}
 
 
 def mark(pool: Obj, address: str) -> str:
-    """Short name of the management cluster that an entry was made for, empty when it does not say."""
+    """Short name of the management cluster that an entry is marked with, empty for an unmarked entry."""
     return annotations_of(pool).get(_mark_name(address), "")
 
 
 def marking(pool: Obj, address: str, cluster: str) -> Obj:
-    """Patch that marks an entry for another management cluster than before."""
+    """Patch that marks an entry with another management cluster."""
     version = pool["metadata"]["resourceVersion"]
     return {"metadata": {"resourceVersion": version, "annotations": {_mark_name(address): cluster}}}
 
@@ -142,12 +142,12 @@ def _mark_name(address: str) -> str:
 
 
 def pool_capacity(pool: Obj) -> int:
-    """Count the addresses that can be given out, used or not. Raises InvalidPoolError."""
+    """Count the addresses that can be allocated, used or not. Raises InvalidPoolError."""
     return sum(part.size for part in _ranges(pool))
 
 
 def free_count(pool: Obj) -> int:
-    """Count the addresses of the ranges that nobody holds. Raises InvalidPoolError."""
+    """Count the unallocated addresses of the ranges. Raises InvalidPoolError."""
     ranges = _ranges(pool)
     allocated = (pool.get("status") or {}).get("allocated") or {}
     return sum(part.size for part in ranges) - sum(_in_ranges(ranges, address) for address in allocated)
@@ -158,37 +158,37 @@ def plan_allocations(
 ) -> AllocationPlan:
     """Plan all `requests`, in order, against one state of `pools` (by name).
 
-    An address the id holds in any of its pools is adopted; else it gets the one it had before; else the next free one
-    of the first pool with any. `excluded` addresses are in use by somebody the pools may not know (VMs, load balancers
-    in takeover) and are only kept, never newly given.
+    An id keeps the address that it holds in one of its pools; else it gets the one that it had before; else the next
+    free one of the first pool that has one. `excluded` addresses are in use without the pools knowing it (VMs, load
+    balancers during takeover): they may be kept, but are never newly allocated.
     """
     avoid = set(excluded)
-    books: dict[str, _Book] = {}
-    broken: dict[str, str] = {}
+    planned: dict[str, _PoolPlan] = {}
+    invalid: dict[str, str] = {}
     for name in dict.fromkeys(name for request in requests for name in request.pools if name in pools):
         try:
-            books[name] = _Book(pools[name], avoid)
+            planned[name] = _PoolPlan(pools[name], avoid)
         except InvalidPoolError as error:
-            broken[name] = str(error)
+            invalid[name] = str(error)
     grants: dict[str, Grant] = {}
     refusals: dict[str, Refusal] = {}
-    # Addresses in use first, lest another request of the plan is given one of them.
+    # Addresses in use first, so that no other request of the plan gets one of them.
     for request in sorted(requests, key=lambda request: not request.address):
         if request.id in grants:
             continue
-        outcome = _serve(request, [books[name] for name in request.pools if name in books])
+        outcome = _allocate(request, [planned[name] for name in request.pools if name in planned])
         if isinstance(outcome, Grant):
             grants[request.id] = outcome
         else:
-            refusals[request.id] = outcome or _refusal(request, books, broken)
-    patches = {name: book.patch() for name, book in books.items() if book.added}
+            refusals[request.id] = outcome or _refusal(request, planned, invalid)
+    patches = {name: pool.patch() for name, pool in planned.items() if pool.added}
     return AllocationPlan(grants, refusals, patches)
 
 
 def plan_releases(pool: Obj, entries: Iterable[tuple[str, str, str]]) -> Release:
-    """Plan the return of `entries` (address, id, management cluster or empty).
+    """Plan the release of `entries` (address, id, management cluster or empty).
 
-    What that very id holds, and no other management cluster, is released and remembered as history.
+    Only addresses that this id of this management cluster holds are released; they become history.
     """
     status = pool.get("status") or {}
     allocated: dict[str, str] = status.get("allocated") or {}
@@ -216,10 +216,10 @@ def plan_releases(pool: Obj, entries: Iterable[tuple[str, str, str]]) -> Release
     return Release(patch, tuple(released), tuple(absent), foreign)
 
 
-class _Book:
-    """One pool while a plan is made: who holds what, including what the plan has given away so far.
+class _PoolPlan:
+    """One pool during planning: who holds which address, including what the plan has allocated so far.
 
-    `avoid` is shared by the books of a plan, so that pools which overlap do not give out one address twice.
+    All pools of a plan share `avoid`, so that overlapping pools never allocate one address twice.
     """
 
     def __init__(self, pool: Obj, avoid: set[str]) -> None:
@@ -238,8 +238,8 @@ class _Book:
         self.before: dict[str, list[str]] = {}
         for address, identity in self.history.items():
             self.before.setdefault(identity, []).append(address)
-        # One walk over the ranges serves all requests of the plan: what it has passed never becomes free again in it.
-        self.walk = (address for part in self.ranges for address in part if self.free(address))
+        # One iteration over the ranges serves all requests: during a plan no address becomes free again.
+        self.next_free = (address for part in self.ranges for address in part if self.free(address))
 
     def free(self, address: str) -> bool:
         return address not in self.allocated and address not in self.avoid
@@ -252,12 +252,12 @@ class _Book:
         return next((address for address in known if self.free(address) and self.contains(address)), None)
 
     def adoptable(self, request: AddressRequest) -> str | None:
-        """Address that the pool holds for the requester already."""
+        """Address that the pool already holds for the requester."""
         usable = ("", request.cluster) if request.adopt else (request.cluster,)
         known = self.held.get(request.id, ())
         return next((a for a in known if not request.cluster or mark(self.pool, a) in usable), None)
 
-    def give(self, address: str, request: AddressRequest) -> Grant:
+    def allocate(self, address: str, request: AddressRequest) -> Grant:
         self.added[address] = request.id
         self.avoid.add(address)
         if request.cluster or mark(self.pool, address):
@@ -275,47 +275,48 @@ class _Book:
         )
 
 
-def _serve(request: AddressRequest, books: Sequence[_Book]) -> Grant | Refusal | None:
+def _allocate(request: AddressRequest, pools: Sequence[_PoolPlan]) -> Grant | Refusal | None:
     if request.address:
-        return _keep(request, books)
-    for book in books:
-        if (address := book.adoptable(request)) is not None:
-            return Grant(book.name, address, adopted=True)
-    for book in books:
-        if (address := book.previous(request.id)) is not None:
-            return book.give(address, request)
-    for book in books:
-        if (address := next(book.walk, None)) is not None:
-            return book.give(address, request)
+        return _keep(request, pools)
+    for pool in pools:
+        if (address := pool.adoptable(request)) is not None:
+            return Grant(pool.name, address, adopted=True)
+    for pool in pools:
+        if (address := pool.previous(request.id)) is not None:
+            return pool.allocate(address, request)
+    for pool in pools:
+        if (address := next(pool.next_free, None)) is not None:
+            return pool.allocate(address, request)
     return None
 
 
-def _keep(request: AddressRequest, books: Sequence[_Book]) -> Grant | Refusal | None:
-    for book in books:
-        current = book.allocated.get(request.address) or book.added.get(request.address)
-        marked = mark(book.pool, request.address)
+def _keep(request: AddressRequest, pools: Sequence[_PoolPlan]) -> Grant | Refusal | None:
+    for pool in pools:
+        current = pool.allocated.get(request.address) or pool.added.get(request.address)
+        marked = mark(pool.pool, request.address)
         if current == request.id and (not request.cluster or marked in ("", request.cluster)):
-            return Grant(book.name, request.address, adopted=True)
+            return Grant(pool.name, request.address, adopted=True)
         if current is not None:
             other = f" of management cluster {marked}" if current == request.id else ""
             return Refusal(
-                Reason.TAKEN,
-                f"address {request.address} of {request.id} is held by {current}{other} in IPPool {book.name}; "
-                "find out which of the two really uses it and correct status.allocated of the pool",
+                RefusalReason.TAKEN,
+                f"address {request.address} of {request.id} is held by {current}{other} in IPPool {pool.name}; "
+                "find out which of them uses it, and correct status.allocated of the pool",
             )
-    for book in books:
-        if book.contains(request.address):
-            return book.give(request.address, request)
+    for pool in pools:
+        if pool.contains(request.address):
+            return pool.allocate(request.address, request)
     return None
 
 
-def _refusal(request: AddressRequest, books: Mapping[str, _Book], broken: Mapping[str, str]) -> Refusal:
+def _refusal(request: AddressRequest, pools: Mapping[str, _PoolPlan], invalid: Mapping[str, str]) -> Refusal:
     if not request.pools:
         return Refusal(
-            Reason.NO_POOL, f"no IPPool serves {request.id}: name one in vmNetworkConfig.ipPoolRefs for its networks"
+            RefusalReason.NO_POOL,
+            f"no IPPool serves {request.id}: add one that serves its networks to vmNetworkConfig.ipPoolRefs",
         )
-    present = [name for name in request.pools if name in books]
-    missing = [name for name in request.pools if name not in books and name not in broken]
+    present = [name for name in request.pools if name in pools]
+    missing = [name for name in request.pools if name not in pools and name not in invalid]
     parts = []
     if present and request.address:
         parts.append(f"address {request.address} is in no range of IPPool {', '.join(present)}")
@@ -323,14 +324,20 @@ def _refusal(request: AddressRequest, books: Mapping[str, _Book], broken: Mappin
         parts.append(f"no free address in IPPool {', '.join(present)}: add a range or another pool to ipPoolRefs")
     if missing:
         parts.append(f"IPPool {', '.join(missing)} does not exist on Harvester")
-    parts.extend(broken[name] for name in request.pools if name in broken)
-    reason = Reason.EXHAUSTED if present else Reason.MISSING_POOL if missing else Reason.INVALID_POOL
+    parts.extend(invalid[name] for name in request.pools if name in invalid)
+    reason = _reason(present, missing)
     return Refusal(reason, "; ".join(parts))
+
+
+def _reason(present: Sequence[str], missing: Sequence[str]) -> RefusalReason:
+    if present:
+        return RefusalReason.EXHAUSTED
+    return RefusalReason.MISSING_POOL if missing else RefusalReason.INVALID_POOL
 
 
 def _patch(pool: Obj, *, allocated: Obj, history: Obj, change: int, last: str, marks: Obj) -> Obj:
     status = pool.get("status") or {}
-    # A pool that Harvester has not counted yet lacks the fields which the CRD requires as soon as there is a status.
+    # The CRD requires these fields as soon as there is a status; a pool that Harvester has not counted lacks them.
     available = status.get("available")
     total = status.get("total")
     changed: Obj = {
@@ -369,14 +376,14 @@ def _range(spec: Obj, where: str) -> _Range:
         raise InvalidPoolError(f"{where}: subnet {text!r} is not a network like 10.0.0.0/24") from None
     first, last = int(subnet.network_address), int(subnet.broadcast_address)
     gateway: int | None = None
-    # Networks of one or two addresses are links between two points: they have no network and broadcast address.
+    # Networks of one or two addresses are point-to-point links: they have no network and broadcast address.
     if subnet.num_addresses > 2:
         first += 1
         last -= subnet.version == 4
         gateway = first
     start = _bound(spec, "rangeStart", subnet, where, first)
     end = _bound(spec, "rangeEnd", subnet, where, last)
-    # As Harvester does: bounds the wrong way round are swapped.
+    # As Harvester does: swap bounds in the wrong order.
     low, high = min(start, end), max(start, end)
     if spec.get("gateway"):
         gateway = _bound(spec, "gateway", subnet, where, first)

@@ -82,6 +82,10 @@ SSH_NAMES_ANNOTATION = "harvesterhci.io/sshNames"
 IMAGE_ID_ANNOTATION = "harvesterhci.io/imageId"
 RUN_STRATEGY_ANNOTATION = "harvesterhci.io/vmRunStrategy"
 
+# ServiceAccounts
+SERVICE_ACCOUNT_ANNOTATION = "kubernetes.io/service-account.name"
+SERVICE_ACCOUNT_TOKEN_TYPE = "kubernetes.io/service-account-token"  # noqa: S105 - a type, not a token
+
 # Workload cluster
 UNINITIALIZED_TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
 PROVIDER_ID_PREFIX = "harvester://"

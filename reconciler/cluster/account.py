@@ -12,22 +12,26 @@ import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from caphv.api.names import ConditionType, Reason
-from caphv.api.object import CONFIG_MAPS, SECRETS, SERVICES, Key, Obj, Resource, uid_of
+from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE, ConditionType, Reason
+from caphv.api.object import (
+    CLUSTER_ROLE_BINDINGS,
+    CONFIG_MAPS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Key,
+    Obj,
+    Resource,
+    uid_of,
+)
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from reconciler.cluster.kubeconfig import virtual_address
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.ownership import Owner, Ownership, owned_by, record, wants_adoption
+from reconciler.harvester.kubeconfig import virtual_address
+from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record, wants_adoption
 from reconciler.status import Blocked
 
 CLUSTER_ROLE = "harvesterhci.io:cloudprovider"
-SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-CLUSTER_ROLE_BINDINGS = Resource(
-    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
-)
-ACCOUNT_ANNOTATION = "kubernetes.io/service-account.name"
-TOKEN_TYPE = "kubernetes.io/service-account-token"  # noqa: S105 - a type, not a token
 _INGRESS = Key("kube-system", "ingress-expose")
 _ROOT_CA = "kube-root-ca.crt"
 
@@ -48,10 +52,10 @@ async def ensure_account(scope: ClusterScope) -> str:
         account, binding = await _read(client, namespace, name)
         if not _usable(scope, account, binding, name):
             continue
-        if account is None or owned_by(account, scope.owner) is not Ownership.OURS:
+        if account is None or ownership_of(account, scope.owner) is not Ownership.OURS:
             metadata = {"name": name, "namespace": namespace, "annotations": wanted}
             await _write(client, SERVICE_ACCOUNTS, account, {"metadata": metadata})
-        if binding is None or owned_by(binding, scope.owner) is not Ownership.OURS:
+        if binding is None or ownership_of(binding, scope.owner) is not Ownership.OURS:
             metadata = {"name": name, "annotations": wanted}
             await _write(client, CLUSTER_ROLE_BINDINGS, binding, {"metadata": metadata, **_grant(namespace, name)})
         return name
@@ -70,10 +74,10 @@ async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
     try:
         secret = await client.get(SECRETS, name, scope.target_namespace)
     except NotFound:
-        annotations = {ACCOUNT_ANNOTATION: account, **record(scope.owner)}
+        annotations = {SERVICE_ACCOUNT_ANNOTATION: account, **record(scope.owner)}
         metadata = {"name": name, "namespace": scope.target_namespace, "annotations": annotations}
-        secret = await client.create(SECRETS, {"metadata": metadata, "type": TOKEN_TYPE})
-    if secret["metadata"].get("annotations", {}).get(ACCOUNT_ANNOTATION) != account:
+        secret = await client.create(SECRETS, {"metadata": metadata, "type": SERVICE_ACCOUNT_TOKEN_TYPE})
+    if secret["metadata"].get("annotations", {}).get(SERVICE_ACCOUNT_ANNOTATION) != account:
         raise Blocked(
             ConditionType.CLOUD_PROVIDER_CONFIG_READY,
             Reason.CLOUD_PROVIDER_CONFIG_FAILED,
@@ -128,7 +132,7 @@ async def delete_account(scope: ClusterScope) -> None:
         if (account is None and binding is None) or not _usable(scope, account, binding, name):
             continue
         token = await _find(client, SECRETS, f"{name}-token", namespace)
-        if token and token.get("type") != TOKEN_TYPE:
+        if token and token.get("type") != SERVICE_ACCOUNT_TOKEN_TYPE:
             token = None
         for resource, obj in ((CLUSTER_ROLE_BINDINGS, binding), (SECRETS, token), (SERVICE_ACCOUNTS, account)):
             if obj:
@@ -148,7 +152,7 @@ def usable(account: Obj | None, binding: Obj | None, key: Key, owner: Owner, *, 
     what it would mean for us: a binding of any other role, or an account alone, is something else that happens to have
     the name.
     """
-    judged = [owned_by(obj, owner) for obj in (account, binding) if obj is not None]
+    judged = [ownership_of(obj, owner) for obj in (account, binding) if obj is not None]
     if Ownership.FOREIGN in judged and not adopt:
         return False
     if binding is not None and not _grants(binding, key):

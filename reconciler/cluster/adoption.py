@@ -12,13 +12,13 @@ from caphv.api.object import Obj, annotations_of, being_deleted, key_of, uid_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import NotFound
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.ownership import Ownership, owned_by, record, wants_adoption
+from reconciler.harvester.ownership import Ownership, ownership_of, record, wants_adoption
 from reconciler.status import Blocked
 
 
 def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
     """Whether an object belongs to somebody else, and the user has not said that this cluster takes it over."""
-    return owned_by(obj, scope.owner) is Ownership.FOREIGN and not wants_adoption(scope.obj)
+    return ownership_of(obj, scope.owner) is Ownership.FOREIGN and not wants_adoption(scope.obj)
 
 
 async def recognise(scope: ClusterScope, informer: Informer, obj: Obj, condition: ConditionType, reason: Reason) -> Obj:
@@ -33,7 +33,7 @@ async def recognise(scope: ClusterScope, informer: Informer, obj: Obj, condition
             f'that of this cluster, set annotation {names.ADOPT_ANNOTATION}: "true" on the HarvesterCluster',
             warn=True,
         )
-    if owned_by(obj, scope.owner) is Ownership.OURS:
+    if ownership_of(obj, scope.owner) is Ownership.OURS:
         return obj
     metadata = obj["metadata"]
     patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": record(scope.owner)}}

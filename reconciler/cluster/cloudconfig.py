@@ -29,8 +29,9 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, labels_of, uid_of
 from caphv.runtime.errors import Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from reconciler.cluster import account
-from reconciler.cluster.kubeconfig import SECRET_NAMESPACE, ManifestError, kubeconfig, with_credentials
+from reconciler.cluster.manifest import SECRET_NAMESPACE, ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
+from reconciler.harvester.kubeconfig import kubeconfig
 from reconciler.status import Blocked
 
 SECRET = Key(SECRET_NAMESPACE, "harvester-cloud-config")

@@ -22,8 +22,8 @@ async def ensure_connection(scope: ClusterScope) -> None:
         away = isinstance(session.error, Unreachable)
         how = "Harvester cannot be reached" if away else f"Harvester at {session.server} refuses"
         raise failed(f"{how}: {session.error}")
-    if not session.synced and session.trouble:
-        raise failed(f"Harvester at {session.server} cannot be read: {session.trouble}", after=_READ_AGAIN)
+    if not session.synced and session.sync_error:
+        raise failed(f"Harvester at {session.server} cannot be read: {session.sync_error}", after=_READ_AGAIN)
     if not session.synced:
         raise Blocked(
             _CONNECTION, Reason.HARVESTER_CONNECTION_IN_PROGRESS, f"connecting to {session.server}", after=0.2

@@ -12,7 +12,7 @@ from reconciler.cluster import adoption
 from reconciler.cluster.endpoint import API_PORT
 from reconciler.cluster.pools import load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.ownership import Ownership, owned_by, record
+from reconciler.harvester.ownership import Ownership, ownership_of, record
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
 from reconciler.status import Blocked
 
@@ -65,7 +65,7 @@ def control_plane_vms(scope: ClusterScope) -> list[Obj]:
             continue
         owner = scope.context.owner(resources.HARVESTER_MACHINES.kind, machine)
         provider_id = str((machine.get("spec") or {}).get("providerID") or "")
-        if owned_by(vm, owner, provider_id=provider_id) is not Ownership.FOREIGN:
+        if ownership_of(vm, owner, provider_id=provider_id) is not Ownership.FOREIGN:
             found.append(vm)
     return found
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from caphv.api import ipam, resources
 from caphv.api.names import ConditionType, Reason, generated_names
-from caphv.api.object import Obj, uid_of
+from caphv.api.object import Obj, key_of, uid_of
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.ownership import Ownership, owned_by, record, same_name, wants_adoption
+from reconciler.context import Context
+from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name, wants_adoption
+from reconciler.harvester.session import Session
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.status import Blocked
 
@@ -99,6 +102,19 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
         ) from None
 
 
+def used_pools(context: Context) -> Iterator[tuple[Session, list[str]]]:
+    """The session of each HarvesterCluster, and the pools from which it and its machines take addresses."""
+    for harvester_cluster in context.harvester_clusters.store:
+        session = context.sessions.of(key_of(harvester_cluster))
+        if session is None:
+            continue
+        cluster = context.cluster_of(harvester_cluster)
+        machines = context.machines_of(cluster) if cluster else []
+        overrides = [spec for machine in machines if (spec := machine.get("spec") or {}).get("vmNetworkConfig")]
+        networks = [effective_network(spec, harvester_cluster["spec"]) for spec in ({}, *overrides)]
+        yield session, [name for network in networks if isinstance(network, PoolNetwork) for name in network.pools]
+
+
 def pool_object(name: str, spec: dict[str, Any], annotations: dict[str, str]) -> Obj:
     """IPPool from the description in a HarvesterCluster. Harvester's webhook counts it; the CRD wants the fields."""
     source = {field: spec[field] for field in ("subnet", "gateway", "rangeStart", "rangeEnd") if spec.get(field)}
@@ -152,7 +168,7 @@ def _created(scope: ClusterScope, suffix: str, condition: ConditionType) -> Obj 
     pool = next(filter(None, pools), None)
     if pool is None:
         return None
-    judged = owned_by(pool, scope.owner)
+    judged = ownership_of(pool, scope.owner)
     if judged is Ownership.FOREIGN:
         return pool if wants_adoption(scope.obj) and same_name(pool, scope.owner) else None
     return pool if judged is Ownership.OURS or scope.draft.is_true(condition) else None

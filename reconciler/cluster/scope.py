@@ -81,8 +81,8 @@ class ClusterScope:
             raise Blocked(
                 ConditionType.TARGET_NAMESPACE_READY,
                 Reason.TARGET_NAMESPACE_CHECKING,
-                namespace.trouble or f"reading what exists in namespace {self.target_namespace} on Harvester",
-                warn=bool(namespace.trouble),
+                namespace.sync_error or f"reading what exists in namespace {self.target_namespace} on Harvester",
+                warn=bool(namespace.sync_error),
                 after=0.2,
             )
         return namespace

@@ -1,7 +1,8 @@
-"""An account on Harvester for this provider, with the rights that it needs and no others, and its kubeconfig.
+"""A least-privilege account on Harvester for this provider, and its kubeconfig.
 
-The rights are those of `deploy/harvester`, on which tests run the provider. With target namespaces the account can
-touch objects of machines and load balancers there only; without, anywhere, so that the provider can make new ones.
+Its rights are the roles of `deploy/harvester`, with which tests run the provider. With target namespaces, the account
+can write objects of machines and load balancers only there; without, in all namespaces, so that the provider can create
+target namespaces.
 """
 
 from __future__ import annotations
@@ -15,18 +16,25 @@ from urllib.parse import urlsplit
 import yaml
 
 from caphv import data
-from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
+from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE
+from caphv.api.object import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    NAMESPACES,
+    ROLE_BINDINGS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Obj,
+)
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import parse_kubeconfig
-from reconciler.cluster.account import ACCOUNT_ANNOTATION, CLUSTER_ROLE_BINDINGS, SERVICE_ACCOUNTS, TOKEN_TYPE
-from reconciler.cluster.kubeconfig import API_PORT, kubeconfig
+from reconciler.harvester.kubeconfig import API_PORT, kubeconfig
 from reconciler.harvester.session import HARVESTER_NAMESPACE
 
 MANAGER = "caphv-identity"
 MOVE_LABEL = "clusterctl.cluster.x-k8s.io/move"
-EVERYWHERE, IN_NAMESPACE = "caphv-identity", "caphv-identity-namespace"
-_RBAC = "rbac.authorization.k8s.io"
-_ROLE_BINDINGS = Resource(_RBAC, "v1", "rolebindings", "RoleBinding")
+CLUSTER_WIDE_ROLE, NAMESPACE_ROLE = "caphv-identity", "caphv-identity-namespace"
 _RESOURCES = {
     resource.kind: resource
     for resource in (
@@ -34,21 +42,21 @@ _RESOURCES = {
         SERVICE_ACCOUNTS,
         SECRETS,
         CLUSTER_ROLE_BINDINGS,
-        _ROLE_BINDINGS,
-        Resource(_RBAC, "v1", "clusterroles", "ClusterRole", namespaced=False),
-        Resource(_RBAC, "v1", "roles", "Role"),
+        ROLE_BINDINGS,
+        CLUSTER_ROLES,
+        ROLES,
     )
 }
 _TOKEN_SECONDS = 30.0
 
 
 class AccountError(Exception):
-    """The account cannot be made; the text says what to do."""
+    """The account cannot be created; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A ServiceAccount `name` in `namespace` on Harvester; without `targets` its rights hold in all namespaces."""
+    """A ServiceAccount on Harvester. Without target namespaces (`targets`), its rights hold in all namespaces."""
 
     name: str
     namespace: str
@@ -56,43 +64,47 @@ class Account:
 
     @property
     def token_secret(self) -> str:
-        """Name of the Secret that Harvester puts the token into."""
+        """Name of the Secret into which Harvester writes the token."""
         return f"{self.name}-token"
 
 
 def objects(account: Account) -> list[Obj]:
-    """All that has to be on Harvester, in the order in which it can be applied."""
+    """All objects of the account on Harvester, in an order in which they can be applied."""
     roles = [
         role
         for path in sorted(data.folder("deploy/harvester").glob("*.yaml"))
         for role in yaml.safe_load_all(path.read_text(encoding="utf-8"))
     ]
-    place = {"name": account.name, "namespace": account.namespace}
+    metadata = {"name": account.name, "namespace": account.namespace}
     namespaces = dict.fromkeys((account.namespace, *account.targets))
     return [
         *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in namespaces),
         *roles,
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {**place, "name": account.token_secret, "annotations": {ACCOUNT_ANNOTATION: account.name}},
-            "type": TOKEN_TYPE,
+            "metadata": {
+                **metadata,
+                "name": account.token_secret,
+                "annotations": {SERVICE_ACCOUNT_ANNOTATION: account.name},
+            },
+            "type": SERVICE_ACCOUNT_TOKEN_TYPE,
         },
-        _binding(account, EVERYWHERE),
-        _binding(account, EVERYWHERE, of="Role", namespace=HARVESTER_NAMESPACE),
-        *(_binding(account, IN_NAMESPACE, namespace=name) for name in account.targets or ("",)),
+        _binding(account, CLUSTER_WIDE_ROLE),
+        _binding(account, CLUSTER_WIDE_ROLE, of="Role", namespace=HARVESTER_NAMESPACE),
+        *(_binding(account, NAMESPACE_ROLE, namespace=name) for name in account.targets or ("",)),
     ]
 
 
 async def create(client: ApiClient, account: Account, server: str) -> str:
-    """Apply the objects, wait for the token, try it, and answer the kubeconfig; `server` is what it will name.
+    """Apply the objects, wait for the token, test it, and return a kubeconfig for `server`.
 
-    Raises AccountError when Harvester makes no token or the kubeconfig does not work; ApiError when Harvester refuses.
+    Raises AccountError if Harvester issues no token, ApiError if it refuses a request.
     """
     for obj in objects(account):
         await client.apply(_RESOURCES[obj["kind"]], obj, manager=MANAGER)
-    secret = await _filled(client, account)
+    secret = await _wait_for_token(client, account)
     token, ca = (base64.b64decode(secret["data"][key]).decode() for key in ("token", "ca.crt"))
     namespace = account.targets[0] if account.targets else "default"
     content = kubeconfig(server=server, ca=ca, token=token, namespace=namespace)
@@ -105,9 +117,9 @@ async def create(client: ApiClient, account: Account, server: str) -> str:
 
 
 def api_server(url: str) -> str:
-    """Where Harvester's own API server listens; the kubeconfig that Harvester offers leads to Rancher's proxy in it.
+    """URL of Harvester's own API server, where `url` may be that of Rancher's proxy in front of it.
 
-    Rancher's proxy takes tokens of its users only, not those of ServiceAccounts.
+    The kubeconfig that Harvester offers for download leads to the proxy, which accepts no ServiceAccount tokens.
     """
     parts = urlsplit(url)
     if not parts.path.startswith("/k8s/clusters/"):
@@ -117,7 +129,7 @@ def api_server(url: str) -> str:
 
 
 def identity_secret(name: str, namespace: str, content: str) -> Obj:
-    """The identity Secret for the management cluster (contract: key `kubeconfig`); `clusterctl move` takes it along."""
+    """The identity Secret for the management cluster (contract: key `kubeconfig`), labelled for `clusterctl move`."""
     metadata = {"name": name, "namespace": namespace, "labels": {MOVE_LABEL: ""}}
     return {
         "apiVersion": "v1",
@@ -130,18 +142,18 @@ def identity_secret(name: str, namespace: str, content: str) -> Obj:
 
 def _binding(account: Account, role: str, *, of: str = "ClusterRole", namespace: str = "") -> Obj:
     kind = "RoleBinding" if namespace else "ClusterRoleBinding"
-    # Several accounts can share a Harvester, and each its target namespaces.
+    # Several accounts can share a Harvester and a target namespace.
     name = f"{role}:{account.namespace}:{account.name}"
     return {
-        "apiVersion": f"{_RBAC}/v1",
+        "apiVersion": f"{CLUSTER_ROLES.group}/v1",
         "kind": kind,
         "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
-        "roleRef": {"apiGroup": _RBAC, "kind": of, "name": role},
+        "roleRef": {"apiGroup": CLUSTER_ROLES.group, "kind": of, "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}],
     }
 
 
-async def _filled(client: ApiClient, account: Account) -> Obj:
+async def _wait_for_token(client: ApiClient, account: Account) -> Obj:
     deadline = time.monotonic() + _TOKEN_SECONDS
     while time.monotonic() < deadline:
         secret = await client.get(SECRETS, account.token_secret, account.namespace)
@@ -149,6 +161,6 @@ async def _filled(client: ApiClient, account: Account) -> Obj:
             return secret
         await asyncio.sleep(0.2)
     raise AccountError(
-        f"Harvester has put no token into Secret {account.namespace}/{account.token_secret} within "
-        f"{_TOKEN_SECONDS:.0f} s: see whether its kube-controller-manager works, and call this again"
+        f"Harvester has written no token into Secret {account.namespace}/{account.token_secret} within "
+        f"{_TOKEN_SECONDS:.0f} s: check its kube-controller-manager, and run this command again"
     )

@@ -1,7 +1,7 @@
-"""Who an object on Harvester belongs to.
+"""Owner records: which object of which management cluster an object on Harvester belongs to.
 
 The Go provider adopted and deleted objects by name alone, so two HarvesterMachines of one name could share a VM. Every
-object of ours says in its annotations which object, of which management cluster, it was made for.
+object that this provider creates carries annotations with its owner.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from caphv.api.object import Obj
 
 @dataclass(frozen=True)
 class Owner:
-    """An object of the management cluster; `management_cluster` is the uid that tells management clusters apart."""
+    """An object of the management cluster; `management_cluster` is the uid of kube-system there."""
 
     kind: str
     namespace: str
@@ -23,16 +23,16 @@ class Owner:
 
 
 class Ownership(Enum):
-    """What the record on an object says about an owner."""
+    """How the record on an object relates to an owner."""
 
     OURS = "ours"
     UNRECORDED = "unrecorded"
-    """No record: made by the Go provider or by hand."""
+    """No record: created by the Go provider or by hand."""
     FOREIGN = "foreign"
 
 
 def record(owner: Owner) -> dict[str, str]:
-    """Return the annotations that say an object belongs to `owner`."""
+    """Return the annotations that record `owner`."""
     return {
         names.OWNER_CLUSTER_ANNOTATION: owner.management_cluster,
         names.OWNER_ANNOTATION: f"{owner.kind}/{owner.namespace}/{owner.name}",
@@ -40,11 +40,11 @@ def record(owner: Owner) -> dict[str, str]:
     }
 
 
-def owned_by(obj: Obj, owner: Owner, *, provider_id: str = "") -> Ownership:
-    """Judge the record on `obj`.
+def ownership_of(obj: Obj, owner: Owner, *, provider_id: str = "") -> Ownership:
+    """Compare the record on `obj` with `owner`.
 
-    `provider_id` is the owner's `spec.providerID`: where it carries the uid of `obj` it proves ownership even though
-    the record names another management cluster or uid, as after a move or a restored backup.
+    `provider_id` is the owner's `spec.providerID`: if it carries the uid of `obj`, it proves ownership although the
+    record names another management cluster or uid, as after a move or a restored backup.
     """
     metadata = obj.get("metadata") or {}
     uid = metadata.get("uid")
@@ -59,9 +59,9 @@ def owned_by(obj: Obj, owner: Owner, *, provider_id: str = "") -> Ownership:
 
 
 def same_name(obj: Obj, owner: Owner) -> bool:
-    """Whether the record on `obj` names an owner of this kind, namespace and name, of whatever uid; or there is none.
+    """Whether `obj` has no record, or one with this kind, namespace and name; uids may differ.
 
-    So it is after a move of the management cluster: not yet ours, but nobody else's either.
+    After a move between management clusters, uids differ until the object is adopted.
     """
     annotations = (obj.get("metadata") or {}).get("annotations") or {}
     expected = record(owner)[names.OWNER_ANNOTATION]
@@ -69,5 +69,5 @@ def same_name(obj: Obj, owner: Owner) -> bool:
 
 
 def wants_adoption(obj: Obj) -> bool:
-    """Whether annotation `caphv.io/adopt` on an object of the management cluster says that it takes over strangers."""
+    """Whether annotation `caphv.io/adopt` of an object allows it to adopt objects of other owners."""
     return ((obj.get("metadata") or {}).get("annotations") or {}).get(names.ADOPT_ANNOTATION) == "true"

@@ -1,12 +1,13 @@
-"""One session for each Harvester identity: a client, shared watches, and the allocator of its address pools.
+"""One session per Harvester identity: a client, shared watches, and the allocator of its address pools.
 
-All clusters with the same identity share a session; it starts with the first and ends with the last of them. Watches
-of cluster-wide collections (hosts, images, key pairs, pools, Services of load balancers) run once, those of a target
-namespace once for each. Which Harvester it is, its namespace `kube-system` tells: sessions of different identities that
-lead to the same one allocate addresses together.
+All clusters with the same identity share a session. It opens with the first and closes with the last of them. Watches
+of cluster-wide collections (hosts, images, key pairs, pools, Services of load balancers) run once per session, those of
+a target namespace once per namespace. The uid of namespace `kube-system` identifies a Harvester: sessions of different
+identities on one Harvester allocate addresses together.
 
-One watch, that of Harvester's own Deployment, doubles as probe: while Harvester is away it alone tries often, the
-others wait for it, so that an outage of hours costs a request every few seconds, whatever the number of machines.
+The watch of Harvester's own Deployment doubles as probe: while Harvester is unreachable, only the probe retries often
+and the other watches wait for it, so that an outage of hours costs one request every few seconds, whatever the number
+of machines.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from caphv.runtime.cache import Change, Informer
 from caphv.runtime.errors import Forbidden, Unauthorized
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
-from reconciler.harvester.allocator import AddressAllocator, Peers
+from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ _BACKOFF = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SessionEvents:
-    """What a session reports: a change of an object, and that Harvester went away or came back."""
+    """Callbacks of a session: an object changed; Harvester became unreachable or reachable."""
 
     changed: Callable[[Session, Change], None]
     health: Callable[[Session], None]
@@ -72,20 +73,20 @@ class TargetNamespace:
 
     @property
     def synced(self) -> bool:
-        """Whether absence from these caches means absence on Harvester."""
+        """Whether all caches of the namespace have been filled."""
         return all(informer.synced for informer in self.informers)
 
     @property
-    def trouble(self) -> str:
-        """Why caches cannot be filled; empty while they only are not yet."""
-        return _trouble(self.informers)
+    def sync_error(self) -> str:
+        """Why caches cannot be filled; empty while the first lists are still being read."""
+        return _sync_error(self.informers)
 
 
 class Session:
-    """Connection, caches and allocator for one identity; made by `Sessions`."""
+    """Connection, caches and allocator for one identity; created by `Sessions`."""
 
     def __init__(self, access: Kubeconfig, events: SessionEvents, identity: str) -> None:
-        # Secrets with the same content share a session, and count as the first of them.
+        # Secrets with the same content share a session; metrics name the first of them.
         self.identity = identity
         self.fingerprint = access.fingerprint
         self.server = access.server
@@ -93,7 +94,7 @@ class Session:
         self.client = access.client(name="harvester", on_response=metrics.IdentityRequests(identity).answered)
         self._events = events
         self._tasks: dict[Informer, asyncio.Task[None]] = {}
-        self._others_waiting = False
+        self._watches_waiting = False
         self._probed = 0.0
         self._uid: str | None = None
         self._identifying = asyncio.Lock()
@@ -115,18 +116,18 @@ class Session:
         self.images = self.informer(resources.IMAGES)
         self.key_pairs = self.informer(resources.KEY_PAIRS)
         self.pools = self.informer(resources.IP_POOLS)
-        # Of all namespaces: an address that any load balancer announces must not be given away, whoever made it.
+        # Of all namespaces: an address that any load balancer announces must not be allocated.
         self.services = self.informer(SERVICES, label_selector=f"{names.SERVICE_LB_LABEL}=true")
         self.allocator = AddressAllocator(self.client, self.pools, self._addresses_in_use)
 
     @property
     def error(self) -> Exception | None:
-        """Why Harvester cannot be talked to right now, if so."""
+        """Why requests to Harvester fail now; None if they do not."""
         return self.deployment.last_error
 
     @property
     def unauthorized(self) -> bool:
-        """Whether Harvester refuses the credentials (for example an expired token)."""
+        """Whether Harvester rejects the credentials (for example an expired token)."""
         return isinstance(self.error, Unauthorized)
 
     @property
@@ -142,60 +143,58 @@ class Session:
         return all(informer.synced for informer in self._cluster_wide)
 
     @property
-    def trouble(self) -> str:
-        """Why cluster-wide caches cannot be filled; empty while they only are not yet."""
-        return _trouble(self._cluster_wide)
+    def sync_error(self) -> str:
+        """Why cluster-wide caches cannot be filled; empty while the first lists are still being read."""
+        return _sync_error(self._cluster_wide)
 
     @property
     def _cluster_wide(self) -> list[Informer]:
         return [self.deployment, self.hosts, self.images, self.key_pairs, self.pools, self.services]
 
     def informer(self, resource: Resource, **options: Any) -> Informer:
-        """A watch whose changes are reported; `start` runs it."""
-        options = {"max_backoff": _BACKOFF, "on_error": self._other_failed, "probe": self.deployment, **options}
+        """An informer whose changes are reported; `start` runs it."""
+        options = {"max_backoff": _BACKOFF, "on_error": self._watch_failed, "probe": self.deployment, **options}
         return self._reported(Informer(self.client, resource, **options))
 
     def start(self) -> None:
-        """Begin to watch what is not bound to a namespace."""
+        """Start the cluster-wide watches."""
         self._run(self._cluster_wide)
 
     async def harvester_uid(self) -> str:
-        """The uid of `kube-system` on this Harvester, read once; empty when the identity may not read it."""
+        """The uid of `kube-system` on this Harvester, read once; empty if the identity may not read it."""
         async with self._identifying:
             if self._uid is None:
                 try:
                     self._uid = uid_of(await self.client.get(NAMESPACES, "kube-system"))
                 except Forbidden as error:
-                    log.warning("cannot tell whether %s is always the same Harvester: %s", self.server, error)
+                    log.warning("cannot verify that %s stays the same Harvester: %s", self.server, error)
                     self._uid = ""
             return self._uid
 
     def probe(self) -> None:
-        """Credentials were refused: have the probe find out now what else only its next reconnection would."""
+        """A request was answered 401: reconnect the probe now, so that it sees that, too."""
         if time.monotonic() - self._probed > _PROBE_BACKOFF:
             self._probed = time.monotonic()
             self._tasks.pop(self.deployment).cancel()
             self._run([self.deployment])
 
     def watch_namespace(self, name: str) -> TargetNamespace:
-        """The watches of a target namespace; started on the first call."""
+        """The caches of a target namespace; the first call starts their watches."""
         if name not in self.namespaces:
             self.namespaces[name] = TargetNamespace(self, name)
             self._run(self.namespaces[name].informers)
         return self.namespaces[name]
 
     async def unwatch_namespace(self, name: str) -> None:
-        """End the watches of a target namespace that no cluster uses any more."""
+        """Stop the watches of a target namespace that no cluster uses any more."""
         namespace = self.namespaces.pop(name, None)
         await self._stop(namespace.informers if namespace else [])
 
     async def close(self) -> None:
-        """End all watches and close the connection."""
+        """Stop all watches and close the connection."""
         await self._stop(list(self._tasks))
         self.allocator.leave()
         await self.client.close()
-
-    # Inside
 
     def _reported(self, informer: Informer) -> Informer:
         informer.add_handler(lambda change: self._events.changed(self, change))
@@ -211,21 +210,21 @@ class Session:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _other_failed(self, _error: Exception) -> None:
-        self._others_waiting = True
+    def _watch_failed(self, _error: Exception) -> None:
+        self._watches_waiting = True
 
     def _probe_answered(self) -> None:
-        if self._others_waiting:
-            self._others_waiting = False
+        if self._watches_waiting:
+            self._watches_waiting = False
             for informer in self._tasks:
                 informer.retry_now()
-        self._tell_health("answers")
+        self._report_health("answers")
 
     def _probe_failed(self, error: Exception) -> None:
-        self._tell_health(type(error).__name__)
+        self._report_health(type(error).__name__)
 
-    def _tell_health(self, health: str) -> None:
-        """Wake all clusters and machines of the session when its state changes, not at each probe."""
+    def _report_health(self, health: str) -> None:
+        """Report a change of health, but not each probe."""
         if health != self._health:
             self._health = health
             self._events.health(self)
@@ -233,7 +232,7 @@ class Session:
     def _addresses_in_use(self) -> set[str]:
         """Addresses that a load balancer holds or is about to hold, whatever the pools say.
 
-        While Harvester's load balancer controller takes over a placeholder, it frees the address for a moment.
+        Harvester's load balancer controller frees the address of a placeholder for a moment while it takes it over.
         """
         used: set[str] = set()
         for service in self.services.store:
@@ -246,19 +245,19 @@ class Session:
 
 
 class Sessions:
-    """Which HarvesterCluster uses which session and target namespace."""
+    """All sessions, and which HarvesterCluster uses which session and target namespace."""
 
     def __init__(self, events: SessionEvents) -> None:
         self._events = events
         self._sessions: dict[str, Session] = {}
         self._users: dict[Key, tuple[str, str]] = {}
         self._accepted: set[Key] = set()
-        self._peers: WeakValueDictionary[str, Peers] = WeakValueDictionary()
+        self._groups: WeakValueDictionary[str, AllocatorGroup] = WeakValueDictionary()
 
     def of(self, cluster: Key) -> Session | None:
-        """The session of a HarvesterCluster for its machines, once it is known to lead to the right Harvester.
+        """The session of a HarvesterCluster for its machines, once it is verified to lead to the right Harvester.
 
-        While it has not been filled it tells nobody that a VM is missing, but may tell why it does not get filled.
+        Before that, a session whose caches are not filled is returned, too, because it may have an error to report.
         """
         fingerprint, _ = self._users.get(cluster, ("", ""))
         session = self._sessions.get(fingerprint)
@@ -273,7 +272,7 @@ class Sessions:
         ]
 
     async def assign(self, cluster: Key, access: Kubeconfig, namespace: str, *, identity: str) -> Session:
-        """Give a cluster the session of an identity (`<namespace>/<Secret>`); one that nobody uses any more is closed.
+        """Assign the session of an identity (`<namespace>/<Secret>`) to a cluster, and close a session without users.
 
         Raises `KubeconfigError` when the credentials cannot be loaded.
         """
@@ -291,29 +290,29 @@ class Sessions:
         return session
 
     async def identify(self, session: Session) -> str:
-        """Find out which Harvester a session leads to, see `Session.harvester_uid`."""
+        """Return the uid of the session's Harvester, see `Session.harvester_uid`, and join its allocators."""
         uid = await session.harvester_uid()
         if uid:
-            peers = self._peers.get(uid) or Peers()
-            self._peers[uid] = peers
-            session.allocator.join(peers)
+            group = self._groups.get(uid) or AllocatorGroup()
+            self._groups[uid] = group
+            session.allocator.join(group)
         return uid
 
     def accept(self, cluster: Key) -> bool:
-        """The cluster's session leads to its Harvester; answers whether that is news."""
-        news = cluster not in self._accepted
+        """Record that the cluster's session leads to its Harvester; return whether that is new."""
+        new = cluster not in self._accepted
         self._accepted.add(cluster)
-        return news
+        return new
 
     async def release(self, cluster: Key) -> None:
-        """The cluster is gone."""
+        """Release the session of a deleted cluster."""
         self._accepted.discard(cluster)
         before = self._users.pop(cluster, None)
         if before:
             await self._collect(*before)
 
     async def close(self) -> None:
-        """End all sessions."""
+        """Close all sessions."""
         self._users.clear()
         self._accepted.clear()
         for session in list(self._sessions.values()):
@@ -334,7 +333,7 @@ class Sessions:
             await session.unwatch_namespace(namespace)
 
 
-def _trouble(informers: Iterable[Informer]) -> str:
+def _sync_error(informers: Iterable[Informer]) -> str:
     return "; ".join(str(one.last_error) for one in informers if not one.synced and one.last_error)
 
 
@@ -358,8 +357,8 @@ def _slim_instance(vmi: Obj) -> Obj:
 
 
 def _slim_claim(claim: Obj) -> Obj:
-    notes = {name: value for name, value in annotations_of(claim).items() if name.startswith("caphv.io/")}
-    return {"metadata": {**_metadata(claim), "annotations": notes}}
+    kept = {name: value for name, value in annotations_of(claim).items() if name.startswith("caphv.io/")}
+    return {"metadata": {**_metadata(claim), "annotations": kept}}
 
 
 def _slim_deployment(deployment: Obj) -> Obj:

@@ -13,7 +13,7 @@ from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, uid_of
 from caphv.runtime.errors import NotFound
-from reconciler.harvester.ownership import Ownership, owned_by, record, wants_adoption
+from reconciler.harvester.ownership import Ownership, ownership_of, record, wants_adoption
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.disks import is_machine_pvc
 from reconciler.machine.ipaddress import take_over_address
@@ -38,7 +38,7 @@ def judge(scope: MachineScope, vm: Obj) -> Ownership:
     Otherwise a machine that was left behind on a former management cluster would take the VM back, or delete it.
     """
     known = _known_uid(scope) == uid_of(vm)
-    return owned_by(vm, scope.owner, provider_id="" if known else str(scope.spec.get("providerID") or ""))
+    return ownership_of(vm, scope.owner, provider_id="" if known else str(scope.spec.get("providerID") or ""))
 
 
 async def recognise(scope: MachineScope, vm: Obj) -> Obj:

@@ -15,7 +15,7 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, key_of
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
 from reconciler import metrics
-from reconciler.harvester.ownership import Ownership, owned_by
+from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.machine import cloudinit, talos
 from reconciler.machine.adoption import gone, recognise
 from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
@@ -149,7 +149,7 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
     except AlreadyExists:
         # From an attempt that did not get to the VM; what it holds may be of older bootstrap data.
         existing = await client.get(SECRETS, secret["metadata"]["name"], scope.target_namespace)
-        if owned_by(existing, scope.owner) is Ownership.FOREIGN:
+        if ownership_of(existing, scope.owner) is Ownership.FOREIGN:
             owner = annotations_of(existing).get(names.OWNER_ANNOTATION, "somebody else")
             raise scope.failed(f"Secret {key_of(existing)} on Harvester belongs to {owner}") from None
         secret["metadata"]["resourceVersion"] = existing["metadata"]["resourceVersion"]

@@ -9,7 +9,7 @@ from caphv.api import conditions, names, resources
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted, key_of
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
 from reconciler import metrics
-from reconciler.harvester.ownership import Ownership, owned_by
+from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.harvester.session import TargetNamespace
 from reconciler.machine.adoption import judge
 from reconciler.machine.cloudinit import secret_name
@@ -144,7 +144,7 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None
         claim
         for claim in namespace.claims.store
         if is_machine_pvc(scope.name, claim["metadata"]["name"])
-        and owned_by(claim, scope.owner) is not Ownership.FOREIGN
+        and ownership_of(claim, scope.owner) is not Ownership.FOREIGN
     ]
     if left and time.monotonic() - scope.context.deleting.get(scope.owner.uid, 0.0) < _HARVESTER_DELETES:
         # We had the VM deleted with its disks: Harvester is at it.
@@ -178,7 +178,7 @@ async def _delete_secret(scope: MachineScope) -> None:
             await client.delete(SECRETS, name, scope.target_namespace)
             return
         secret = await client.get(SECRETS, name, scope.target_namespace)
-        if owned_by(secret, scope.owner) is not Ownership.FOREIGN:
+        if ownership_of(secret, scope.owner) is not Ownership.FOREIGN:
             await client.delete(SECRETS, name, scope.target_namespace, uid=secret["metadata"]["uid"])
     except NotFound:
         return

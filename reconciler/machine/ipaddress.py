@@ -43,7 +43,7 @@ async def ensure_address(scope: MachineScope) -> Network:
         metrics.IPPOOL_ALLOCATION_ERRORS.inc()
         for pool in pools:
             scope.context.waiters.wait(("pool", session.fingerprint, pool), scope.key)
-        exhausted = answer.reason is ipam.Reason.EXHAUSTED
+        exhausted = answer.reason is ipam.RefusalReason.EXHAUSTED
         raise Blocked(
             ConditionType.VM_IP_ALLOCATED,
             Reason.VM_IP_POOL_EXHAUSTED if exhausted else Reason.VM_IP_ALLOCATION_FAILED,

@@ -103,8 +103,8 @@ class MachineScope:
             raise Blocked(
                 ConditionType.VM_PROVISIONING_READY,
                 Reason.VM_PROVISIONING_IN_PROGRESS,
-                namespace.trouble
-                or session.trouble
+                namespace.sync_error
+                or session.sync_error
                 or f"reading what exists in namespace {self.target_namespace} on Harvester",
                 unknown=True,
                 after=0.2,

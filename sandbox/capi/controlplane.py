@@ -27,7 +27,7 @@ from sandbox.capi.resources import (
     alive,
     merged_conditions,
     now,
-    owned_by,
+    ownership_of,
     paused,
 )
 from sandbox.capi.status import in_contract_v1beta1, status_of
@@ -69,7 +69,7 @@ class ControlPlanes:
         machines = [
             machine
             for machine in self._caches.machines_of(key_of(cluster), control_plane=True)
-            if owned_by(machine, control_plane)
+            if ownership_of(machine, control_plane)
         ]
         if being_deleted(control_plane):
             await self._end(control_plane, cluster, machines)
@@ -145,7 +145,7 @@ class ControlPlanes:
         """Name of a machine of which only the first objects were made, empty when there is none."""
         for obj in alive(self._caches.harvester_machines_of(cluster)):
             key = key_of(obj)
-            if owned_by(obj, control_plane) and self._caches.machines.get(*key) is None:
+            if ownership_of(obj, control_plane) and self._caches.machines.get(*key) is None:
                 return key.name
         return ""
 

@@ -37,7 +37,7 @@ def reference(owner: Obj, *, controller: bool = False) -> Obj:
     return found | ({"controller": True, "blockOwnerDeletion": True} if controller else {})
 
 
-def owned_by(obj: Obj, control_plane: Obj) -> bool:
+def ownership_of(obj: Obj, control_plane: Obj) -> bool:
     """Whether an object belongs to exactly this control plane, not to an earlier one of its name."""
     owner = owner_reference(obj, control_plane["kind"], control_plane["apiVersion"].partition("/")[0])
     return owner is not None and owner["uid"] == uid_of(control_plane)

@@ -11,13 +11,12 @@ import asyncio
 import base64
 import contextlib
 
-from caphv.api.object import SECRETS, Key, Obj, Resource, annotations_of, uid_of
+from caphv.api.object import SECRETS, SERVICE_ACCOUNTS, Key, Obj, annotations_of, uid_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import NotFound
 
-SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 SECRET_TYPE = "kubernetes.io/service-account-token"  # noqa: S105 - a type, not a token
 ACCOUNT = "kubernetes.io/service-account.name"
 ACCOUNT_UID = "kubernetes.io/service-account.uid"

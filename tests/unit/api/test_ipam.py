@@ -12,7 +12,7 @@ from caphv.api.ipam import (
     AddressRequest,
     Grant,
     InvalidPoolError,
-    Reason,
+    RefusalReason,
     free_count,
     held,
     holder,
@@ -144,7 +144,7 @@ class TestAllocation:
         spec = {"subnet": "10.0.0.0/29", "gateway": "10.0.0.3"}
         plan = plan_allocations({"p": pool("p", spec)}, [request(str(n)) for n in range(9)])
         assert [grant.address for grant in plan.grants.values()] == [f"10.0.0.{n}" for n in (1, 2, 4, 5, 6)]
-        assert {refusal.reason for refusal in plan.refusals.values()} == {Reason.EXHAUSTED}
+        assert {refusal.reason for refusal in plan.refusals.values()} == {RefusalReason.EXHAUSTED}
 
     def test_falls_back_from_pool_to_pool_and_range_to_range(self) -> None:
         pools = {
@@ -161,28 +161,28 @@ class TestAllocation:
     @pytest.mark.parametrize(
         ("pools", "wanted", "reason", "words"),
         [
-            ({}, ["gone"], Reason.MISSING_POOL, "IPPool gone does not exist"),
+            ({}, ["gone"], RefusalReason.MISSING_POOL, "IPPool gone does not exist"),
             (
                 {"p": pool("p", {"subnet": "10.0.0.1/32"}, allocated={"10.0.0.1": "x"})},
                 ["p"],
-                Reason.EXHAUSTED,
+                RefusalReason.EXHAUSTED,
                 "IPPool p",
             ),
             (
                 {"p": {"metadata": {"name": "p"}, "spec": {"ranges": [{"subnet": "x"}]}}},
                 ["p"],
-                Reason.INVALID_POOL,
+                RefusalReason.INVALID_POOL,
                 "'x'",
             ),
         ],
     )
-    def test_refusals_name_the_pool(self, pools: Any, wanted: list[str], reason: Reason, words: str) -> None:
+    def test_refusals_name_the_pool(self, pools: Any, wanted: list[str], reason: RefusalReason, words: str) -> None:
         refusal = plan_allocations(pools, [request("a", *wanted)]).refusals["ns/a"]
         assert refusal.reason is reason
         assert words in refusal.message
 
     def test_no_pool_at_all(self) -> None:
-        assert plan_allocations({}, [AddressRequest("ns/a", ())]).refusals["ns/a"].reason is Reason.NO_POOL
+        assert plan_allocations({}, [AddressRequest("ns/a", ())]).refusals["ns/a"].reason is RefusalReason.NO_POOL
 
     def test_broken_pool_does_not_stop_the_others(self) -> None:
         broken = {"metadata": {"name": "b"}, "spec": {"ranges": [{"subnet": "x"}]}}
@@ -226,7 +226,7 @@ class TestAddressInUse:
     def test_is_never_replaced_by_another(self) -> None:
         pools = {"p": pool(allocated={"10.0.0.12": "ns/x"})}
         plan = plan_allocations(pools, [request("a", address="10.0.0.12"), request("b", address="10.9.9.9")])
-        assert plan.refusals["ns/a"].reason is Reason.TAKEN
+        assert plan.refusals["ns/a"].reason is RefusalReason.TAKEN
         assert "ns/x" in plan.refusals["ns/a"].message
         assert "10.9.9.9 is in no range" in plan.refusals["ns/b"].message
         assert not plan.grants
@@ -234,7 +234,7 @@ class TestAddressInUse:
     def test_two_of_one_plan_cannot_both_have_it(self) -> None:
         plan = plan_allocations({"p": pool()}, [request("a", address="10.0.0.12"), request("b", address="10.0.0.12")])
         assert set(plan.grants) == {"ns/a"}
-        assert plan.refusals["ns/b"].reason is Reason.TAKEN
+        assert plan.refusals["ns/b"].reason is RefusalReason.TAKEN
 
 
 class TestRelease:
@@ -304,7 +304,7 @@ class TestManagementClusters:
     def test_address_in_use_by_another_is_no_excuse(self) -> None:
         first = merge(pool(), plan_allocations({"p": pool()}, [asks("a", "one")]).patches["p"])
         refusal = plan_allocations({"p": first}, [asks("a", "two", address="10.0.0.10")]).refusals["ns/a"]
-        assert refusal.reason is Reason.TAKEN
+        assert refusal.reason is RefusalReason.TAKEN
         assert "management cluster one" in refusal.message
 
     def test_entry_without_a_mark_is_adopted_unless_it_is_contested(self) -> None:
@@ -382,7 +382,7 @@ def test_no_address_has_two_holders_and_the_sum_is_kept(state: Obj, wanted: Any,
         assert holder(after, grant.address) == identity
         assert grant.adopted or grant.address not in excluded
         assert ipaddress.ip_address(grant.address) in ipaddress.ip_network("10.0.0.0/24")
-    refused = any(refusal.reason is Reason.EXHAUSTED for refusal in plan.refusals.values())
+    refused = any(refusal.reason is RefusalReason.EXHAUSTED for refusal in plan.refusals.values())
     assert not refused or set(ADDRESSES) <= after["status"]["allocated"].keys() | excluded
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api import ipam
 from caphv.runtime.errors import Conflict
-from reconciler.harvester.allocator import AddressAllocator, Peers
+from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
 
 pytestmark = pytest.mark.unit
 
@@ -85,10 +85,10 @@ async def allocate_all(allocators: list[AddressAllocator], each: int) -> list[st
 
 
 def test_identities_of_one_harvester_do_not_conflict() -> None:
-    server, peers = Server(pool(100)), Peers()
+    server, group = Server(pool(100)), AllocatorGroup()
     allocators = [allocator(server) for _ in range(20)]
     for one in allocators:
-        one.join(peers)
+        one.join(group)
     addresses = asyncio.run(allocate_all(allocators, 5))
     assert len(set(addresses)) == 100
     assert server.conflicts == 0
@@ -104,10 +104,10 @@ def test_without_each_other_they_get_there_too() -> None:
 
 def test_address_that_one_gives_back_is_free_for_the_other_at_once() -> None:
     async def main() -> None:
-        server, peers = Server(pool(1)), Peers()
+        server, group = Server(pool(1)), AllocatorGroup()
         one, other = allocator(server), allocator(server)
-        one.join(peers)
-        other.join(peers)
+        one.join(group)
+        other.join(group)
         first = await one.allocate(request(1))
         assert isinstance(first, ipam.Grant)
         assert isinstance(await other.allocate(request(2)), ipam.Refusal)
@@ -120,13 +120,13 @@ def test_address_that_one_gives_back_is_free_for_the_other_at_once() -> None:
 
 def test_who_has_left_is_told_no_more() -> None:
     async def main() -> None:
-        server, peers = Server(pool(5)), Peers()
+        server, group = Server(pool(5)), AllocatorGroup()
         one, gone = allocator(server), allocator(server)
-        one.join(peers)
-        gone.join(peers)
+        one.join(group)
+        gone.join(group)
         gone.leave()
         await one.allocate(request(1))
-        assert len(peers.pools) == 1
+        assert len(group.caches) == 1
         assert not next(iter(gone._pools.store))["status"]["allocated"]
 
     asyncio.run(main())

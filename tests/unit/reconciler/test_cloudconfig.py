@@ -14,7 +14,8 @@ from caphv.api.object import Key
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.cluster.account import usable
 from reconciler.cluster.cloudconfig import intact, renewal, secret_object
-from reconciler.cluster.kubeconfig import ManifestError, kubeconfig, virtual_address, with_credentials
+from reconciler.cluster.manifest import ManifestError, with_credentials
+from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 from reconciler.harvester.ownership import Owner, record
 
 pytestmark = pytest.mark.unit

@@ -86,16 +86,16 @@ def test_names_count_only_without_labels() -> None:
     assert asked(pod("etcd-snapshot", "one", labels=False, container="snapshot")) == []
 
 
-def owned_by(kind: str, group: str = "controlplane.cluster.x-k8s.io") -> dict[str, Any]:
+def ownership_of(kind: str, group: str = "controlplane.cluster.x-k8s.io") -> dict[str, Any]:
     return {"metadata": {"ownerReferences": [{"apiVersion": f"{group}/v1beta2", "kind": kind, "name": "x"}]}}
 
 
 def test_providers_that_remove_members_themselves() -> None:
-    assert removed_by_provider(owned_by("RKE2ControlPlane"))
-    assert removed_by_provider(owned_by("KubeadmControlPlane"))
-    assert removed_by_provider(owned_by("TalosControlPlane"))
-    assert not removed_by_provider(owned_by("KThreesControlPlane"))
-    assert not removed_by_provider(owned_by("RKE2ControlPlane", "example.com"))
+    assert removed_by_provider(ownership_of("RKE2ControlPlane"))
+    assert removed_by_provider(ownership_of("KubeadmControlPlane"))
+    assert removed_by_provider(ownership_of("TalosControlPlane"))
+    assert not removed_by_provider(ownership_of("KThreesControlPlane"))
+    assert not removed_by_provider(ownership_of("RKE2ControlPlane", "example.com"))
     assert not removed_by_provider({"metadata": {}})
     assert not removed_by_provider(None)
 
@@ -173,7 +173,7 @@ GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-
         {"cluster": GOING},
         {"harvester_cluster": GOING},
         {"harvester_cluster": None},
-        {"machine": owned_by("RKE2ControlPlane")},
+        {"machine": ownership_of("RKE2ControlPlane")},
         {"draft": SimpleNamespace(is_true=lambda _: False)},
         {"cluster_key": None},
     ],

@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from caphv.api.object import Key, Obj
 from reconciler import metrics
 from reconciler.cluster.identity import Identities
+from reconciler.cluster.pools import used_pools
 from reconciler.harvester import poolmetrics
 from sandbox.processes import pki
 
@@ -134,7 +135,7 @@ def test_free_addresses_are_those_of_pools_for_machines() -> None:
         "away": {"vmNetworkConfig": {"ipPoolRef": "elsewhere"}},
     }
     machines: dict[str, list[Obj]] = {"dhcp": [{"vmNetworkConfig": {"ipPoolRef": "own"}}, {}]}
-    found = poolmetrics.free_addresses(context(pools, clusters, machines))
+    found = poolmetrics.free_addresses(used_pools(context(pools, clusters, machines)))
     assert found == {(HARVESTER, "a"): 8, (HARVESTER, "b"): 4, (HARVESTER, "own"): 0}
 
 
@@ -145,9 +146,9 @@ def free(name: str) -> float | None:
 
 def test_pools_that_nobody_names_any_more_have_no_series() -> None:
     clusters: dict[str, Obj] = {"first": {"vmNetworkConfig": {"ipPoolRef": "a"}}}
-    poolmetrics.report(context({"a": pool(3)}, clusters, {}))
+    poolmetrics.report(used_pools(context({"a": pool(3)}, clusters, {})))
     assert free("a") == 3
-    poolmetrics.report(context({"a": pool(3)}, {}, {}))
+    poolmetrics.report(used_pools(context({"a": pool(3)}, {}, {})))
     assert free("a") is None
 
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from reconciler.harvester.ownership import Owner, Ownership, owned_by, record, same_name, wants_adoption
+from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record, same_name, wants_adoption
 
 pytestmark = pytest.mark.unit
 
@@ -23,28 +23,28 @@ def test_record() -> None:
 
 
 def test_what_is_recorded_is_ours() -> None:
-    assert owned_by(vm(record(OWNER)), OWNER) is Ownership.OURS
+    assert ownership_of(vm(record(OWNER)), OWNER) is Ownership.OURS
 
 
 @pytest.mark.parametrize("field", ["kind", "namespace", "name", "uid", "management_cluster"])
 def test_any_other_owner_is_foreign(field: str) -> None:
-    assert owned_by(vm(record(replace(OWNER, **{field: "other"}))), OWNER) is Ownership.FOREIGN
+    assert ownership_of(vm(record(replace(OWNER, **{field: "other"}))), OWNER) is Ownership.FOREIGN
 
 
 def test_half_a_record_is_foreign() -> None:
-    assert owned_by(vm({"caphv.io/owner": "HarvesterMachine/ns/m"}), OWNER) is Ownership.FOREIGN
+    assert ownership_of(vm({"caphv.io/owner": "HarvesterMachine/ns/m"}), OWNER) is Ownership.FOREIGN
 
 
 def test_objects_of_the_go_provider_have_no_record() -> None:
-    assert owned_by(vm({}), OWNER) is Ownership.UNRECORDED
-    assert owned_by({"metadata": {"name": "m"}}, OWNER) is Ownership.UNRECORDED
+    assert ownership_of(vm({}), OWNER) is Ownership.UNRECORDED
+    assert ownership_of({"metadata": {"name": "m"}}, OWNER) is Ownership.UNRECORDED
 
 
 def test_provider_id_proves_ownership_after_a_move() -> None:
     moved = vm(record(replace(OWNER, uid="before", management_cluster="before")))
-    assert owned_by(moved, OWNER, provider_id="harvester://vm-uid") is Ownership.OURS
-    assert owned_by(moved, OWNER, provider_id="harvester://another") is Ownership.FOREIGN
-    assert owned_by({"metadata": {}}, OWNER, provider_id="harvester://") is Ownership.UNRECORDED
+    assert ownership_of(moved, OWNER, provider_id="harvester://vm-uid") is Ownership.OURS
+    assert ownership_of(moved, OWNER, provider_id="harvester://another") is Ownership.FOREIGN
+    assert ownership_of({"metadata": {}}, OWNER, provider_id="harvester://") is Ownership.UNRECORDED
 
 
 def test_after_a_move_the_record_still_names_the_owner() -> None:

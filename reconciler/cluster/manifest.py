@@ -1,4 +1,4 @@
-"""The kubeconfig of Harvester's cloud provider and CSI driver, and its place in a cluster's manifests. Pure.
+"""Puts the kubeconfig of Harvester's cloud provider and CSI driver into the manifests of a cluster. Pure functions.
 
 No error of this module quotes a manifest: they hold credentials.
 """
@@ -7,56 +7,22 @@ from __future__ import annotations
 
 import base64
 import binascii
-import ipaddress
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from caphv.api.object import Obj, annotations_of
+from caphv.api.object import Obj
 
 SECRET_NAMESPACE = "kube-system"  # noqa: S105 - a namespace
 """Namespace of the Secret with the kubeconfig in the workload cluster (contract)."""
-
-API_PORT = 6443
-VIP_ANNOTATION = "kube-vip.io/loadbalancerIPs"
 
 _DOCUMENT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 
 
 class ManifestError(ValueError):
-    """A manifest cannot be extended; the text quotes nothing of it."""
-
-
-def kubeconfig(*, server: str, ca: str, token: str, namespace: str) -> str:
-    """A kubeconfig as Harvester's own generator writes it (contract: context `context`, entries `default`).
-
-    `ca` is PEM; `namespace` is that of the VMs, where the cloud provider looks for them.
-    """
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [
-            {
-                "name": "default",
-                "cluster": {"server": server, "certificate-authority-data": base64.b64encode(ca.encode()).decode()},
-            }
-        ],
-        "users": [{"name": "default", "user": {"token": token}}],
-        "contexts": [{"name": "context", "context": {"cluster": "default", "user": "default", "namespace": namespace}}],
-        "current-context": "context",
-    }
-    return yaml.safe_dump(config, sort_keys=False)
-
-
-def virtual_address(service: Obj | None) -> str:
-    """URL of Harvester's API at its virtual address, from Service `kube-system/ingress-expose`; empty without one."""
-    address = annotations_of(service).get(VIP_ANNOTATION, "").split(",")[0].strip() if service else ""
-    try:
-        return f"https://{ipaddress.IPv4Address(address)}:{API_PORT}"
-    except ValueError:
-        return ""
+    """A manifest cannot be extended; the message quotes nothing of it."""
 
 
 def with_credentials(manifest: str, name: str, key: str, content: str) -> str:
