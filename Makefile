@@ -21,11 +21,11 @@ setup: $(VENV)/project.stamp ## Make .venv with the project and all it needs (.v
 
 # Before the tests, because a build takes longer than any test may.
 programs: setup ## Build etcd, kube-apiserver and the Cluster API core, where they are not there yet
-	@$(BIN)/python -c 'import logging; from sandbox import binaries; \
+	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); binaries.prepare()'
 
 tools: setup ## Build helm, kubectl, kustomize, clusterctl and promtool for the tests of installing and of alerts, where they are not there yet
-	@$(BIN)/python -c 'import logging; from sandbox import binaries; \
+	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); [binaries.binary(name) for name in binaries.TOOLS]'
 
 demo: setup ## Watch a cluster live on a simulated Harvester, from creation to the last trace

@@ -124,7 +124,7 @@ def plain_report(write: Report | None = None, every: float = LOG_EVERY_SECONDS) 
 
 
 def binary(name: str, report: Report | None = None) -> Path:
-    """Return the path of a program of `RECIPES` or `TOOLS`, building it when it is nowhere. Raises `golang.BuildError`.
+    """Return the path of a program of `RECIPES` or `TOOLS`, building it when it is nowhere. Raises `BuildError`.
 
     Several processes may call this at once: one builds, the others wait for it.
     """
@@ -159,7 +159,7 @@ def cluster_api_manifests(report: Report | None = None) -> Path:
 
 
 def prepare(report: Report | None = None) -> None:
-    """Find or build everything that a sandbox runs. Raises `golang.BuildError`."""
+    """Find or build everything that a sandbox runs. Raises `gobuild.BuildError`."""
     for name in RECIPES:
         binary(name, report)
     cluster_api_manifests(report)

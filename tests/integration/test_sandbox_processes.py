@@ -157,7 +157,7 @@ def fake_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_several_processes_build_once(fake_go: Path) -> None:
-    script = "from sandbox import binaries; print(binaries.binary('etcd').read_text())"
+    script = "from sandbox.processes import binaries; print(binaries.binary('etcd').read_text())"
     command = [sys.executable, "-c", script]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [child.communicate()[0].strip() for child in children] == ["program"] * 3
@@ -168,7 +168,7 @@ def test_a_failed_build_shows_output_and_remedy_and_leaves_nothing(
     fake_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL", "yes")
-    with pytest.raises(binaries.golang.BuildError, match=r"disk is full(.|\n)*KUBEBUILDER_ASSETS"):
+    with pytest.raises(binaries.gobuild.BuildError, match=r"disk is full(.|\n)*KUBEBUILDER_ASSETS"):
         binaries.binary("etcd")
     assert [path.name for path in (tmp_path / "cache" / "bin").iterdir() if not path.name.endswith(".lock")] == []
     monkeypatch.delenv("FAIL")

@@ -73,6 +73,8 @@ class Environment:
         with server.audit_log.open("rb") as file:
             file.seek(since)
             for line in file:
+                if not line.endswith(b"\n"):
+                    return  # The server is still writing it.
                 event = json.loads(line)
                 if event.get("userAgent") == USER_AGENT:
                     yield event
