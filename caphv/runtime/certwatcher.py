@@ -1,7 +1,7 @@
-"""TLS of a server from a folder that others write: cert-manager by way of a mounted Secret, or a user.
+"""Serving certificates from a folder that cert-manager (through a mounted Secret) or a user writes.
 
-The folder is looked at once a second. That needs no file watches, which mounted Secrets (links that are swapped) and
-network file systems each treat in their own way, and two `stat` calls cost nothing.
+The folder is polled once a second: two `stat` calls cost nothing, and file watches behave differently on mounted
+Secrets (swapped links) and on network file systems.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _Seen = tuple[tuple[int, int, int], ...]
 
 
 class CertWatcher:
-    """`tls.crt` and `tls.key` of a folder; new connections get the newest pair that fits together.
+    """`tls.crt` and `tls.key` of a folder; new connections get the newest pair that matches.
 
-    A rotation touches no connection that is open, and a pair that is half written or does not fit changes nothing: the
-    one before is served until the new one is whole.
+    A rotation touches no open connection. While certificate and key do not match, or are half written, the previous
+    pair stays in use.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,54 +31,54 @@ class CertWatcher:
         self.problem = f"certificate {self._files[0]} has not been read yet"
 
     def refresh(self) -> bool:
-        """Look at the folder; tells whether there is a pair to serve. `problem` says what is wrong with the newest."""
+        """Check the folder; return whether there is a pair to serve. `problem` says what is wrong with the newest."""
         try:
             seen = tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in (f.stat() for f in self._files))
             if seen != self._seen:
                 self._current = server_context(self._files)
-                self._told("")
-                log.info("serving with the certificate of %s", self._files[0].parent)
+                self._report("")
+                log.info("serving the certificate in %s", self._files[0].parent)
                 self._seen = seen
         except FileNotFoundError as error:
-            self._told(f"certificate: {error.filename} is missing; cert-manager or you must put it there")
+            self._report(f"certificate: {error.filename} is missing; create it, or let cert-manager create it")
         except ssl.SSLError as error:
-            self._told(f"certificate: {self._files[0]} and tls.key cannot be used together: {error.reason or error}")
+            self._report(f"certificate: {self._files[0]} and tls.key do not match: {error.reason or error}")
         except (OSError, ValueError) as error:
-            self._told(f"certificate: {self._files[0]} cannot be read: {error}")
+            self._report(f"certificate: {self._files[0]} cannot be read: {error}")
         return self._current is not None
 
     def listener(self) -> ssl.SSLContext:
-        """Settings for a listening socket; call it after a `refresh` that was true.
+        """TLS context for a listening socket; call it after `refresh` has returned True.
 
-        They stay as they are for as long as the socket listens, so each handshake is led to the newest.
+        The context of a listening socket cannot be replaced, so each handshake switches to the newest.
         """
         if self._current is None:
-            raise RuntimeError("there is no certificate yet")
-        self.lead(self._current)
+            raise RuntimeError("no certificate has been loaded")
+        self.attach(self._current)
         return self._current
 
-    def lead(self, context: ssl.SSLContext) -> None:
-        """Have connections to a socket with these settings get the newest pair, as soon as there is one."""
+    def attach(self, context: ssl.SSLContext) -> None:
+        """Make connections to a socket with this context use the newest pair, once there is one."""
         context.sni_callback = self._newest
 
     def _newest(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        # Called for clients that send no server name, too.
+        # OpenSSL also calls this for clients that send no server name.
         if self._current is not None:
             connection.context = self._current
 
-    def _told(self, problem: str) -> None:
+    def _report(self, problem: str) -> None:
         if problem and problem != self.problem:
             log.warning("%s", problem)
         self.problem = problem
 
 
 def certificates_in(pem: bytes) -> list[bytes]:
-    """Return the certificates of a PEM text, each with its armour; what stands between them is left out."""
+    """Return the certificates of a PEM text, each with its armour, without the text between them."""
     return _PEM_CERTIFICATE.findall(pem)
 
 
 def authority(folder: Path) -> bytes:
-    """Return the certificates of the folder's `ca.crt`, PEM; empty when it has none."""
+    """Return the certificates in the folder's `ca.crt` as PEM; empty if there are none."""
     try:
         return b"".join(block + b"\n" for block in certificates_in((folder / "ca.crt").read_bytes()))
     except OSError:
@@ -86,10 +86,10 @@ def authority(folder: Path) -> bytes:
 
 
 def server_context(files: tuple[Path, Path]) -> ssl.SSLContext:
-    """Settings of a server with these two files, certificate and key. Raises `OSError`, `ssl.SSLError`."""
+    """TLS context of a server with a certificate file and a key file. Raises `OSError`, `ssl.SSLError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    # An encrypted key fails: without this, OpenSSL would ask for its pass phrase on the terminal and wait.
+    # Makes an encrypted key fail; otherwise OpenSSL asks for its pass phrase on the terminal and waits.
     context.load_cert_chain(*files, password=b"")
     return context

@@ -1,8 +1,8 @@
-"""A part of a process that runs in a process of its own, beside it: its side and the other one.
+"""A runnable in a child process: the parent's side and the child's.
 
-Why not a thread: threads of one interpreter take turns of milliseconds, so that one part would wait for all that
-another one computes. The other process tells once a second how it is, on its standard output: readiness and metrics,
-and by that it lives; when that pipe breaks the first process is gone, and the other one ends, too.
+Why not a thread: threads of one interpreter share its lock in turns of milliseconds, so one would wait for whatever
+another computes. The child reports readiness and metrics on its standard output at least once a second. A silent
+child is killed and restarted; a child whose pipe breaks has lost its parent and exits.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _LONGEST_REPORT = 1024 * 1024
 
 
 class ChildProcess(Runnable):
-    """Runs a process: starts it again when it ends or is silent, and ends it when cancelled.
+    """Runs a child process: restarts it when it exits or falls silent, and terminates it when cancelled.
 
-    It is `python -m <module>` with the settings as JSON in its first argument, so there must be no secrets in them.
+    The command is `python -m <module>` with the settings as JSON in its first argument, so they must hold no secrets.
     """
 
     def __init__(self, name: str, module: str, settings: Mapping[str, Any]) -> None:
         self._name, self._module = name, module
         self._settings = orjson.dumps(settings).decode()
-        self._reasons = [f"{name}: its process starts"]
+        self._reasons = [f"{name}: process is starting"]
         self._metrics = b""
 
     def not_ready(self) -> list[str]:
-        """Say what the process told last."""
+        """Return what the child reported last."""
         return self._reasons
 
     def metrics(self) -> bytes:
-        """Return the metrics of the process, a second old at most."""
+        """Return the metrics of the child, at most a second old."""
         return self._metrics
 
     async def run(self) -> None:
@@ -58,10 +58,10 @@ class ChildProcess(Runnable):
         while True:
             started = loop.time()
             status = await self._run_once()
-            self._reasons = [f"{self._name}: its process ended with status {status}"]
+            self._reasons = [f"{self._name}: process exited with status {status}"]
             if loop.time() - started > _LONGEST_PAUSE:
                 pause = _PAUSE_SECONDS
-            log.error("the %s process ended with status %d; starting it again in %.0f s", self._name, status, pause)
+            log.error("%s process exited with status %d; restarting it in %.0f s", self._name, status, pause)
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -72,7 +72,7 @@ class ChildProcess(Runnable):
             stdout=PIPE,
             limit=_LONGEST_REPORT,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            # An interrupt from the terminal is for this process, which ends that one in its turn.
+            # Ctrl-C on the terminal is for the parent, which then terminates the child.
             start_new_session=True,
         )
         try:
@@ -83,13 +83,13 @@ class ChildProcess(Runnable):
 
     async def _listen(self, process: Process) -> None:
         if process.stdout is None:
-            raise RuntimeError("the process was started without a pipe")
+            raise RuntimeError("the process has no standard output")
         while True:
             try:
                 async with asyncio.timeout(_SILENCE_SECONDS):
                     line = await process.stdout.readline()
             except TimeoutError:
-                log.error("the %s process has been silent for %.0f s", self._name, _SILENCE_SECONDS)
+                log.error("%s process has been silent for %.0f s; killing it", self._name, _SILENCE_SECONDS)
                 process.kill()
                 return
             if not line:
@@ -110,11 +110,11 @@ async def _end(process: Process) -> None:
         await process.wait()
 
 
-# The other process
+# The child's side
 
 
 class _Pipe(asyncio.BaseProtocol):
-    """The way back."""
+    """Notices that the parent has closed its end."""
 
     def __init__(self, broken: asyncio.Event) -> None:
         self._broken = broken
@@ -128,9 +128,9 @@ async def serve(
     not_ready: Callable[[], list[str]],
     metrics: Callable[[], bytes],
 ) -> None:
-    """Do the work of a process beside another one, and report to it.
+    """Run `work` in the child and report to the parent.
 
-    `work` gets an event that is set when it has to end: on SIGTERM, or when the first process is gone.
+    `work` gets an event that is set when it must stop: on SIGTERM, or when the parent has exited.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -147,13 +147,13 @@ async def serve(
 async def _report(
     not_ready: Callable[[], list[str]], metrics: Callable[[], bytes], pipe: asyncio.WriteTransport
 ) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     count = 0
     while True:
         reasons = not_ready()
-        # A first process that does not read must not stop this one: what is new is told when the pipe is empty again.
-        if (reasons != told or count % 10 == 0) and not pipe.get_write_buffer_size():
+        # A parent that does not read must not block the child: news waits until the pipe is empty again.
+        if (reasons != reported or count % 10 == 0) and not pipe.get_write_buffer_size():
             pipe.write(orjson.dumps({"reasons": reasons, "metrics": metrics().decode()}) + b"\n")
-            told = reasons
+            reported = reasons
         count += 1
         await asyncio.sleep(_REPORT_SECONDS / 10)

@@ -55,20 +55,20 @@ class Controller:
 
     @property
     def longest_running(self) -> float:
-        """Age in seconds of the oldest reconcile that has not ended, 0 when none runs."""
+        """Age in seconds of the oldest running reconcile, 0 if none runs."""
         return time.monotonic() - min(self._active.values()) if self._active else 0.0
 
     def enqueue(self, key: Key) -> None:
-        """Have an object reconciled."""
+        """Queue an object for reconciliation."""
         self.queue.add(key)
 
     async def run(self) -> None:
-        """Work until cancelled; then let running reconciles end for at most `grace` seconds."""
+        """Run workers until cancelled, then give running reconciles `grace` seconds to finish."""
         workers = [asyncio.create_task(self._work(), name=f"{self.name}-{n}") for n in range(self._concurrency)]
         try:
             await asyncio.wait(workers, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # A worker ends its reconcile first: between two writes is a bad place to stop.
+            # Let running reconciles finish: between two writes is a bad place to stop.
             self.queue.close()
             _, late = await asyncio.wait(workers, timeout=self.grace)
             for worker in late:
@@ -108,21 +108,21 @@ class Controller:
         try:
             return await self._reconcile(key)
         except Conflict as error:
-            # Somebody else was faster; the watch brings what they wrote.
-            log.debug("conflict, trying again: %s", error)
+            # The object changed meanwhile; the watch delivers its new version.
+            log.debug("conflict, retrying: %s", error)
             raise _Failed from None
         except TooManyRequests as error:
             log.debug("server asks to wait %.0f s: %s", error.retry_after, error)
             raise _Failed(error.retry_after) from None
         except Unreachable as error:
-            log.warning("no answer: %s", error)
+            log.warning("%s", error)
             raise _Failed from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task and task.cancelling():
                 raise
-            # Something it waited for was cancelled (a session that was closed); the worker itself must go on.
-            log.warning("what the reconcile waited for was cancelled; trying again")
+            # Something it awaited was cancelled, for example by a closed session; the worker itself must continue.
+            log.warning("reconcile was interrupted because a connection was closed; retrying")
             raise _Failed from None
         except Exception as error:
             if self.queue.failures(key) == 0:

@@ -1,4 +1,4 @@
-"""What an API server serves: which version of a group, and what the kinds in it are called in paths."""
+"""Discovery: versions that an API server serves of a group, and the resource names of its kinds."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from caphv.runtime.errors import ApiError, NotFound
 
 
 async def served_version(client: ApiClient, group: str, known: Sequence[str]) -> str:
-    """Return the first of the `known` versions that the server has, too.
+    """Return the first of the `known` versions that the server serves.
 
     Raises:
-        NotFound: the server does not know the group (yet).
-        ApiError: it has none of these versions.
+        NotFound: the server does not serve the group (yet).
+        ApiError: it serves none of these versions.
     """
     answer = await client.request("GET", f"/apis/{group}")
     served = {version["version"] for version in answer["versions"]}
     for version in known:
         if version in served:
             return version
-    raise ApiError(0, "Unsupported", f"{group} is served as {sorted(served)}, needed is one of {', '.join(known)}")
+    raise ApiError(0, "Unsupported", f"{group} is served as {sorted(served)}; required is one of {', '.join(known)}")
 
 
 async def find_resource(client: ApiClient, group: str, kind: str) -> Resource:
-    """Return a kind in the version that the server prefers. Raises NotFound when it has none of that name."""
+    """Return a kind in the version that the server prefers. Raises NotFound if it serves no such kind."""
     answer = await client.request("GET", f"/apis/{group}")
     version = str(answer["preferredVersion"]["version"])
     listed = await client.request("GET", f"/apis/{group}/{version}")
@@ -36,14 +36,14 @@ async def find_resource(client: ApiClient, group: str, kind: str) -> Resource:
 
 
 class Discovery:
-    """Finds the plural of a kind by asking the API server, once for each group and version."""
+    """Maps kinds to resources, with one request for each group version."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
         self._served: dict[str, dict[str, Resource]] = {}
 
     async def resource(self, obj: Obj) -> Resource:
-        """Return the resource of an object. Raises LookupError when its kind is not served."""
+        """Return the resource of an object. Raises LookupError if its kind is not served."""
         version = obj["apiVersion"]
         if version not in self._served:
             path = f"/apis/{version}" if "/" in version else f"/api/{version}"

@@ -1,12 +1,11 @@
-"""Leader election on a Lease, in the form that client-go uses, so that the Go provider and this one exclude each other.
+"""Leader election on a Lease, in client-go's format, so that the Go provider and this one exclude each other.
 
-Why not the election of the `kubernetes` package: it does not release the lease on a stop (a restart then waits for it
-to expire), compares wall clocks of machines, and reads before every renewal.
+Why not the leader election of the `kubernetes` package: it does not release the lease on shutdown (a restart then
+waits until it expires), it compares the clocks of machines, and it reads before every renewal. Here a process measures
+the age of a lease by its own clock, from the moment it saw the renewal.
 
-Whoever sees a lease measures its age by the own clock since it was last renewed; clocks of machines are never compared.
-
-A process that waits can leave a note on the Lease. The holder finds it at its next renewal, which then meets another
-version than it has read: no right, no watch and no request is needed for it that there is not already.
+A standby can ask the leader for a sync by an annotation on the Lease. The leader finds it at its next renewal, which
+meets a newer version than it has read; that takes no further right, watch or request.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
 
 log = logging.getLogger(__name__)
 
-_NOTE = "caphv.io/note-to-holder"
-_NOTE_ATTEMPTS = 5
+_SYNC_ANNOTATION = "caphv.io/note-to-holder"
+_SYNC_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds: a lease lasts `duration`; a holder gives up after `deadline` without renewal and renews each `retry`."""
+    """Seconds: a lease lasts `duration`; its holder renews every `retry` and gives up after `deadline`."""
 
     duration: float = 15.0
     deadline: float = 10.0
@@ -40,9 +39,9 @@ class Timing:
 
 
 class LeaderElection:
-    """Compete for one Lease as `identity` (unique for each process).
+    """Compete for one Lease as `identity` (unique to each process).
 
-    `on_sync_request` is called while this process holds it and another one has left a note; it may be set at any time.
+    `on_sync_request` is called when a standby asks for a sync while this process leads; it may be set at any time.
     """
 
     def __init__(
@@ -53,31 +52,31 @@ class LeaderElection:
         self._timing = timing or Timing()
         self.on_sync_request: Callable[[], None] = lambda: None
         self._lease: Obj | None = None
-        self._note = ""
+        self._sync_request = ""
         self._seen: tuple[Obj, float] = ({}, 0.0)
         self._renewed = 0.0
 
     @property
     def holding(self) -> bool:
-        """Whether this process holds the lease, as far as it has seen."""
+        """Whether this process held the lease when it last looked."""
         return self._holding()
 
     async def request_sync(self) -> None:
-        """Have the holder hear of something within seconds. Raises ApiError and Unreachable.
+        """Ask the leader to sync within seconds. Raises ApiError and Unreachable.
 
-        Where nobody holds the lease there is nobody to hear, and whoever gets it begins with everything anyway.
+        Without a leader this does nothing: the next one starts with a full sync anyway.
         """
-        for attempt in range(1, _NOTE_ATTEMPTS + 1):
+        for attempt in range(1, _SYNC_ATTEMPTS + 1):
             try:
                 lease = await self._client.get(LEASES, self._name, self._namespace)
-                annotations = {**annotations_of(lease), _NOTE: f"{self._identity} {_now()}"}
+                annotations = {**annotations_of(lease), _SYNC_ANNOTATION: f"{self._identity} {_now()}"}
                 metadata = {**lease["metadata"], "annotations": annotations}
                 await self._client.replace(LEASES, {**lease, "metadata": metadata})
             except NotFound:
                 return
             except Conflict:
-                # The holder renewed it at this very moment.
-                if attempt == _NOTE_ATTEMPTS:
+                # The holder renewed it at the same moment.
+                if attempt == _SYNC_ATTEMPTS:
                     raise
             else:
                 return
@@ -95,7 +94,7 @@ class LeaderElection:
         log.info("holding lease %s/%s as %s", self._namespace, self._name, self._identity)
 
     async def hold(self) -> None:
-        """Renew until the lease is lost; then return. The caller must stop all writes at once."""
+        """Renew until the lease is lost, then return. The caller must stop all writes at once."""
         while (remaining := self._remaining()) > 0:
             await asyncio.sleep(min(self._timing.retry, remaining))
             try:
@@ -108,7 +107,7 @@ class LeaderElection:
         log.error("lost lease %s/%s", self._namespace, self._name)
 
     async def release(self) -> None:
-        """Give the lease back, so that the next process need not wait for it to expire."""
+        """Release the lease, so that the next process need not wait until it expires."""
         metrics.LEADER.set(0)
         # Read it again: the answer to a renewal may have been lost when `hold` was cancelled.
         await self._reread()
@@ -162,8 +161,8 @@ class LeaderElection:
 
     async def _read(self) -> Obj:
         self._lease = lease = await self._client.get(LEASES, self._name, self._namespace)
-        before, self._note = self._note, annotations_of(lease).get(_NOTE, "")
-        if self._holding() and before != self._note:
+        before, self._sync_request = self._sync_request, annotations_of(lease).get(_SYNC_ANNOTATION, "")
+        if self._holding() and before != self._sync_request:
             self.on_sync_request()
         return lease
 
@@ -179,7 +178,7 @@ class LeaderElection:
         if not spec.get("holderIdentity"):
             return True
         if self._seen[0] != spec:
-            # Not the version of the object: a note is no renewal.
+            # Not the version of the object: a sync request is no renewal.
             self._seen = (spec, time.monotonic())
         return time.monotonic() - self._seen[1] > float(spec.get("leaseDurationSeconds") or self._timing.duration)
 

@@ -1,4 +1,4 @@
-"""What an API server can answer instead of an object, as exceptions that callers tell apart by type."""
+"""Errors of requests to an API server, as exceptions that callers tell apart by type."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """The API server refused a request: `status` is the HTTP code, `reason` the API's word for it."""
+    """The API server refused a request: `status` is the HTTP code, `reason` that of the Status object."""
 
     def __init__(self, status: int, reason: str, message: str, details: dict[str, Any] | None = None) -> None:
         super().__init__(message or reason or f"HTTP {status}")
@@ -17,49 +17,49 @@ class ApiError(Exception):
 
 
 class NotFound(ApiError):
-    """404: the object, its namespace or its kind is not there."""
+    """404: the object, its namespace or its kind does not exist."""
 
 
 class Conflict(ApiError):
-    """409: a precondition (resourceVersion, uid) does not hold any more."""
+    """409: a precondition (resourceVersion, uid) no longer holds."""
 
 
 class AlreadyExists(Conflict):
-    """409 on a create: an object of that name is there."""
+    """409 on a create: an object of that name exists."""
 
 
 class Unauthorized(ApiError):
-    """401: the credentials are not (or no longer) valid."""
+    """401: the credentials are invalid or have expired."""
 
 
 class Forbidden(ApiError):
-    """403: the credentials are valid and not allowed to do this; admission refusals come as 403, too."""
+    """403: the account lacks the right; admission refusals are 403, too."""
 
 
 class Invalid(ApiError):
-    """400 or 422: the object itself is refused; trying again without a change cannot help."""
+    """400 or 422: the object is invalid; a retry without a change cannot help."""
 
 
 class Gone(ApiError):
-    """410: the resource version is older than what the server remembers; list again."""
+    """410: the resource version is too old; list again."""
 
 
 class TooManyRequests(ApiError):
-    """429 (or 503 with Retry-After): come back after `retry_after` seconds."""
+    """429 (or 503 with Retry-After): retry after `retry_after` seconds."""
 
     @property
     def retry_after(self) -> float:
-        """Seconds the server asks to wait, at most 60; 1 when it does not say."""
+        """Seconds the server asks to wait, at most 60; 1 by default."""
         seconds = self.details.get("retryAfterSeconds")
         return min(float(seconds), 60.0) if isinstance(seconds, int) and seconds > 0 else 1.0
 
 
 class ServerFault(ApiError):
-    """5xx: the server failed; nobody knows whether the request had an effect."""
+    """5xx: the server failed; the request may have taken effect."""
 
 
 class Unreachable(Exception):
-    """No answer: name resolution, connection, TLS or time-out. The text names the server, never credentials."""
+    """No response: name resolution, connection, TLS or time-out. The text names the server, never credentials."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -75,13 +75,13 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def error_from(status: int, body: Any, retry_after: str | None = None) -> ApiError:
-    """Exception for an HTTP status and the parsed `Status` object (or whatever a proxy in between sent)."""
+    """Exception for an HTTP status and the parsed `Status` object (or whatever a proxy returned)."""
     body = body if isinstance(body, dict) else {}
     reason = str(body.get("reason") or "")
     message = str(body.get("message") or "")
     details = dict(body["details"]) if isinstance(body.get("details"), dict) else {}
     if status == 401 and message in ("", "Unauthorized"):
-        message = "Unauthorized: the server does not accept the credentials; they are wrong, or have expired"
+        message = "Unauthorized: the server rejects the credentials; they are invalid or have expired"
     if retry_after and retry_after.isdecimal():
         details["retryAfterSeconds"] = int(retry_after[:9])
     if status == 503 and "retryAfterSeconds" in details:

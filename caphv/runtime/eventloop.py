@@ -1,4 +1,4 @@
-"""The event loop of all processes: uvloop where there is one, because it halves the price of TLS and sockets."""
+"""The event loop of all processes: uvloop if installed, because it halves the cost of TLS and sockets."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _Answer = TypeVar("_Answer")
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end, on a loop of its own."""
+    """Run a coroutine to completion on a new event loop."""
     (uvloop or asyncio).run(main)
 
 
 async def unless_stopped(work: Coroutine[Any, Any, _Answer], stop: asyncio.Event) -> _Answer | None:
-    """Answer what the coroutine does; when `stop` is set before it has ended, cancel it and answer None."""
+    """Return the result of a coroutine; if `stop` is set first, cancel it and return None."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Kubernetes Events, written behind the reconciles' back.
+"""Kubernetes Events, written in the background.
 
-An Event must never delay or fail a reconcile and never become a load of its own: they go through a bounded buffer,
-a repeated one raises the count of the first instead of making another, and one object gets a burst and then a trickle.
+Events must neither delay nor fail a reconcile, nor load the API server: they pass a bounded buffer, a repetition raises
+the count of the first Event, and each object has a token bucket.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EventRecorder:
         self._budget: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def event(self, obj: Obj, kind: EventType, reason: str, message: str) -> None:
-        """Tell an operator what happened to an object (its `kind` and `apiVersion` must be set)."""
+        """Queue an Event about an object (its `kind` and `apiVersion` must be set)."""
         if not self._allowed(obj["metadata"].get("uid", "")):
             metrics.EVENTS_DROPPED.inc()
             return
@@ -65,11 +65,11 @@ class EventRecorder:
             try:
                 await self._write(*item)
             except Exception:
-                # An Event must not stop the process, whatever object it is about.
-                log.exception("event %s cannot be written", item[2])
+                # A malformed object must not stop the process.
+                log.exception("cannot write Event %s", item[2])
 
     async def flush(self, timeout: float = 2.0) -> None:
-        """Write what is buffered, for at most `timeout` seconds; for the end of the process."""
+        """Write buffered Events for at most `timeout` seconds; for shutdown."""
         deadline = time.monotonic() + timeout
         while not self._buffer.empty() and time.monotonic() < deadline:
             await self._write(*self._buffer.get_nowait())
@@ -85,7 +85,7 @@ class EventRecorder:
         except NotFound:
             self._series.pop(_series_key(obj, reason, message), None)
         except (ApiError, Unreachable) as error:
-            log.debug("event %s of %s not written: %s", reason, obj["metadata"]["name"], error)
+            log.debug("Event %s of %s not written: %s", reason, obj["metadata"]["name"], error)
 
     def _repeated(self, obj: Obj, reason: str, message: str) -> _Series | None:
         key = _series_key(obj, reason, message)

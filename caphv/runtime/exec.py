@@ -1,7 +1,7 @@
-"""Run a command in a container of a Pod, as `kubectl exec` does, over a WebSocket.
+"""Run a command in a container over a WebSocket, as `kubectl exec` does.
 
-Protocol `v4.channel.k8s.io` is passed on to the kubelet as it is, by API servers of all versions: each binary message
-begins with the number of its channel, and the last one, on the error channel, is a Status with the exit code.
+API servers of all versions pass protocol `v4.channel.k8s.io` on to the kubelet: each binary message starts with the
+number of its channel; the last one, on the error channel, is a Status with the exit code.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SHOWN = 300
 
 
 class ExecError(Exception):
-    """The command ended with an error, or its output makes no sense; the text is the end of what it said."""
+    """The command failed or returned no valid status; the text ends with its last output."""
 
 
 async def pod_exec(
     client: ApiClient, namespace: str, pod: str, container: str, command: Sequence[str], *, timeout: float
 ) -> bytes:
-    """Run a command and answer its standard output.
+    """Run a command and return its standard output.
 
     Raises `ExecError` when it fails, `ApiError` when the API server refuses, `Unreachable` when the connection breaks
     or `timeout` seconds are over.
@@ -43,7 +43,7 @@ async def pod_exec(
                 if message.type is aiohttp.WSMsgType.BINARY and message.data and message.data[0] in output:
                     output[message.data[0]] += message.data[1:]
                 if sum(map(len, output.values())) > _MAX_OUTPUT:
-                    raise ExecError(f"{command[0]} in Pod {pod} says more than {_MAX_OUTPUT} bytes")
+                    raise ExecError(f"{command[0]} in Pod {pod} printed more than {_MAX_OUTPUT} bytes")
     except TimeoutError:
         raise Unreachable(f"{client.server}: {command[0]} in Pod {pod} did not end within {timeout:.0f} s") from None
     if not output[STATUS]:
@@ -59,6 +59,6 @@ def _check(program: str, pod: str, output: dict[int, bytearray]) -> None:
             return
         message = str(status.get("message") or "")
     except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        message = "an end that cannot be understood"
-    said = output[STDERR].decode("utf-8", "replace").strip()[-_SHOWN:]
-    raise ExecError(f"{program} in Pod {pod}: {message}{': ' if said else ''}{said}")
+        message = "no valid exit status"
+    stderr = output[STDERR].decode("utf-8", "replace").strip()[-_SHOWN:]
+    raise ExecError(f"{program} in Pod {pod}: {message}{': ' if stderr else ''}{stderr}")

@@ -1,6 +1,6 @@
-"""Structured logs: one JSON object a line in a cluster, short text on a terminal.
+"""Structured logs: one JSON object per line in a cluster, short text on a terminal.
 
-Fields that belong to a piece of work (controller, object) are set once around it and appear on every line inside it.
+Fields such as controller and object are set once around a piece of work and appear on each of its lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _fields: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("fields
 
 @contextlib.contextmanager
 def context(**fields: str) -> Iterator[None]:
-    """Put these fields on every line that is logged inside the block."""
+    """Add fields to each line that is logged inside the block."""
     token = _fields.set({**_fields.get(), **fields})
     try:
         yield
@@ -32,14 +32,14 @@ def context(**fields: str) -> Iterator[None]:
 
 
 def configure(level: str = "info", log_format: Format = "auto", stream: TextIO | None = None) -> None:
-    """Send logs of this process to a stream (stderr), as JSON unless that is a terminal."""
+    """Send the logs of this process to a stream (stderr), as JSON unless it is a terminal."""
     stream = stream or sys.stderr
     as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
     handler = logging.StreamHandler(stream)
     handler.addFilter(_add_fields)
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Libraries log requests with headers and bodies at debug: credentials and bootstrap data are among them.
+    # At debug level libraries log headers and bodies, which contain credentials and bootstrap data.
     for noisy in ("aiohttp", "git", "kubernetes", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
 

@@ -1,7 +1,7 @@
 """One process: its informers, controllers, lease, health and metrics, started and stopped in the right order.
 
-Caches are filled before and while waiting for the lease, so that a standby takes over warm. Controllers run only while
-the lease is held; when it is lost the process stops, because only a new start is sure to have forgotten everything.
+Caches fill while the process waits for the lease, so that a standby takes over warm. Controllers run only while the
+lease is held; when it is lost the process exits, because only a restart is sure to forget all state.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _HEARTBEAT = 1.0
 
 
 class LeaseLost(RuntimeError):
-    """Somebody else may be reconciling now: this process has stopped all work."""
+    """Another process may reconcile now; this one has stopped all work."""
 
 
 @dataclass(frozen=True, slots=True)
 class BindAddresses:
-    """Where to listen, as `[host]:port`; empty or `0` turns a server off."""
+    """Addresses to listen on, as `[host]:port`; empty or `0` disables a server."""
 
     metrics: str = ":8080"
     health: str = ":9440"
@@ -80,11 +80,11 @@ class Manager:
         return controller
 
     def add_task(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run something else while the lease is held."""
+        """Run a coroutine while the lease is held."""
         self._tasks.append(task)
 
     def add_runnable(self, runnable: Runnable) -> None:
-        """Run a part from the start until all controllers have ended; the process is ready once it is."""
+        """Run it from the start until all controllers have stopped; the process is ready once it is."""
         self._runnables.append(runnable)
 
     def on_start(self, hook: Callable[[], Awaitable[None]]) -> None:
@@ -96,7 +96,7 @@ class Manager:
         self._on_stop.append(hook)
 
     def on_scrape(self, hook: Callable[[], None]) -> None:
-        """Call before metrics are answered, to set those that cost less when somebody asks than at each change."""
+        """Call before each scrape, to set metrics that are cheaper to compute then than at each change."""
         self._on_scrape.append(hook)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -120,7 +120,7 @@ class Manager:
                     for hook in self._on_stop:
                         await hook()
                 finally:
-                    # Work that did not end may still write: the lease then expires by itself, after the process.
+                    # Work that has not ended may still write: let the lease expire after the process instead.
                     if self._election and work.done():
                         await self._election.release()
             for task in background:
@@ -145,15 +145,15 @@ class Manager:
             tasks = [asyncio.create_task(c.run()) for c in self._controllers]
             tasks += [asyncio.create_task(task()) for task in self._tasks]
             if not tasks and not hold:
-                await asyncio.Event().wait()  # a process of parts alone
+                await asyncio.Event().wait()  # only runnables
             done, _ = await asyncio.wait([*tasks, *hold], return_when=asyncio.FIRST_COMPLETED)
             if hold and hold[0] in done:
                 for controller in self._controllers:
-                    controller.grace = 0  # the next holder starts soon: no write may follow
-                raise LeaseLost("lost the lease; stopping, so that two processes never reconcile at once")
+                    controller.grace = 0  # the next holder starts soon: no more writes
+                raise LeaseLost("lost the lease; exiting, so that two processes never reconcile at the same time")
             for task in done:
                 task.result()
-            raise RuntimeError("a part of the process that must not end has ended")
+            raise RuntimeError("a task that must not end has ended")
         finally:
             await _cancel(tasks)
             await _cancel(hold)
@@ -178,7 +178,7 @@ class Manager:
         return reasons
 
     def not_ready(self) -> list[str]:
-        """Reasons not to count on this process yet (or any more)."""
+        """Reasons why this process is not ready."""
         reasons = ["stopping"] if self._stopping else []
         reasons += [f"cache of {i.resource} is not in sync" for i in self._informers if not i.synced]
         reasons += [reason for runnable in self._runnables for reason in runnable.not_ready()]

@@ -1,4 +1,4 @@
-"""Metrics of the machinery: requests, watches, queues, reconciles. What a provider means by them is its own matter."""
+"""Metrics of requests, watches, queues and reconciles."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from prometheus_client import Counter, Gauge, Histogram
 
 API_REQUESTS = Counter(
     "caphv_api_requests_total",
-    "Requests to API servers by server, verb, resource and HTTP code; code `none` when no answer came.",
+    "Requests to API servers by server, verb, resource and HTTP code; code `none` if there was no response.",
     ["server", "verb", "resource", "code"],
 )
 API_REQUEST_SECONDS = Histogram(
     "caphv_api_request_duration_seconds",
-    "Time from sending a request to having its answer, watches excluded.",
+    "Latency of requests to API servers, watches excluded.",
     ["server", "verb"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
 WATCH_STARTS = Counter(
     "caphv_watch_starts_total",
-    "Watches that were started or resumed, by reason: `list` after a full list, `resume` from the last version.",
+    "Watches started, by reason: `list` after a full list, `resume` from the last resource version.",
     ["server", "resource", "reason"],
 )
 WATCH_RESTARTS = Counter(
     "caphv_watch_restarts_total",
-    "Lists and watches that failed or ended before their time, and were begun again, by reason: `expired` (HTTP 410), "
-    "`refused`, `unreachable`, `closed` (at once, without an error), `broken` (what came could not be taken over).",
+    "Lists and watches restarted after a failure, by reason: `expired` (HTTP 410), `refused`, `unreachable`, "
+    "`closed` (at once, without an error), `broken` (an invalid response).",
     ["server", "resource", "reason"],
 )
-WATCH_EVENTS = Counter("caphv_watch_events_total", "Events that watches brought.", ["server", "resource"])
-QUEUE_DEPTH = Gauge("caphv_workqueue_depth", "Keys that wait for a worker.", ["controller"])
-QUEUE_ADDS = Counter("caphv_workqueue_adds_total", "Keys put into the queue, duplicates not counted.", ["controller"])
+WATCH_EVENTS = Counter("caphv_watch_events_total", "Watch events received.", ["server", "resource"])
+QUEUE_DEPTH = Gauge("caphv_workqueue_depth", "Current depth of the work queue.", ["controller"])
+QUEUE_ADDS = Counter("caphv_workqueue_adds_total", "Keys added, duplicates not counted.", ["controller"])
 QUEUE_SECONDS = Histogram(
     "caphv_workqueue_queue_duration_seconds",
-    "Time a key waited for a worker.",
+    "Time keys wait in the work queue.",
     ["controller"],
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60),
 )
 RECONCILES = Counter(
     "caphv_reconcile_total",
-    "Reconciles by result: `success`, `requeue` (asked to come back), `error`.",
+    "Reconciles by result: `success`, `requeue` (after a delay), `error`.",
     ["controller", "result"],
 )
 RECONCILE_SECONDS = Histogram(
@@ -46,6 +46,6 @@ RECONCILE_SECONDS = Histogram(
     ["controller"],
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60),
 )
-RECONCILES_ACTIVE = Gauge("caphv_reconcile_active_workers", "Reconciles that run now.", ["controller"])
-LEADER = Gauge("caphv_leader", "1 while this process reconciles: it holds the lease, or needs none.")
-EVENTS_DROPPED = Counter("caphv_events_dropped_total", "Events not written: too many of one object or a full queue.")
+RECONCILES_ACTIVE = Gauge("caphv_reconcile_active_workers", "Number of running reconciles.", ["controller"])
+LEADER = Gauge("caphv_leader", "1 while this process holds the lease, or runs without leader election.")
+EVENTS_DROPPED = Counter("caphv_events_dropped_total", "Kubernetes Events dropped by rate limit or full buffer.")

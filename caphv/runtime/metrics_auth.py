@@ -1,8 +1,8 @@
-"""TLS and authentication of the metrics endpoint.
+"""TLS, authentication and authorization of the metrics endpoint.
 
-Metrics name clusters, machines and Harvesters, which is nothing for everybody on the Pod network. The Go provider had a
-sidecar (kube-rbac-proxy) in front of them. Here the process does the same itself: the API server says whose bearer
-token it is (TokenReview) and whether that account may `get` the path (SubjectAccessReview).
+Metrics name clusters, machines and Harvesters, which not everybody on the Pod network may see. The Go provider put
+kube-rbac-proxy in front of them; here the process does the same itself: a TokenReview authenticates the bearer token,
+a SubjectAccessReview tells whether its account may `get` the path.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", 
 _REMEMBER_ALLOWED = 60.0
 _REMEMBER_REFUSED = 10.0
 _REMEMBERED = 500
-# Whoever tries tokens must not become a load of the API server.
+# Guessing tokens must not load the API server.
 _AT_ONCE = 4
 _LOOK_SECONDS = 1.0
 _LIFETIME = timedelta(days=3650)
@@ -47,7 +47,7 @@ _BACKDATE = timedelta(hours=1)
 
 
 class Decision(Enum):
-    """What becomes of a request, as HTTP status."""
+    """How a request is answered, as HTTP status."""
 
     ALLOWED = 200
     UNKNOWN = 401
@@ -55,7 +55,7 @@ class Decision(Enum):
 
 
 class TokenAuthorizer:
-    """What the API server says of tokens, remembered for a short time under their hash."""
+    """Authorizes bearer tokens at the API server; decisions are cached for a short time under the hash of the token."""
 
     def __init__(self, client: ApiClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -63,40 +63,40 @@ class TokenAuthorizer:
         self._known: OrderedDict[bytes, tuple[Decision, float]] = OrderedDict()
         self._asking = asyncio.Semaphore(_AT_ONCE)
 
-    async def judge(self, token: str, path: str) -> Decision:
-        """Whether the owner of a token may `get` a path. Raises `ApiError`, `Unreachable` when nobody can say."""
+    async def authorize(self, token: str, path: str) -> Decision:
+        """Whether the owner of a token may `get` a path. Raises `ApiError` or `Unreachable` if the API server fails."""
         key = hashlib.sha256(f"{path}\0{token}".encode()).digest()
-        verdict = self._remembered(key)
-        if verdict is None:
+        decision = self._remembered(key)
+        if decision is None:
             async with self._asking:
-                verdict = self._remembered(key) or await self._ask(token, path)
-                lasts = _REMEMBER_ALLOWED if verdict is Decision.ALLOWED else _REMEMBER_REFUSED
-                self._known[key] = verdict, self._clock() + lasts
+                decision = self._remembered(key) or await self._ask(token, path)
+                lasts = _REMEMBER_ALLOWED if decision is Decision.ALLOWED else _REMEMBER_REFUSED
+                self._known[key] = decision, self._clock() + lasts
                 while len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
-        return verdict
+        return decision
 
     def _remembered(self, key: bytes) -> Decision | None:
-        verdict, until = self._known.get(key, (None, 0.0))
-        if verdict is not None and until <= self._clock():
+        decision, until = self._known.get(key, (None, 0.0))
+        if decision is not None and until <= self._clock():
             del self._known[key]
             return None
-        return verdict
+        return decision
 
     async def _ask(self, token: str, path: str) -> Decision:
-        said = await self._review(TOKEN_REVIEWS, {"token": token})
-        if not said.get("authenticated"):
+        review = await self._review(TOKEN_REVIEWS, {"token": token})
+        if not review.get("authenticated"):
             return Decision.UNKNOWN
-        user = said.get("user") or {}
-        asked = {
+        user = review.get("user") or {}
+        attributes = {
             "user": user.get("username", ""),
             "uid": user.get("uid", ""),
             "groups": user.get("groups") or [],
             "extra": user.get("extra") or {},
             "nonResourceAttributes": {"path": path, "verb": "get"},
         }
-        said = await self._review(ACCESS_REVIEWS, asked)
-        return Decision.ALLOWED if said.get("allowed") else Decision.FORBIDDEN
+        review = await self._review(ACCESS_REVIEWS, attributes)
+        return Decision.ALLOWED if review.get("allowed") else Decision.FORBIDDEN
 
     async def _review(self, resource: Resource, spec: Obj) -> Obj:
         body = {"apiVersion": resource.api_version, "kind": resource.kind, "spec": spec}
@@ -105,56 +105,56 @@ class TokenAuthorizer:
 
 
 class MetricsAuth(Runnable):
-    """Guards a server: its `listener` is for the socket, its `guard` for the application.
+    """Protects a server: `listener` gives the TLS context of its socket, `guard` the middleware of its application.
 
-    The certificate is that of `folder` (`tls.crt`, `tls.key`), whose rotation is followed; without a folder, and until
-    it has a pair, one that this process has signed itself.
+    The certificate comes from `folder` (`tls.crt`, `tls.key`) and follows its rotation; without a folder, or while it
+    holds no pair, a self-signed one is served.
     """
 
     def __init__(self, client: ApiClient, folder: Path | None = None) -> None:
-        self._reviews = TokenAuthorizer(client)
+        self._authorizer = TokenAuthorizer(client)
         self._certificates = CertWatcher(folder) if folder else None
 
     async def run(self) -> None:
-        """Look at the folder until cancelled."""
+        """Check the folder for a new certificate until cancelled."""
         while True:
             if self._certificates:
                 self._certificates.refresh()
             await asyncio.sleep(_LOOK_SECONDS)
 
     def listener(self) -> ssl.SSLContext:
-        """Settings for a listening socket; each handshake is led to the newest certificate of the folder."""
+        """TLS context for a listening socket; each handshake uses the newest certificate of the folder."""
         context = self_signed()
         if self._certificates:
             self._certificates.refresh()
-            self._certificates.lead(context)
+            self._certificates.attach(context)
         return context
 
     @web.middleware
     async def guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Let in who may `get` the path; 401, 403, or 503 while the API server does not say."""
+        """Allow accounts that may `get` the path; otherwise 401, 403, or 503 while the API server does not answer."""
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token or not (token.isascii() and token.isprintable()):
-            verdict = Decision.UNKNOWN
+            decision = Decision.UNKNOWN
         else:
             try:
-                verdict = await self._reviews.judge(token, request.path)
+                decision = await self._authorizer.authorize(token, request.path)
             except (ApiError, Unreachable) as error:
-                log.warning("cannot tell who asks for %s: %s", request.path, error)
-                return web.Response(status=503, text="the API server does not say who may read this; try again\n")
-        if verdict is Decision.ALLOWED:
+                log.warning("cannot authorize a request for %s: %s", request.path, error)
+                return web.Response(status=503, text="the API server cannot be asked who may read this; try again\n")
+        if decision is Decision.ALLOWED:
             return await handler(request)
-        if verdict is Decision.UNKNOWN:
+        if decision is Decision.UNKNOWN:
             headers = {"WWW-Authenticate": "Bearer"}
-            return web.Response(status=401, text="a bearer token of the cluster is needed\n", headers=headers)
+            return web.Response(status=401, text="a bearer token of the cluster is required\n", headers=headers)
         return web.Response(status=403, text=f"the account may not get the non-resource URL {request.path}\n")
 
 
 def self_signed() -> ssl.SSLContext:
-    """TLS with a new certificate that nobody can verify: it keeps tokens and metrics from being read on the way."""
+    """TLS with a new self-signed certificate: clients cannot verify it, but tokens and metrics are encrypted."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "caphv")])
     now = datetime.now(UTC)
@@ -167,7 +167,7 @@ def self_signed() -> ssl.SSLContext:
     )
     pem = serialization.Encoding.PEM
     form = serialization.PrivateFormat.PKCS8
-    with tempfile.TemporaryDirectory(prefix="caphv-") as folder:  # mode 0700, and gone after the block
+    with tempfile.TemporaryDirectory(prefix="caphv-") as folder:  # mode 0700, removed after the block
         files = Path(folder) / "tls.crt", Path(folder) / "tls.key"
         files[0].write_bytes(certificate.public_bytes(pem))
         files[1].write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))

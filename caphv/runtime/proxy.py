@@ -1,6 +1,6 @@
-"""The proxy that the environment names for a server, understood as programs in Go do.
+"""The proxy that the environment sets for a server, with the rules of Go programs.
 
-Python's own reading knows no networks in `NO_PROXY`, where users put those of Pods and Services.
+Python's own rules ignore networks in `NO_PROXY`, where users list those of Pods and Services.
 """
 
 import os
@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 
 def environment_proxy(server: str, environment: Mapping[str, str] | None = None) -> str:
-    """URL of the proxy on the way to an https server, empty for none.
+    """URL of the proxy for an https server, empty for a direct connection.
 
-    `HTTPS_PROXY` names it, as URL or `host:port`. `NO_PROXY` lists for whom it is not: addresses, networks, host names
-    with all below them, each also with a port, or `*`. This machine itself is never reached by way of a proxy.
+    `HTTPS_PROXY` is a URL or `host:port`. `NO_PROXY` lists exceptions: addresses, networks, domains (with their
+    subdomains), each with an optional port, or `*`. Loopback addresses are always direct.
     """
     known = os.environ if environment is None else environment
     proxy = known.get("HTTPS_PROXY") or known.get("https_proxy") or ""

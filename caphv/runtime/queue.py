@@ -1,7 +1,7 @@
-"""A work queue of keys: each key at most once in the queue and at most once in work.
+"""A work queue of keys: each key is queued at most once and processed by at most one worker.
 
-Why groups: one Harvester that is slow or dead must not fill all workers with reconciles that wait for it. Keys of one
-group (an identity) take at most `group_limit` workers at a time, and groups take turns.
+Why groups: one slow or dead Harvester must not occupy all workers. Keys of one group (an identity) take at most
+`group_limit` workers at a time, and groups take turns.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ K = TypeVar("K", bound=Hashable)
 class WorkQueue(Generic[K]):
     """Deduplicating queue with delays and exponential back-off.
 
-    `get` answers a key and holds it back from other workers until `done`; a key added meanwhile comes again then.
-    Delays are seconds. Back-off starts at `base` and doubles to `maximum`, with jitter of a quarter.
+    `get` returns a key and keeps it from other workers until `done`; a key added meanwhile is queued again then.
+    Delays are in seconds. Back-off starts at `base` and doubles to `maximum`, with jitter of a quarter.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class WorkQueue(Generic[K]):
         base: float = 0.05,
         maximum: float = 60.0,
     ) -> None:
-        # Looked up once: a look-up by label costs more than the rest of what the queue does for a key.
+        # Looked up once: a look-up by label costs more than everything else the queue does for a key.
         self._adds, self._depth = metrics.QUEUE_ADDS.labels(name), metrics.QUEUE_DEPTH.labels(name)
         self._seconds = metrics.QUEUE_SECONDS.labels(name)
         self._group_of = group_of or (lambda _key: "")
@@ -47,7 +47,7 @@ class WorkQueue(Generic[K]):
         self._queued: dict[K, float] = {}
         self._working: dict[K, str] = {}
         self._dirty: set[K] = set()
-        self._in_work: dict[str, int] = {}
+        self._busy: dict[str, int] = {}
         self._failures: dict[K, int] = {}
         self._delayed: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
@@ -57,16 +57,16 @@ class WorkQueue(Generic[K]):
         self._closed = False
 
     def __len__(self) -> int:
-        """Keys that wait for a worker (delayed ones do not)."""
+        """Number of keys that wait for a worker, delayed ones not counted."""
         return len(self._queued)
 
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is in work; keys may still be delayed."""
+        """No key is queued or being processed; some may be delayed."""
         return not self._queued and not self._working
 
     def add(self, key: K) -> None:
-        """Have the key worked on as soon as possible."""
+        """Queue the key now."""
         self._delayed.pop(key, None)
         if self._closed or key in self._queued:
             return
@@ -84,7 +84,7 @@ class WorkQueue(Generic[K]):
         self._changed.set()
 
     def add_after(self, key: K, delay: float) -> None:
-        """Have the key worked on after a delay, or sooner when somebody adds it; the shortest delay counts."""
+        """Queue the key after a delay, or sooner if it is added meanwhile; the shortest delay wins."""
         if delay <= 0:
             self.add(key)
             return
@@ -94,13 +94,13 @@ class WorkQueue(Generic[K]):
         self._delayed[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
         if len(self._heap) > 2 * len(self._delayed) + 64:
-            # Keys that were added sooner leave their entry behind, for hours when the delay was hours.
+            # Keys that were added sooner leave their entry behind for as long as their delay.
             self._heap = [entry for entry in self._heap if self._delayed.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
         self._arm()
 
     def add_rate_limited(self, key: K, *, at_least: float = 0.0) -> float:
-        """Have the key worked on after its back-off; answers the delay chosen."""
+        """Queue the key after its back-off; return the delay."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(self._base * 2.0 ** min(failures - 1, 30), self._maximum)
         delay = max(at_least, delay * random.uniform(0.75, 1.25))
@@ -108,11 +108,11 @@ class WorkQueue(Generic[K]):
         return delay
 
     def failures(self, key: K) -> int:
-        """How often in a row the key has failed."""
+        """Number of failures in a row."""
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
-        """The key succeeded: its next back-off starts small."""
+        """Reset the back-off of a key that succeeded."""
         self._failures.pop(key, None)
 
     async def get(self) -> K:
@@ -127,18 +127,18 @@ class WorkQueue(Generic[K]):
             await self._changed.wait()
 
     def done(self, key: K) -> None:
-        """Work on the key has ended."""
+        """Release the key after it was processed."""
         group = self._working.pop(key)
-        self._in_work[group] -= 1
-        if not self._in_work[group]:
-            del self._in_work[group]
+        self._busy[group] -= 1
+        if not self._busy[group]:
+            del self._busy[group]
         if key in self._dirty:
             self._dirty.discard(key)
             self.add(key)
         self._changed.set()
 
     def close(self) -> None:
-        """Take no more keys and give none out."""
+        """Accept no keys and hand none out."""
         self._closed = True
         if self._timer:
             self._timer.cancel()
@@ -150,7 +150,7 @@ class WorkQueue(Generic[K]):
         for _ in range(len(self._turns)):
             group = self._turns[0]
             self._turns.rotate(-1)
-            if self._in_work.get(group, 0) >= self._group_limit:
+            if self._busy.get(group, 0) >= self._group_limit:
                 continue
             ready = self._ready[group]
             key = ready.popleft()
@@ -158,7 +158,7 @@ class WorkQueue(Generic[K]):
                 del self._ready[group]
                 self._turns.remove(group)
             self._working[key] = group
-            self._in_work[group] = self._in_work.get(group, 0) + 1
+            self._busy[group] = self._busy.get(group, 0) + 1
             self._seconds.observe(time.monotonic() - self._queued.pop(key))
             self._depth.set(len(self._queued))
             return key
@@ -176,6 +176,6 @@ class WorkQueue(Generic[K]):
         now = time.monotonic()
         while self._heap and self._heap[0][0] <= now:
             due, _, key = heapq.heappop(self._heap)
-            if self._delayed.get(key) == due:  # else it was added sooner, or delayed anew
+            if self._delayed.get(key) == due:  # otherwise it was added sooner or got a new delay
                 self.add(key)
         self._arm()

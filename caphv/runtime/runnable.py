@@ -1,7 +1,7 @@
-"""Parts of a process that are no controllers.
+"""What a manager runs beside controllers: servers, child processes and the like.
 
-Apart from the manager, so that a process that has only such a part needs no client of an API server: the libraries of
-that take half of its memory.
+Not in the module of the manager, so that a process with nothing else needs no API client: its libraries would take
+half of the memory.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ _LAST_PORT = 65535
 
 
 class Runnable(ABC):
-    """What runs beside the controllers from the start to the very end, whoever holds the lease."""
+    """Runs from start to shutdown, with or without the lease."""
 
     @abstractmethod
     async def run(self) -> None:
-        """Run until cancelled; an error that leaves it ends the process."""
+        """Run until cancelled; an exception ends the process."""
 
     def not_ready(self) -> list[str]:
-        """Reasons not to count on this part yet."""
+        """Reasons why this runnable is not ready."""
         return []
 
     def metrics(self) -> bytes:
-        """Metrics that are not in the registry of this process, in the text format of Prometheus."""
+        """Metrics from outside the registry of this process, in Prometheus text format."""
         return b""
 
 
 def listening_address(address: str) -> tuple[str, int] | None:
-    """Split `[host]:port`; None for an address that is empty or has port 0, which turns a server off.
+    """Split `[host]:port`; None if it is empty or has port 0, which disables a server.
 
-    Raises `ValueError`: what is no address must not turn a server off in silence.
+    Raises `ValueError`: a malformed address must not disable a server silently.
     """
     host, separator, port = address.rpartition(":")
     if address in ("", "0"):

@@ -1,6 +1,6 @@
-"""A person's kubeconfig, which may name files and programs, several files at once, and servers without TLS.
+"""A user's own kubeconfig, which may name files and credential plugins, span several files, or use plain HTTP.
 
-Apart from `caphv.runtime.kubeconfig` because of what it imports.
+Not part of `caphv.runtime.kubeconfig` because its imports take 20 MiB.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from caphv.runtime.proxy import environment_proxy
 
 
 async def connection(kubeconfig: str = "", context: str = "") -> Connection:
-    """Read a file, else what `KUBECONFIG` names; a context names one in it, in place of its current one.
+    """Load a file, or what `KUBECONFIG` names; `context` overrides its current context.
 
-    Credentials are refreshed as the kubeconfig says. Raises what the package does.
+    Credentials are refreshed as the kubeconfig says. Raises whatever the `kubernetes` package raises.
     """
     configuration = Configuration()
     await kube_config.load_kube_config(kubeconfig or None, context or None, configuration)

@@ -172,7 +172,7 @@ async def test_it_waits_for_its_certificate_and_says_so(etcd_folder: Path) -> No
 
     try:
         await until(says, "it says that the certificate is missing")
-        assert "is missing; cert-manager or you must put it there" in server.log
+        assert "is missing; create it" in server.log
         write_certificate(server.certificates, server.ca)
         await until(server.ready, "it is ready")
         assert process.alive

@@ -76,46 +76,46 @@ def reviews() -> tuple[Server, Clock, TokenAuthorizer]:
 
 @synchronous
 async def test_api_server_says_who_it_is_and_whether_that_account_may_get_the_path() -> None:
-    server, _, judged = reviews()
-    assert await judged.judge(GOOD, "/metrics") is Decision.ALLOWED
+    server, _, authorizer = reviews()
+    assert await authorizer.authorize(GOOD, "/metrics") is Decision.ALLOWED
     spec = {"user": "prometheus", "uid": "", "groups": ["system:authenticated"], "extra": {}}
     asked = {**spec, "nonResourceAttributes": {"path": "/metrics", "verb": "get"}}
     assert server.asked == [("TokenReview", {"token": GOOD}), ("SubjectAccessReview", asked)]
-    assert await judged.judge(POOR, "/metrics") is Decision.FORBIDDEN
-    assert await judged.judge("token-of-an-impostor", "/metrics") is Decision.UNKNOWN
+    assert await authorizer.authorize(POOR, "/metrics") is Decision.FORBIDDEN
+    assert await authorizer.authorize("token-of-an-impostor", "/metrics") is Decision.UNKNOWN
 
 
 @synchronous
 async def test_answers_are_remembered_for_a_minute_and_refusals_for_ten_seconds() -> None:
-    server, clock, judged = reviews()
+    server, clock, authorizer = reviews()
     for token, lasts, each in ((GOOD, 60, 2), (POOR, 10, 2), ("other", 10, 1)):
         start, before = clock.now, server.count
         for seconds in (0, lasts / 2, lasts - 0.1):
             clock.now = start + seconds
-            await judged.judge(token, "/metrics")
+            await authorizer.authorize(token, "/metrics")
         assert server.count - before == each
         clock.now = start + lasts
-        await judged.judge(token, "/metrics")
+        await authorizer.authorize(token, "/metrics")
         assert server.count - before == 2 * each
 
 
 @synchronous
 async def test_what_is_allowed_for_one_path_is_not_for_another() -> None:
-    server, _, judged = reviews()
-    await judged.judge(GOOD, "/metrics")
-    await judged.judge(GOOD, "/other")
+    server, _, authorizer = reviews()
+    await authorizer.authorize(GOOD, "/metrics")
+    await authorizer.authorize(GOOD, "/other")
     assert [spec["nonResourceAttributes"]["path"] for _, spec in server.asked[1::2]] == ["/metrics", "/other"]
 
 
 @synchronous
 async def test_many_at_once_with_one_token_ask_little_and_many_tokens_fill_no_memory() -> None:
-    server, _, judged = reviews()
-    await asyncio.gather(*(judged.judge(GOOD, "/metrics") for _ in range(100)))
+    server, _, authorizer = reviews()
+    await asyncio.gather(*(authorizer.authorize(GOOD, "/metrics") for _ in range(100)))
     assert server.count <= 8
     for number in range(1200):
-        await judged.judge(f"guess-{number}", "/metrics")
-    assert len(judged._known) == 500
-    assert not any(b"guess" in key for key in judged._known)
+        await authorizer.authorize(f"guess-{number}", "/metrics")
+    assert len(authorizer._known) == 500
+    assert not any(b"guess" in key for key in authorizer._known)
 
 
 class Running:
@@ -178,7 +178,7 @@ async def test_while_the_api_server_is_away_nobody_new_is_let_in_and_no_token_is
         assert (await running.get(f"Bearer {GOOD}"))[0] == 200
         running.server.away = True
         assert (await running.get(f"Bearer {GOOD}"))[0] == 200
-    assert "cannot tell who asks for /metrics" in caplog.text
+    assert "cannot authorize a request for /metrics" in caplog.text
     assert GOOD not in caplog.text
 
 

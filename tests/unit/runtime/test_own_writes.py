@@ -179,7 +179,7 @@ def test_copy_and_told_changes_become_the_truth_whatever_happens(
                 if isinstance(step, tuple):
                     server.happen(*step, it.informer)
                 elif isinstance(step, str):
-                    server.sync_error(step)
+                    server.trouble(step)
                 else:
                     await asyncio.sleep(step)
             await asyncio.sleep(600)
