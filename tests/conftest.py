@@ -1,8 +1,15 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, and what runs those that are coroutines."""
 
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.support import virtualtime
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SHARED_CRDS = CHECKOUT.parent / "shared" / "crds"
@@ -20,3 +27,30 @@ def shared_crds() -> Path:
     if not SHARED_CRDS.is_dir():
         pytest.skip("the CRDs of others are not here")
     return SHARED_CRDS
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """The event loop of one test, for fixtures that need it too."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine in an event loop of its own: that of its fixtures, or one in virtual time, where asked for."""
+    test = pyfuncitem.obj
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+    if pyfuncitem.get_closest_marker("virtual_time"):
+        run = virtualtime.run
+    elif "runner" in pyfuncitem.funcargs:
+        run = pyfuncitem.funcargs["runner"].run
+    if hypothesis := getattr(test, "hypothesis", None):
+        # Each example has a loop of its own.
+        if inspect.iscoroutinefunction(inner := hypothesis.inner_test):
+            hypothesis.inner_test = functools.wraps(inner)(lambda *args, **kwargs: run(inner(*args, **kwargs)))
+        return None
+    if not inspect.iscoroutinefunction(test):
+        return None
+    run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+    return True

@@ -78,75 +78,66 @@ def story_of(box: Sandbox, cluster_class: str, **changes: Any) -> Scenario:
     return Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=PATIENCE)
 
 
-def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: Sandbox) -> None:
-    async def live() -> None:
-        story = story_of(box, clusterclass.HARVESTER_RKE2)
-        async with story.watching():
-            await story.create()
-            await story.come_up()
-            await the_class_is_what_stands(story)
-            await workers_of_another_class_have_their_own_size(story)
-            await story.scale(3, 2)
-            await story.scale(1, 1)
-            await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[clusterclass.HARVESTER_RKE2]}")
-            await story.set_variable("cpuCount", 3)
-            assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
-            await the_next_version_of_the_class_is_taken(story)
-            await story.delete()
-            assert await story.leftovers() == []
-
-    asyncio.run(live())
+async def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: Sandbox) -> None:
+    story = story_of(box, clusterclass.HARVESTER_RKE2)
+    async with story.watching():
+        await story.create()
+        await story.come_up()
+        await the_class_is_what_stands(story)
+        await workers_of_another_class_have_their_own_size(story)
+        await story.scale(3, 2)
+        await story.scale(1, 1)
+        await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[clusterclass.HARVESTER_RKE2]}")
+        await story.set_variable("cpuCount", 3)
+        assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
+        await the_next_version_of_the_class_is_taken(story)
+        await story.delete()
+        assert await story.leftovers() == []
 
 
 @pytest.mark.parametrize("cluster_class", [clusterclass.HARVESTER_K3S, clusterclass.HARVESTER_KUBEADM])
-def test_a_cluster_of_another_distribution_lives_through_all_changes_of_its_topology(
+async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_its_topology(
     box: Sandbox, cluster_class: str
 ) -> None:
-    async def live() -> None:
-        # By DHCP, where those of RKE2 have their addresses from pools.
-        story = story_of(box, cluster_class, load_balancer="", machines=(), variables=EVERY_VARIABLE)
-        async with story.watching():
-            await story.create()
+    # By DHCP, where those of RKE2 have their addresses from pools.
+    story = story_of(box, cluster_class, load_balancer="", machines=(), variables=EVERY_VARIABLE)
+    async with story.watching():
+        await story.create()
+        await story.come_up()
+        await the_class_is_what_stands(story)
+        await each_variable_has_its_effect(story)
+        await story.scale(3, 2)
+        assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == {"zone-1", "zone-3"}
+        await story.scale(1, 1)
+        await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[cluster_class]}")
+        await story.set_variable("tpm", {"enabled": True, "persistent": True})
+        assert all(machine["spec"]["tpm"]["persistent"] for machine in story.view.harvester_machines.store)
+        await the_next_version_of_the_class_is_taken(story)
+        await story.delete()
+        assert await story.leftovers() == []
+
+
+async def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sandbox) -> None:
+    # Nodes are not ready for as long as it takes, and nobody replaces them.
+    spec = story_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
+    story = Scenario(
+        box.folder, replace(spec, name="bare", namespace="bare", target_namespace="bare"), timeout=PATIENCE
+    )
+    async with story.watching():
+        await story.create()
+        async with workload(story) as client:
+            node = await seen(client, "", NODES, lambda _: True)
+            assert not holds(node, "Ready")
+            assert await texts_of_guests(story, "flannel-backend: none") == 1
+            # The file of a variable is there beside it.
+            assert await texts_of_guests(story, CNI_FILE) == 1
+            assert not any(holds(cluster, "Available") for cluster in story.view.clusters.store)
+            cni = asyncio.create_task(installed_cni(client))
             await story.come_up()
-            await the_class_is_what_stands(story)
-            await each_variable_has_its_effect(story)
-            await story.scale(3, 2)
-            assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == {"zone-1", "zone-3"}
-            await story.scale(1, 1)
-            await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[cluster_class]}")
-            await story.set_variable("tpm", {"enabled": True, "persistent": True})
-            assert all(machine["spec"]["tpm"]["persistent"] for machine in story.view.harvester_machines.store)
-            await the_next_version_of_the_class_is_taken(story)
-            await story.delete()
-            assert await story.leftovers() == []
-
-    asyncio.run(live())
-
-
-def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sandbox) -> None:
-    async def live() -> None:
-        # Nodes are not ready for as long as it takes, and nobody replaces them.
-        spec = story_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
-        story = Scenario(
-            box.folder, replace(spec, name="bare", namespace="bare", target_namespace="bare"), timeout=PATIENCE
-        )
-        async with story.watching():
-            await story.create()
-            async with workload(story) as client:
-                node = await seen(client, "", NODES, lambda _: True)
-                assert not holds(node, "Ready")
-                assert await texts_of_guests(story, "flannel-backend: none") == 1
-                # The file of a variable is there beside it.
-                assert await texts_of_guests(story, CNI_FILE) == 1
-                assert not any(holds(cluster, "Available") for cluster in story.view.clusters.store)
-                cni = asyncio.create_task(installed_cni(client))
-                await story.come_up()
-                await seen(story.management, story.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
-                cni.cancel()
-            await story.delete()
-            assert await story.leftovers() == []
-
-    asyncio.run(live())
+            await seen(story.management, story.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
+            cni.cancel()
+        await story.delete()
+        assert await story.leftovers() == []
 
 
 @asynccontextmanager

@@ -67,14 +67,11 @@ def with_values(node: Any, values: dict[str, str]) -> Any:
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_example_is_admitted(box: Sandbox, example: str) -> None:
-    async def judge() -> None:
-        story = Scenario(box.folder, ClusterSpec())
-        async with story.watching():
-            await manifests.apply(story.management, TALOS)
-            await admitted(story.management, objects(box, example))
-
-    asyncio.run(judge())
+async def test_example_is_admitted(box: Sandbox, example: str) -> None:
+    story = Scenario(box.folder, ClusterSpec())
+    async with story.watching():
+        await manifests.apply(story.management, TALOS)
+        await admitted(story.management, objects(box, example))
 
 
 @pytest.mark.parametrize(
@@ -83,13 +80,10 @@ def test_example_is_admitted(box: Sandbox, example: str) -> None:
     [("rke2-pools", "rke2-dhcp", "k3s", "kubeadm"), ("rke2-clusterclass", "k3s-clusterclass", "kubeadm-clusterclass")],
     ids=["objects one by one", "ClusterClasses"],
 )
-def test_clusters_of_examples_come_up_and_go(box: Sandbox, examples: tuple[str, ...]) -> None:
-    async def live() -> None:
-        async with asyncio.TaskGroup() as group:
-            for example in examples:
-                group.create_task(life(box, example))
-
-    asyncio.run(live())
+async def test_clusters_of_examples_come_up_and_go(box: Sandbox, examples: tuple[str, ...]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for example in examples:
+            group.create_task(life(box, example))
 
 
 def test_no_example_is_left_out() -> None:

@@ -208,30 +208,27 @@ async def judge(box: Sandbox, objects: dict[tuple[str, str], Obj]) -> None:
         await management.close()
 
 
-def test_from_init_to_delete(box: Sandbox, clusterctl: Clusterctl, webhooks: Server) -> None:
-    async def live() -> None:
-        management = ApiClient(await own_configuration(str(box.kubeconfig("management"))), name="management")
-        try:
-            await prepare(management)
-            clusterctl("init", f"--infrastructure=harvester:{VERSION}")
-            assert await installed(management) == f"registry.example.com/caphv:{VERSION}"
-            await guarded(management, webhooks)
-            await manifests.apply(management, cluster(box))
-            endpoint = await until_provisioned(management)
-            await until_initialized(management)
-            clusterctl("upgrade", "apply", f"--infrastructure=caphv-system/harvester:{NEXT}")
-            assert await installed(management) == f"registry.example.com/caphv:{NEXT}"
-            await guarded(management, webhooks)
-            assert await until_provisioned(management) == endpoint
-            backup = await backs_up(management, clusterctl)
-            await moves(box, management, clusterctl, webhooks)
-            await restores(box, backup, clusterctl, webhooks)
-            clusterctl("delete", "--infrastructure=harvester")
-            await uninstalled(management)
-        finally:
-            await management.close()
-
-    asyncio.run(live())
+async def test_from_init_to_delete(box: Sandbox, clusterctl: Clusterctl, webhooks: Server) -> None:
+    management = ApiClient(await own_configuration(str(box.kubeconfig("management"))), name="management")
+    try:
+        await prepare(management)
+        clusterctl("init", f"--infrastructure=harvester:{VERSION}")
+        assert await installed(management) == f"registry.example.com/caphv:{VERSION}"
+        await guarded(management, webhooks)
+        await manifests.apply(management, cluster(box))
+        endpoint = await until_provisioned(management)
+        await until_initialized(management)
+        clusterctl("upgrade", "apply", f"--infrastructure=caphv-system/harvester:{NEXT}")
+        assert await installed(management) == f"registry.example.com/caphv:{NEXT}"
+        await guarded(management, webhooks)
+        assert await until_provisioned(management) == endpoint
+        backup = await backs_up(management, clusterctl)
+        await moves(box, management, clusterctl, webhooks)
+        await restores(box, backup, clusterctl, webhooks)
+        clusterctl("delete", "--infrastructure=harvester")
+        await uninstalled(management)
+    finally:
+        await management.close()
 
 
 def cluster(box: Sandbox) -> list[Obj]:

@@ -203,43 +203,38 @@ async def its_class_still_works(story: Scenario) -> None:
     assert story.view.endpoint() == endpoint
 
 
-def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) -> None:
-    async def live() -> None:
-        story = Scenario(box.folder, in_network(OLD, box.status()["network"]), timeout=300)
-        async with story.watching():
-            # Where the lease is.
-            await story.management.create(NAMESPACES, {"metadata": {"name": "caphv-system"}})
-            async with go_provider(story, tmp_path, legacy=True):
-                space = kinds.typed(NAMESPACES, {"metadata": {"name": OLD.namespace}})
-                await manifests.apply(story.management, [space, *clusterclass.objects(OLD.namespace)])
-                await story.apply([with_its_variables(story.spec)])
-                await story.come_up()
-                before = await snapshot(story)
-                assert len(before) > 20
-            await install_ours(story)
-            async with our_provider(box.folder, box.kubeconfig("management")):
-                await settled(story, is_ours)
-                await until(lambda: recorded(story), lambda: "objects on Harvester have no record", PATIENCE)
-                assert await snapshot(story) == before
-                await story.scale(1, 2)
-            grown = await snapshot(story)
-            assert (
-                before.items() <= {**grown, **{key: before[key] for key in before if key.startswith("pool ")}}.items()
-            )
-            # The way back: the Go provider goes on with the VMs of both, and deletes one of ours.
-            await backends_by_the_old_label_only(story)
-            async with go_provider(story, tmp_path):
-                assert await snapshot(story) == grown
-                await story.scale(1, 1)
-                await story.scale(1, 2)
-                mixed = await snapshot(story)
-            await install_ours(story)
-            async with our_provider(box.folder, box.kubeconfig("management")):
-                await settled(story, is_ours)
-                assert await snapshot(story) == mixed
-                await story.replace_lost(story.view.workers()[0])
-                await its_class_still_works(story)
-                await story.delete()
-                assert await story.leftovers() == []
-
-    asyncio.run(live())
+async def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) -> None:
+    story = Scenario(box.folder, in_network(OLD, box.status()["network"]), timeout=300)
+    async with story.watching():
+        # Where the lease is.
+        await story.management.create(NAMESPACES, {"metadata": {"name": "caphv-system"}})
+        async with go_provider(story, tmp_path, legacy=True):
+            space = kinds.typed(NAMESPACES, {"metadata": {"name": OLD.namespace}})
+            await manifests.apply(story.management, [space, *clusterclass.objects(OLD.namespace)])
+            await story.apply([with_its_variables(story.spec)])
+            await story.come_up()
+            before = await snapshot(story)
+            assert len(before) > 20
+        await install_ours(story)
+        async with our_provider(box.folder, box.kubeconfig("management")):
+            await settled(story, is_ours)
+            await until(lambda: recorded(story), lambda: "objects on Harvester have no record", PATIENCE)
+            assert await snapshot(story) == before
+            await story.scale(1, 2)
+        grown = await snapshot(story)
+        assert before.items() <= {**grown, **{key: before[key] for key in before if key.startswith("pool ")}}.items()
+        # The way back: the Go provider goes on with the VMs of both, and deletes one of ours.
+        await backends_by_the_old_label_only(story)
+        async with go_provider(story, tmp_path):
+            assert await snapshot(story) == grown
+            await story.scale(1, 1)
+            await story.scale(1, 2)
+            mixed = await snapshot(story)
+        await install_ours(story)
+        async with our_provider(box.folder, box.kubeconfig("management")):
+            await settled(story, is_ours)
+            assert await snapshot(story) == mixed
+            await story.replace_lost(story.view.workers()[0])
+            await its_class_still_works(story)
+            await story.delete()
+            assert await story.leftovers() == []

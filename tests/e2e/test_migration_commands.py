@@ -146,12 +146,9 @@ def go_provider() -> list[Obj]:
     ]
 
 
-def test_commands_lead_from_the_go_provider_here_and_back(at: Shell) -> None:
-    async def story() -> None:
-        async with crds.conversion_webhook(at.folder) as client_config:
-            await asyncio.to_thread(commands, at, client_config)
-
-    asyncio.run(story())
+async def test_commands_lead_from_the_go_provider_here_and_back(at: Shell) -> None:
+    async with crds.conversion_webhook(at.folder) as client_config:
+        await asyncio.to_thread(commands, at, client_config)
 
 
 def commands(at: Shell, client_config: Obj) -> None:

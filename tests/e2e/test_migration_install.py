@@ -121,7 +121,7 @@ async def the_machine_is_the_same(client: ApiClient, before: Obj) -> None:
 
 
 @pytest.mark.parametrize("name", ["harvester", "harvester-harvester"])
-def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_path: Path, name: str) -> None:
+async def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_path: Path, name: str) -> None:
     """`clusterctl upgrade apply`, as the operator of Turtles does it for a CAPIProvider with another version.
 
     The longer name is the one by which clusterctl knows the provider itself.
@@ -133,23 +133,20 @@ def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_path: P
     (release / "metadata.yaml").write_bytes(contents()["metadata.yaml"])
     clusterctl = Clusterctl(tmp_path, kubeconfig(server))
 
-    async def story() -> None:
-        async with server.client() as client:
-            clusterctl("init", f"--infrastructure={name}:{BEFORE}")
-            before = await machine(client)
-            await take_the_webhook_out(client)
-            clusterctl("upgrade", "apply", f"--infrastructure={SPACE}/{name}:{RELEASE}")
-            await the_machine_is_the_same(client, before)
-            installed = await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
-            assert installed["spec"]["template"]["spec"]["containers"][0]["args"][0] == "run"
-            assert (await client.get(INVENTORY, f"infrastructure-{name}", SPACE))["version"] == RELEASE
-            service = await client.get(SERVICES, WEBHOOK_SERVICE, SPACE)
-            assert service["spec"]["selector"] == installed["spec"]["selector"]["matchLabels"] != SELECTOR
-
-    asyncio.run(story())
+    async with server.client() as client:
+        clusterctl("init", f"--infrastructure={name}:{BEFORE}")
+        before = await machine(client)
+        await take_the_webhook_out(client)
+        clusterctl("upgrade", "apply", f"--infrastructure={SPACE}/{name}:{RELEASE}")
+        await the_machine_is_the_same(client, before)
+        installed = await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
+        assert installed["spec"]["template"]["spec"]["containers"][0]["args"][0] == "run"
+        assert (await client.get(INVENTORY, f"infrastructure-{name}", SPACE))["version"] == RELEASE
+        service = await client.get(SERVICES, WEBHOOK_SERVICE, SPACE)
+        assert service["spec"]["selector"] == installed["spec"]["selector"]["matchLabels"] != SELECTOR
 
 
-def test_from_manifests_to_helm_to_clusterctl(server: ApiServer, checkout: Path, tmp_path: Path) -> None:
+async def test_from_manifests_to_helm_to_clusterctl(server: ApiServer, checkout: Path, tmp_path: Path) -> None:
     """As docs/migration.md has it: before each, Deployment and Services of before are deleted, and CRDs are not.
 
     Turtles installs a CAPIProvider as clusterctl does.
@@ -157,23 +154,20 @@ def test_from_manifests_to_helm_to_clusterctl(server: ApiServer, checkout: Path,
     repository(tmp_path)
     clusterctl = Clusterctl(tmp_path, kubeconfig(server))
 
-    async def story() -> None:
-        async with server.client() as client:
-            await manifests.apply(client, [obj for obj in components() if obj["kind"] not in ("Deployment", "Service")])
-            before = await machine(client)
-            await take_the_webhook_out(client)
-            helm(server, "install", "caphv", checkout / "deploy" / "chart", f"--namespace={SPACE}", "--take-ownership")
-            await the_machine_is_the_same(client, before)
+    async with server.client() as client:
+        await manifests.apply(client, [obj for obj in components() if obj["kind"] not in ("Deployment", "Service")])
+        before = await machine(client)
+        await take_the_webhook_out(client)
+        helm(server, "install", "caphv", checkout / "deploy" / "chart", f"--namespace={SPACE}", "--take-ownership")
+        await the_machine_is_the_same(client, before)
+        await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
+        helm(server, "uninstall", "caphv", f"--namespace={SPACE}")
+        with pytest.raises(NotFound):
             await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
-            helm(server, "uninstall", "caphv", f"--namespace={SPACE}")
-            with pytest.raises(NotFound):
-                await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
-            await client.get(NAMESPACES, SPACE)
-            clusterctl("init", f"--infrastructure=harvester:{RELEASE}")
-            await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
-            await the_machine_is_the_same(client, before)
-
-    asyncio.run(story())
+        await client.get(NAMESPACES, SPACE)
+        clusterctl("init", f"--infrastructure=harvester:{RELEASE}")
+        await client.get(DEPLOYMENTS, DEPLOYMENT, SPACE)
+        await the_machine_is_the_same(client, before)
 
 
 def helm(server: ApiServer, *arguments: str | Path) -> None:

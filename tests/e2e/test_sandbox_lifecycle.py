@@ -79,29 +79,26 @@ async def faults_by_command_meet_the_identity(box: Sandbox) -> None:
     await administrator.close()
 
 
-def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: list[Path]) -> None:
+async def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: list[Path]) -> None:
     one, two = (Sandbox(folder, SETTINGS) for folder in folders)
 
-    async def story() -> None:
-        assert await asyncio.gather(one.up(), two.up()) == [True, True]
-        assert one.status()["network"] != two.status()["network"]
-        client_one, client_two = await management(one), await management(two)
-        await the_core_converts_and_validates(client_one)
-        await faults_by_command_meet_the_identity(one)
-        with pytest.raises(NotFound):
-            await client_two.get(CLUSTERS["v1beta2"], "old-style", "default")
-        running = children.find(one.folder)
-        assert await one.down()
-        assert not one.folder.exists()
-        assert not any(process.is_running() for process in running)
-        assert two.status()["status"] == "running"
-        await client_two.get(NAMESPACES, "default")
-        for client in (client_one, client_two):
-            await client.close()
-        assert await two.down()
-        assert not await two.down()
-
-    asyncio.run(story())
+    assert await asyncio.gather(one.up(), two.up()) == [True, True]
+    assert one.status()["network"] != two.status()["network"]
+    client_one, client_two = await management(one), await management(two)
+    await the_core_converts_and_validates(client_one)
+    await faults_by_command_meet_the_identity(one)
+    with pytest.raises(NotFound):
+        await client_two.get(CLUSTERS["v1beta2"], "old-style", "default")
+    running = children.find(one.folder)
+    assert await one.down()
+    assert not one.folder.exists()
+    assert not any(process.is_running() for process in running)
+    assert two.status()["status"] == "running"
+    await client_two.get(NAMESPACES, "default")
+    for client in (client_one, client_two):
+        await client.close()
+    assert await two.down()
+    assert not await two.down()
 
 
 async def the_core_converts_and_validates(client: ApiClient) -> None:
@@ -121,24 +118,21 @@ async def the_core_converts_and_validates(client: ApiClient) -> None:
         await client.create(CLUSTERS["v1beta1"], empty)
 
 
-def test_up_again_after_kill_9_cleans_up_and_a_live_one_is_left_alone(folders: list[Path]) -> None:
+async def test_up_again_after_kill_9_cleans_up_and_a_live_one_is_left_alone(folders: list[Path]) -> None:
     box = Sandbox(folders[0], SETTINGS)
 
-    async def story() -> None:
-        await box.up()
-        before = pids(box)
-        assert not await box.up()
-        assert pids(box) == before
-        for name in ("etcd", "management"):
-            os.kill(before[name], signal.SIGKILL)
-            psutil.Process(before[name]).wait(10)
-        assert box.status()["status"] == "broken"
-        assert await box.up()
-        assert box.status()["status"] == "running"
-        assert not any(psutil.pid_exists(pid) for pid in before.values())
-        assert {process.pid for process in children.find(box.folder)} == set(pids(box).values())
-        assert await box.down()
-        assert not box.folder.exists()
-        assert children.find(box.folder) == []
-
-    asyncio.run(story())
+    await box.up()
+    before = pids(box)
+    assert not await box.up()
+    assert pids(box) == before
+    for name in ("etcd", "management"):
+        os.kill(before[name], signal.SIGKILL)
+        psutil.Process(before[name]).wait(10)
+    assert box.status()["status"] == "broken"
+    assert await box.up()
+    assert box.status()["status"] == "running"
+    assert not any(psutil.pid_exists(pid) for pid in before.values())
+    assert {process.pid for process in children.find(box.folder)} == set(pids(box).values())
+    assert await box.down()
+    assert not box.folder.exists()
+    assert children.find(box.folder) == []

@@ -86,35 +86,32 @@ class Rollout:
         self._machines.remove_handler(self._changed)
 
 
-def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_trace(box: Sandbox) -> None:
-    async def live() -> None:
-        story = story_of(box, ClusterSpec(name="zones", namespace="zones", target_namespace="zones-vms"))
-        async with story.watching():
-            await story.create()
-            await story.come_up()
-            the_cluster_is_up(story)
-            await the_first_boot_has_the_files_of_the_class(story)
-            await lost_machines_are_replaced(story)
-            await story.scale(5, 3)
-            held = [pool["status"].get("allocated") or {} for pool in story.view.pools.store]
-            assert sum(map(len, held)) == 9  # eight machines and the control plane's address
-            await story.scale(3, 1)
-            await a_version_is_rolled_out(story)
-            await story.set_variable("cpuCount", 3)
-            assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
-            await story.delete()
-            assert await story.leftovers() == []
-            told = await events(story)
-            the_loss_alone_is_warned_of(told)
-            assert {reason for _, kind, reason in told if kind == "Normal"} >= {
-                "ControlPlaneEndpointSet",
-                "InfrastructureReady",
-                "LoadBalancerCreated",
-                "VMCreated",
-                "InfrastructureDeleted",
-            }
-
-    asyncio.run(live())
+async def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_trace(box: Sandbox) -> None:
+    story = story_of(box, ClusterSpec(name="zones", namespace="zones", target_namespace="zones-vms"))
+    async with story.watching():
+        await story.create()
+        await story.come_up()
+        the_cluster_is_up(story)
+        await the_first_boot_has_the_files_of_the_class(story)
+        await lost_machines_are_replaced(story)
+        await story.scale(5, 3)
+        held = [pool["status"].get("allocated") or {} for pool in story.view.pools.store]
+        assert sum(map(len, held)) == 9  # eight machines and the control plane's address
+        await story.scale(3, 1)
+        await a_version_is_rolled_out(story)
+        await story.set_variable("cpuCount", 3)
+        assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
+        await story.delete()
+        assert await story.leftovers() == []
+        told = await events(story)
+        the_loss_alone_is_warned_of(told)
+        assert {reason for _, kind, reason in told if kind == "Normal"} >= {
+            "ControlPlaneEndpointSet",
+            "InfrastructureReady",
+            "LoadBalancerCreated",
+            "VMCreated",
+            "InfrastructureDeleted",
+        }
 
 
 def the_cluster_is_up(story: Scenario) -> None:
@@ -169,46 +166,40 @@ async def a_version_is_rolled_out(story: Scenario) -> None:
     assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == story.view.zones()
 
 
-def test_a_definition_becomes_a_cluster_and_a_changed_setting_one_small_commit(box: Sandbox) -> None:
-    async def live() -> None:
-        spec = ClusterSpec(name="defined", namespace="defined", target_namespace="defined", control_planes=1, workers=1)
-        story = story_of(box, spec)
-        async with story.watching():
-            await story.define(1450)
-            assert "one commit with bundles ccm, cni, csi;" in story.view.steps[-1].outcome
-            await story.come_up()
-            await story.change_mtu(1400)
-            # The setting in the manifest and in the bundle, and the hash over the bundles; each with the line before.
-            assert story.view.steps[-1].outcome == "6 lines in 3 files"
-            (cluster,) = story.view.clusters.store
-            assert "mtu: 1400" in cluster["metadata"]["annotations"]["addons.caphv.io/values"]
-            await story.delete()
-            assert await story.leftovers() == []
-
-    asyncio.run(live())
+async def test_a_definition_becomes_a_cluster_and_a_changed_setting_one_small_commit(box: Sandbox) -> None:
+    spec = ClusterSpec(name="defined", namespace="defined", target_namespace="defined", control_planes=1, workers=1)
+    story = story_of(box, spec)
+    async with story.watching():
+        await story.define(1450)
+        assert "one commit with bundles ccm, cni, csi;" in story.view.steps[-1].outcome
+        await story.come_up()
+        await story.change_mtu(1400)
+        # The setting in the manifest and in the bundle, and the hash over the bundles; each with the line before.
+        assert story.view.steps[-1].outcome == "6 lines in 3 files"
+        (cluster,) = story.view.clusters.store
+        assert "mtu: 1400" in cluster["metadata"]["annotations"]["addons.caphv.io/values"]
+        await story.delete()
+        assert await story.leftovers() == []
 
 
-def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
-    async def live() -> None:
-        spec = ClusterSpec(
-            name="dhcp",
-            namespace="dhcp",
-            target_namespace="dhcp-vms",
-            control_planes=1,
-            workers=1,
-            load_balancer="",
-            machines=(),
-        )
-        story = story_of(box, spec)
-        async with story.watching():
-            await story.create()
-            await story.come_up()
-            await story.replace_lost(story.view.workers()[0])
-            await story.scale(1, 2)
-            await story.delete()
-            assert [(step.failed, bool(step.outcome)) for step in story.view.steps] == [(False, True)] * 5
-            assert await story.leftovers() == []
-            told = await events(story)
-            the_loss_alone_is_warned_of(told)
-
-    asyncio.run(live())
+async def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
+    spec = ClusterSpec(
+        name="dhcp",
+        namespace="dhcp",
+        target_namespace="dhcp-vms",
+        control_planes=1,
+        workers=1,
+        load_balancer="",
+        machines=(),
+    )
+    story = story_of(box, spec)
+    async with story.watching():
+        await story.create()
+        await story.come_up()
+        await story.replace_lost(story.view.workers()[0])
+        await story.scale(1, 2)
+        await story.delete()
+        assert [(step.failed, bool(step.outcome)) for step in story.view.steps] == [(False, True)] * 5
+        assert await story.leftovers() == []
+        told = await events(story)
+        the_loss_alone_is_warned_of(told)

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,14 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def new_api_server(etcd_folder: Path) -> Iterator[Callable[..., ApiServer]]:
+def new_api_server(etcd_folder: Path) -> Iterator[Callable[..., Awaitable[ApiServer]]]:
     """Start further, empty API servers; takes the options of `ApiServer`. They end with the test."""
     servers: list[ApiServer] = []
 
-    def start(**options: Any) -> ApiServer:
+    async def start(**options: Any) -> ApiServer:
         server = ApiServer(etcd_folder, f"extra-{next(_numbers)}", **options)
         servers.append(server)
-        asyncio.run(server.start())
+        await server.start()
         return server
 
     yield start

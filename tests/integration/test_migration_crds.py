@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -117,25 +116,22 @@ async def until_served(client: ApiClient) -> None:
 
 
 @pytest.mark.parametrize("install", [merged, applied])
-def test_objects_of_both_storage_versions_stay_without_the_webhook(
-    new_api_server: Callable[[], ApiServer], tmp_path: Path, install: Install
+async def test_objects_of_both_storage_versions_stay_without_the_webhook(
+    new_api_server: Callable[[], Awaitable[ApiServer]], tmp_path: Path, install: Install
 ) -> None:
-    server = new_api_server()
+    server = await new_api_server()
 
-    async def story() -> None:
-        async with left_by_the_go_provider(server, tmp_path) as (client, before):
-            with pytest.raises(ApiError, match="conversion webhook"):
-                await write(client, OLD, "refused")
-            await crds_are_replaced(client, install)
-            for version in (OLD, NEW):
-                for kind in SPECS:
-                    for name, obj in (await listed(client, kind, version)).items():
-                        was = before[f"{kind}/{name}"]
-                        assert (uid_of(obj), obj["spec"]) == (uid_of(was), was["spec"])
-            await they_can_be_written_in_both_versions(client)
-            await storage_can_be_moved_on(client)
-
-    asyncio.run(story())
+    async with left_by_the_go_provider(server, tmp_path) as (client, before):
+        with pytest.raises(ApiError, match="conversion webhook"):
+            await write(client, OLD, "refused")
+        await crds_are_replaced(client, install)
+        for version in (OLD, NEW):
+            for kind in SPECS:
+                for name, obj in (await listed(client, kind, version)).items():
+                    was = before[f"{kind}/{name}"]
+                    assert (uid_of(obj), obj["spec"]) == (uid_of(was), was["spec"])
+        await they_can_be_written_in_both_versions(client)
+        await storage_can_be_moved_on(client)
 
 
 async def crds_are_replaced(client: ApiClient, install: Install) -> None:
@@ -170,32 +166,29 @@ async def storage_can_be_moved_on(client: ApiClient) -> None:
         assert set(await listed(client, kind, OLD)) == {"early", "late"}
 
 
-def test_the_go_provider_finds_all_its_fields_after_us(
-    new_api_server: Callable[[], ApiServer], shared_crds: Path
+async def test_the_go_provider_finds_all_its_fields_after_us(
+    new_api_server: Callable[[], Awaitable[ApiServer]], shared_crds: Path
 ) -> None:
     """Rollback to its real CRDs: what it knows is as we had it, and what it does not know is gone."""
-    server = new_api_server()
+    server = await new_api_server()
     theirs: list[Obj] = manifests.read(sorted((shared_crds / "go-provider").glob("*.yaml")))
 
-    async def story() -> None:
-        async with server.client() as client:
-            await manifests.apply(client, ours())
-            await client.create(NAMESPACES, {"metadata": {"name": SPACE}})
-            # With fields, too, that exclude each other: whatever was stored has to be found.
-            async with without_rules(client, [crd["metadata"]["name"] for crd in theirs]):
-                for crd in theirs:
-                    await write_all_fields(client, crd)
+    async with server.client() as client:
+        await manifests.apply(client, ours())
+        await client.create(NAMESPACES, {"metadata": {"name": SPACE}})
+        # With fields, too, that exclude each other: whatever was stored has to be found.
+        async with without_rules(client, [crd["metadata"]["name"] for crd in theirs]):
             for crd in theirs:
-                await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, manager="caphv-sandbox")
-            await until_served(client)
-            for crd in theirs:
-                obj = example_object(crd, NEW, "all", SPACE)
-                found = await client.get(resource(crd["spec"]["names"]["kind"], NEW), "all", SPACE)
-                assert {part: found.get(part) for part in ("spec", "status")} == {
-                    part: obj.get(part) for part in ("spec", "status")
-                }
-
-    asyncio.run(story())
+                await write_all_fields(client, crd)
+        for crd in theirs:
+            await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, manager="caphv-sandbox")
+        await until_served(client)
+        for crd in theirs:
+            obj = example_object(crd, NEW, "all", SPACE)
+            found = await client.get(resource(crd["spec"]["names"]["kind"], NEW), "all", SPACE)
+            assert {part: found.get(part) for part in ("spec", "status")} == {
+                part: obj.get(part) for part in ("spec", "status")
+            }
 
 
 async def write_all_fields(client: ApiClient, crd: Obj) -> None:
@@ -217,22 +210,21 @@ def beyond(kind: str, obj: Obj) -> Obj:
     return {}
 
 
-def test_crds_of_the_go_provider_can_come_back(new_api_server: Callable[[], ApiServer], tmp_path: Path) -> None:
+async def test_crds_of_the_go_provider_can_come_back(
+    new_api_server: Callable[[], Awaitable[ApiServer]], tmp_path: Path
+) -> None:
     """Rollback: its CRDs, webhook included, over ours; what both know is as it was, for readers of both versions."""
 
-    server = new_api_server()
+    server = await new_api_server()
 
-    async def story() -> None:
-        async with left_by_the_go_provider(server, tmp_path) as (client, before):
-            await crds_are_replaced(client, merged)
-            async with crds.conversion_webhook(tmp_path) as client_config:
-                for crd in crds.custom_resource_definitions(client_config):
-                    await merged(client, crd)
-                await until_served(client)
-                for version in (OLD, NEW):
-                    for kind in SPECS:
-                        for name, obj in (await listed(client, kind, version)).items():
-                            was = before[f"{kind}/{name}"]
-                            assert (uid_of(obj), obj["spec"]) == (uid_of(was), was["spec"])
-
-    asyncio.run(story())
+    async with left_by_the_go_provider(server, tmp_path) as (client, before):
+        await crds_are_replaced(client, merged)
+        async with crds.conversion_webhook(tmp_path) as client_config:
+            for crd in crds.custom_resource_definitions(client_config):
+                await merged(client, crd)
+            await until_served(client)
+            for version in (OLD, NEW):
+                for kind in SPECS:
+                    for name, obj in (await listed(client, kind, version)).items():
+                        was = before[f"{kind}/{name}"]
+                        assert (uid_of(obj), obj["spec"]) == (uid_of(was), was["spec"])

@@ -1,8 +1,7 @@
 """What clients see of the API servers of a sandbox."""
 
-import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -21,87 +20,76 @@ def namespace(name: str) -> Obj:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
-def test_admin_may_write_and_others_only_what_rbac_allows(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with api_server.client() as admin, api_server.client("nobody", ["testers"]) as nobody:
-            await admin.create(NAMESPACES, namespace("made-by-admin"))
-            with pytest.raises(Forbidden, match='User "nobody"'):
-                await nobody.get(NAMESPACES, "made-by-admin")
-
-    asyncio.run(story())
+async def test_admin_may_write_and_others_only_what_rbac_allows(api_server: ApiServer) -> None:
+    async with api_server.client() as admin, api_server.client("nobody", ["testers"]) as nobody:
+        await admin.create(NAMESPACES, namespace("made-by-admin"))
+        with pytest.raises(Forbidden, match='User "nobody"'):
+            await nobody.get(NAMESPACES, "made-by-admin")
 
 
-def test_kubeconfig_opens_its_own_server_only(api_server: ApiServer, new_api_server: Callable[..., ApiServer]) -> None:
-    other = new_api_server()
-
-    async def story() -> None:
-        stranger = pki.CA.create("stranger").client("admin", ["system:masters"])
-        certificate, key = stranger.certificate.decode(), stranger.key.decode()
-        ca = other.ca.certificate.decode()
-        with_foreign_certificate = Kubeconfig(server=other.url, ca=ca, client_certificate=certificate, client_key=key)
-        with_foreign_ca = Kubeconfig(server=other.url, ca=api_server.ca.certificate.decode(), token="none")
-        for access, error in ((with_foreign_certificate, Unauthorized), (with_foreign_ca, Unreachable)):
-            client = access.client(name="test")
-            with pytest.raises(error):
-                await client.list(NODES)
-            await client.close()
-
-    asyncio.run(story())
-
-
-def test_servers_of_one_etcd_do_not_share_objects(
-    api_server: ApiServer, new_api_server: Callable[..., ApiServer]
+async def test_kubeconfig_opens_its_own_server_only(
+    api_server: ApiServer, new_api_server: Callable[..., Awaitable[ApiServer]]
 ) -> None:
-    other = new_api_server()
+    other = await new_api_server()
 
-    async def story() -> None:
-        async with api_server.client() as here, other.client() as there:
-            await here.create(NAMESPACES, namespace("only-here"))
-            with pytest.raises(NotFound):
-                await there.get(NAMESPACES, "only-here")
+    stranger = pki.CA.create("stranger").client("admin", ["system:masters"])
+    certificate, key = stranger.certificate.decode(), stranger.key.decode()
+    ca = other.ca.certificate.decode()
+    with_foreign_certificate = Kubeconfig(server=other.url, ca=ca, client_certificate=certificate, client_key=key)
+    with_foreign_ca = Kubeconfig(server=other.url, ca=api_server.ca.certificate.decode(), token="none")
+    for access, error in ((with_foreign_certificate, Unauthorized), (with_foreign_ca, Unreachable)):
+        client = access.client(name="test")
+        with pytest.raises(error):
+            await client.list(NODES)
+        await client.close()
 
-    asyncio.run(story())
+
+async def test_servers_of_one_etcd_do_not_share_objects(
+    api_server: ApiServer, new_api_server: Callable[..., Awaitable[ApiServer]]
+) -> None:
+    other = await new_api_server()
+
+    async with api_server.client() as here, other.client() as there:
+        await here.create(NAMESPACES, namespace("only-here"))
+        with pytest.raises(NotFound):
+            await there.get(NAMESPACES, "only-here")
 
 
-def test_given_ca_tokens_names_and_audit_log(new_api_server: Callable[..., ApiServer]) -> None:
+async def test_given_ca_tokens_names_and_audit_log(new_api_server: Callable[..., Awaitable[ApiServer]]) -> None:
     ca = pki.CA.create("workload-ca")
-    server = new_api_server(
+    server = await new_api_server(
         ca=ca, tokens=[Token("t0ken", "jane", ("system:masters",))], extra_sans=["workload.example"], audit=True
     )
 
-    async def story() -> None:
-        access = Kubeconfig(
-            server=server.url, ca=ca.certificate.decode(), token="t0ken", tls_server_name="workload.example"
-        )
-        client = access.client(name="test")
-        await client.list(NODES)
-        await client.close()
-
-    asyncio.run(story())
+    access = Kubeconfig(
+        server=server.url, ca=ca.certificate.decode(), token="t0ken", tls_server_name="workload.example"
+    )
+    client = access.client(name="test")
+    await client.list(NODES)
+    await client.close()
     entries = [json.loads(line) for line in server.audit_log.read_text().splitlines()]
     mine = [entry for entry in entries if entry["user"]["username"] == "jane"]
     assert [(entry["verb"], entry["objectRef"]["resource"]) for entry in mine] == [("list", "nodes")]
 
 
-def test_a_server_that_starts_again_has_port_and_objects_of_before(new_api_server: Callable[..., ApiServer]) -> None:
-    server = new_api_server()
+async def test_a_server_that_starts_again_has_port_and_objects_of_before(
+    new_api_server: Callable[..., Awaitable[ApiServer]],
+) -> None:
+    server = await new_api_server()
 
-    async def story() -> None:
-        url = server.url
-        async with server.client() as client:
-            await client.create(NAMESPACES, namespace("kept"))
-        await server.stop()
-        assert server.process is not None
-        assert not server.process.alive
-        await server.start()
-        assert server.url == url
-        async with server.client() as client:
-            await client.get(NAMESPACES, "kept")
-
-    asyncio.run(story())
+    url = server.url
+    async with server.client() as client:
+        await client.create(NAMESPACES, namespace("kept"))
+    await server.stop()
+    assert server.process is not None
+    assert not server.process.alive
+    await server.start()
+    assert server.url == url
+    async with server.client() as client:
+        await client.get(NAMESPACES, "kept")
 
 
-def test_apply_creates_updates_and_serves_crds_before_their_objects(api_server: ApiServer) -> None:
+async def test_apply_creates_updates_and_serves_crds_before_their_objects(api_server: ApiServer) -> None:
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     crd = {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -121,14 +109,11 @@ def test_apply_creates_updates_and_serves_crds_before_their_objects(api_server: 
         "light": "red",
     }
 
-    async def story() -> None:
-        async with api_server.client() as client:
-            await manifests.apply(client, [lighthouse, namespace("shore"), crd])
-            await manifests.apply(client, [{**lighthouse, "light": "green"}])
-            resource = await Discovery(client).resource(lighthouse)
-            assert resource.plural == "lighthouses"
-            assert (await client.get(resource, "one", "shore"))["light"] == "green"
-            with pytest.raises(LookupError, match="Boat"):
-                await Discovery(client).resource({"apiVersion": "test.example/v1", "kind": "Boat"})
-
-    asyncio.run(story())
+    async with api_server.client() as client:
+        await manifests.apply(client, [lighthouse, namespace("shore"), crd])
+        await manifests.apply(client, [{**lighthouse, "light": "green"}])
+        resource = await Discovery(client).resource(lighthouse)
+        assert resource.plural == "lighthouses"
+        assert (await client.get(resource, "one", "shore"))["light"] == "green"
+        with pytest.raises(LookupError, match="Boat"):
+            await Discovery(client).resource({"apiVersion": "test.example/v1", "kind": "Boat"})

@@ -23,32 +23,26 @@ pytestmark = pytest.mark.integration
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 
-def test_token_secret_is_filled_and_ends_with_its_account(api_server: ApiServer) -> None:
-    async def story(client: ApiClient) -> None:
-        metadata = {"name": "cloud", "namespace": "tokens"}
-        await client.create(SERVICE_ACCOUNTS, {"metadata": metadata})
-        annotated = {"name": "cloud-token", "namespace": "tokens", "annotations": {ACCOUNT: "cloud"}}
-        await client.create(SECRETS, {"metadata": annotated, "type": SECRET_TYPE})
-        data = await _until(lambda: _token(client))
-        assert base64.b64decode(data["namespace"]) == b"tokens"
-        assert base64.b64decode(data["ca.crt"]) == api_server.ca.certificate
-        token = base64.b64decode(data["token"]).decode()
-        assert await _who_am_i(api_server, token) == "system:serviceaccount:tokens:cloud"
-        await client.delete(SERVICE_ACCOUNTS, "cloud", "tokens")
-        await _until(lambda: _gone(client, SECRETS, "cloud-token", "tokens"))
-
-    async def main() -> None:
-        async with api_server.client() as client:
-            await client.create(NAMESPACES, {"metadata": {"name": "tokens"}})
-            async with _running(Tokens(client, api_server.ca.certificate.decode()).run()):
-                await story(client)
-
-    asyncio.run(main())
+async def test_token_secret_is_filled_and_ends_with_its_account(api_server: ApiServer) -> None:
+    async with api_server.client() as client:
+        await client.create(NAMESPACES, {"metadata": {"name": "tokens"}})
+        async with _running(Tokens(client, api_server.ca.certificate.decode()).run()):
+            metadata = {"name": "cloud", "namespace": "tokens"}
+            await client.create(SERVICE_ACCOUNTS, {"metadata": metadata})
+            annotated = {"name": "cloud-token", "namespace": "tokens", "annotations": {ACCOUNT: "cloud"}}
+            await client.create(SECRETS, {"metadata": annotated, "type": SECRET_TYPE})
+            data = await _until(lambda: _token(client))
+            assert base64.b64decode(data["namespace"]) == b"tokens"
+            assert base64.b64decode(data["ca.crt"]) == api_server.ca.certificate
+            token = base64.b64decode(data["token"]).decode()
+            assert await _who_am_i(api_server, token) == "system:serviceaccount:tokens:cloud"
+            await client.delete(SERVICE_ACCOUNTS, "cloud", "tokens")
+            await _until(lambda: _gone(client, SECRETS, "cloud-token", "tokens"))
 
 
 @pytest.mark.parametrize("propagation", ["Background", "Foreground"])
-def test_dependents_go_with_their_owner(api_server: ApiServer, propagation: str) -> None:
-    async def story(client: ApiClient) -> None:
+async def test_dependents_go_with_their_owner(api_server: ApiServer, propagation: str) -> None:
+    async with api_server.client() as client, _running(Garbage(client).run()):
         namespace = f"garbage-{propagation.lower()}"
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
         owner = await _config_map(client, namespace, "owner")
@@ -61,26 +55,17 @@ def test_dependents_go_with_their_owner(api_server: ApiServer, propagation: str)
         await client.delete(NAMESPACES, namespace)
         await _until(lambda: _gone(client, NAMESPACES, namespace))
 
-    async def main() -> None:
-        async with api_server.client() as client, _running(Garbage(client).run()):
-            await story(client)
 
-    asyncio.run(main())
-
-
-def test_orphan_of_an_earlier_time_goes_too(api_server: ApiServer) -> None:
-    async def main() -> None:
-        async with api_server.client() as client:
-            await client.create(NAMESPACES, {"metadata": {"name": "orphans"}})
-            owner = await _config_map(client, "orphans", "owner")
-            await client.delete(CONFIG_MAPS, "owner", "orphans")
-            await _config_map(client, "orphans", "owner")  # the same name, another uid
-            await _config_map(client, "orphans", "child", owner)
-            async with _running(Garbage(client).run()):
-                await _until(lambda: _gone(client, CONFIG_MAPS, "child", "orphans"))
-            assert await client.get(CONFIG_MAPS, "owner", "orphans")
-
-    asyncio.run(main())
+async def test_orphan_of_an_earlier_time_goes_too(api_server: ApiServer) -> None:
+    async with api_server.client() as client:
+        await client.create(NAMESPACES, {"metadata": {"name": "orphans"}})
+        owner = await _config_map(client, "orphans", "owner")
+        await client.delete(CONFIG_MAPS, "owner", "orphans")
+        await _config_map(client, "orphans", "owner")  # the same name, another uid
+        await _config_map(client, "orphans", "child", owner)
+        async with _running(Garbage(client).run()):
+            await _until(lambda: _gone(client, CONFIG_MAPS, "child", "orphans"))
+        assert await client.get(CONFIG_MAPS, "owner", "orphans")
 
 
 @asynccontextmanager

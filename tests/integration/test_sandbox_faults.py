@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from sandbox.harvester.faultproxy import FaultProxy
 from sandbox.harvester.faults import Fault, Faults
 from sandbox.processes import network
 from sandbox.processes.apiserver import ApiServer, Token
+from tests.support.fixtures import entered
 from tests.support.simulation import Place, Simulation, simulation, virtual_machine
 
 pytestmark = pytest.mark.integration
@@ -51,21 +52,19 @@ def place(etcd_folder: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def simulated(place: Place) -> Callable[[Any], None]:
-    """Run a story on a simulated Harvester, in a namespace of its own."""
-    namespace = f"faults-{next(_numbers)}"
+def sim(place: Place, runner: asyncio.Runner) -> Iterator[Simulation]:
+    """A simulated Harvester, and a namespace of the test's own on it."""
+    with entered(simulation(place, f"faults-{next(_numbers)}"), runner) as sim:
+        yield sim
 
-    def run(story: Callable[[Simulation, Faults], Coroutine[Any, Any, None]]) -> None:
-        async def go() -> None:
-            async with simulation(place, namespace) as sim:
-                faults = Faults(sim.client)
-                await story(sim, faults)
-                await faults.clear()
-                assert await faults.active() == []
 
-        asyncio.run(go())
-
-    return run
+@pytest.fixture
+def faults(sim: Simulation, runner: asyncio.Runner) -> Iterator[Faults]:
+    """Faults of that Harvester; all of them can be cleared in the end."""
+    faults = Faults(sim.client)
+    yield faults
+    runner.run(faults.clear())
+    assert runner.run(faults.active()) == []
 
 
 async def running(sim: Simulation, name: str) -> Obj:
@@ -79,20 +78,17 @@ async def host_of(sim: Simulation, name: str) -> str:
 # Objects
 
 
-def test_closed_hosts_leave_vms_waiting_until_they_open(simulated: Callable[[Any], None]) -> None:
-    async def story(sim: Simulation, faults: Faults) -> None:
-        await sim.create_vm("before")
-        await running(sim, "before")
-        await faults.cause(Fault("unschedulable"))
-        await sim.create_vm("after")
-        stuck = lambda vm: vm.get("status", {}).get("printableStatus") == "ErrorUnschedulable"  # noqa: E731
-        await sim.until(kinds.VIRTUAL_MACHINES, "after", stuck)
-        assert [str(fault) for fault in await faults.active()] == ["unschedulable"]
-        await faults.clear("unschedulable")
-        await running(sim, "after")
-        assert (await sim.client.get(kinds.INSTANCES, "before", sim.namespace))["status"]["phase"] == "Running"
-
-    simulated(story)
+async def test_closed_hosts_leave_vms_waiting_until_they_open(sim: Simulation, faults: Faults) -> None:
+    await sim.create_vm("before")
+    await running(sim, "before")
+    await faults.cause(Fault("unschedulable"))
+    await sim.create_vm("after")
+    stuck = lambda vm: vm.get("status", {}).get("printableStatus") == "ErrorUnschedulable"  # noqa: E731
+    await sim.until(kinds.VIRTUAL_MACHINES, "after", stuck)
+    assert [str(fault) for fault in await faults.active()] == ["unschedulable"]
+    await faults.clear("unschedulable")
+    await running(sim, "after")
+    assert (await sim.client.get(kinds.INSTANCES, "before", sim.namespace))["status"]["phase"] == "Running"
 
 
 @pytest.mark.parametrize(
@@ -104,114 +100,96 @@ def test_closed_hosts_leave_vms_waiting_until_they_open(simulated: Callable[[Any
     ],
     ids=["image", "key-pair", "network"],
 )
-def test_missing_object_comes_back_as_it_was(
-    simulated: Callable[[Any], None], name: str, resource: Any, target: str
+async def test_missing_object_comes_back_as_it_was(
+    sim: Simulation, faults: Faults, name: str, resource: Any, target: str
 ) -> None:
-    async def story(sim: Simulation, faults: Faults) -> None:
-        namespace, _, bare = target.partition("/")
-        before = await sim.client.get(resource, bare, namespace)
+    namespace, _, bare = target.partition("/")
+    before = await sim.client.get(resource, bare, namespace)
+    await faults.cause(Fault(name, target))
+    with pytest.raises(NotFound):
+        await sim.client.get(resource, bare, namespace)
+    with pytest.raises(FaultError, match="clear it first"):
         await faults.cause(Fault(name, target))
-        with pytest.raises(NotFound):
-            await sim.client.get(resource, bare, namespace)
-        with pytest.raises(FaultError, match="clear it first"):
-            await faults.cause(Fault(name, target))
-        await faults.clear(name, "default/other")
-        assert await faults.active()
-        await faults.clear(name, target)
-        after = await sim.client.get(resource, bare, namespace)
-        assert (after.get("spec"), after.get("status")) == (before.get("spec"), before.get("status"))
-
-    simulated(story)
+    await faults.clear(name, "default/other")
+    assert await faults.active()
+    await faults.clear(name, target)
+    after = await sim.client.get(resource, bare, namespace)
+    assert (after.get("spec"), after.get("status")) == (before.get("spec"), before.get("status"))
 
 
-def test_vms_of_a_failed_host_start_elsewhere(simulated: Callable[[Any], None]) -> None:
-    async def story(sim: Simulation, faults: Faults) -> None:
-        await sim.create_vm("one")
-        before = await running(sim, "one")
-        failed = before["status"]["nodeName"]
-        await faults.cause(Fault("host-failure", failed))
-        (ready,) = (await sim.client.get(NODES, failed))["status"]["conditions"]
-        assert ready["status"] == "Unknown"
-        restarted = await sim.until(
-            kinds.INSTANCES,
-            "one",
-            lambda vmi: uid_of(vmi) != uid_of(before) and vmi["status"].get("interfaces"),
-        )
-        assert restarted["status"]["nodeName"] not in ("", failed)
-        assert restarted["status"]["interfaces"] == before["status"]["interfaces"]
-        await faults.clear("host-failure")
-        (ready,) = (await sim.client.get(NODES, failed))["status"]["conditions"]
-        assert ready["status"] == "True"
-
-    simulated(story)
+async def test_vms_of_a_failed_host_start_elsewhere(sim: Simulation, faults: Faults) -> None:
+    await sim.create_vm("one")
+    before = await running(sim, "one")
+    failed = before["status"]["nodeName"]
+    await faults.cause(Fault("host-failure", failed))
+    (ready,) = (await sim.client.get(NODES, failed))["status"]["conditions"]
+    assert ready["status"] == "Unknown"
+    restarted = await sim.until(
+        kinds.INSTANCES,
+        "one",
+        lambda vmi: uid_of(vmi) != uid_of(before) and vmi["status"].get("interfaces"),
+    )
+    assert restarted["status"]["nodeName"] not in ("", failed)
+    assert restarted["status"]["interfaces"] == before["status"]["interfaces"]
+    await faults.clear("host-failure")
+    (ready,) = (await sim.client.get(NODES, failed))["status"]["conditions"]
+    assert ready["status"] == "True"
 
 
-def test_vm_vanishes_and_leaves_its_disks(simulated: Callable[[Any], None]) -> None:
-    async def story(sim: Simulation, faults: Faults) -> None:
-        await sim.create_vm("one")
-        await running(sim, "one")
-        await faults.cause(Fault("vm-vanishes", f"{sim.namespace}/one"))
-        with pytest.raises(NotFound):
-            await sim.client.get(kinds.VIRTUAL_MACHINES, "one", sim.namespace)
-        await sim.until_gone(kinds.INSTANCES, "one")
-        assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", sim.namespace)
-        assert await faults.active() == []
-
-    simulated(story)
+async def test_vm_vanishes_and_leaves_its_disks(sim: Simulation, faults: Faults) -> None:
+    await sim.create_vm("one")
+    await running(sim, "one")
+    await faults.cause(Fault("vm-vanishes", f"{sim.namespace}/one"))
+    with pytest.raises(NotFound):
+        await sim.client.get(kinds.VIRTUAL_MACHINES, "one", sim.namespace)
+    await sim.until_gone(kinds.INSTANCES, "one")
+    assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", sim.namespace)
+    assert await faults.active() == []
 
 
-def test_live_migration_changes_the_host_and_nothing_else(simulated: Callable[[Any], None]) -> None:
-    async def story(sim: Simulation, faults: Faults) -> None:
-        await sim.create_vm("one")
-        before = await running(sim, "one")
-        said = await faults.cause(Fault("migration", f"{sim.namespace}/one"))
-        after = await sim.client.get(kinds.INSTANCES, "one", sim.namespace)
-        assert uid_of(after) == uid_of(before)
-        source, host = before["status"]["nodeName"], after["status"]["nodeName"]
-        assert host not in ("", source)
-        assert said.endswith(f"from {source} to {host}")
-        assert after["status"]["interfaces"] == before["status"]["interfaces"]
-        # The simulation knows where it is now: a failure of the old host is nothing to it.
-        await faults.cause(Fault("host-failure", source))
-        await asyncio.sleep(BOUND)
-        assert uid_of(await sim.client.get(kinds.INSTANCES, "one", sim.namespace)) == uid_of(before)
-
-    simulated(story)
+async def test_live_migration_changes_the_host_and_nothing_else(sim: Simulation, faults: Faults) -> None:
+    await sim.create_vm("one")
+    before = await running(sim, "one")
+    said = await faults.cause(Fault("migration", f"{sim.namespace}/one"))
+    after = await sim.client.get(kinds.INSTANCES, "one", sim.namespace)
+    assert uid_of(after) == uid_of(before)
+    source, host = before["status"]["nodeName"], after["status"]["nodeName"]
+    assert host not in ("", source)
+    assert said.endswith(f"from {source} to {host}")
+    assert after["status"]["interfaces"] == before["status"]["interfaces"]
+    # The simulation knows where it is now: a failure of the old host is nothing to it.
+    await faults.cause(Fault("host-failure", source))
+    await asyncio.sleep(BOUND)
+    assert uid_of(await sim.client.get(kinds.INSTANCES, "one", sim.namespace)) == uid_of(before)
 
 
-def test_vm_with_a_disk_of_one_host_cannot_be_migrated(simulated: Callable[[Any], None]) -> None:
-    async def story(sim: Simulation, faults: Faults) -> None:
-        vm = virtual_machine(sim.namespace, "one")
-        annotations = vm["metadata"]["annotations"]
-        annotations[kinds.CLAIM_TEMPLATES] = annotations[kinds.CLAIM_TEMPLATES].replace("Many", "Once")
-        await sim.client.create(kinds.VIRTUAL_MACHINES, vm)
-        await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
-        with pytest.raises(FaultError, match="one-disk-0 is not ReadWriteMany"):
-            await faults.cause(Fault("migration", f"{sim.namespace}/one"))
-
-    simulated(story)
+async def test_vm_with_a_disk_of_one_host_cannot_be_migrated(sim: Simulation, faults: Faults) -> None:
+    vm = virtual_machine(sim.namespace, "one")
+    annotations = vm["metadata"]["annotations"]
+    annotations[kinds.CLAIM_TEMPLATES] = annotations[kinds.CLAIM_TEMPLATES].replace("Many", "Once")
+    await sim.client.create(kinds.VIRTUAL_MACHINES, vm)
+    await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
+    with pytest.raises(FaultError, match="one-disk-0 is not ReadWriteMany"):
+        await faults.cause(Fault("migration", f"{sim.namespace}/one"))
 
 
-def test_address_by_dhcp_changes_and_a_static_one_does_not(
-    simulated: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+async def test_address_by_dhcp_changes_and_a_static_one_does_not(
+    sim: Simulation, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandbox.harvester.fault_actions.PATIENCE", 1.0)
 
-    async def story(sim: Simulation, faults: Faults) -> None:
-        static = f"{sim.prefix}.8.200"
-        await sim.create_vm("leased")
-        await sim.create_vm("static", address=static)
-        (before,) = await sim.addresses("leased")
-        assert await sim.addresses("static") == [static]
-        await faults.cause(Fault("address-change", f"{sim.namespace}/leased"))
-        (after,) = await sim.addresses("leased")
-        assert after != before
-        with pytest.raises(FaultError, match=f"keeps {static}"):
-            await faults.cause(Fault("address-change", f"{sim.namespace}/static"))
-        await faults.cause(Fault("address-change", f"{sim.namespace}/leased"))
-        assert await sim.addresses("leased") not in ([after], [])
-
-    simulated(story)
+    static = f"{sim.prefix}.8.200"
+    await sim.create_vm("leased")
+    await sim.create_vm("static", address=static)
+    (before,) = await sim.addresses("leased")
+    assert await sim.addresses("static") == [static]
+    await faults.cause(Fault("address-change", f"{sim.namespace}/leased"))
+    (after,) = await sim.addresses("leased")
+    assert after != before
+    with pytest.raises(FaultError, match=f"keeps {static}"):
+        await faults.cause(Fault("address-change", f"{sim.namespace}/static"))
+    await faults.cause(Fault("address-change", f"{sim.namespace}/leased"))
+    assert await sim.addresses("leased") not in ([after], [])
 
 
 @pytest.mark.parametrize(
@@ -225,13 +203,10 @@ def test_address_by_dhcp_changes_and_a_static_one_does_not(
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )
-def test_fault_that_cannot_be_is_refused(simulated: Callable[[Any], None], fault: Fault, message: str) -> None:
-    async def story(_sim: Simulation, faults: Faults) -> None:
-        with pytest.raises(FaultError, match=message):
-            await faults.cause(fault)
-        assert await faults.active() == []
-
-    simulated(story)
+async def test_fault_that_cannot_be_is_refused(faults: Faults, fault: Fault, message: str) -> None:
+    with pytest.raises(FaultError, match=message):
+        await faults.cause(fault)
+    assert await faults.active() == []
 
 
 # Transport
@@ -250,20 +225,12 @@ async def proxied(server: ApiServer) -> AsyncIterator[tuple[FaultProxy, ApiClien
             await client.close()
 
 
-def through_proxy(place: Place, story: Callable[[FaultProxy, ApiClient], Coroutine[Any, Any, None]]) -> None:
-    async def go() -> None:
-        async with proxied(place.server) as (proxy, client):
-            await story(proxy, client)
-
-    asyncio.run(go())
-
-
 def namespace(name: str) -> Obj:
     return kinds.typed(NAMESPACES, {"metadata": {"name": name}})
 
 
-def test_proxy_passes_on_everything_while_nothing_is_wrong(place: Place) -> None:
-    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+async def test_proxy_passes_on_everything_while_nothing_is_wrong(place: Place) -> None:
+    async with proxied(place.server) as (proxy, client):
         created = await client.create(NAMESPACES, namespace("passed-on"))
         listed = await client.list(NAMESPACES, label_selector="kubernetes.io/metadata.name in (passed-on, other)")
         assert [uid_of(item) for item in listed["items"]] == [uid_of(created)]
@@ -278,8 +245,6 @@ def test_proxy_passes_on_everything_while_nothing_is_wrong(place: Place) -> None
             await client.get(NAMESPACES, "no such name")
         assert proxy.requests == 6
 
-    through_proxy(place, story)
-
 
 @pytest.mark.parametrize(
     ("name", "error"),
@@ -290,8 +255,8 @@ def test_proxy_passes_on_everything_while_nothing_is_wrong(place: Place) -> None
         ("away", Unreachable),
     ],
 )
-def test_requests_are_refused_until_the_fault_ends(place: Place, name: str, error: type[Exception]) -> None:
-    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+async def test_requests_are_refused_until_the_fault_ends(place: Place, name: str, error: type[Exception]) -> None:
+    async with proxied(place.server) as (proxy, client):
         proxy.apply([Fault(name)])
         for _ in range(3):
             with pytest.raises(error):
@@ -299,32 +264,26 @@ def test_requests_are_refused_until_the_fault_ends(place: Place, name: str, erro
         proxy.apply([])
         await client.get(NAMESPACES, "default")
 
-    through_proxy(place, story)
 
-
-def test_conflict_meets_writes_only(place: Place) -> None:
-    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+async def test_conflict_meets_writes_only(place: Place) -> None:
+    async with proxied(place.server) as (proxy, client):
         proxy.apply([Fault("conflict")])
         await client.get(NAMESPACES, "default")
         with pytest.raises(Conflict):
             await client.patch(NAMESPACES, "default", "", {"metadata": {"labels": {"never": "written"}}})
         assert "never" not in (await client.get(NAMESPACES, "default"))["metadata"]["labels"]
 
-    through_proxy(place, story)
 
-
-def test_slow_answers_come_late(place: Place) -> None:
-    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+async def test_slow_answers_come_late(place: Place) -> None:
+    async with proxied(place.server) as (proxy, client):
         proxy.apply([Fault("slow", delay=BOUND)])
         started = time.monotonic()
         await client.get(NAMESPACES, "default")
         assert BOUND <= time.monotonic() - started < 4
 
-    through_proxy(place, story)
 
-
-def test_a_share_of_the_requests_gets_through(place: Place) -> None:
-    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+async def test_a_share_of_the_requests_gets_through(place: Place) -> None:
+    async with proxied(place.server) as (proxy, client):
         proxy.apply([Fault("forbidden", share=0.5)])
         refused = 0
         for _ in range(60):
@@ -334,12 +293,10 @@ def test_a_share_of_the_requests_gets_through(place: Place) -> None:
                 refused += 1
         assert 10 < refused < 50
 
-    through_proxy(place, story)
-
 
 @pytest.mark.parametrize(("name", "error"), [("watches-gone", Gone), ("unauthorized", None), ("away", Unreachable)])
-def test_open_watches_end(place: Place, name: str, error: type[Exception] | None) -> None:
-    async def story(proxy: FaultProxy, client: ApiClient) -> None:
+async def test_open_watches_end(place: Place, name: str, error: type[Exception] | None) -> None:
+    async with proxied(place.server) as (proxy, client):
         version = (await client.list(NAMESPACES))["metadata"]["resourceVersion"]
         opened = asyncio.Event()
         watch = client.watch(NAMESPACES, resource_version=version, on_open=opened.set)
@@ -352,24 +309,19 @@ def test_open_watches_end(place: Place, name: str, error: type[Exception] | None
         with pytest.raises((ApiError, Unreachable)):
             await anext(client.watch(NAMESPACES, resource_version=version))
 
-    through_proxy(place, story)
 
-
-def test_proxy_follows_what_is_recorded(simulated: Callable[[Any], None], place: Place) -> None:
-    async def story(sim: Simulation, faults: Faults) -> None:
-        async with proxied(place.server) as (proxy, client):
-            following = asyncio.create_task(proxy.follow(sim.client))
-            await faults.cause(Fault("slow", delay=0.01))
-            said = await faults.cause(Fault("forbidden", share=0.9))
-            assert said == "forbidden (90% of requests)"
-            await faults.cause(Fault("forbidden"))
-            assert [str(fault) for fault in await faults.active()] == ["slow (0.01 s)", "forbidden"]
-            await eventually(client, refused=True)
-            await faults.clear()
-            await eventually(client, refused=False)
-            following.cancel()
-
-    simulated(story)
+async def test_proxy_follows_what_is_recorded(sim: Simulation, faults: Faults, place: Place) -> None:
+    async with proxied(place.server) as (proxy, client):
+        following = asyncio.create_task(proxy.follow(sim.client))
+        await faults.cause(Fault("slow", delay=0.01))
+        said = await faults.cause(Fault("forbidden", share=0.9))
+        assert said == "forbidden (90% of requests)"
+        await faults.cause(Fault("forbidden"))
+        assert [str(fault) for fault in await faults.active()] == ["slow (0.01 s)", "forbidden"]
+        await eventually(client, refused=True)
+        await faults.clear()
+        await eventually(client, refused=False)
+        following.cancel()
 
 
 async def eventually(client: ApiClient, *, refused: bool) -> None:

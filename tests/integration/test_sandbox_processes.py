@@ -32,40 +32,31 @@ async def wait_up(process: processes.Process) -> None:
     await processes.wait_ready(process, probe, 10)
 
 
-def test_children_of_a_killed_parent_are_found_and_stopped(tmp_path: Path) -> None:
-    async def story() -> None:
-        parent = processes.start(tmp_path, "parent", [sys.executable, "-c", WITH_CHILD])
-        await wait_up(parent)
-        os.kill(parent.pid, signal.SIGKILL)
-        (child,) = [process for process in processes.find(tmp_path) if process.pid != parent.pid]
-        await processes.stop_all(tmp_path)
-        assert not child.is_running()
-        assert processes.find(tmp_path) == []
-
-    asyncio.run(story())
+async def test_children_of_a_killed_parent_are_found_and_stopped(tmp_path: Path) -> None:
+    parent = processes.start(tmp_path, "parent", [sys.executable, "-c", WITH_CHILD])
+    await wait_up(parent)
+    os.kill(parent.pid, signal.SIGKILL)
+    (child,) = [process for process in processes.find(tmp_path) if process.pid != parent.pid]
+    await processes.stop_all(tmp_path)
+    assert not child.is_running()
+    assert processes.find(tmp_path) == []
 
 
-def test_processes_of_others_are_never_touched(tmp_path: Path) -> None:
-    async def story() -> None:
-        other = processes.start(tmp_path / "other", "other", SLEEP) if (tmp_path / "other").mkdir() is None else None
-        assert other
-        mine = processes.start(tmp_path, "mine", SLEEP)
-        await processes.stop_all(tmp_path)
-        assert not mine.alive
-        assert other.alive
-        await processes.end(other)
-
-    asyncio.run(story())
+async def test_processes_of_others_are_never_touched(tmp_path: Path) -> None:
+    other = processes.start(tmp_path / "other", "other", SLEEP) if (tmp_path / "other").mkdir() is None else None
+    assert other
+    mine = processes.start(tmp_path, "mine", SLEEP)
+    await processes.stop_all(tmp_path)
+    assert not mine.alive
+    assert other.alive
+    await processes.end(other)
 
 
-def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    async def story() -> None:
-        process = processes.start(tmp_path, "stubborn", [sys.executable, "-c", STUBBORN])
-        await wait_up(process)
-        await processes.stop_all(tmp_path, grace=0.2)
-        assert not process.alive
-
-    asyncio.run(story())
+async def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    process = processes.start(tmp_path, "stubborn", [sys.executable, "-c", STUBBORN])
+    await wait_up(process)
+    await processes.stop_all(tmp_path, grace=0.2)
+    assert not process.alive
 
 
 def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:

@@ -34,71 +34,62 @@ def place(etcd_folder: Path) -> Iterator[Place]:
     asyncio.run(server.stop())
 
 
-def test_vm_runs_and_its_disk_goes_only_when_asked_for(place: Place) -> None:
-    async def story() -> None:
-        async with simulation(place, "life") as sim:
-            for name in ("kept", "removed"):
-                await sim.create_vm(name)
-            for name in ("kept", "removed"):
-                vmi = await sim.until(kinds.INSTANCES, name, lambda vmi: vmi["status"].get("interfaces"))
-                assert vmi["status"]["phase"] == "Running"
-                assert vmi["status"]["nodeName"] in {host.name for host in sim.world.hosts}
-                assert vmi["metadata"]["ownerReferences"][0]["kind"] == "VirtualMachine"
-                interface = vmi["status"]["interfaces"][0]
-                assert interface["name"] == "nic-1"
-                assert interface["mac"]
-                assert interface["ipAddress"].startswith(f"{sim.prefix}.32.")
-                vm = await sim.client.get(kinds.VIRTUAL_MACHINES, name, "life")
-                assert vm["status"]["printableStatus"] == "Running"
-                claim = await sim.client.get(PERSISTENT_VOLUME_CLAIMS, f"{name}-disk-0", "life")
-                assert claim["status"]["phase"] == "Bound"
-            patch = {"metadata": {"annotations": {kinds.REMOVED_CLAIMS: "removed-disk-0"}}}
-            await sim.client.patch(kinds.VIRTUAL_MACHINES, "removed", "life", patch)
-            for name in ("kept", "removed"):
-                await sim.client.delete(kinds.VIRTUAL_MACHINES, name, "life")
-                await sim.until_gone(kinds.VIRTUAL_MACHINES, name)
-                with pytest.raises(NotFound):
-                    await sim.client.get(kinds.INSTANCES, name, "life")
-            assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "kept-disk-0", "life")
+async def test_vm_runs_and_its_disk_goes_only_when_asked_for(place: Place) -> None:
+    async with simulation(place, "life") as sim:
+        for name in ("kept", "removed"):
+            await sim.create_vm(name)
+        for name in ("kept", "removed"):
+            vmi = await sim.until(kinds.INSTANCES, name, lambda vmi: vmi["status"].get("interfaces"))
+            assert vmi["status"]["phase"] == "Running"
+            assert vmi["status"]["nodeName"] in {host.name for host in sim.world.hosts}
+            assert vmi["metadata"]["ownerReferences"][0]["kind"] == "VirtualMachine"
+            interface = vmi["status"]["interfaces"][0]
+            assert interface["name"] == "nic-1"
+            assert interface["mac"]
+            assert interface["ipAddress"].startswith(f"{sim.prefix}.32.")
+            vm = await sim.client.get(kinds.VIRTUAL_MACHINES, name, "life")
+            assert vm["status"]["printableStatus"] == "Running"
+            claim = await sim.client.get(PERSISTENT_VOLUME_CLAIMS, f"{name}-disk-0", "life")
+            assert claim["status"]["phase"] == "Bound"
+        patch = {"metadata": {"annotations": {kinds.REMOVED_CLAIMS: "removed-disk-0"}}}
+        await sim.client.patch(kinds.VIRTUAL_MACHINES, "removed", "life", patch)
+        for name in ("kept", "removed"):
+            await sim.client.delete(kinds.VIRTUAL_MACHINES, name, "life")
+            await sim.until_gone(kinds.VIRTUAL_MACHINES, name)
             with pytest.raises(NotFound):
-                await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "removed-disk-0", "life")
-
-    asyncio.run(story())
-
-
-def test_vm_stops_and_starts_with_a_new_instance(place: Place) -> None:
-    async def story() -> None:
-        async with simulation(place, "restart") as sim:
-            await sim.create_vm("one")
-            first = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"].get("interfaces"))
-            await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "Halted"}})
-            await sim.until(kinds.VIRTUAL_MACHINES, "one", lambda vm: vm["status"]["printableStatus"] == "Stopped")
-            vm = await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "Always"}})
-            assert vm["spec"]["runStrategy"] == "RerunOnFailure"
-            again = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"].get("interfaces"))
-            assert again["metadata"]["uid"] != first["metadata"]["uid"]
-            assert again["status"]["interfaces"] == first["status"]["interfaces"]
-
-    asyncio.run(story())
+                await sim.client.get(kinds.INSTANCES, name, "life")
+        assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "kept-disk-0", "life")
+        with pytest.raises(NotFound):
+            await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "removed-disk-0", "life")
 
 
-def test_vm_without_room_starts_when_there_is_some(place: Place) -> None:
-    async def story() -> None:
-        async with simulation(place, "room") as sim:
-            term = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}
-            required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-            await sim.create_vm("one", affinity={"nodeAffinity": required})
-            await sim.until(
-                kinds.VIRTUAL_MACHINES,
-                "one",
-                lambda vm: vm.get("status", {}).get("printableStatus") == "ErrorUnschedulable",
-            )
-            host = sim.world.hosts[1].name
-            await sim.client.patch(NODES, host, "", {"metadata": {"labels": {"disk": "fast"}}})
-            vmi = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
-            assert vmi["status"]["nodeName"] == host
+async def test_vm_stops_and_starts_with_a_new_instance(place: Place) -> None:
+    async with simulation(place, "restart") as sim:
+        await sim.create_vm("one")
+        first = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"].get("interfaces"))
+        await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "Halted"}})
+        await sim.until(kinds.VIRTUAL_MACHINES, "one", lambda vm: vm["status"]["printableStatus"] == "Stopped")
+        vm = await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "restart", {"spec": {"runStrategy": "Always"}})
+        assert vm["spec"]["runStrategy"] == "RerunOnFailure"
+        again = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"].get("interfaces"))
+        assert again["metadata"]["uid"] != first["metadata"]["uid"]
+        assert again["status"]["interfaces"] == first["status"]["interfaces"]
 
-    asyncio.run(story())
+
+async def test_vm_without_room_starts_when_there_is_some(place: Place) -> None:
+    async with simulation(place, "room") as sim:
+        term = {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["fast"]}]}
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+        await sim.create_vm("one", affinity={"nodeAffinity": required})
+        await sim.until(
+            kinds.VIRTUAL_MACHINES,
+            "one",
+            lambda vm: vm.get("status", {}).get("printableStatus") == "ErrorUnschedulable",
+        )
+        host = sim.world.hosts[1].name
+        await sim.client.patch(NODES, host, "", {"metadata": {"labels": {"disk": "fast"}}})
+        vmi = await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
+        assert vmi["status"]["nodeName"] == host
 
 
 @pytest.mark.parametrize(
@@ -109,41 +100,35 @@ def test_vm_without_room_starts_when_there_is_some(place: Place) -> None:
         ({"memory": "32Gi"}, "exceed ResourceQuota"),
     ],
 )
-def test_vm_is_refused(place: Place, changes: Obj, message: str) -> None:
-    async def story() -> None:
-        namespace = f"refused-{next(iter(changes)).replace('_', '-')}"
-        async with simulation(place, namespace) as sim:
-            quota = {"metadata": {"name": "small", "namespace": namespace}, "spec": {"hard": {"limits.memory": "16Gi"}}}
-            await sim.client.create(kinds.RESOURCE_QUOTAS, quota)
-            await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
-            with pytest.raises(ApiError, match=message):
-                await sim.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(namespace, "one", **changes))
-
-    asyncio.run(story())
+async def test_vm_is_refused(place: Place, changes: Obj, message: str) -> None:
+    namespace = f"refused-{next(iter(changes)).replace('_', '-')}"
+    async with simulation(place, namespace) as sim:
+        quota = {"metadata": {"name": "small", "namespace": namespace}, "spec": {"hard": {"limits.memory": "16Gi"}}}
+        await sim.client.create(kinds.RESOURCE_QUOTAS, quota)
+        await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
+        with pytest.raises(ApiError, match=message):
+            await sim.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(namespace, "one", **changes))
 
 
-def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Place) -> None:
-    async def story() -> None:
-        async with simulation(place, "in-use") as sim:
-            await sim.create_vm("one")
-            await sim.addresses("one")
-            with pytest.raises(Invalid, match="is used by VirtualMachine in-use/one"):
-                await sim.client.delete(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", "in-use")
-            ranges = [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.4", "rangeEnd": "10.0.0.6"}]
-            own = kinds.typed(kinds.IP_POOLS, {"metadata": {"name": "own"}, "spec": {"ranges": ranges}})
-            await sim.client.create(kinds.IP_POOLS, own)
-            pool = await sim.until(kinds.IP_POOLS, "own", lambda pool: pool.get("status"))
-            assert (pool["status"]["total"], pool["status"]["available"]) == (3, 3)
-            reserved = ippools.reserve(pool, "ns/one")
-            assert reserved is not None
-            await sim.client.replace(kinds.IP_POOLS, {**pool, "status": reserved[0]})
-            with pytest.raises(Invalid, match="has allocated addresses"):
-                await sim.client.delete(kinds.IP_POOLS, "own")
-            narrower = [{**ranges[0], "rangeStart": "10.0.0.5"}]
-            with pytest.raises(Invalid, match="lies outside"):
-                await sim.client.patch(kinds.IP_POOLS, "own", "", {"spec": {"ranges": narrower}})
-
-    asyncio.run(story())
+async def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Place) -> None:
+    async with simulation(place, "in-use") as sim:
+        await sim.create_vm("one")
+        await sim.addresses("one")
+        with pytest.raises(Invalid, match="is used by VirtualMachine in-use/one"):
+            await sim.client.delete(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", "in-use")
+        ranges = [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.4", "rangeEnd": "10.0.0.6"}]
+        own = kinds.typed(kinds.IP_POOLS, {"metadata": {"name": "own"}, "spec": {"ranges": ranges}})
+        await sim.client.create(kinds.IP_POOLS, own)
+        pool = await sim.until(kinds.IP_POOLS, "own", lambda pool: pool.get("status"))
+        assert (pool["status"]["total"], pool["status"]["available"]) == (3, 3)
+        reserved = ippools.reserve(pool, "ns/one")
+        assert reserved is not None
+        await sim.client.replace(kinds.IP_POOLS, {**pool, "status": reserved[0]})
+        with pytest.raises(Invalid, match="has allocated addresses"):
+            await sim.client.delete(kinds.IP_POOLS, "own")
+        narrower = [{**ranges[0], "rangeStart": "10.0.0.5"}]
+        with pytest.raises(Invalid, match="lies outside"):
+            await sim.client.patch(kinds.IP_POOLS, "own", "", {"spec": {"ranges": narrower}})
 
 
 @pytest.mark.parametrize(
@@ -154,99 +139,86 @@ def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Place) ->
         ({"packages": ["qemu-guest-agent"]}, "10.0.0.9", "does not belong to the network"),
     ],
 )
-def test_guest_with_broken_data_reports_nothing(place: Place, user_data: Obj | str, address: str, message: str) -> None:
-    async def story() -> None:
-        async with simulation(place, f"broken-{message.rpartition(' ')[2].lower()}") as sim:
-            await sim.create_vm("one", user_data, address)
-            vmi = await sim.until(
-                kinds.INSTANCES,
-                "one",
-                lambda vmi: any(entry["type"] == "AgentConnected" for entry in vmi["status"].get("conditions") or ()),
-            )
-            said = next(entry for entry in vmi["status"]["conditions"] if entry["type"] == "AgentConnected")
-            assert said["status"] == "False"
-            assert message in said["message"]
-            assert "interfaces" not in vmi["status"]
-
-    asyncio.run(story())
-
-
-def test_address_of_another_guest_is_refused(place: Place) -> None:
-    async def story() -> None:
-        async with simulation(place, "taken") as sim:
-            address = f"{sim.prefix}.9.7"
-            await sim.create_vm("first", address=address)
-            assert await sim.addresses("first") == [address]
-            await sim.create_vm("second", address=address)
-            await sim.until(kinds.INSTANCES, "second", lambda vmi: "is taken by VM taken/first" in str(vmi["status"]))
-
-    asyncio.run(story())
+async def test_guest_with_broken_data_reports_nothing(
+    place: Place, user_data: Obj | str, address: str, message: str
+) -> None:
+    async with simulation(place, f"broken-{message.rpartition(' ')[2].lower()}") as sim:
+        await sim.create_vm("one", user_data, address)
+        vmi = await sim.until(
+            kinds.INSTANCES,
+            "one",
+            lambda vmi: any(entry["type"] == "AgentConnected" for entry in vmi["status"].get("conditions") or ()),
+        )
+        said = next(entry for entry in vmi["status"]["conditions"] if entry["type"] == "AgentConnected")
+        assert said["status"] == "False"
+        assert message in said["message"]
+        assert "interfaces" not in vmi["status"]
 
 
-def test_load_balancer_keeps_the_address_of_the_placeholder(place: Place) -> None:
-    async def story() -> None:
-        async with simulation(place, "takeover") as sim:
-            address = await _reserve(sim, "takeover/one-lb")
-            await sim.client.create(SERVICES, _placeholder("takeover", "one-lb", address))
-            service = await sim.until(SERVICES, "one-lb", lambda obj: obj["status"]["loadBalancer"])
-            assert service["status"]["loadBalancer"]["ingress"][0]["ip"] == address
-            await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("takeover", "one-lb"))
-            taken = await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda obj: obj.get("status", {}).get("address"))
-            assert taken["status"]["address"] == address
-            assert taken["status"]["allocatedAddress"]["ip"] == address
-            pool = await sim.client.get(kinds.IP_POOLS, POOL)
-            assert pool["status"]["allocated"][address] == "takeover/one-lb"
-            assert pool["status"]["available"] == pool["status"]["total"] - len(pool["status"]["allocated"])
-            await sim.client.delete(kinds.LOAD_BALANCERS, "one-lb", "takeover")
-            await sim.until_gone(kinds.LOAD_BALANCERS, "one-lb")
-            pool = await sim.client.get(kinds.IP_POOLS, POOL)
-            assert address not in pool["status"].get("allocated", {})
-            assert pool["status"]["allocatedHistory"][address] == "takeover/one-lb"
-            assert await sim.client.get(SERVICES, "one-lb", "takeover")
-
-    asyncio.run(story())
+async def test_address_of_another_guest_is_refused(place: Place) -> None:
+    async with simulation(place, "taken") as sim:
+        address = f"{sim.prefix}.9.7"
+        await sim.create_vm("first", address=address)
+        assert await sim.addresses("first") == [address]
+        await sim.create_vm("second", address=address)
+        await sim.until(kinds.INSTANCES, "second", lambda vmi: "is taken by VM taken/first" in str(vmi["status"]))
 
 
-def test_service_without_address_gets_one_by_dhcp(place: Place) -> None:
-    async def story() -> None:
-        async with simulation(place, "dhcp") as sim:
-            await sim.client.create(SERVICES, _placeholder("dhcp", "one-lb", "0.0.0.0"))
-            service = await sim.until(SERVICES, "one-lb", lambda obj: obj["status"]["loadBalancer"])
-            assert service["status"]["loadBalancer"]["ingress"][0]["ip"].startswith(f"{sim.prefix}.32.")
+async def test_load_balancer_keeps_the_address_of_the_placeholder(place: Place) -> None:
+    async with simulation(place, "takeover") as sim:
+        address = await _reserve(sim, "takeover/one-lb")
+        await sim.client.create(SERVICES, _placeholder("takeover", "one-lb", address))
+        service = await sim.until(SERVICES, "one-lb", lambda obj: obj["status"]["loadBalancer"])
+        assert service["status"]["loadBalancer"]["ingress"][0]["ip"] == address
+        await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("takeover", "one-lb"))
+        taken = await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda obj: obj.get("status", {}).get("address"))
+        assert taken["status"]["address"] == address
+        assert taken["status"]["allocatedAddress"]["ip"] == address
+        pool = await sim.client.get(kinds.IP_POOLS, POOL)
+        assert pool["status"]["allocated"][address] == "takeover/one-lb"
+        assert pool["status"]["available"] == pool["status"]["total"] - len(pool["status"]["allocated"])
+        await sim.client.delete(kinds.LOAD_BALANCERS, "one-lb", "takeover")
+        await sim.until_gone(kinds.LOAD_BALANCERS, "one-lb")
+        pool = await sim.client.get(kinds.IP_POOLS, POOL)
+        assert address not in pool["status"].get("allocated", {})
+        assert pool["status"]["allocatedHistory"][address] == "takeover/one-lb"
+        assert await sim.client.get(SERVICES, "one-lb", "takeover")
 
-    asyncio.run(story())
+
+async def test_service_without_address_gets_one_by_dhcp(place: Place) -> None:
+    async with simulation(place, "dhcp") as sim:
+        await sim.client.create(SERVICES, _placeholder("dhcp", "one-lb", "0.0.0.0"))
+        service = await sim.until(SERVICES, "one-lb", lambda obj: obj["status"]["loadBalancer"])
+        assert service["status"]["loadBalancer"]["ingress"][0]["ip"].startswith(f"{sim.prefix}.32.")
 
 
-def test_cluster_joins_through_the_load_balancer(place: Place) -> None:
-    async def story() -> None:
-        async with simulation(place, "joined", node_lost_seconds=0.1) as sim:
-            ca, token = pki.CA.create("workload"), "sandbox-token"
-            address = await _reserve(sim, "joined/one-lb")
-            endpoint = f"https://{address}:6443"
-            await sim.client.create(SERVICES, _placeholder("joined", "one-lb", address))
-            await sim.create_vm("worker", joining("worker", endpoint, ca, token))
-            await sim.create_vm("first", joining("control-plane", endpoint, ca, token), labels=CONTROL_PLANE)
-            await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("joined", "one-lb"))
+async def test_cluster_joins_through_the_load_balancer(place: Place) -> None:
+    async with simulation(place, "joined", node_lost_seconds=0.1) as sim:
+        ca, token = pki.CA.create("workload"), "sandbox-token"
+        address = await _reserve(sim, "joined/one-lb")
+        endpoint = f"https://{address}:6443"
+        await sim.client.create(SERVICES, _placeholder("joined", "one-lb", address))
+        await sim.create_vm("worker", joining("worker", endpoint, ca, token))
+        await sim.create_vm("first", joining("control-plane", endpoint, ca, token), labels=CONTROL_PLANE)
+        await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("joined", "one-lb"))
+        await sim.until(kinds.LOAD_BALANCERS, "one-lb", _is_ready, timeout=60)
+        access = Kubeconfig(server=endpoint, ca=ca.certificate.decode(), token=token)
+        async with _closing(access.client(name="workload")) as workload:
+            for name in ("first", "worker"):
+                node = await sim.until(NODES, name, _is_ready, client=workload, timeout=30)
+                assert [taint["key"] for taint in node["spec"]["taints"]] == [
+                    "node.cloudprovider.kubernetes.io/uninitialized"
+                ]
+                assert node["status"]["nodeInfo"]["kubeletVersion"] == "v1.36.3"
+            await sim.client.delete(kinds.VIRTUAL_MACHINES, "worker", "joined")
+            await sim.until(NODES, "worker", _is_unknown, client=workload)
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "first", "joined", {"spec": {"runStrategy": "Halted"}})
+            await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda lb: not _is_ready(lb))
+            assert not await _answers(workload)
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "first", "joined", {"spec": {"runStrategy": "Always"}})
             await sim.until(kinds.LOAD_BALANCERS, "one-lb", _is_ready, timeout=60)
-            access = Kubeconfig(server=endpoint, ca=ca.certificate.decode(), token=token)
-            async with _closing(access.client(name="workload")) as workload:
-                for name in ("first", "worker"):
-                    node = await sim.until(NODES, name, _is_ready, client=workload, timeout=30)
-                    assert [taint["key"] for taint in node["spec"]["taints"]] == [
-                        "node.cloudprovider.kubernetes.io/uninitialized"
-                    ]
-                    assert node["status"]["nodeInfo"]["kubeletVersion"] == "v1.36.3"
-                await sim.client.delete(kinds.VIRTUAL_MACHINES, "worker", "joined")
-                await sim.until(NODES, "worker", _is_unknown, client=workload)
-                await sim.client.patch(kinds.VIRTUAL_MACHINES, "first", "joined", {"spec": {"runStrategy": "Halted"}})
-                await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda lb: not _is_ready(lb))
-                assert not await _answers(workload)
-                await sim.client.patch(kinds.VIRTUAL_MACHINES, "first", "joined", {"spec": {"runStrategy": "Always"}})
-                await sim.until(kinds.LOAD_BALANCERS, "one-lb", _is_ready, timeout=60)
-                await sim.until(NODES, "first", _is_ready, client=workload)
-                assert _is_unknown(await workload.get(NODES, "worker"))
-
-    asyncio.run(story())
+            await sim.until(NODES, "first", _is_ready, client=workload)
+            assert _is_unknown(await workload.get(NODES, "worker"))
 
 
 @asynccontextmanager

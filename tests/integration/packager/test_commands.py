@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,9 +125,9 @@ def change(server: ApiServer, name: str, values: Any) -> None:
 
 
 def test_from_a_management_cluster_to_a_git_server(
-    new_api_server: Callable[..., ApiServer], origin: Origin, tmp_path: Path
+    new_api_server: Callable[..., Awaitable[ApiServer]], origin: Origin, tmp_path: Path
 ) -> None:
-    server, kubeconfig = new_api_server(), tmp_path / "management.yaml"
+    server, kubeconfig = asyncio.run(new_api_server()), tmp_path / "management.yaml"
     kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
     asyncio.run(prepare(server))
     tls, authority = tls_context(tmp_path)

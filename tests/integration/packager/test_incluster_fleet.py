@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -29,12 +28,13 @@ pytestmark = pytest.mark.integration
 FLEET = (FLEET_CLUSTERS, FLEET_BUNDLES, GIT_REPOS)
 
 
-def test_fleet_comes_later_and_says_how_far_it_is(
-    new_api_server: Callable[..., ApiServer], tmp_path: Path, origin: Origin
+async def test_fleet_comes_later_and_says_how_far_it_is(
+    new_api_server: Callable[..., Awaitable[ApiServer]], tmp_path: Path, origin: Origin
 ) -> None:
-    server = new_api_server()
+    server = await new_api_server()
 
-    async def story(case: Case) -> None:
+    await install(server, CLUSTERS, CLASSES, CONTROL_PLANES)
+    async with opened(server, tmp_path, origin) as case:
         await case.running()
         await case.cluster("one")
         await case.until_condition("one", "True", part="cannot be seen here")
@@ -61,13 +61,6 @@ def test_fleet_comes_later_and_says_how_far_it_is(
         await case.until_condition("one", "False", "AddonBundlesInvalid", "one of Rancher")
         await case.client.delete(FLEET_CLUSTERS, "c-m-one", case.namespace)
         await case.until_condition("one", "True")
-
-    async def main() -> None:
-        await install(server, CLUSTERS, CLASSES, CONTROL_PLANES)
-        async with opened(server, tmp_path, origin) as case:
-            await story(case)
-
-    asyncio.run(main())
 
 
 def owners(case: Case) -> list[tuple[str, str]]:

@@ -55,12 +55,11 @@ async def prepared(server: ApiServer) -> None:
         await manifests.apply(client, [namespace, *ROLES])
 
 
-def test_shipped_rules_are_enough_and_none_is_too_many(audited: ApiServer, tmp_path: Path, origin: Origin) -> None:
-    async def main() -> None:
-        async with opened(audited, tmp_path, origin) as case:
-            await live(case)
-
-    asyncio.run(main())
+async def test_shipped_rules_are_enough_and_none_is_too_many(
+    audited: ApiServer, tmp_path: Path, origin: Origin
+) -> None:
+    async with opened(audited, tmp_path, origin) as case:
+        await live(case)
     assert asked(audited, ACCOUNT, "forbid") == set()
     assert granted(ROLES) - asked(audited, ACCOUNT, "allow") == set()
 

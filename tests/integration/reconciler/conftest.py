@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,13 +17,6 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environmen
     """API servers, simulated Harvester and provider."""
     with running(tmp_path_factory.mktemp("provider")) as environment:
         yield environment
-
-
-@pytest.fixture
-def runner() -> Iterator[asyncio.Runner]:
-    """The event loop of one test, for its fixtures too."""
-    with asyncio.Runner() as runner:
-        yield runner
 
 
 @pytest.fixture
@@ -53,13 +45,3 @@ def opened(environment: Environment, runner: asyncio.Runner, prefix: str = "case
         assert not left, f"left behind on Harvester: {', '.join(left)}"
     finally:
         runner.run(case.close())
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run tests that are coroutines in the loop of their fixtures."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    pyfuncitem.funcargs["runner"].run(pyfuncitem.obj(**arguments))
-    return True

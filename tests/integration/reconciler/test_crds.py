@@ -57,23 +57,22 @@ async def stored(client: ApiClient, crd: Obj, version: str) -> Obj:
     return obj
 
 
-def test_every_field_of_the_go_provider_is_kept_in_both_versions(api_server: ApiServer, shared_crds: Path) -> None:
+async def test_every_field_of_the_go_provider_is_kept_in_both_versions(
+    api_server: ApiServer, shared_crds: Path
+) -> None:
     theirs: Sequence[Obj] = manifests.read(sorted((shared_crds / "go-provider").glob("*.yaml")))
     assert len(theirs) == 4
 
-    async def story() -> None:
-        async with defined(api_server) as client:
-            # With fields, too, that exclude each other: the Go provider's CRDs let them be stored.
-            async with without_rules(client, [crd["metadata"]["name"] for crd in theirs]):
-                objects = [(crd, await stored(client, crd, version)) for crd in theirs for version in VERSIONS]
-            for crd, obj in objects:
-                for read in VERSIONS:
-                    await the_fields_are_there(client, resource_of(crd, read), obj)
-                written = resource_of(crd, obj["apiVersion"].rpartition("/")[2])
-                labels = {"metadata": {"labels": {"still": "accepted"}}}
-                await client.patch(written, obj["metadata"]["name"], NAMESPACE, labels)
-
-    asyncio.run(story())
+    async with defined(api_server) as client:
+        # With fields, too, that exclude each other: the Go provider's CRDs let them be stored.
+        async with without_rules(client, [crd["metadata"]["name"] for crd in theirs]):
+            objects = [(crd, await stored(client, crd, version)) for crd in theirs for version in VERSIONS]
+        for crd, obj in objects:
+            for read in VERSIONS:
+                await the_fields_are_there(client, resource_of(crd, read), obj)
+            written = resource_of(crd, obj["apiVersion"].rpartition("/")[2])
+            labels = {"metadata": {"labels": {"still": "accepted"}}}
+            await client.patch(written, obj["metadata"]["name"], NAMESPACE, labels)
 
 
 @asynccontextmanager
@@ -103,24 +102,21 @@ async def the_fields_are_there(client: ApiClient, resource: Resource, obj: Obj) 
         assert found.get(part) == obj.get(part), f"{part} of {resource} written as {obj['apiVersion']}"
 
 
-def test_crds_are_stored_in_one_version_and_need_no_conversion(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with defined(api_server) as client:
-            listed = await client.list(CRDS)
-            ours = [crd for crd in listed["items"] if crd["spec"]["group"] == "infrastructure.cluster.x-k8s.io"]
-            assert len(ours) == 4
-            for crd in ours:
-                versions = crd["spec"]["versions"]
-                assert {version["name"] for version in versions if version["served"]} == set(VERSIONS)
-                assert [version["name"] for version in versions if version["storage"]] == [STORED_VERSION]
-                assert crd["spec"]["conversion"]["strategy"] == "None"
-                refused = [c for c in crd["status"]["conditions"] if c["type"] == "NonStructuralSchema"]
-                assert refused == []
-
-    asyncio.run(story())
+async def test_crds_are_stored_in_one_version_and_need_no_conversion(api_server: ApiServer) -> None:
+    async with defined(api_server) as client:
+        listed = await client.list(CRDS)
+        ours = [crd for crd in listed["items"] if crd["spec"]["group"] == "infrastructure.cluster.x-k8s.io"]
+        assert len(ours) == 4
+        for crd in ours:
+            versions = crd["spec"]["versions"]
+            assert {version["name"] for version in versions if version["served"]} == set(VERSIONS)
+            assert [version["name"] for version in versions if version["storage"]] == [STORED_VERSION]
+            assert crd["spec"]["conversion"]["strategy"] == "None"
+            refused = [c for c in crd["status"]["conditions"] if c["type"] == "NonStructuralSchema"]
+            assert refused == []
 
 
-def test_volume_type_is_an_enumeration_in_the_new_version_only(api_server: ApiServer) -> None:
+async def test_volume_type_is_an_enumeration_in_the_new_version_only(api_server: ApiServer) -> None:
     machines = {v: Resource("infrastructure.cluster.x-k8s.io", v, "harvestermachines", "X") for v in VERSIONS}
     spec = {
         "cpu": 1,
@@ -131,19 +127,16 @@ def test_volume_type_is_an_enumeration_in_the_new_version_only(api_server: ApiSe
         "volumes": [{"volumeType": "something", "volumeSize": "1Gi"}],
     }
 
-    async def story() -> None:
-        async with defined(api_server) as client:
-            for version, accepted in (("v1alpha1", True), ("v1beta1", False)):
-                obj = {
-                    "apiVersion": f"infrastructure.cluster.x-k8s.io/{version}",
-                    "kind": "HarvesterMachine",
-                    "metadata": {"name": f"volume-{version}", "namespace": NAMESPACE},
-                    "spec": spec,
-                }
-                if accepted:
+    async with defined(api_server) as client:
+        for version, accepted in (("v1alpha1", True), ("v1beta1", False)):
+            obj = {
+                "apiVersion": f"infrastructure.cluster.x-k8s.io/{version}",
+                "kind": "HarvesterMachine",
+                "metadata": {"name": f"volume-{version}", "namespace": NAMESPACE},
+                "spec": spec,
+            }
+            if accepted:
+                await client.create(machines[version], obj, dry_run=True)
+            else:
+                with pytest.raises(Invalid, match="volumeType"):
                     await client.create(machines[version], obj, dry_run=True)
-                else:
-                    with pytest.raises(Invalid, match="volumeType"):
-                        await client.create(machines[version], obj, dry_run=True)
-
-    asyncio.run(story())

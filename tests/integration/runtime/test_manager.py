@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import pytest
@@ -63,174 +63,149 @@ async def clients(server: ApiServer) -> AsyncIterator[tuple[ApiClient, ApiClient
         yield first, second
 
 
-def test_of_two_clients_one_holds_the_lease_and_hands_it_over(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with clients(api_server) as (first, second):
-            a, b = election(first, "handover", "a"), election(second, "handover", "b")
-            await a.acquire()
-            holding, waiting = asyncio.create_task(a.hold()), asyncio.create_task(b.acquire())
-            await asyncio.sleep(4)
-            assert not holding.done()
-            assert not waiting.done(), "longer than the lease lasts, but it was renewed"
-            holding.cancel()
-            await a.release()
-            await asyncio.wait_for(waiting, 1)
-            lease = await first.get(LEASES, "handover", "default")
-            assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("b", 2)
-
-    asyncio.run(story())
+async def test_of_two_clients_one_holds_the_lease_and_hands_it_over(api_server: ApiServer) -> None:
+    async with clients(api_server) as (first, second):
+        a, b = election(first, "handover", "a"), election(second, "handover", "b")
+        await a.acquire()
+        holding, waiting = asyncio.create_task(a.hold()), asyncio.create_task(b.acquire())
+        await asyncio.sleep(4)
+        assert not holding.done()
+        assert not waiting.done(), "longer than the lease lasts, but it was renewed"
+        holding.cancel()
+        await a.release()
+        await asyncio.wait_for(waiting, 1)
+        lease = await first.get(LEASES, "handover", "default")
+        assert (lease["spec"]["holderIdentity"], lease["spec"]["leaseTransitions"]) == ("b", 2)
 
 
-def test_dead_holder_is_followed_when_its_lease_expires(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with clients(api_server) as (first, second):
-            await election(first, "expiry", "dead").acquire()
-            before = asyncio.get_running_loop().time()
-            await asyncio.wait_for(election(second, "expiry", "heir").acquire(), 10)
-            assert asyncio.get_running_loop().time() - before >= 3
-
-    asyncio.run(story())
+async def test_dead_holder_is_followed_when_its_lease_expires(api_server: ApiServer) -> None:
+    async with clients(api_server) as (first, second):
+        await election(first, "expiry", "dead").acquire()
+        before = asyncio.get_running_loop().time()
+        await asyncio.wait_for(election(second, "expiry", "heir").acquire(), 10)
+        assert asyncio.get_running_loop().time() - before >= 3
 
 
-def test_events_are_written_and_counted(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with api_server.client() as client:
-            obj: Obj = await client.create(CONFIG_MAPS, config_map("subject", "default"))
-            recorder = EventRecorder(client, "caphv")
-            task = asyncio.create_task(recorder.run())
-            for _ in range(3):
-                recorder.event(obj, "Warning", "NoRoom", "no host has room")
-            recorder.event(obj, "Normal", "Created", "after all")
+async def test_events_are_written_and_counted(api_server: ApiServer) -> None:
+    async with api_server.client() as client:
+        obj: Obj = await client.create(CONFIG_MAPS, config_map("subject", "default"))
+        recorder = EventRecorder(client, "caphv")
+        task = asyncio.create_task(recorder.run())
+        for _ in range(3):
+            recorder.event(obj, "Warning", "NoRoom", "no host has room")
+        recorder.event(obj, "Normal", "Created", "after all")
 
-            async def written() -> dict[str, int]:
-                uid = obj["metadata"]["uid"]
-                events = await client.list(EVENTS, "default", field_selector=f"involvedObject.uid={uid}")
-                return {event["reason"]: event["count"] for event in events["items"]}
+        async def written() -> dict[str, int]:
+            uid = obj["metadata"]["uid"]
+            events = await client.list(EVENTS, "default", field_selector=f"involvedObject.uid={uid}")
+            return {event["reason"]: event["count"] for event in events["items"]}
 
-            async with asyncio.timeout(10):
-                while await written() != {"NoRoom": 3, "Created": 1}:  # noqa: ASYNC110 - what changes is on a server
-                    await asyncio.sleep(0.05)
-            task.cancel()
-
-    asyncio.run(story())
+        async with asyncio.timeout(10):
+            while await written() != {"NoRoom": 3, "Created": 1}:  # noqa: ASYNC110 - what changes is on a server
+                await asyncio.sleep(0.05)
+        task.cancel()
 
 
-def test_process_is_ready_once_its_caches_are_and_reconciles_what_it_sees(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with api_server.client() as client:
-            process = Process(client)
-            running = process.start()
-            await process.informer.wait_synced()
-            assert await process.ask(process.health, "/healthz") == (200, "ok")
-            assert await process.ask(process.health, "/readyz") == (200, "ok")
-            await client.create(CONFIG_MAPS, config_map("seen", "default"))
-            await until(lambda: Key("default", "seen") in process.ended)
-            status, text = await process.ask(process.metrics, "/metrics")
-            assert status == 200
-            assert 'caphv_reconcile_total{controller="test",result="success"}' in text
-            process.stop.set()
+async def test_process_is_ready_once_its_caches_are_and_reconciles_what_it_sees(api_server: ApiServer) -> None:
+    async with api_server.client() as client:
+        process = Process(client)
+        running = process.start()
+        await process.informer.wait_synced()
+        assert await process.ask(process.health, "/healthz") == (200, "ok")
+        assert await process.ask(process.health, "/readyz") == (200, "ok")
+        await client.create(CONFIG_MAPS, config_map("seen", "default"))
+        await until(lambda: Key("default", "seen") in process.ended)
+        status, text = await process.ask(process.metrics, "/metrics")
+        assert status == 200
+        assert 'caphv_reconcile_total{controller="test",result="success"}' in text
+        process.stop.set()
+        await asyncio.wait_for(running, 5)
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await process.ask(process.health, "/healthz")
+
+
+async def test_process_that_cannot_fill_its_caches_is_alive_and_not_ready(
+    new_api_server: Callable[..., Awaitable[ApiServer]],
+) -> None:
+    server = await new_api_server()
+
+    async with server.client() as client:
+        await server.stop()
+        process = Process(client)
+        running = process.start()
+        await until(lambda: process.informer.last_error is not None)
+        assert await process.ask(process.health, "/healthz") == (200, "ok")
+        assert await process.ask(process.health, "/readyz") == (500, "cache of configmaps is not in sync")
+        process.stop.set()
+        await asyncio.wait_for(running, 5)
+
+
+async def test_stop_lets_work_end_then_gives_the_lease_back(api_server: ApiServer) -> None:
+    async with api_server.client() as client:
+        process = Process(client, election(client, "stopped", "a"))
+        hooks: list[list[Key]] = []
+
+        async def stopped() -> None:
+            hooks.append(list(process.ended))
+
+        process.manager.on_stop(stopped)
+        process.seconds = 1.0
+        await client.apply(CONFIG_MAPS, config_map("slow", "default"), manager="test")
+        running = process.start()
+        await until(lambda: Key("default", "slow") in process.reconciled)
+        assert process.ended == []
+        process.stop.set()
+        await asyncio.wait_for(running, 5)
+        assert Key("default", "slow") in process.ended
+        assert hooks == [process.ended], "hooks run once, after the last reconcile"
+        lease = await client.get(LEASES, "stopped", "default")
+        assert not lease["spec"].get("holderIdentity")
+
+
+async def test_standby_does_not_reconcile_until_it_holds_the_lease(api_server: ApiServer) -> None:
+    async with clients(api_server) as (first, second):
+        await first.apply(CONFIG_MAPS, config_map("shared", "default"), manager="test")
+        active, standby = (
+            Process(first, election(first, "standby", "a")),
+            Process(second, election(second, "standby", "b")),
+        )
+        tasks = [active.start()]
+        await until(lambda: bool(active.ended))
+        tasks.append(standby.start())
+        await standby.informer.wait_synced()
+        assert await standby.ask(standby.health, "/readyz") == (200, "ok")
+        await asyncio.sleep(1)
+        assert standby.reconciled == []
+        active.stop.set()
+        await until(lambda: Key("default", "shared") in standby.ended, 5)
+        standby.stop.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_process_that_loses_its_lease_stops_work_at_once_and_says_so(api_server: ApiServer) -> None:
+    async with clients(api_server) as (client, thief):
+        process = Process(client, election(client, "stolen", "a"))
+        process.seconds = 30.0
+        await client.apply(CONFIG_MAPS, config_map("victim", "default"), manager="test")
+        running = process.start()
+        await until(lambda: bool(process.reconciled))
+        await thief.patch(LEASES, "stolen", "default", {"spec": {"holderIdentity": "thief"}})
+        with pytest.raises(LeaseLost):
             await asyncio.wait_for(running, 5)
-            with pytest.raises(aiohttp.ClientConnectionError):
-                await process.ask(process.health, "/healthz")
-
-    asyncio.run(story())
-
-
-def test_process_that_cannot_fill_its_caches_is_alive_and_not_ready(new_api_server: Callable[..., ApiServer]) -> None:
-    server = new_api_server()
-
-    async def story() -> None:
-        async with server.client() as client:
-            await server.stop()
-            process = Process(client)
-            running = process.start()
-            await until(lambda: process.informer.last_error is not None)
-            assert await process.ask(process.health, "/healthz") == (200, "ok")
-            assert await process.ask(process.health, "/readyz") == (500, "cache of configmaps is not in sync")
-            process.stop.set()
-            await asyncio.wait_for(running, 5)
-
-    asyncio.run(story())
+        assert process.ended == []
+        lease = await thief.get(LEASES, "stolen", "default")
+        assert lease["spec"]["holderIdentity"] == "thief"
 
 
-def test_stop_lets_work_end_then_gives_the_lease_back(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with api_server.client() as client:
-            process = Process(client, election(client, "stopped", "a"))
-            hooks: list[list[Key]] = []
+async def test_failed_task_ends_the_process_with_its_error(api_server: ApiServer) -> None:
+    async with api_server.client() as client:
+        process = Process(client, election(client, "failed", "a"))
 
-            async def stopped() -> None:
-                hooks.append(list(process.ended))
+        async def broken() -> None:
+            raise ZeroDivisionError
 
-            process.manager.on_stop(stopped)
-            process.seconds = 1.0
-            await client.apply(CONFIG_MAPS, config_map("slow", "default"), manager="test")
-            running = process.start()
-            await until(lambda: Key("default", "slow") in process.reconciled)
-            assert process.ended == []
-            process.stop.set()
-            await asyncio.wait_for(running, 5)
-            assert Key("default", "slow") in process.ended
-            assert hooks == [process.ended], "hooks run once, after the last reconcile"
-            lease = await client.get(LEASES, "stopped", "default")
-            assert not lease["spec"].get("holderIdentity")
-
-    asyncio.run(story())
-
-
-def test_standby_does_not_reconcile_until_it_holds_the_lease(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with clients(api_server) as (first, second):
-            await first.apply(CONFIG_MAPS, config_map("shared", "default"), manager="test")
-            active, standby = (
-                Process(first, election(first, "standby", "a")),
-                Process(second, election(second, "standby", "b")),
-            )
-            tasks = [active.start()]
-            await until(lambda: bool(active.ended))
-            tasks.append(standby.start())
-            await standby.informer.wait_synced()
-            assert await standby.ask(standby.health, "/readyz") == (200, "ok")
-            await asyncio.sleep(1)
-            assert standby.reconciled == []
-            active.stop.set()
-            await until(lambda: Key("default", "shared") in standby.ended, 5)
-            standby.stop.set()
-            await asyncio.gather(*tasks)
-
-    asyncio.run(story())
-
-
-def test_process_that_loses_its_lease_stops_work_at_once_and_says_so(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with clients(api_server) as (client, thief):
-            process = Process(client, election(client, "stolen", "a"))
-            process.seconds = 30.0
-            await client.apply(CONFIG_MAPS, config_map("victim", "default"), manager="test")
-            running = process.start()
-            await until(lambda: bool(process.reconciled))
-            await thief.patch(LEASES, "stolen", "default", {"spec": {"holderIdentity": "thief"}})
-            with pytest.raises(LeaseLost):
-                await asyncio.wait_for(running, 5)
-            assert process.ended == []
-            lease = await thief.get(LEASES, "stolen", "default")
-            assert lease["spec"]["holderIdentity"] == "thief"
-
-    asyncio.run(story())
-
-
-def test_failed_task_ends_the_process_with_its_error(api_server: ApiServer) -> None:
-    async def story() -> None:
-        async with api_server.client() as client:
-            process = Process(client, election(client, "failed", "a"))
-
-            async def broken() -> None:
-                raise ZeroDivisionError
-
-            process.manager.add_task(broken)
-            with pytest.raises(ZeroDivisionError):
-                await asyncio.wait_for(process.start(), 10)
-            lease = await client.get(LEASES, "failed", "default")
-            assert not lease["spec"].get("holderIdentity"), "the next process need not wait"
-
-    asyncio.run(story())
+        process.manager.add_task(broken)
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(process.start(), 10)
+        lease = await client.get(LEASES, "failed", "default")
+        assert not lease["spec"].get("holderIdentity"), "the next process need not wait"

@@ -62,55 +62,49 @@ def roles() -> list[Obj]:
     return [obj for obj in yaml.safe_load_all(SHIPPED.read_text(encoding="utf-8")) if obj["kind"] == "ClusterRole"]
 
 
-def test_metrics_are_for_accounts_with_the_shipped_role(api_server: ApiServer) -> None:
-    async def story() -> None:
-        (port,) = free_ports(1)
-        stop = asyncio.Event()
-        async with api_server.client() as client:
-            await manifests.apply(client, roles())
-            manager = Manager(addresses=BindAddresses(f"127.0.0.1:{port}", ""), metrics_auth=MetricsAuth(client))
-            process = asyncio.create_task(manager.run(stop))
-            await bind(client, "prometheus")
-            assert (await scrape(port))[0] == 401
-            assert (await scrape(port, "nonsense"))[0] == 401
-            assert (await scrape(port, await token(client, "prometheus", "https://somebody.example.com")))[0] == 401
-            assert (await scrape(port, await token(client, "nobody")))[0] == 403
-            status, text = await scrape(port, await token(client, "prometheus"))
-            assert (status, "caphv_leader" in text) == (200, True)
-            await client.delete(ACCOUNTS, "prometheus", "default")
-            await client.delete(BINDINGS, "prometheus")
-            assert (await scrape(port, await token(client, "prometheus")))[0] == 403
-            stop.set()
-            await process
-
-    asyncio.run(story())
+async def test_metrics_are_for_accounts_with_the_shipped_role(api_server: ApiServer) -> None:
+    (port,) = free_ports(1)
+    stop = asyncio.Event()
+    async with api_server.client() as client:
+        await manifests.apply(client, roles())
+        manager = Manager(addresses=BindAddresses(f"127.0.0.1:{port}", ""), metrics_auth=MetricsAuth(client))
+        process = asyncio.create_task(manager.run(stop))
+        await bind(client, "prometheus")
+        assert (await scrape(port))[0] == 401
+        assert (await scrape(port, "nonsense"))[0] == 401
+        assert (await scrape(port, await token(client, "prometheus", "https://somebody.example.com")))[0] == 401
+        assert (await scrape(port, await token(client, "nobody")))[0] == 403
+        status, text = await scrape(port, await token(client, "prometheus"))
+        assert (status, "caphv_leader" in text) == (200, True)
+        await client.delete(ACCOUNTS, "prometheus", "default")
+        await client.delete(BINDINGS, "prometheus")
+        assert (await scrape(port, await token(client, "prometheus")))[0] == 403
+        stop.set()
+        await process
 
 
 @pytest.mark.parametrize("command", ["run", "webhook"])
-def test_processes_serve_them_with_the_certificate_of_a_folder(
+async def test_processes_serve_them_with_the_certificate_of_a_folder(
     api_server: ApiServer, etcd_folder: Path, tmp_path: Path, command: str
 ) -> None:
-    async def story() -> None:
-        kubeconfig, ca = tmp_path / "kubeconfig", pki.CA.create("metrics")
-        private_file(kubeconfig, pki.to_yaml(api_server.kubeconfig()))
-        write_certificate(tmp_path / "metrics", ca)
-        server = Server(etcd_folder, f"protected-{command}", command=command)
-        server.options = (
-            f"--kubeconfig={kubeconfig}",
-            "--metrics-secure",
-            f"--metrics-cert-dir={tmp_path / 'metrics'}",
-        )
-        await install_crds(api_server)
-        async with api_server.client() as client:
-            await manifests.apply(client, [*roles(), *core_crds("v1beta2")])
-            await bind(client, command)
-            try:
-                await server.start()
-                tls = ssl.create_default_context(cadata=ca.certificate.decode())
-                assert (await scrape(server.metrics_port, tls=tls))[0] == 401
-                status, text = await scrape(server.metrics_port, await token(client, command), tls)
-                assert (status, "process_cpu_seconds_total" in text) == (200, True)
-            finally:
-                await server.stop()
-
-    asyncio.run(story())
+    kubeconfig, ca = tmp_path / "kubeconfig", pki.CA.create("metrics")
+    private_file(kubeconfig, pki.to_yaml(api_server.kubeconfig()))
+    write_certificate(tmp_path / "metrics", ca)
+    server = Server(etcd_folder, f"protected-{command}", command=command)
+    server.options = (
+        f"--kubeconfig={kubeconfig}",
+        "--metrics-secure",
+        f"--metrics-cert-dir={tmp_path / 'metrics'}",
+    )
+    await install_crds(api_server)
+    async with api_server.client() as client:
+        await manifests.apply(client, [*roles(), *core_crds("v1beta2")])
+        await bind(client, command)
+        try:
+            await server.start()
+            tls = ssl.create_default_context(cadata=ca.certificate.decode())
+            assert (await scrape(server.metrics_port, tls=tls))[0] == 401
+            status, text = await scrape(server.metrics_port, await token(client, command), tls)
+            assert (status, "process_cpu_seconds_total" in text) == (200, True)
+        finally:
+            await server.stop()

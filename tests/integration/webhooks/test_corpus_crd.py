@@ -141,34 +141,31 @@ def test_refusals_name_the_field(api_server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_stored_before_the_rules_can_be_changed_elsewhere(api_server: ApiServer, kind: str) -> None:
+async def test_what_was_stored_before_the_rules_can_be_changed_elsewhere(api_server: ApiServer, kind: str) -> None:
     """Every wrong object that a CRD without our rules takes: its neighbours, status and metadata go on changing."""
     resource = Resource(GROUP, "v1beta1", KINDS[kind].plural, kind)
     name = f"{resource.plural}.{GROUP}"
     cases = [case for case in corpus.wrong() if (case.kind, case.version, case.old) == (kind, "v1beta1", None)]
 
-    async def story() -> None:
-        async with door(api_server) as client:
-            whole = await client.get(CRDS, name, "")
-            probe = next(case for case in cases if {rule for _, rule in case.errors} <= OF_NEIGHBOURS)
+    async with door(api_server) as client:
+        whole = await client.get(CRDS, name, "")
+        probe = next(case for case in cases if {rule for _, rule in case.errors} <= OF_NEIGHBOURS)
+        try:
+            await client.patch(CRDS, name, "", {"spec": {"versions": _without_rules(whole)}})
+            await _until_created(client, resource, _named(probe.object, "older"))
+            stored = [case for number, case in enumerate(cases) if await _made(client, resource, case, number)]
+        finally:
+            await client.patch(CRDS, name, "", {"spec": {"versions": whole["spec"]["versions"]}})
+        if kind != "HarvesterMachine":
+            await _until_refused(client, resource, _named(probe.object, "newer"))
+        refused = {}
+        for case in stored:
             try:
-                await client.patch(CRDS, name, "", {"spec": {"versions": _without_rules(whole)}})
-                await _until_created(client, resource, _named(probe.object, "older"))
-                stored = [case for number, case in enumerate(cases) if await _made(client, resource, case, number)]
-            finally:
-                await client.patch(CRDS, name, "", {"spec": {"versions": whole["spec"]["versions"]}})
-            if kind != "HarvesterMachine":
-                await _until_refused(client, resource, _named(probe.object, "newer"))
-            refused = {}
-            for case in stored:
-                try:
-                    await _changed_elsewhere(client, resource, f"older-{cases.index(case)}")
-                except Invalid as error:
-                    refused[str(case)] = error.message
-            assert refused == {}
-            assert len(stored) > 20
-
-    asyncio.run(story())
+                await _changed_elsewhere(client, resource, f"older-{cases.index(case)}")
+            except Invalid as error:
+                refused[str(case)] = error.message
+        assert refused == {}
+        assert len(stored) > 20
 
 
 async def _made(client: ApiClient, resource: Resource, case: corpus.Case, number: int) -> bool:

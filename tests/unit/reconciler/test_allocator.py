@@ -102,31 +102,25 @@ def test_without_each_other_they_get_there_too() -> None:
     assert server.conflicts > 0
 
 
-def test_address_that_one_gives_back_is_free_for_the_other_at_once() -> None:
-    async def main() -> None:
-        server, group = Server(pool(1)), AllocatorGroup()
-        one, other = allocator(server), allocator(server)
-        one.join(group)
-        other.join(group)
-        first = await one.allocate(request(1))
-        assert isinstance(first, ipam.Grant)
-        assert isinstance(await other.allocate(request(2)), ipam.Refusal)
-        assert await one.release("pool", first.address, "ns/machine-1")
-        assert await other.allocate(request(2)) == ipam.Grant("pool", first.address)
-        assert server.conflicts == 0
-
-    asyncio.run(main())
+async def test_address_that_one_gives_back_is_free_for_the_other_at_once() -> None:
+    server, group = Server(pool(1)), AllocatorGroup()
+    one, other = allocator(server), allocator(server)
+    one.join(group)
+    other.join(group)
+    first = await one.allocate(request(1))
+    assert isinstance(first, ipam.Grant)
+    assert isinstance(await other.allocate(request(2)), ipam.Refusal)
+    assert await one.release("pool", first.address, "ns/machine-1")
+    assert await other.allocate(request(2)) == ipam.Grant("pool", first.address)
+    assert server.conflicts == 0
 
 
-def test_who_has_left_is_told_no_more() -> None:
-    async def main() -> None:
-        server, group = Server(pool(5)), AllocatorGroup()
-        one, gone = allocator(server), allocator(server)
-        one.join(group)
-        gone.join(group)
-        gone.leave()
-        await one.allocate(request(1))
-        assert len(group.caches) == 1
-        assert not next(iter(gone._pools.store))["status"]["allocated"]
-
-    asyncio.run(main())
+async def test_who_has_left_is_told_no_more() -> None:
+    server, group = Server(pool(5)), AllocatorGroup()
+    one, gone = allocator(server), allocator(server)
+    one.join(group)
+    gone.join(group)
+    gone.leave()
+    await one.allocate(request(1))
+    assert len(group.caches) == 1
+    assert not next(iter(gone._pools.store))["status"]["allocated"]

@@ -1,6 +1,5 @@
 """Paths that stay what they are whatever a name contains, and answers told apart by type."""
 
-import asyncio
 from typing import Any
 from urllib.parse import unquote
 
@@ -32,20 +31,17 @@ def test_a_name_is_one_part_of_the_path_whatever_it_contains(namespace: str, nam
 
 
 @pytest.mark.parametrize("verb", ["get", "patch", "delete", "replace", "apply"])
-def test_an_empty_name_is_never_taken_for_all_objects(verb: str) -> None:
-    async def story() -> None:
-        client = Kubeconfig(server="https://127.0.0.1:1", token="none").client(name="test")
-        calls: dict[str, Any] = {
-            "get": lambda: client.get(SECRETS, "", "ns"),
-            "patch": lambda: client.patch(SECRETS, "", "ns", {}),
-            "delete": lambda: client.delete(SECRETS, "", "ns"),
-            "replace": lambda: client.replace(SECRETS, {"metadata": {"name": "", "namespace": "ns"}}),
-            "apply": lambda: client.apply(SECRETS, {"metadata": {"name": "", "namespace": "ns"}}, manager="m"),
-        }
-        with pytest.raises(ValueError, match=r"secrets: the name .* is empty"):
-            await calls[verb]()
-
-    asyncio.run(story())
+async def test_an_empty_name_is_never_taken_for_all_objects(verb: str) -> None:
+    client = Kubeconfig(server="https://127.0.0.1:1", token="none").client(name="test")
+    calls: dict[str, Any] = {
+        "get": lambda: client.get(SECRETS, "", "ns"),
+        "patch": lambda: client.patch(SECRETS, "", "ns", {}),
+        "delete": lambda: client.delete(SECRETS, "", "ns"),
+        "replace": lambda: client.replace(SECRETS, {"metadata": {"name": "", "namespace": "ns"}}),
+        "apply": lambda: client.apply(SECRETS, {"metadata": {"name": "", "namespace": "ns"}}, manager="m"),
+    }
+    with pytest.raises(ValueError, match=r"secrets: the name .* is empty"):
+        await calls[verb]()
 
 
 def test_key_reads_like_in_kubectl() -> None:

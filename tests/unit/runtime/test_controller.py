@@ -13,9 +13,9 @@ from caphv.api.object import Key
 from caphv.runtime import logs
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import Conflict, TooManyRequests, Unreachable
-from tests.support.virtualtime import run, settle
+from tests.support.virtualtime import settle
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
 A, B = Key("ns", "a"), Key("ns", "b")
 
@@ -79,190 +79,151 @@ async def running(reconcile: Recorder, **options: Any) -> AsyncIterator[Controll
         await asyncio.gather(task, return_exceptions=True)
 
 
-def test_one_object_is_never_reconciled_twice_at_a_time_and_a_change_meanwhile_is_not_lost() -> None:
-    async def story() -> None:
-        reconcile = Recorder(slow)
-        async with running(reconcile) as controller:
+async def test_one_object_is_never_reconciled_twice_at_a_time_and_a_change_meanwhile_is_not_lost() -> None:
+    reconcile = Recorder(slow)
+    async with running(reconcile) as controller:
+        controller.enqueue(A)
+        await asyncio.sleep(1)
+        for _ in range(5):
             controller.enqueue(A)
-            await asyncio.sleep(1)
-            for _ in range(5):
-                controller.enqueue(A)
-            controller.enqueue(B)
-            await asyncio.sleep(60)
-            assert reconcile.starts == [(A, 1000), (B, 1001), (A, 1010)]
-
-    run(story())
+        controller.enqueue(B)
+        await asyncio.sleep(60)
+        assert reconcile.starts == [(A, 1000), (B, 1001), (A, 1010)]
 
 
-def test_no_more_than_concurrency_run_at_a_time() -> None:
-    async def story() -> None:
-        reconcile = Recorder(slow)
-        async with running(reconcile, concurrency=3) as controller:
-            for number in range(10):
-                controller.enqueue(Key("ns", str(number)))
-            await asyncio.sleep(100)
-            assert reconcile.most == 3
-            assert len(reconcile.ended) == 10
-
-    run(story())
+async def test_no_more_than_concurrency_run_at_a_time() -> None:
+    reconcile = Recorder(slow)
+    async with running(reconcile, concurrency=3) as controller:
+        for number in range(10):
+            controller.enqueue(Key("ns", str(number)))
+        await asyncio.sleep(100)
+        assert reconcile.most == 3
+        assert len(reconcile.ended) == 10
 
 
-def test_group_that_hangs_leaves_workers_to_others() -> None:
+async def test_group_that_hangs_leaves_workers_to_others() -> None:
     async def hang(key: Key) -> Result | None:
         return await asyncio.sleep(1e6, None) if key.namespace == "dead" else None
 
-    async def story() -> None:
-        reconcile = Recorder(hang)
-        async with running(reconcile, concurrency=4, group_of=lambda key: key.namespace, group_limit=2) as controller:
-            controller.grace = 0
-            for number in range(10):
-                controller.enqueue(Key("dead", str(number)))
-                controller.enqueue(Key("alive", str(number)))
-            await asyncio.sleep(1)
-            assert [key.namespace for key in reconcile.ended] == ["alive"] * 10
-            assert [key.namespace for key in reconcile.active] == ["dead"] * 2
-
-    run(story())
+    reconcile = Recorder(hang)
+    async with running(reconcile, concurrency=4, group_of=lambda key: key.namespace, group_limit=2) as controller:
+        controller.grace = 0
+        for number in range(10):
+            controller.enqueue(Key("dead", str(number)))
+            controller.enqueue(Key("alive", str(number)))
+        await asyncio.sleep(1)
+        assert [key.namespace for key in reconcile.ended] == ["alive"] * 10
+        assert [key.namespace for key in reconcile.active] == ["dead"] * 2
 
 
-def test_reconcile_comes_back_when_it_says() -> None:
+async def test_reconcile_comes_back_when_it_says() -> None:
     async def again(_key: Key) -> Result | None:
         return Result(requeue_after=30.0)
 
-    async def story() -> None:
-        reconcile = Recorder(again)
-        async with running(reconcile) as controller:
-            controller.enqueue(A)
-            await asyncio.sleep(100)
-            assert reconcile.intervals() == pytest.approx([30, 30, 30])
-
-    run(story())
+    reconcile = Recorder(again)
+    async with running(reconcile) as controller:
+        controller.enqueue(A)
+        await asyncio.sleep(100)
+        assert reconcile.intervals() == pytest.approx([30, 30, 30])
 
 
-def test_errors_are_tried_again_after_growing_waits_until_one_success() -> None:
-    async def story() -> None:
-        errors = [RuntimeError("no")] * 6
-        reconcile = Recorder(raising(*errors, None, RuntimeError("no")))
-        async with running(reconcile) as controller:
-            controller.enqueue(A)
-            await asyncio.sleep(100)
-            assert len(reconcile.starts) == 7
-            for wait, nominal in zip(reconcile.intervals(), (0.05, 0.1, 0.2, 0.4, 0.8, 1.6), strict=True):
-                assert 0.75 * nominal <= wait <= 1.25 * nominal + 0.001
-            controller.enqueue(A)
-            await asyncio.sleep(100)
-            assert reconcile.intervals()[-1] <= 0.07, "after the success it starts small again"
-
-    run(story())
+async def test_errors_are_tried_again_after_growing_waits_until_one_success() -> None:
+    errors = [RuntimeError("no")] * 6
+    reconcile = Recorder(raising(*errors, None, RuntimeError("no")))
+    async with running(reconcile) as controller:
+        controller.enqueue(A)
+        await asyncio.sleep(100)
+        assert len(reconcile.starts) == 7
+        for wait, nominal in zip(reconcile.intervals(), (0.05, 0.1, 0.2, 0.4, 0.8, 1.6), strict=True):
+            assert 0.75 * nominal <= wait <= 1.25 * nominal + 0.001
+        controller.enqueue(A)
+        await asyncio.sleep(100)
+        assert reconcile.intervals()[-1] <= 0.07, "after the success it starts small again"
 
 
-def test_unexpected_error_is_logged_once_in_full_and_then_in_short(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+async def test_unexpected_error_is_logged_once_in_full_and_then_in_short(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
         async with running(Recorder(raising(*[RuntimeError("broken")] * 3))) as controller:
             controller.enqueue(A)
             await asyncio.sleep(10)
-
-    with caplog.at_level(logging.WARNING):
-        run(story())
     assert [bool(record.exc_info) for record in caplog.records] == [True, False, False]
     assert "RuntimeError: broken" in caplog.messages[1]
 
 
-def test_conflict_is_no_news_and_tried_again_soon(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+async def test_conflict_is_no_news_and_tried_again_soon(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
         reconcile = Recorder(raising(Conflict(409, "Conflict", "the object has been modified")))
         async with running(reconcile) as controller:
             controller.enqueue(A)
             await asyncio.sleep(1)
             assert len(reconcile.starts) == 2
-
-    with caplog.at_level(logging.INFO):
-        run(story())
     assert not caplog.records
 
 
-def test_server_that_does_not_answer_is_a_warning_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+async def test_server_that_does_not_answer_is_a_warning_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
         async with running(Recorder(raising(Unreachable("https://harvester:6443: timed out")))) as controller:
             controller.enqueue(A)
             await asyncio.sleep(1)
-
-    with caplog.at_level(logging.INFO):
-        run(story())
     assert [(record.levelname, record.exc_info) for record in caplog.records] == [("WARNING", None)]
 
 
-def test_server_that_asks_to_wait_is_given_the_time() -> None:
-    async def story() -> None:
-        reconcile = Recorder(raising(TooManyRequests(429, "TooManyRequests", "", {"retryAfterSeconds": 12})))
-        async with running(reconcile) as controller:
-            controller.enqueue(A)
-            await asyncio.sleep(100)
-            assert reconcile.intervals() == pytest.approx([12])
-
-    run(story())
+async def test_server_that_asks_to_wait_is_given_the_time() -> None:
+    reconcile = Recorder(raising(TooManyRequests(429, "TooManyRequests", "", {"retryAfterSeconds": 12})))
+    async with running(reconcile) as controller:
+        controller.enqueue(A)
+        await asyncio.sleep(100)
+        assert reconcile.intervals() == pytest.approx([12])
 
 
-def test_cancellation_of_what_a_reconcile_waits_for_costs_neither_worker_nor_key() -> None:
-    async def story() -> None:
-        reconcile = Recorder(raising(*[asyncio.CancelledError()] * 5))
-        async with running(reconcile, concurrency=1) as controller:
-            controller.enqueue(A)
-            await asyncio.sleep(10)
-            assert len(reconcile.starts) == 6
-            controller.enqueue(B)
-            await asyncio.sleep(1)
-            assert reconcile.ended[-1] == B
-
-    run(story())
+async def test_cancellation_of_what_a_reconcile_waits_for_costs_neither_worker_nor_key() -> None:
+    reconcile = Recorder(raising(*[asyncio.CancelledError()] * 5))
+    async with running(reconcile, concurrency=1) as controller:
+        controller.enqueue(A)
+        await asyncio.sleep(10)
+        assert len(reconcile.starts) == 6
+        controller.enqueue(B)
+        await asyncio.sleep(1)
+        assert reconcile.ended[-1] == B
 
 
-def test_stop_lets_running_reconciles_end_and_starts_no_others() -> None:
-    async def story() -> None:
-        reconcile = Recorder(slow)
-        async with running(reconcile, concurrency=1) as controller:
-            controller.enqueue(A)
-            controller.enqueue(B)
-            await asyncio.sleep(1)
-        assert reconcile.ended == [A]
-        assert now() == pytest.approx(1010), "no longer than the reconcile needed"
-
-    run(story())
+async def test_stop_lets_running_reconciles_end_and_starts_no_others() -> None:
+    reconcile = Recorder(slow)
+    async with running(reconcile, concurrency=1) as controller:
+        controller.enqueue(A)
+        controller.enqueue(B)
+        await asyncio.sleep(1)
+    assert reconcile.ended == [A]
+    assert now() == pytest.approx(1010), "no longer than the reconcile needed"
 
 
-def test_stop_ends_what_takes_longer_than_the_grace_period() -> None:
+async def test_stop_ends_what_takes_longer_than_the_grace_period() -> None:
     async def hang(_key: Key) -> Result | None:
         return await asyncio.sleep(1e6)
 
-    async def story() -> None:
-        reconcile = Recorder(hang)
-        async with running(reconcile) as controller:
-            controller.grace = 5.0
-            controller.enqueue(A)
-            await asyncio.sleep(1)
-        assert reconcile.ended == [A]
-        assert now() == pytest.approx(1006)
-        assert len(asyncio.all_tasks()) == 1, "no task stays behind"
-
-    run(story())
+    reconcile = Recorder(hang)
+    async with running(reconcile) as controller:
+        controller.grace = 5.0
+        controller.enqueue(A)
+        await asyncio.sleep(1)
+    assert reconcile.ended == [A]
+    assert now() == pytest.approx(1006)
+    assert len(asyncio.all_tasks()) == 1, "no task stays behind"
 
 
-def test_age_of_the_oldest_reconcile_is_known() -> None:
-    async def story() -> None:
-        async with running(Recorder(slow)) as controller:
-            assert controller.longest_running == 0
-            controller.enqueue(A)
-            await asyncio.sleep(3)
-            controller.enqueue(B)
-            await asyncio.sleep(4)
-            assert controller.longest_running == pytest.approx(7)
-            await asyncio.sleep(60)
-            assert controller.longest_running == 0
-
-    run(story())
+async def test_age_of_the_oldest_reconcile_is_known() -> None:
+    async with running(Recorder(slow)) as controller:
+        assert controller.longest_running == 0
+        controller.enqueue(A)
+        await asyncio.sleep(3)
+        controller.enqueue(B)
+        await asyncio.sleep(4)
+        assert controller.longest_running == pytest.approx(7)
+        await asyncio.sleep(60)
+        assert controller.longest_running == 0
 
 
-def test_lines_of_a_reconcile_name_controller_and_object() -> None:
+async def test_lines_of_a_reconcile_name_controller_and_object() -> None:
     from_inside: list[dict[str, str]] = []
 
     async def note(_key: Key) -> Result | None:
@@ -271,10 +232,7 @@ def test_lines_of_a_reconcile_name_controller_and_object() -> None:
         from_inside.append(record.caphv_fields)
         return None
 
-    async def story() -> None:
-        async with running(Recorder(note)) as controller:
-            controller.enqueue(A)
-            await settle()
-
-    run(story())
+    async with running(Recorder(note)) as controller:
+        controller.enqueue(A)
+        await settle()
     assert from_inside == [{"controller": "test", "object": "ns/a"}]

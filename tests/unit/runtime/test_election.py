@@ -14,9 +14,9 @@ from caphv.runtime import election
 from caphv.runtime.client import ApiClient
 from caphv.runtime.election import LeaderElection, Timing
 from caphv.runtime.errors import AlreadyExists, Conflict, NotFound, Unreachable
-from tests.support.virtualtime import run, settle
+from tests.support.virtualtime import settle
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
 REQUEST_TIMEOUT = 15.0
 
@@ -105,14 +105,11 @@ def foreign_lease(holder: str = "go", renewed: str = "2001-01-01T00:00:00.000000
     return {"metadata": {"name": "lease", "namespace": "ns"}, "spec": spec}
 
 
-def test_first_comer_creates_the_lease_as_client_go_would() -> None:
-    async def story() -> Obj:
-        server = LeaseServer()
-        await contender(Wire(server), "a").acquire()
-        assert server.lease is not None
-        return server.lease
-
-    lease = run(story())
+async def test_first_comer_creates_the_lease_as_client_go_would() -> None:
+    server = LeaseServer()
+    await contender(Wire(server), "a").acquire()
+    assert server.lease is not None
+    lease = server.lease
     assert lease["spec"]["holderIdentity"] == "a"
     assert lease["spec"]["leaseDurationSeconds"] == 15
     assert lease["spec"]["leaseTransitions"] == 1
@@ -120,225 +117,183 @@ def test_first_comer_creates_the_lease_as_client_go_would() -> None:
         assert datetime.datetime.fromisoformat(lease["spec"][name]).tzinfo is not None
 
 
-def test_of_two_that_start_together_one_wins_and_keeps_renewing() -> None:
-    async def story() -> None:
-        server, holders = LeaseServer(), list[str]()
-        tasks = [asyncio.create_task(lead(contender(Wire(server), name), name, holders)) for name in "ab"]
-        await asyncio.sleep(5)
-        (winner,) = holders
-        await asyncio.sleep(300)
-        assert holders == [winner] == [server.holder]
-        cancel(tasks)
-
-    run(story())
+async def test_of_two_that_start_together_one_wins_and_keeps_renewing() -> None:
+    server, holders = LeaseServer(), list[str]()
+    tasks = [asyncio.create_task(lead(contender(Wire(server), name), name, holders)) for name in "ab"]
+    await asyncio.sleep(5)
+    (winner,) = holders
+    await asyncio.sleep(300)
+    assert holders == [winner] == [server.holder]
+    cancel(tasks)
 
 
-def test_renewal_is_one_request() -> None:
-    async def story() -> None:
-        wire = Wire(LeaseServer())
-        elected = contender(wire, "a")
-        await elected.acquire()
-        wire.requests = 0
-        holding = asyncio.create_task(elected.hold())
-        await asyncio.sleep(2.1 * 10)
-        assert wire.requests == 10
-        holding.cancel()
-
-    run(story())
+async def test_renewal_is_one_request() -> None:
+    wire = Wire(LeaseServer())
+    elected = contender(wire, "a")
+    await elected.acquire()
+    wire.requests = 0
+    holding = asyncio.create_task(elected.hold())
+    await asyncio.sleep(2.1 * 10)
+    assert wire.requests == 10
+    holding.cancel()
 
 
-def test_released_lease_is_taken_at_the_next_look() -> None:
-    async def story() -> None:
-        server = LeaseServer()
-        first, second = contender(Wire(server), "a"), contender(Wire(server), "b")
-        await first.acquire()
-        waiting = asyncio.create_task(second.acquire())
-        await asyncio.sleep(5)
-        await first.release()
-        assert server.holder == ""
-        await asyncio.wait_for(waiting, 2.5)
-        assert server.holder == "b"
-
-    run(story())
+async def test_released_lease_is_taken_at_the_next_look() -> None:
+    server = LeaseServer()
+    first, second = contender(Wire(server), "a"), contender(Wire(server), "b")
+    await first.acquire()
+    waiting = asyncio.create_task(second.acquire())
+    await asyncio.sleep(5)
+    await first.release()
+    assert server.holder == ""
+    await asyncio.wait_for(waiting, 2.5)
+    assert server.holder == "b"
 
 
-def test_release_works_even_when_the_answer_to_the_last_renewal_was_lost() -> None:
-    async def story() -> None:
-        server = LeaseServer()
-        wire = Wire(server)
-        elected = contender(wire, "a")
-        await elected.acquire()
-        wire.back = 5.0
-        holding = asyncio.create_task(elected.hold())
-        await asyncio.sleep(3)
-        holding.cancel()
-        await asyncio.gather(holding, return_exceptions=True)
-        wire.back = 0.01
-        await elected.release()
-        assert server.holder == ""
-
-    run(story())
+async def test_release_works_even_when_the_answer_to_the_last_renewal_was_lost() -> None:
+    server = LeaseServer()
+    wire = Wire(server)
+    elected = contender(wire, "a")
+    await elected.acquire()
+    wire.back = 5.0
+    holding = asyncio.create_task(elected.hold())
+    await asyncio.sleep(3)
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+    wire.back = 0.01
+    await elected.release()
+    assert server.holder == ""
 
 
-def test_release_leaves_the_lease_of_another_alone() -> None:
-    async def story() -> None:
-        server = LeaseServer()
-        elected = contender(Wire(server), "a")
-        await elected.acquire()
-        taken = server.write(foreign_lease())
-        await elected.release()
-        assert server.lease is taken
-
-    run(story())
+async def test_release_leaves_the_lease_of_another_alone() -> None:
+    server = LeaseServer()
+    elected = contender(Wire(server), "a")
+    await elected.acquire()
+    taken = server.write(foreign_lease())
+    await elected.release()
+    assert server.lease is taken
 
 
-def test_holder_that_is_cut_off_gives_up_before_another_may_begin() -> None:
-    async def story() -> tuple[float, float]:
-        server = LeaseServer()
-        wire = Wire(server)
-        first, second = contender(wire, "a"), contender(Wire(server), "b")
-        await first.acquire()
-        cut = asyncio.get_running_loop().time()
-        wire.up = False
-        waiting = asyncio.create_task(second.acquire())
-        await first.hold()
-        gave_up = asyncio.get_running_loop().time() - cut
-        assert not waiting.done()
-        await waiting
-        return gave_up, asyncio.get_running_loop().time() - cut
-
-    gave_up, taken_over = run(story())
+async def test_holder_that_is_cut_off_gives_up_before_another_may_begin() -> None:
+    server = LeaseServer()
+    wire = Wire(server)
+    first, second = contender(wire, "a"), contender(Wire(server), "b")
+    await first.acquire()
+    cut = asyncio.get_running_loop().time()
+    wire.up = False
+    waiting = asyncio.create_task(second.acquire())
+    await first.hold()
+    gave_up = asyncio.get_running_loop().time() - cut
+    assert not waiting.done()
+    await waiting
+    taken_over = asyncio.get_running_loop().time() - cut
     assert gave_up <= 10
     assert 15 <= taken_over <= 20
 
 
-def test_age_of_a_renewal_counts_from_before_its_request() -> None:
-    async def story() -> float:
-        server = LeaseServer()
-        wire = Wire(server)
-        elected = contender(wire, "a")
-        await elected.acquire()
-        wire.back = 8.0
-        holding = asyncio.create_task(elected.hold())
-        await asyncio.sleep(5)  # the server has the renewal, its answer is on the way
-        renewed = 1002.0
-        await asyncio.sleep(6)
-        wire.up = False
-        await holding
-        return asyncio.get_running_loop().time() - renewed
-
-    assert run(story()) <= 10.1
+async def test_age_of_a_renewal_counts_from_before_its_request() -> None:
+    server = LeaseServer()
+    wire = Wire(server)
+    elected = contender(wire, "a")
+    await elected.acquire()
+    wire.back = 8.0
+    holding = asyncio.create_task(elected.hold())
+    await asyncio.sleep(5)  # the server has the renewal, its answer is on the way
+    renewed = 1002.0
+    await asyncio.sleep(6)
+    wire.up = False
+    await holding
+    assert asyncio.get_running_loop().time() - renewed <= 10.1
 
 
-def test_holder_stops_as_soon_as_it_sees_another() -> None:
-    async def story() -> float:
-        server = LeaseServer()
-        elected = contender(Wire(server), "a")
-        await elected.acquire()
-        server.write(foreign_lease())
-        before = asyncio.get_running_loop().time()
-        await elected.hold()
-        return asyncio.get_running_loop().time() - before
-
-    assert run(story()) < 2.5
+async def test_holder_stops_as_soon_as_it_sees_another() -> None:
+    server = LeaseServer()
+    elected = contender(Wire(server), "a")
+    await elected.acquire()
+    server.write(foreign_lease())
+    before = asyncio.get_running_loop().time()
+    await elected.hold()
+    assert asyncio.get_running_loop().time() - before < 2.5
 
 
 @pytest.mark.parametrize("year", [1970, 2999])
-def test_clocks_of_machines_do_not_matter(year: int) -> None:
-    async def story() -> None:
-        server = LeaseServer()
-        server.write(foreign_lease())
-        waiting = asyncio.create_task(contender(Wire(server), "a").acquire())
-        for number in range(60):
-            await asyncio.sleep(2)
-            server.write(foreign_lease(renewed=f"{year}-01-01T00:00:00.{number:06}Z"))
-        assert not waiting.done(), "a lease that changes is alive, whatever time stands in it"
-        before = asyncio.get_running_loop().time()
-        await waiting
-        assert 15 <= asyncio.get_running_loop().time() - before < 20, "one that does not change is dead"
-
-    run(story())
+async def test_clocks_of_machines_do_not_matter(year: int) -> None:
+    server = LeaseServer()
+    server.write(foreign_lease())
+    waiting = asyncio.create_task(contender(Wire(server), "a").acquire())
+    for number in range(60):
+        await asyncio.sleep(2)
+        server.write(foreign_lease(renewed=f"{year}-01-01T00:00:00.{number:06}Z"))
+    assert not waiting.done(), "a lease that changes is alive, whatever time stands in it"
+    before = asyncio.get_running_loop().time()
+    await waiting
+    assert 15 <= asyncio.get_running_loop().time() - before < 20, "one that does not change is dead"
 
 
-def test_a_note_of_who_waits_reaches_the_holder_and_delays_nobody() -> None:
-    async def story() -> tuple[list[float], float]:
-        server, heard = LeaseServer(), list[float]()
-        clock = asyncio.get_running_loop().time
-        holder, waiting = contender(Wire(server), "a"), contender(Wire(server), "b")
-        holder.on_sync_request = lambda: heard.append(clock())
-        waiting.on_sync_request = lambda: pytest.fail("who waits is not told")
-        await holder.acquire()
-        held = asyncio.create_task(holder.hold())
-        takeover = asyncio.create_task(waiting.acquire())
-        for _ in range(3):
-            await asyncio.sleep(9.7)
-            left = clock()
-            await waiting.request_sync()
-            await asyncio.sleep(2.5)
-            assert len(heard) == 1
-            assert heard.pop() - left < 2.5
-        assert not held.done()
-        # The holder dies, and notes that nobody reads do not make it live longer.
-        held.cancel()
-        died = clock()
-        while not takeover.done():
-            await waiting.request_sync()
-            await asyncio.sleep(4)
-        return heard, clock() - died
-
-    heard, seconds = run(story())
+async def test_a_note_of_who_waits_reaches_the_holder_and_delays_nobody() -> None:
+    server, heard = LeaseServer(), list[float]()
+    clock = asyncio.get_running_loop().time
+    holder, waiting = contender(Wire(server), "a"), contender(Wire(server), "b")
+    holder.on_sync_request = lambda: heard.append(clock())
+    waiting.on_sync_request = lambda: pytest.fail("who waits is not told")
+    await holder.acquire()
+    held = asyncio.create_task(holder.hold())
+    takeover = asyncio.create_task(waiting.acquire())
+    for _ in range(3):
+        await asyncio.sleep(9.7)
+        left = clock()
+        await waiting.request_sync()
+        await asyncio.sleep(2.5)
+        assert len(heard) == 1
+        assert heard.pop() - left < 2.5
+    assert not held.done()
+    # The holder dies, and notes that nobody reads do not make it live longer.
+    held.cancel()
+    died = clock()
+    while not takeover.done():
+        await waiting.request_sync()
+        await asyncio.sleep(4)
+    seconds = clock() - died
     assert heard == []
     assert seconds < 24
 
 
-def test_a_note_without_a_lease_is_for_nobody() -> None:
-    async def story() -> Obj | None:
-        server = LeaseServer()
-        await contender(Wire(server), "a").request_sync()
-        return server.lease
-
-    assert run(story()) is None
+async def test_a_note_without_a_lease_is_for_nobody() -> None:
+    server = LeaseServer()
+    await contender(Wire(server), "a").request_sync()
+    assert server.lease is None
 
 
-def test_lease_without_a_spec_is_free() -> None:
-    async def story() -> None:
-        server = LeaseServer()
-        server.write({"metadata": {"name": "lease", "namespace": "ns"}})
-        await asyncio.wait_for(contender(Wire(server), "a").acquire(), 1)
-        assert server.holder == "a"
-
-    run(story())
+async def test_lease_without_a_spec_is_free() -> None:
+    server = LeaseServer()
+    server.write({"metadata": {"name": "lease", "namespace": "ns"}})
+    await asyncio.wait_for(contender(Wire(server), "a").acquire(), 1)
+    assert server.holder == "a"
 
 
-def test_lease_that_somebody_deleted_is_made_again_by_its_holder() -> None:
-    async def story() -> None:
-        server = LeaseServer()
-        elected = contender(Wire(server), "a")
-        await elected.acquire()
-        holding = asyncio.create_task(elected.hold())
-        server.lease = None
-        await asyncio.sleep(10)
-        assert not holding.done()
-        assert server.holder == "a"
-        holding.cancel()
-
-    run(story())
+async def test_lease_that_somebody_deleted_is_made_again_by_its_holder() -> None:
+    server = LeaseServer()
+    elected = contender(Wire(server), "a")
+    await elected.acquire()
+    holding = asyncio.create_task(elected.hold())
+    server.lease = None
+    await asyncio.sleep(10)
+    assert not holding.done()
+    assert server.holder == "a"
+    holding.cancel()
 
 
-def test_gauge_says_whether_this_process_leads() -> None:
+async def test_gauge_says_whether_this_process_leads() -> None:
     def gauge() -> float:
         return election.metrics.LEADER._value.get()
 
-    async def story() -> None:
-        server = LeaseServer()
-        elected = contender(Wire(server), "a")
-        election.metrics.LEADER.set(0)
-        await elected.acquire()
-        assert gauge() == 1
-        await elected.release()
-        assert gauge() == 0
-
-    run(story())
+    server = LeaseServer()
+    elected = contender(Wire(server), "a")
+    election.metrics.LEADER.set(0)
+    await elected.acquire()
+    assert gauge() == 1
+    await elected.release()
+    assert gauge() == 0
 
 
 LATENCY = st.sampled_from([0.01, 1.0, 4.0, 9.0, 14.0])
@@ -349,45 +304,39 @@ TROUBLE = st.tuples(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(TROUBLE, max_size=25))
-def test_there_are_never_two_holders(troubles: list[tuple[int, str, float, float, int]]) -> None:
-    async def story() -> None:
-        server, holders = LeaseServer(), list[str]()
-        wires = [Wire(server) for _ in range(3)]
-        elections = [contender(wire, str(number)) for number, wire in enumerate(wires)]
-        tasks = [asyncio.create_task(lead(e, str(number), holders)) for number, e in enumerate(elections)]
-        for number, what, there, back, seconds in troubles:
-            wires[number].there, wires[number].back, wires[number].up = there, back, what != "down"
-            if what in ("restart", "release"):
-                tasks[number].cancel()
-                await settle()
-                if what == "release":
-                    await elections[number].release()
-                elections[number] = contender(wires[number], f"{number}'")
-                tasks[number] = asyncio.create_task(lead(elections[number], f"{number}'", holders))
-            await asyncio.sleep(seconds)
-            for task in tasks:
-                assert not task.done(), task.exception()
-        for wire in wires:
-            wire.there, wire.back, wire.up = 0.01, 0.01, True
-        await asyncio.sleep(60)
-        assert len(holders) == 1, "without trouble somebody holds the lease"
-        cancel(tasks)
-
-    run(story())
+async def test_there_are_never_two_holders(troubles: list[tuple[int, str, float, float, int]]) -> None:
+    server, holders = LeaseServer(), list[str]()
+    wires = [Wire(server) for _ in range(3)]
+    elections = [contender(wire, str(number)) for number, wire in enumerate(wires)]
+    tasks = [asyncio.create_task(lead(e, str(number), holders)) for number, e in enumerate(elections)]
+    for number, what, there, back, seconds in troubles:
+        wires[number].there, wires[number].back, wires[number].up = there, back, what != "down"
+        if what in ("restart", "release"):
+            tasks[number].cancel()
+            await settle()
+            if what == "release":
+                await elections[number].release()
+            elections[number] = contender(wires[number], f"{number}'")
+            tasks[number] = asyncio.create_task(lead(elections[number], f"{number}'", holders))
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            assert not task.done(), task.exception()
+    for wire in wires:
+        wire.there, wire.back, wire.up = 0.01, 0.01, True
+    await asyncio.sleep(60)
+    assert len(holders) == 1, "without trouble somebody holds the lease"
+    cancel(tasks)
 
 
-def test_timing_can_be_chosen() -> None:
-    async def story() -> None:
-        server = LeaseServer()
-        wire = Wire(server)
-        first = contender(wire, "a", timing=Timing(duration=3, deadline=2, retry=0.5))
-        await first.acquire()
-        wire.up = False
-        await asyncio.wait_for(first.hold(), 2.1)
-        assert server.lease is not None
-        assert server.lease["spec"]["leaseDurationSeconds"] == 3
-
-    run(story())
+async def test_timing_can_be_chosen() -> None:
+    server = LeaseServer()
+    wire = Wire(server)
+    first = contender(wire, "a", timing=Timing(duration=3, deadline=2, retry=0.5))
+    await first.acquire()
+    wire.up = False
+    await asyncio.wait_for(first.hold(), 2.1)
+    assert server.lease is not None
+    assert server.lease["spec"]["leaseDurationSeconds"] == 3
 
 
 def cancel(tasks: list[asyncio.Task[None]]) -> None:

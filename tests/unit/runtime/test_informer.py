@@ -13,133 +13,109 @@ from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Gone, TooManyRequests, Unreachable
 from tests.support.collection import THINGS, Collection, Watched, watched
-from tests.support.virtualtime import run, settle
+from tests.support.virtualtime import settle
 
-pytestmark = pytest.mark.unit
-
-
-def test_all_pages_of_the_first_list_are_told_once() -> None:
-    async def story() -> None:
-        server = Collection()
-        for name in "abcde":
-            server.write(name)
-        async with watched(server) as it:
-            assert it.hearing() == ["+a", "+b", "+c", "+d", "+e"]
-            assert it.versions() == server.versions()
-            assert server.lists == 1
-
-    run(story())
+pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
 
-def test_not_synced_before_the_last_page() -> None:
-    async def story() -> None:
-        server = Collection()
-        for name in "abc":
-            server.write(name)
-        it = Watched(server)
-        server.between_pages = lambda: seen.append(it.informer.synced)
-        seen: list[bool] = []
-        task = it.informer.start()
-        await it.informer.wait_synced()
-        assert seen == [False]
-        task.cancel()
-
-    run(story())
+async def test_all_pages_of_the_first_list_are_told_once() -> None:
+    server = Collection()
+    for name in "abcde":
+        server.write(name)
+    async with watched(server) as it:
+        assert it.hearing() == ["+a", "+b", "+c", "+d", "+e"]
+        assert it.versions() == server.versions()
+        assert server.lists == 1
 
 
-def test_watch_brings_every_kind_of_change() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server, indexes={"color": lambda obj: obj["metadata"]["labels"].values()}) as it:
-            server.write("a", color="red")
-            server.write("a", color="blue")
-            server.write("b", color="blue")
-            server.delete("b")
-            await settle()
-            assert it.hearing() == ["+a", "~a", "+b", "-b"]
-            assert [key_of(obj).name for obj in it.informer.store.by_index("color", "blue")] == ["a"]
-
-    run(story())
+async def test_not_synced_before_the_last_page() -> None:
+    server = Collection()
+    for name in "abc":
+        server.write(name)
+    it = Watched(server)
+    server.between_pages = lambda: seen.append(it.informer.synced)
+    seen: list[bool] = []
+    task = it.informer.start()
+    await it.informer.wait_synced()
+    assert seen == [False]
+    task.cancel()
 
 
-def test_watch_goes_on_where_the_last_one_or_its_bookmark_ended_without_a_list() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            await asyncio.sleep(5)
-            server.write("a")
-            server.bookmark()
-            server.end_watches()
-            await settle()
-            assert server.watched_from == [10, server.version]
-            assert server.lists == 1
-            assert it.hearing() == ["+a"]
-
-    run(story())
+async def test_watch_brings_every_kind_of_change() -> None:
+    server = Collection()
+    async with watched(server, indexes={"color": lambda obj: obj["metadata"]["labels"].values()}) as it:
+        server.write("a", color="red")
+        server.write("a", color="blue")
+        server.write("b", color="blue")
+        server.delete("b")
+        await settle()
+        assert it.hearing() == ["+a", "~a", "+b", "-b"]
+        assert [key_of(obj).name for obj in it.informer.store.by_index("color", "blue")] == ["a"]
 
 
-def test_nothing_is_lost_between_two_watches() -> None:
-    async def story() -> None:
-        server = Collection()
+async def test_watch_goes_on_where_the_last_one_or_its_bookmark_ended_without_a_list() -> None:
+    server = Collection()
+    async with watched(server) as it:
+        await asyncio.sleep(5)
         server.write("a")
-        async with watched(server) as it:
-            server.end_watches(Unreachable("connection reset"))
-            await settle()
-            server.write("b")
-            server.delete("a")
-            await asyncio.sleep(5)
-            assert it.hearing() == ["+a", "+b", "-a"]
-            assert server.lists == 1
-
-    run(story())
+        server.bookmark()
+        server.end_watches()
+        await settle()
+        assert server.watched_from == [10, server.version]
+        assert server.lists == 1
+        assert it.hearing() == ["+a"]
 
 
-def test_after_410_a_list_finds_what_was_deleted_meanwhile() -> None:
-    async def story() -> None:
-        server = Collection()
-        for name in "abc":
-            server.write(name)
-        async with watched(server) as it:
-            it.hearing()
-            server.end_watches(Gone(410, "Expired", "too old resource version"))
-            server.delete("b")
-            server.write("c")
-            server.write("d")
-            server.compact()
-            await asyncio.sleep(5)
-            assert it.hearing() == ["~c", "+d", "-b"]
-            assert server.lists == 2
-            assert it.informer.last_error is None, "410 is no failure"
-
-    run(story())
+async def test_nothing_is_lost_between_two_watches() -> None:
+    server = Collection()
+    server.write("a")
+    async with watched(server) as it:
+        server.end_watches(Unreachable("connection reset"))
+        await settle()
+        server.write("b")
+        server.delete("a")
+        await asyncio.sleep(5)
+        assert it.hearing() == ["+a", "+b", "-a"]
+        assert server.lists == 1
 
 
-def test_410_again_and_again_is_not_answered_in_a_circle() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server):
-            server.failures.extend([Gone(410, "Expired", "")] * 1000)
+async def test_after_410_a_list_finds_what_was_deleted_meanwhile() -> None:
+    server = Collection()
+    for name in "abc":
+        server.write(name)
+    async with watched(server) as it:
+        it.hearing()
+        server.end_watches(Gone(410, "Expired", "too old resource version"))
+        server.delete("b")
+        server.write("c")
+        server.write("d")
+        server.compact()
+        await asyncio.sleep(5)
+        assert it.hearing() == ["~c", "+d", "-b"]
+        assert server.lists == 2
+        assert it.informer.last_error is None, "410 is no failure"
+
+
+async def test_410_again_and_again_is_not_answered_in_a_circle() -> None:
+    server = Collection()
+    async with watched(server):
+        server.failures.extend([Gone(410, "Expired", "")] * 1000)
+        server.end_watches()
+        before = len(server.attempts)
+        await asyncio.sleep(60)
+        assert len(server.attempts) - before < 30
+
+
+async def test_watches_that_end_at_once_are_not_opened_in_a_circle() -> None:
+    server = Collection()
+    async with watched(server, max_backoff=10.0):
+        for _ in range(6000):
             server.end_watches()
-            before = len(server.attempts)
-            await asyncio.sleep(60)
-            assert len(server.attempts) - before < 30
-
-    run(story())
+            await asyncio.sleep(0.01)
+        assert len(server.watched_from) < 40
 
 
-def test_watches_that_end_at_once_are_not_opened_in_a_circle() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server, max_backoff=10.0):
-            for _ in range(6000):
-                server.end_watches()
-                await asyncio.sleep(0.01)
-            assert len(server.watched_from) < 40
-
-    run(story())
-
-
-def test_restarts_before_their_time_are_counted_by_reason() -> None:
+async def test_restarts_before_their_time_are_counted_by_reason() -> None:
     def counted() -> dict[str, float]:
         reasons = ("expired", "refused", "unreachable", "broken", "closed")
         labels = {"server": "fake", "resource": str(THINGS)}
@@ -148,146 +124,122 @@ def test_restarts_before_their_time_are_counted_by_reason() -> None:
         }
         return {reason: value - before.get(reason, 0) for reason, value in values.items()}
 
-    async def story() -> None:
-        server = Collection()
-        async with watched(server, max_backoff=2.0):
-            await asyncio.sleep(5)
-            server.end_watches()  # it has lasted: that is how servers end them
-            await asyncio.sleep(5)
-            server.end_watches(Gone(410, "Expired", ""))
-            server.failures.extend([Unreachable("away"), Unreachable("away"), Forbidden(403, "", ""), TypeError("odd")])
-            await asyncio.sleep(30)
-            server.end_watches()
-            await asyncio.sleep(0.1)
-            server.end_watches()
-            await asyncio.sleep(5)
-
     before: dict[str, float] = {}
     before = counted()
-    run(story())
+    server = Collection()
+    async with watched(server, max_backoff=2.0):
+        await asyncio.sleep(5)
+        server.end_watches()  # it has lasted: that is how servers end them
+        await asyncio.sleep(5)
+        server.end_watches(Gone(410, "Expired", ""))
+        server.failures.extend([Unreachable("away"), Unreachable("away"), Forbidden(403, "", ""), TypeError("odd")])
+        await asyncio.sleep(30)
+        server.end_watches()
+        await asyncio.sleep(0.1)
+        server.end_watches()
+        await asyncio.sleep(5)
     assert counted() == {"expired": 1, "unreachable": 2, "refused": 1, "broken": 1, "closed": 1}
 
 
-def test_attempts_come_at_growing_intervals_up_to_the_maximum_and_everybody_hears_why() -> None:
+async def test_attempts_come_at_growing_intervals_up_to_the_maximum_and_everybody_hears_why() -> None:
     errors: list[Exception] = []
     contacts: list[bool] = []
 
-    async def story() -> None:
-        server = Collection()
-        server.failures.extend(Unreachable(f"attempt {number}") for number in range(12))
-        async with watched(
-            server, max_backoff=10.0, on_error=errors.append, on_contact=lambda: contacts.append(True)
-        ) as it:
-            waits = [after - before for before, after in zip(server.attempts, server.attempts[1:12], strict=False)]
-            for number, wait in enumerate(waits, 1):
-                limit = min(0.2 * 2**number, 10)
-                assert limit / 4 <= wait <= limit + 0.001
-            assert [str(error) for error in errors] == [f"attempt {number}" for number in range(12)]
-            assert contacts == [True]
-            assert it.informer.last_error is None
-
-    run(story())
+    server = Collection()
+    server.failures.extend(Unreachable(f"attempt {number}") for number in range(12))
+    async with watched(
+        server, max_backoff=10.0, on_error=errors.append, on_contact=lambda: contacts.append(True)
+    ) as it:
+        waits = [after - before for before, after in zip(server.attempts, server.attempts[1:12], strict=False)]
+        for number, wait in enumerate(waits, 1):
+            limit = min(0.2 * 2**number, 10)
+            assert limit / 4 <= wait <= limit + 0.001
+        assert [str(error) for error in errors] == [f"attempt {number}" for number in range(12)]
+        assert contacts == [True]
+        assert it.informer.last_error is None
 
 
-def test_a_watch_that_lasted_makes_the_next_back_off_small_again() -> None:
-    async def story() -> None:
-        server = Collection()
-        server.failures.extend([Unreachable("down")] * 10)
-        async with watched(server, max_backoff=60.0):
-            await asyncio.sleep(5)
-            server.end_watches(Unreachable("reset"))
-            before = asyncio.get_running_loop().time()
-            await asyncio.sleep(0.5)
-            assert server.attempts[-1] - before <= 0.41
-
-    run(story())
+async def test_a_watch_that_lasted_makes_the_next_back_off_small_again() -> None:
+    server = Collection()
+    server.failures.extend([Unreachable("down")] * 10)
+    async with watched(server, max_backoff=60.0):
+        await asyncio.sleep(5)
+        server.end_watches(Unreachable("reset"))
+        before = asyncio.get_running_loop().time()
+        await asyncio.sleep(0.5)
+        assert server.attempts[-1] - before <= 0.41
 
 
-def test_error_is_known_until_the_server_takes_a_watch_again() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            refusal = Forbidden(403, "Forbidden", "no")
-            server.end_watches(refusal)
-            await settle()
-            assert it.informer.last_error is refusal
-            assert it.informer.synced, "what was read stays usable"
-            await asyncio.sleep(5)
-            assert it.informer.last_error is None
-
-    run(story())
+async def test_error_is_known_until_the_server_takes_a_watch_again() -> None:
+    server = Collection()
+    async with watched(server) as it:
+        refusal = Forbidden(403, "Forbidden", "no")
+        server.end_watches(refusal)
+        await settle()
+        assert it.informer.last_error is refusal
+        assert it.informer.synced, "what was read stays usable"
+        await asyncio.sleep(5)
+        assert it.informer.last_error is None
 
 
-def test_retry_now_ends_a_long_wait() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server, max_backoff=1000.0) as it:
-            server.failures.extend([Unreachable("down")] * 20)
-            server.end_watches(Unreachable("down"))
-            await asyncio.sleep(1000)
-            before = len(server.attempts)
-            server.failures.clear()
-            await settle()
-            assert not server.open_watches, "the wait must be a long one"
-            it.informer.retry_now()
-            await asyncio.sleep(0.1)
-            assert len(server.attempts) == before + 2, "after so long it lists, and watches"
-            assert server.open_watches
-
-    run(story())
+async def test_retry_now_ends_a_long_wait() -> None:
+    server = Collection()
+    async with watched(server, max_backoff=1000.0) as it:
+        server.failures.extend([Unreachable("down")] * 20)
+        server.end_watches(Unreachable("down"))
+        await asyncio.sleep(1000)
+        before = len(server.attempts)
+        server.failures.clear()
+        await settle()
+        assert not server.open_watches, "the wait must be a long one"
+        it.informer.retry_now()
+        await asyncio.sleep(0.1)
+        assert len(server.attempts) == before + 2, "after so long it lists, and watches"
+        assert server.open_watches
 
 
-def test_retry_now_counts_while_an_attempt_is_still_hanging() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server, max_backoff=1000.0) as it:
-            server.failures.extend([Unreachable("down")] * 20)
-            server.end_watches(Unreachable("down"))
-            await asyncio.sleep(3000)
-            server.failures.clear()
-            server.hangs = 15.0
-            it.informer.retry_now()
-            await asyncio.sleep(1)
-            it.informer.retry_now()
-            server.hangs = 0.0
-            await asyncio.sleep(20)
-            assert server.open_watches, "after the hanging attempt it must not sleep again"
-
-    run(story())
+async def test_retry_now_counts_while_an_attempt_is_still_hanging() -> None:
+    server = Collection()
+    async with watched(server, max_backoff=1000.0) as it:
+        server.failures.extend([Unreachable("down")] * 20)
+        server.end_watches(Unreachable("down"))
+        await asyncio.sleep(3000)
+        server.failures.clear()
+        server.hangs = 15.0
+        it.informer.retry_now()
+        await asyncio.sleep(1)
+        it.informer.retry_now()
+        server.hangs = 0.0
+        await asyncio.sleep(20)
+        assert server.open_watches, "after the hanging attempt it must not sleep again"
 
 
-def test_while_its_probe_fails_an_informer_leaves_the_server_alone() -> None:
-    async def story() -> None:
-        probed, server = Collection(), Collection()
-        async with watched(probed, max_backoff=4.0) as probe, watched(server, max_backoff=60.0, probe=probe.informer):
-            for collection in (probed, server):
-                collection.failures.extend([Unreachable("down")] * 1000)
-                collection.end_watches(Unreachable("down"))
-            await asyncio.sleep(600)
-            assert len(probed.attempts) > 150
-            assert len(server.attempts) < 60, "one attempt in 15 to 60 s"
-
-    run(story())
+async def test_while_its_probe_fails_an_informer_leaves_the_server_alone() -> None:
+    probed, server = Collection(), Collection()
+    async with watched(probed, max_backoff=4.0) as probe, watched(server, max_backoff=60.0, probe=probe.informer):
+        for collection in (probed, server):
+            collection.failures.extend([Unreachable("down")] * 1000)
+            collection.end_watches(Unreachable("down"))
+        await asyncio.sleep(600)
+        assert len(probed.attempts) > 150
+        assert len(server.attempts) < 60, "one attempt in 15 to 60 s"
 
 
-def test_a_server_that_asks_to_wait_is_left_alone_so_long() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server):
-            await asyncio.sleep(5)
-            server.end_watches(TooManyRequests(429, "TooManyRequests", "", {"retryAfterSeconds": 17}))
-            before = asyncio.get_running_loop().time()
-            await asyncio.sleep(20)
-            assert server.attempts[-1] - before == pytest.approx(17)
-
-    run(story())
+async def test_a_server_that_asks_to_wait_is_left_alone_so_long() -> None:
+    server = Collection()
+    async with watched(server):
+        await asyncio.sleep(5)
+        server.end_watches(TooManyRequests(429, "TooManyRequests", "", {"retryAfterSeconds": 17}))
+        before = asyncio.get_running_loop().time()
+        await asyncio.sleep(20)
+        assert server.attempts[-1] - before == pytest.approx(17)
 
 
-def test_faulty_handler_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_faulty_handler_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
     def faulty(_change: Change) -> None:
         raise ZeroDivisionError
 
-    async def story() -> None:
+    with caplog.at_level(logging.ERROR):
         server = Collection()
         it = Watched(server)
         informer = Informer(cast(ApiClient, server), THINGS)
@@ -300,67 +252,57 @@ def test_faulty_handler_keeps_nothing_from_the_others(caplog: pytest.LogCaptureF
         await asyncio.sleep(1)
         assert it.hearing() == ["+a", "~a"]
         task.cancel()
-
-    with caplog.at_level(logging.ERROR):
-        run(story())
     assert "handler of things.example.io failed for ns/a" in caplog.text
 
 
-def test_handler_may_leave_while_it_is_told() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
+async def test_handler_may_leave_while_it_is_told() -> None:
+    server = Collection()
+    async with watched(server) as it:
 
-            def once(_change: Change) -> None:
-                it.informer.remove_handler(once)
-                calls.append(1)
+        def once(_change: Change) -> None:
+            it.informer.remove_handler(once)
+            calls.append(1)
 
-            calls: list[int] = []
-            it.informer.remove_handler(it._hear)
-            it.informer.add_handler(once)
-            it.informer.add_handler(it._hear)
-            server.write("a")
-            server.write("b")
-            await settle()
-            assert calls == [1]
-            assert it.hearing() == ["+a", "+b"]
-
-    run(story())
-
-
-def test_late_handler_hears_of_what_is_there_already() -> None:
-    async def story() -> None:
-        server = Collection()
+        calls: list[int] = []
+        it.informer.remove_handler(it._hear)
+        it.informer.add_handler(once)
+        it.informer.add_handler(it._hear)
         server.write("a")
-        async with watched(server) as it:
-            heard: list[Change] = []
-            it.informer.add_handler(heard.append)
-            assert [(change.key.name, change.old) for change in heard] == [("a", None)]
-
-    run(story())
+        server.write("b")
+        await settle()
+        assert calls == [1]
+        assert it.hearing() == ["+a", "+b"]
 
 
-def test_what_the_transform_leaves_out_is_not_there_and_goes_when_it_changes_so() -> None:
+async def test_late_handler_hears_of_what_is_there_already() -> None:
+    server = Collection()
+    server.write("a")
+    async with watched(server) as it:
+        heard: list[Change] = []
+        it.informer.add_handler(heard.append)
+        assert [(change.key.name, change.old) for change in heard] == [("a", None)]
+
+
+async def test_what_the_transform_leaves_out_is_not_there_and_goes_when_it_changes_so() -> None:
     def red_only(obj: Obj) -> Obj | None:
         return obj if "red" in obj["metadata"]["labels"] else None
 
-    async def story() -> None:
-        server = Collection()
-        server.write("a")
-        async with watched(server, transform=red_only) as it:
-            server.write("b", red="")
-            server.write("b")
-            await settle()
-            assert it.hearing() == ["+b", "-b"]
-
-    run(story())
+    server = Collection()
+    server.write("a")
+    async with watched(server, transform=red_only) as it:
+        server.write("b", red="")
+        server.write("b")
+        await settle()
+        assert it.hearing() == ["+b", "-b"]
 
 
-def test_an_object_that_cannot_be_taken_over_is_an_error_and_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_object_that_cannot_be_taken_over_is_an_error_and_not_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def picky(obj: Obj) -> Obj:
         return {**obj, "color": obj["metadata"]["labels"]["color"]}
 
-    async def story() -> None:
+    with caplog.at_level(logging.ERROR):
         server = Collection()
         async with watched(server, transform=picky) as it:
             server.write("a")
@@ -371,42 +313,33 @@ def test_an_object_that_cannot_be_taken_over_is_an_error_and_not_the_end(caplog:
             await asyncio.sleep(60)
             assert it.informer.last_error is None
             assert it.versions() == server.versions()
-
-    with caplog.at_level(logging.ERROR):
-        run(story())
     assert "things.example.io on fake cannot be taken over" in caplog.text
 
 
-def test_informer_logs_without_the_fields_of_whoever_started_it() -> None:
-    async def story() -> list[dict[str, str]]:
-        server, seen = Collection(), list[dict[str, str]]()
-        informer = Informer(cast(ApiClient, server), THINGS, on_contact=lambda: seen.append(logs._fields.get()))
-        with logs.context(object="ns/innocent"):
-            task = informer.start()
-        await settle()
+async def test_informer_logs_without_the_fields_of_whoever_started_it() -> None:
+    server, seen = Collection(), list[dict[str, str]]()
+    informer = Informer(cast(ApiClient, server), THINGS, on_contact=lambda: seen.append(logs._fields.get()))
+    with logs.context(object="ns/innocent"):
+        task = informer.start()
+    await settle()
+    await asyncio.sleep(1)
+    task.cancel()
+    assert seen == [{}]
+
+
+async def test_a_server_that_went_back_to_a_backup_is_believed() -> None:
+    server = Collection()
+    server.write("kept")
+    backup = server.backup()
+    for _ in range(20):
+        server.write("kept", state="newer")
+    server.write("made-since")
+    async with watched(server) as it:
+        server.failures.extend([Unreachable("down")] * 100)
+        server.end_watches(Unreachable("down"))
+        await asyncio.sleep(400)
+        server.restore(backup)
+        server.failures.clear()
+        it.informer.retry_now()
         await asyncio.sleep(1)
-        task.cancel()
-        return seen
-
-    assert run(story()) == [{}]
-
-
-def test_a_server_that_went_back_to_a_backup_is_believed() -> None:
-    async def story() -> None:
-        server = Collection()
-        server.write("kept")
-        backup = server.backup()
-        for _ in range(20):
-            server.write("kept", state="newer")
-        server.write("made-since")
-        async with watched(server) as it:
-            server.failures.extend([Unreachable("down")] * 100)
-            server.end_watches(Unreachable("down"))
-            await asyncio.sleep(400)
-            server.restore(backup)
-            server.failures.clear()
-            it.informer.retry_now()
-            await asyncio.sleep(1)
-            assert it.versions() == server.versions()
-
-    run(story())
+        assert it.versions() == server.versions()

@@ -315,25 +315,22 @@ def test_neither_access_nor_client_show_credentials() -> None:
     assert "harvester.example.com" in repr(client)
 
 
-def test_unreachable_server_behind_a_proxy_with_a_password_is_reported_without_it() -> None:
-    async def story() -> None:
-        async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
-            await writer.drain()
-            writer.close()
+async def test_unreachable_server_behind_a_proxy_with_a_password_is_reported_without_it() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
 
-        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        access = Kubeconfig(server="https://h:6443", token=CANARY, proxy_url=f"http://u:{CANARY}@127.0.0.1:{port}")
-        client = access.client(name="harvester")
-        with pytest.raises(Unreachable, match="407") as caught:
-            await client.get(SECRETS, "s", "ns")
-        assert CANARY not in repr(caught.value)
-        await client.close()
-        server.close()
-
-    asyncio.run(story())
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    access = Kubeconfig(server="https://h:6443", token=CANARY, proxy_url=f"http://u:{CANARY}@127.0.0.1:{port}")
+    client = access.client(name="harvester")
+    with pytest.raises(Unreachable, match="407") as caught:
+        await client.get(SECRETS, "s", "ns")
+    assert CANARY not in repr(caught.value)
+    await client.close()
+    server.close()
 
 
 @pytest.mark.parametrize("field", ["server", "ca", "token", "client_certificate", "client_key", "tls_server_name"])

@@ -89,7 +89,7 @@ def test_libraries_never_log_requests_even_at_debug(library: str) -> None:
     assert "ours" in stream.getvalue()
 
 
-def test_fields_belong_to_their_own_piece_of_work() -> None:
+async def test_fields_belong_to_their_own_piece_of_work() -> None:
     stream = io.StringIO()
     logs.configure("info", "json", stream)
 
@@ -100,10 +100,7 @@ def test_fields_belong_to_their_own_piece_of_work() -> None:
                 await asyncio.sleep(0)
                 logging.getLogger("caphv.test").info(name)
 
-    async def story() -> None:
-        await asyncio.gather(work("ns/a"), work("ns/b"))
-
-    asyncio.run(story())
+    await asyncio.gather(work("ns/a"), work("ns/b"))
     logging.getLogger("caphv.test").info("outside")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(line["message"], line.get("object"), line.get("step")) for line in lines] == [

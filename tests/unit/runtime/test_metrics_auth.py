@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import ssl
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
@@ -23,19 +21,6 @@ from sandbox.processes import children, pki
 pytestmark = pytest.mark.unit
 
 GOOD, POOR = "token-of-prometheus", "token-of-nobody-special"
-
-
-def synchronous(story: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Make a test of a story that waits."""
-
-    @functools.wraps(story)
-    def test(*fixtures: object, **named: object) -> None:
-        async def whole() -> None:
-            await story(*fixtures, **named)
-
-        asyncio.run(whole())
-
-    return test
 
 
 class Server:
@@ -74,7 +59,6 @@ def reviews() -> tuple[Server, Clock, TokenAuthorizer]:
     return server, clock, TokenAuthorizer(server, clock=clock)  # type: ignore[arg-type]
 
 
-@synchronous
 async def test_api_server_says_who_it_is_and_whether_that_account_may_get_the_path() -> None:
     server, _, authorizer = reviews()
     assert await authorizer.authorize(GOOD, "/metrics") is Decision.ALLOWED
@@ -85,7 +69,6 @@ async def test_api_server_says_who_it_is_and_whether_that_account_may_get_the_pa
     assert await authorizer.authorize("token-of-an-impostor", "/metrics") is Decision.UNKNOWN
 
 
-@synchronous
 async def test_answers_are_remembered_for_a_minute_and_refusals_for_ten_seconds() -> None:
     server, clock, authorizer = reviews()
     for token, lasts, each in ((GOOD, 60, 2), (POOR, 10, 2), ("other", 10, 1)):
@@ -99,7 +82,6 @@ async def test_answers_are_remembered_for_a_minute_and_refusals_for_ten_seconds(
         assert server.count - before == 2 * each
 
 
-@synchronous
 async def test_what_is_allowed_for_one_path_is_not_for_another() -> None:
     server, _, authorizer = reviews()
     await authorizer.authorize(GOOD, "/metrics")
@@ -107,7 +89,6 @@ async def test_what_is_allowed_for_one_path_is_not_for_another() -> None:
     assert [spec["nonResourceAttributes"]["path"] for _, spec in server.asked[1::2]] == ["/metrics", "/other"]
 
 
-@synchronous
 async def test_many_at_once_with_one_token_ask_little_and_many_tokens_fill_no_memory() -> None:
     server, _, authorizer = reviews()
     await asyncio.gather(*(authorizer.authorize(GOOD, "/metrics") for _ in range(100)))
@@ -153,7 +134,6 @@ class Running:
         await self.task
 
 
-@synchronous
 async def test_only_accounts_that_may_read_metrics_get_them() -> None:
     async with Running() as running:
         for header in (None, "", "Basic Zm9v", "Bearer", "Bearer  ", f"Bearer {GOOD}\u00e9"):
@@ -167,7 +147,6 @@ async def test_only_accounts_that_may_read_metrics_get_them() -> None:
         assert (status, "caphv_leader" in text) == (200, True)
 
 
-@synchronous
 async def test_while_the_api_server_is_away_nobody_new_is_let_in_and_no_token_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -188,7 +167,6 @@ def put(folder: Path, ca: pki.CA) -> None:
     (folder / "tls.crt").write_bytes(pair.certificate)
 
 
-@synchronous
 async def test_certificate_of_a_folder_is_followed_and_until_then_there_is_one_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

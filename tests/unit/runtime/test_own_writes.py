@@ -10,117 +10,96 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import Gone, Unreachable
 from tests.support.collection import Collection, watched
-from tests.support.virtualtime import run, settle
+from tests.support.virtualtime import settle
 
-pytestmark = pytest.mark.unit
-
-
-def test_own_write_is_there_at_once_and_told_once() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            answer = server.write("a")
-            it.informer.observe(answer)
-            assert it.informer.get("ns", "a") is not None
-            await settle()
-            assert it.hearing() == ["+a"]
-            server.write("a")
-            await settle()
-            assert it.hearing() == ["~a"]
-
-    run(story())
+pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
 
-def test_answer_to_an_own_write_stays_the_callers() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            answer = server.write("a")
-            it.informer.observe(answer)
-            assert "managedFields" in answer["metadata"]
-            stored = it.informer.get("ns", "a")
-            assert stored is not None
-            assert "managedFields" not in stored["metadata"]
-
-    run(story())
-
-
-def test_late_deletion_does_not_remove_the_object_made_again() -> None:
-    async def story() -> None:
-        server = Collection()
+async def test_own_write_is_there_at_once_and_told_once() -> None:
+    server = Collection()
+    async with watched(server) as it:
+        answer = server.write("a")
+        it.informer.observe(answer)
+        assert it.informer.get("ns", "a") is not None
+        await settle()
+        assert it.hearing() == ["+a"]
         server.write("a")
-        async with watched(server) as it:
-            server.delete("a")
-            it.informer.observe(server.write("a"))
-            it.hearing()
-            await settle()
-            assert it.hearing() == []
-            assert it.versions() == server.versions()
-
-    run(story())
+        await settle()
+        assert it.hearing() == ["~a"]
 
 
-def test_late_answer_does_not_bring_back_what_the_watch_saw_go() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            late = server.write("a")
-            server.delete("a")
-            await settle()
-            it.informer.observe(late)
-            assert it.versions() == {}
-            assert it.hearing() == ["+a", "-a"]
-
-    run(story())
+async def test_answer_to_an_own_write_stays_the_callers() -> None:
+    server = Collection()
+    async with watched(server) as it:
+        answer = server.write("a")
+        it.informer.observe(answer)
+        assert "managedFields" in answer["metadata"]
+        stored = it.informer.get("ns", "a")
+        assert stored is not None
+        assert "managedFields" not in stored["metadata"]
 
 
-def test_late_answer_does_not_bring_back_what_a_list_did_not_have() -> None:
-    async def story() -> None:
-        server = Collection()
-        async with watched(server) as it:
-            server.end_watches(Gone(410, "Expired", ""))
-            late = server.write("a")
-            server.delete("a")
-            server.compact()
-            await asyncio.sleep(5)
-            it.informer.observe(late)
-            assert it.versions() == {}
-            assert it.hearing() == []
-
-    run(story())
+async def test_late_deletion_does_not_remove_the_object_made_again() -> None:
+    server = Collection()
+    server.write("a")
+    async with watched(server) as it:
+        server.delete("a")
+        it.informer.observe(server.write("a"))
+        it.hearing()
+        await settle()
+        assert it.hearing() == []
+        assert it.versions() == server.versions()
 
 
-def test_own_write_made_while_a_list_is_read_is_not_taken_for_deleted() -> None:
-    async def story() -> None:
-        server = Collection()
-        for name in "bcd":
-            server.write(name)
-        async with watched(server) as it:
-            it.hearing()
-            server.between_pages = lambda: it.informer.observe(server.write("a"))
-            server.compact()
-            server.end_watches()
-            await asyncio.sleep(5)
-            assert server.lists == 2
-            assert it.hearing() == ["+a"]
-            assert it.versions() == server.versions()
-
-    run(story())
+async def test_late_answer_does_not_bring_back_what_the_watch_saw_go() -> None:
+    server = Collection()
+    async with watched(server) as it:
+        late = server.write("a")
+        server.delete("a")
+        await settle()
+        it.informer.observe(late)
+        assert it.versions() == {}
+        assert it.hearing() == ["+a", "-a"]
 
 
-def test_forgotten_object_is_gone_at_once_and_its_deletion_not_told_again() -> None:
-    async def story() -> None:
-        server = Collection()
-        server.write("a")
-        async with watched(server) as it:
-            server.delete("a")
-            it.informer.forget("ns", "a")
-            it.informer.forget("ns", "a")
-            assert it.informer.get("ns", "a") is None
-            await settle()
-            assert it.hearing() == ["+a", "-a"]
+async def test_late_answer_does_not_bring_back_what_a_list_did_not_have() -> None:
+    server = Collection()
+    async with watched(server) as it:
+        server.end_watches(Gone(410, "Expired", ""))
+        late = server.write("a")
+        server.delete("a")
+        server.compact()
+        await asyncio.sleep(5)
+        it.informer.observe(late)
+        assert it.versions() == {}
+        assert it.hearing() == []
 
-    run(story())
+
+async def test_own_write_made_while_a_list_is_read_is_not_taken_for_deleted() -> None:
+    server = Collection()
+    for name in "bcd":
+        server.write(name)
+    async with watched(server) as it:
+        it.hearing()
+        server.between_pages = lambda: it.informer.observe(server.write("a"))
+        server.compact()
+        server.end_watches()
+        await asyncio.sleep(5)
+        assert server.lists == 2
+        assert it.hearing() == ["+a"]
+        assert it.versions() == server.versions()
+
+
+async def test_forgotten_object_is_gone_at_once_and_its_deletion_not_told_again() -> None:
+    server = Collection()
+    server.write("a")
+    async with watched(server) as it:
+        server.delete("a")
+        it.informer.forget("ns", "a")
+        it.informer.forget("ns", "a")
+        assert it.informer.get("ns", "a") is None
+        await settle()
+        assert it.hearing() == ["+a", "-a"]
 
 
 class Server(Collection):
@@ -168,22 +147,19 @@ STEPS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, max_size=40), st.lists(WRITES, max_size=8))
-def test_copy_and_told_changes_become_the_truth_whatever_happens(
+async def test_copy_and_told_changes_become_the_truth_whatever_happens(
     steps: list[tuple[str, str] | str | float], between: list[str]
 ) -> None:
-    async def story() -> None:
-        server = Server()
-        async with watched(server) as it:
-            server.between_pages = lambda: between and server.happen(between.pop(), "a", it.informer)
-            for step in steps:
-                if isinstance(step, tuple):
-                    server.happen(*step, it.informer)
-                elif isinstance(step, str):
-                    server.trouble(step)
-                else:
-                    await asyncio.sleep(step)
-            await asyncio.sleep(600)
-            assert it.versions() == server.versions()
-            assert it.replayed == server.versions()
-
-    run(story())
+    server = Server()
+    async with watched(server) as it:
+        server.between_pages = lambda: between and server.happen(between.pop(), "a", it.informer)
+        for step in steps:
+            if isinstance(step, tuple):
+                server.happen(*step, it.informer)
+            elif isinstance(step, str):
+                server.trouble(step)
+            else:
+                await asyncio.sleep(step)
+        await asyncio.sleep(600)
+        assert it.versions() == server.versions()
+        assert it.replayed == server.versions()

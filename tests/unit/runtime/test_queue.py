@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from caphv.runtime.queue import WorkQueue
-from tests.support.virtualtime import VirtualLoop, run, settle
+from tests.support.virtualtime import VirtualLoop, settle
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
 KEYS = st.sampled_from(["a1", "a2", "a3", "b1", "b2", "c1"])
 LIMIT = 2
@@ -127,114 +127,87 @@ TestQueueAgainstModel = pytest.mark.unit(QueueMachine.TestCase)
 TestQueueAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_groups_take_turns_so_that_a_long_one_does_not_starve_others() -> None:
-    async def story() -> list[str]:
-        queue: WorkQueue[str] = WorkQueue("test", group_of=group_of)
-        add_all(queue, ["a1", "a2", "a3", "a4", "b1", "c1"])
-        return [await queue.get() for _ in range(6)]
-
-    assert run(story()) == ["a1", "b1", "c1", "a2", "a3", "a4"]
+async def test_groups_take_turns_so_that_a_long_one_does_not_starve_others() -> None:
+    queue: WorkQueue[str] = WorkQueue("test", group_of=group_of)
+    add_all(queue, ["a1", "a2", "a3", "a4", "b1", "c1"])
+    assert [await queue.get() for _ in range(6)] == ["a1", "b1", "c1", "a2", "a3", "a4"]
 
 
-def test_several_waiting_workers_each_get_one_key() -> None:
-    async def story() -> list[str]:
-        queue: WorkQueue[str] = WorkQueue("test")
-        workers = [asyncio.create_task(queue.get()) for _ in range(3)]
-        await settle()
-        add_all(queue, ["x", "y", "z"])
-        return sorted(await asyncio.gather(*workers))
-
-    assert run(story()) == ["x", "y", "z"]
+async def test_several_waiting_workers_each_get_one_key() -> None:
+    queue: WorkQueue[str] = WorkQueue("test")
+    workers = [asyncio.create_task(queue.get()) for _ in range(3)]
+    await settle()
+    add_all(queue, ["x", "y", "z"])
+    assert sorted(await asyncio.gather(*workers)) == ["x", "y", "z"]
 
 
-def test_a_cancelled_worker_takes_no_key_with_it() -> None:
-    async def story() -> str:
-        queue: WorkQueue[str] = WorkQueue("test")
-        worker = asyncio.create_task(queue.get())
-        await settle()
-        queue.add("x")
-        worker.cancel()
-        await asyncio.gather(worker, return_exceptions=True)
-        return await asyncio.wait_for(queue.get(), 1)
-
-    assert run(story()) == "x"
+async def test_a_cancelled_worker_takes_no_key_with_it() -> None:
+    queue: WorkQueue[str] = WorkQueue("test")
+    worker = asyncio.create_task(queue.get())
+    await settle()
+    queue.add("x")
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)
+    assert await asyncio.wait_for(queue.get(), 1) == "x"
 
 
-def test_back_off_doubles_from_base_to_maximum_and_starts_over_after_success() -> None:
-    async def story() -> None:
-        queue: WorkQueue[str] = WorkQueue("test", base=1.0, maximum=20.0)
-        for nominal in (1, 2, 4, 8, 16, 20, 20):
-            delay = queue.add_rate_limited("x")
-            assert 0.75 * nominal <= delay <= 1.25 * nominal
-            before = asyncio.get_running_loop().time()
-            await queue.get()
-            assert asyncio.get_running_loop().time() - before == pytest.approx(delay)
-            queue.done("x")
-        assert queue.failures("x") == 7
-        queue.forget("x")
-        assert queue.add_rate_limited("x") <= 1.25
-
-    run(story())
-
-
-def test_jitter_spreads_keys_that_fail_together() -> None:
-    async def story() -> set[float]:
-        queue: WorkQueue[int] = WorkQueue("test", base=10.0)
-        return {queue.add_rate_limited(number) for number in range(20)}
-
-    assert len(run(story())) > 10
-
-
-def test_failed_key_waits_as_long_as_the_server_asked() -> None:
-    async def story() -> float:
-        queue: WorkQueue[str] = WorkQueue("test", base=0.1)
-        return queue.add_rate_limited("x", at_least=30)
-
-    assert run(story()) == 30
-
-
-def test_shortest_delay_counts() -> None:
-    async def story() -> float:
-        queue: WorkQueue[str] = WorkQueue("test")
-        for delay in (30, 5, 60):
-            queue.add_after("x", delay)
+async def test_back_off_doubles_from_base_to_maximum_and_starts_over_after_success() -> None:
+    queue: WorkQueue[str] = WorkQueue("test", base=1.0, maximum=20.0)
+    for nominal in (1, 2, 4, 8, 16, 20, 20):
+        delay = queue.add_rate_limited("x")
+        assert 0.75 * nominal <= delay <= 1.25 * nominal
+        before = asyncio.get_running_loop().time()
         await queue.get()
+        assert asyncio.get_running_loop().time() - before == pytest.approx(delay)
         queue.done("x")
-        await asyncio.sleep(100)
-        assert queue.idle, "the longer delays must not bring the key again"
-        return asyncio.get_running_loop().time()
-
-    assert run(story()) == pytest.approx(1105)
+    assert queue.failures("x") == 7
+    queue.forget("x")
+    assert queue.add_rate_limited("x") <= 1.25
 
 
-def test_close_sends_waiting_workers_home_and_gives_out_nothing_more() -> None:
-    async def story() -> None:
-        queue: WorkQueue[str] = WorkQueue("test")
-        worker = asyncio.create_task(queue.get())
-        await settle()
-        queue.add_after("later", 5)
-        queue.close()
+async def test_jitter_spreads_keys_that_fail_together() -> None:
+    queue: WorkQueue[int] = WorkQueue("test", base=10.0)
+    assert len({queue.add_rate_limited(number) for number in range(20)}) > 10
+
+
+async def test_failed_key_waits_as_long_as_the_server_asked() -> None:
+    queue: WorkQueue[str] = WorkQueue("test", base=0.1)
+    assert queue.add_rate_limited("x", at_least=30) == 30
+
+
+async def test_shortest_delay_counts() -> None:
+    queue: WorkQueue[str] = WorkQueue("test")
+    for delay in (30, 5, 60):
+        queue.add_after("x", delay)
+    await queue.get()
+    queue.done("x")
+    await asyncio.sleep(100)
+    assert queue.idle, "the longer delays must not bring the key again"
+    assert asyncio.get_running_loop().time() == pytest.approx(1105)
+
+
+async def test_close_sends_waiting_workers_home_and_gives_out_nothing_more() -> None:
+    queue: WorkQueue[str] = WorkQueue("test")
+    worker = asyncio.create_task(queue.get())
+    await settle()
+    queue.add_after("later", 5)
+    queue.close()
+    queue.add("x")
+    await asyncio.sleep(10)
+    assert worker.cancelled()
+    assert len(queue) == 0
+    with pytest.raises(asyncio.CancelledError):
+        await queue.get()
+
+
+async def test_delays_that_were_overtaken_do_not_pile_up() -> None:
+    queue: WorkQueue[str] = WorkQueue("test")
+    for _ in range(1000):
+        await asyncio.sleep(0.1)
+        queue.add_after("x", 3600)
         queue.add("x")
-        await asyncio.sleep(10)
-        assert worker.cancelled()
-        assert len(queue) == 0
-        with pytest.raises(asyncio.CancelledError):
-            await queue.get()
-
-    run(story())
-
-
-def test_delays_that_were_overtaken_do_not_pile_up() -> None:
-    async def story() -> None:
-        queue: WorkQueue[str] = WorkQueue("test")
-        for _ in range(1000):
-            await asyncio.sleep(0.1)
-            queue.add_after("x", 3600)
-            queue.add("x")
-            queue.done(await queue.get())
-        assert len(queue._heap) < 200
-
-    run(story())
+        queue.done(await queue.get())
+    assert len(queue._heap) < 200
 
 
 def add_all(queue: WorkQueue[str], keys: Iterable[str]) -> None:

@@ -43,26 +43,23 @@ async def fetched(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-def test_a_process_of_parts_alone_lives_until_it_is_stopped() -> None:
-    async def main() -> None:
-        metrics, health = children.free_ports(2)
-        part, stop = Counting(), asyncio.Event()
-        manager = Manager(addresses=BindAddresses(f"127.0.0.1:{metrics}", f"127.0.0.1:{health}"))
-        manager.add_runnable(part)
-        running = asyncio.create_task(manager.run(stop))
-        await part.begun.wait()
-        assert await fetched(health, "readyz") == (500, "counting: has not begun")
-        part.reasons = []
-        assert await fetched(health, "readyz") == (200, "ok")
-        code, text = await fetched(metrics, "metrics")
-        assert code == 200
-        assert text.endswith("\nof_another_process 7\n")
-        assert not running.done()
-        stop.set()
-        await running
-        assert part.life == ["begun", "ended"]
-
-    asyncio.run(main())
+async def test_a_process_of_parts_alone_lives_until_it_is_stopped() -> None:
+    metrics, health = children.free_ports(2)
+    part, stop = Counting(), asyncio.Event()
+    manager = Manager(addresses=BindAddresses(f"127.0.0.1:{metrics}", f"127.0.0.1:{health}"))
+    manager.add_runnable(part)
+    running = asyncio.create_task(manager.run(stop))
+    await part.begun.wait()
+    assert await fetched(health, "readyz") == (500, "counting: has not begun")
+    part.reasons = []
+    assert await fetched(health, "readyz") == (200, "ok")
+    code, text = await fetched(metrics, "metrics")
+    assert code == 200
+    assert text.endswith("\nof_another_process 7\n")
+    assert not running.done()
+    stop.set()
+    await running
+    assert part.life == ["begun", "ended"]
 
 
 def test_the_error_of_a_part_ends_the_process() -> None:

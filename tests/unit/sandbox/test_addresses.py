@@ -56,35 +56,32 @@ def test_wrong_settings_are_named(network: str, settings: dict[str, object], mes
         World.from_settings(network, settings)
 
 
-def test_proxy_forwards_and_cuts_connections_of_a_lost_backend() -> None:
-    async def story() -> None:
-        async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-            writer.close()
+async def test_proxy_forwards_and_cuts_connections_of_a_lost_backend() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
 
-        server = await asyncio.start_server(echo, "127.0.0.1", 0)
-        backend = server.sockets[0].getsockname()
-        holder = await asyncio.start_server(echo, "127.0.0.1", 0)
-        listen = holder.sockets[0].getsockname()
-        holder.close()
-        await holder.wait_closed()
-        proxy = TcpProxy(listen, [backend])
-        await proxy.start()
-        reader, writer = await asyncio.open_connection(*listen)
-        sent = bytes(range(256)) * 20_000  # more than the buffers hold
-        writer.write(sent)
-        assert await reader.readexactly(len(sent)) == sent
-        proxy.set_backends([])
-        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
-            await reader.readexactly(1)
-        await proxy.close()
-        with pytest.raises(OSError, match=r"refused|Connect"):
-            await asyncio.open_connection(*listen)
-        server.close()
-
-    asyncio.run(story())
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    backend = server.sockets[0].getsockname()
+    holder = await asyncio.start_server(echo, "127.0.0.1", 0)
+    listen = holder.sockets[0].getsockname()
+    holder.close()
+    await holder.wait_closed()
+    proxy = TcpProxy(listen, [backend])
+    await proxy.start()
+    reader, writer = await asyncio.open_connection(*listen)
+    sent = bytes(range(256)) * 20_000  # more than the buffers hold
+    writer.write(sent)
+    assert await reader.readexactly(len(sent)) == sent
+    proxy.set_backends([])
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+        await reader.readexactly(1)
+    await proxy.close()
+    with pytest.raises(OSError, match=r"refused|Connect"):
+        await asyncio.open_connection(*listen)
+    server.close()
 
 
 def test_expired_lease_is_followed_by_another_address() -> None:

@@ -116,105 +116,87 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("POST", PATH, "application/json", b" " * (MAX_BODY + 1), 413, "at most"),
     ],
 )
-def test_wrong_requests_are_told_why(
+async def test_wrong_requests_are_told_why(
     method: str, path: str, content_type: str, body: bytes, code: int, told: str, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as it, it.client() as client:
-            headers = {"Content-Type": content_type}
-            async with client.request(method, path, data=body, headers=headers) as answer:
-                assert answer.status == code
-                status = await answer.json()
-            assert (status["kind"], status["code"]) == ("Status", code)
-            assert told in status["message"]
-
-    asyncio.run(main())
+    async with running(tmp_path) as it, it.client() as client:
+        headers = {"Content-Type": content_type}
+        async with client.request(method, path, data=body, headers=headers) as answer:
+            assert answer.status == code
+            status = await answer.json()
+        assert (status["kind"], status["code"]) == ("Status", code)
+        assert told in status["message"]
 
 
-def test_a_body_without_length_is_bounded_too(tmp_path: Path) -> None:
+async def test_a_body_without_length_is_bounded_too(tmp_path: Path) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(5):
             yield b" " * (MAX_BODY // 4)
 
-    async def main() -> None:
-        async with running(tmp_path) as it, it.client() as client:
-            headers = {"Content-Type": "application/json"}
-            async with client.post(PATH, data=chunks(), headers=headers) as answer:
-                assert answer.status == 413
-
-    asyncio.run(main())
+    async with running(tmp_path) as it, it.client() as client:
+        headers = {"Content-Type": "application/json"}
+        async with client.post(PATH, data=chunks(), headers=headers) as answer:
+            assert answer.status == 413
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
     async def never() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.sleep(5)
 
-    async def main() -> None:
-        async with running(tmp_path) as it, it.client() as client:
-            headers = {"Content-Type": "application/json"}
-            async with client.post(PATH, data=never(), headers=headers) as answer:
-                assert answer.status == 408
-
-    asyncio.run(main())
+    async with running(tmp_path) as it, it.client() as client:
+        headers = {"Content-Type": "application/json"}
+        async with client.post(PATH, data=never(), headers=headers) as answer:
+            assert answer.status == 408
 
 
-def test_bytes_that_are_no_http_are_refused(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as it:
-            context = ssl.create_default_context(cadata=it.ca.certificate.decode())
-            for garbage in (
-                b"\0\1\2\3\r\n\r\n",
-                b"POST  HTTP/1.1\r\n\r\n",
-                b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
-            ):
-                reader, writer = await asyncio.open_connection("127.0.0.1", it.port, ssl=context)
-                writer.write(garbage)
-                assert b" 400 " in await reader.readline()
-                writer.close()
-
-    asyncio.run(main())
+async def test_bytes_that_are_no_http_are_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as it:
+        context = ssl.create_default_context(cadata=it.ca.certificate.decode())
+        for garbage in (
+            b"\0\1\2\3\r\n\r\n",
+            b"POST  HTTP/1.1\r\n\r\n",
+            b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port, ssl=context)
+            writer.write(garbage)
+            assert b" 400 " in await reader.readline()
+            writer.close()
 
 
-def test_a_fault_of_the_rules_tells_where_and_nothing_of_the_object(
+async def test_a_fault_of_the_rules_tells_where_and_nothing_of_the_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def judge(asked: handler.Review) -> None:
         raise ValueError(f"cannot take {asked.object}")
 
-    async def main() -> None:
+    monkeypatch.setattr(handler, "judge", judge)
+    with caplog.at_level(logging.DEBUG):
         async with running(tmp_path) as it, it.client() as client:
             async with client.post(PATH, json=FAILING) as answer:
                 assert answer.status == 500
                 assert "canary" not in await answer.text()
             async with client.post(PATH, json=REVIEW) as answer:
                 assert answer.status == 200
-
-    monkeypatch.setattr(handler, "judge", judge)
-    with caplog.at_level(logging.DEBUG):
-        asyncio.run(main())
     assert "ValueError at " in caplog.text
     assert "test_server_http.py" in caplog.text
     assert "canary" not in caplog.text
 
 
-def test_verdicts_are_counted_and_refusals_logged_by_rule(
+async def test_verdicts_are_counted_and_refusals_logged_by_rule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     labels = {"kind": "HarvesterMachine", "operation": "CREATE", "allowed": "false"}
-
-    async def main() -> None:
-        async with running(tmp_path) as it, it.client() as client:
-            async with client.post(PATH, json=FAILING) as answer:
-                assert answer.status == 200
-                assert (await answer.json())["response"]["allowed"] is False
-            assert b"caphv_webhook_requests_total" in it.server.metrics()
 
     finding = Finding(("spec", "x"), Fault.INVALID, "canary-3f0e is no x", "the-rule", "canary-3f0e")
     monkeypatch.setattr(handler, "judge", lambda _: Verdict((finding,), ()))
     before = metrics.REGISTRY.get_sample_value("caphv_webhook_requests_total", labels) or 0
     with caplog.at_level(logging.INFO):
-        asyncio.run(main())
+        async with running(tmp_path) as it, it.client() as client:
+            async with client.post(PATH, json=FAILING) as answer:
+                assert answer.status == 200
+                assert (await answer.json())["response"]["allowed"] is False
+            assert b"caphv_webhook_requests_total" in it.server.metrics()
     assert metrics.REGISTRY.get_sample_value("caphv_webhook_requests_total", labels) == before + 1
     assert "CREATE" in caplog.text
     assert "default/one" in caplog.text
@@ -225,59 +207,53 @@ def test_verdicts_are_counted_and_refusals_logged_by_rule(
 # Certificates
 
 
-def test_it_waits_for_the_certificate_and_says_so(tmp_path: Path) -> None:
-    async def main() -> None:
-        it = Running(tmp_path, pki.CA.create("webhooks"))
-        try:
-            await it.until(lambda: any("tls.crt is missing" in reason for reason in it.server.not_ready()))
-            write(tmp_path, it.ca)
-            await it.ready()
-        finally:
-            await it.stop()
-
-    asyncio.run(main())
+async def test_it_waits_for_the_certificate_and_says_so(tmp_path: Path) -> None:
+    it = Running(tmp_path, pki.CA.create("webhooks"))
+    try:
+        await it.until(lambda: any("tls.crt is missing" in reason for reason in it.server.not_ready()))
+        write(tmp_path, it.ca)
+        await it.ready()
+    finally:
+        await it.stop()
 
 
-def test_a_new_certificate_is_taken_without_a_dropped_request(tmp_path: Path) -> None:
+async def test_a_new_certificate_is_taken_without_a_dropped_request(tmp_path: Path) -> None:
     async def ask(client: aiohttp.ClientSession) -> int:
         async with client.post(PATH, json=REVIEW) as answer:
             await answer.read()
             return answer.status
 
-    async def main() -> None:
-        async with running(tmp_path) as it, it.client() as before:
-            codes: list[int] = []
-            done = asyncio.Event()
+    async with running(tmp_path) as it, it.client() as before:
+        codes: list[int] = []
+        done = asyncio.Event()
 
-            async def load() -> None:
-                while not done.is_set():
-                    codes.append(await ask(before))
+        async def load() -> None:
+            while not done.is_set():
+                codes.append(await ask(before))
 
-            async def accepts(ca: pki.CA) -> bool:
-                async with it.client(ca) as client:
-                    try:
-                        return await ask(client) == 200
-                    except aiohttp.ClientConnectorCertificateError:
-                        return False
+        async def accepts(ca: pki.CA) -> bool:
+            async with it.client(ca) as client:
+                try:
+                    return await ask(client) == 200
+                except aiohttp.ClientConnectorCertificateError:
+                    return False
 
-            # All connections are open before the first rotation: later ones need the CA of that time.
-            assert await asyncio.gather(*(ask(before) for _ in range(4))) == [200] * 4
-            loads = [asyncio.create_task(load()) for _ in range(4)]
-            for _ in range(3):
-                ca = pki.CA.create("rotated")
-                write(tmp_path, ca)
-                await it.until(lambda ca=ca: accepts(ca))  # type: ignore[misc]
-                assert not await accepts(it.ca)
-            done.set()
-            await asyncio.gather(*loads)
-            assert set(codes) == {200}
-            assert len(codes) > 20
-
-    asyncio.run(main())
+        # All connections are open before the first rotation: later ones need the CA of that time.
+        assert await asyncio.gather(*(ask(before) for _ in range(4))) == [200] * 4
+        loads = [asyncio.create_task(load()) for _ in range(4)]
+        for _ in range(3):
+            ca = pki.CA.create("rotated")
+            write(tmp_path, ca)
+            await it.until(lambda ca=ca: accepts(ca))  # type: ignore[misc]
+            assert not await accepts(it.ca)
+        done.set()
+        await asyncio.gather(*loads)
+        assert set(codes) == {200}
+        assert len(codes) > 20
 
 
 @pytest.mark.parametrize("broken", ["key", "certificate", "nothing", "encrypted"])
-def test_a_pair_that_does_not_fit_changes_nothing(broken: str, tmp_path: Path) -> None:
+async def test_a_pair_that_does_not_fit_changes_nothing(broken: str, tmp_path: Path) -> None:
     contents = {
         "key": ("tls.key", pki.CA.create("x").server(["x"]).key),
         "certificate": ("tls.crt", b"half a certi"),
@@ -285,22 +261,19 @@ def test_a_pair_that_does_not_fit_changes_nothing(broken: str, tmp_path: Path) -
         "encrypted": ("tls.key", b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nMA==\n-----END ENCRYPTED PRIVATE KEY-----\n"),
     }
 
-    async def main() -> None:
-        async with running(tmp_path) as it:
-            name, content = contents[broken]
-            (tmp_path / name).unlink()
-            (tmp_path / name).write_bytes(content)
-            await it.until(lambda: "tls.key" in it.server._certificates.problem)
-            async with it.client() as client, client.post(PATH, json=REVIEW) as answer:
-                assert answer.status == 200
-            assert it.server.not_ready() == []
-
-    asyncio.run(main())
+    async with running(tmp_path) as it:
+        name, content = contents[broken]
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_bytes(content)
+        await it.until(lambda: "tls.key" in it.server._certificates.problem)
+        async with it.client() as client, client.post(PATH, json=REVIEW) as answer:
+            assert answer.status == 200
+        assert it.server.not_ready() == []
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_tls_is_1_2_or_newer(version: ssl.TLSVersion, tmp_path: Path) -> None:
-    async def main() -> None:
+async def test_tls_is_1_2_or_newer(version: ssl.TLSVersion, tmp_path: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):  # setting an old version is told as unwise
         async with running(tmp_path) as it:
             context = ssl.create_default_context(cadata=it.ca.certificate.decode())
             context.set_ciphers("DEFAULT@SECLEVEL=0")
@@ -313,34 +286,25 @@ def test_tls_is_1_2_or_newer(version: ssl.TLSVersion, tmp_path: Path) -> None:
                 _, writer = await connecting
                 writer.close()
 
-    with warnings.catch_warnings(action="ignore"):  # setting an old version is told as unwise
-        asyncio.run(main())
-
 
 # Its end
 
 
-def test_it_answers_until_clients_know_that_it_ends(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as it, it.client() as client:
-            async with client.post(PATH, json=REVIEW) as answer:
-                assert answer.headers.get("Connection") != "close"
-            it.task.cancel()
-            await asyncio.sleep(0.05)
-            async with client.post(PATH, json=REVIEW) as answer:
-                assert answer.status == 200
-                assert answer.headers["Connection"] == "close"
-            await asyncio.wait([it.task])
-            with pytest.raises(aiohttp.ClientConnectorError):
-                await client.post(PATH, json=REVIEW)
-
-    asyncio.run(main())
+async def test_it_answers_until_clients_know_that_it_ends(tmp_path: Path) -> None:
+    async with running(tmp_path) as it, it.client() as client:
+        async with client.post(PATH, json=REVIEW) as answer:
+            assert answer.headers.get("Connection") != "close"
+        it.task.cancel()
+        await asyncio.sleep(0.05)
+        async with client.post(PATH, json=REVIEW) as answer:
+            assert answer.status == 200
+            assert answer.headers["Connection"] == "close"
+        await asyncio.wait([it.task])
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await client.post(PATH, json=REVIEW)
 
 
-def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with running(tmp_path) as it:
-            with pytest.raises(OSError, match="in use"):
-                await WebhookServer(f"127.0.0.1:{it.port}", tmp_path).run()
-
-    asyncio.run(main())
+async def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
+    async with running(tmp_path) as it:
+        with pytest.raises(OSError, match="in use"):
+            await WebhookServer(f"127.0.0.1:{it.port}", tmp_path).run()
