@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sandbox.processes import binaries
+from sandbox.processes import binaries, gobuild
 from sandbox.processes import children as processes
 from sandbox.processes.children import ProcessError
 
@@ -159,7 +159,7 @@ def test_a_failed_build_shows_output_and_remedy_and_leaves_nothing(
     fake_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL", "yes")
-    with pytest.raises(binaries.gobuild.BuildError, match=r"disk is full(.|\n)*KUBEBUILDER_ASSETS"):
+    with pytest.raises(gobuild.BuildError, match=r"disk is full(.|\n)*KUBEBUILDER_ASSETS"):
         binaries.binary("etcd")
     assert [path.name for path in (tmp_path / "cache" / "bin").iterdir() if not path.name.endswith(".lock")] == []
     monkeypatch.delenv("FAIL")

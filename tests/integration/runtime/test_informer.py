@@ -16,7 +16,7 @@ CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 
 def config_map(name: str, namespace: str, **data: str) -> Obj:
-    metadata = {"namespace": namespace, "name": name, "labels": {"test": "informer"}}
+    metadata = {"namespace": namespace, "name": name, "labels": {"test": namespace}}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
@@ -34,7 +34,7 @@ async def test_copy_follows_the_server_and_own_writes_are_told_once(api_server: 
     async with api_server.client() as client:
         await client.create(NAMESPACES, namespace("runtime-informer"))
         before = await client.create(CONFIG_MAPS, config_map("before", "runtime-informer"))
-        informer = Informer(client, CONFIG_MAPS, label_selector="test=informer")
+        informer = Informer(client, CONFIG_MAPS, label_selector="test=runtime-informer")
         heard: list[tuple[str, bool, bool]] = []
         informer.add_handler(lambda c: heard.append((c.key.name, c.old is None, c.new is None)))
         task = informer.start()
