@@ -53,7 +53,7 @@ lint: setup ## Check format, lint, types, import rules, and that generated files
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python -m caphv.api.crds --check
 	$(BIN)/python -m caphv.api.reference --check
-	$(BIN)/python -m webhooks.documentation --check
+	$(BIN)/python -m release.rules --check
 	$(BIN)/python -m release.webhooks --check
 	$(BIN)/python -m release.clusterclasses --check
 
@@ -64,7 +64,7 @@ format: setup ## Format the code and correct what can be corrected without thoug
 generate: setup ## Write the files that are made from schemas, clusterclass/ and code
 	$(BIN)/python -m caphv.api.crds
 	$(BIN)/python -m caphv.api.reference
-	$(BIN)/python -m webhooks.documentation
+	$(BIN)/python -m release.rules
 	$(BIN)/python -m release.webhooks
 	$(BIN)/python -m release.clusterclasses
 

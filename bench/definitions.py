@@ -34,7 +34,7 @@ def _publish(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     publisher = Publisher(
         Options(
             Place(Remote(f"file://{fleet}"), folder / "cache"),
-            source=definition_source.Options(place, crossobject.alone),
+            source=definition_source.Options(place, crossobject.check),
         )
     )
     try:

@@ -170,7 +170,7 @@ def _read(file: str) -> Document:
         raise InputError(str(error)) from None
     problems = [*source.problems, *(one for document in source.documents for one in document.problems)]
     if problems:
-        raise InputError("; ".join(f"{source.name}:{one.position.line}: {one.message}" for one in problems))
+        raise InputError("; ".join(f"{source.name}:{one.place.line}: {one.finding.detail}" for one in problems))
     if len(source.documents) != 1 or not isinstance(source.documents[0].value, dict):
         raise InputError(f"{source.name}: must hold one ClusterDefinition")
     return source.documents[0]

@@ -3,14 +3,15 @@
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from commands.main import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
-    from caphv.validation.finding import Finding
+    from caphv.validation.finding import LocatedFinding
+    from caphv.validation.ruleset import RuleSet
     from caphv.validation.yaml.loader import Source
     from commands.output.validate import Report
 
@@ -19,32 +20,8 @@ Obj = dict[str, Any]
 VALID, INVALID, UNREADABLE = 0, 1, 2
 
 
-class About(Protocol):
-    """A remark of a part: a finding, the place of its object in the list, and of another that it has to do with."""
-
-    @property
-    def index(self) -> int: ...  # noqa: D102
-    @property
-    def finding(self) -> "Finding": ...  # noqa: D102
-    @property
-    def other(self) -> int | None: ...  # noqa: D102
-
-
-class Part(Protocol):
-    """What a part of caphv offers so that its kinds are validated here: four functions of a module.
-
-    `concerns` tells whether an object is one of its; `alone` judges one object; `together` judges all of them;
-    `described` says what each rule means.
-    """
-
-    def concerns(self, obj: Obj) -> bool: ...  # noqa: D102
-    def alone(self, obj: Obj) -> "list[Finding]": ...  # noqa: D102
-    def together(self, objs: Sequence[Obj]) -> "Sequence[About]": ...  # noqa: D102
-    def described(self) -> dict[str, str]: ...  # noqa: D102
-
-
-# Modules with the functions of a `Part`.
-PARTS = ("webhooks.crossobject", "packager.definitions.validation", "packager.addons.validation")
+# Modules that are a `RuleSet`.
+RULE_SETS = ("webhooks.crossobject", "packager.definitions.validation", "packager.addons.validation")
 
 
 @click.command(
@@ -116,33 +93,34 @@ def _judge(sources: "Sequence[Source]", result: "Report") -> None:
     from caphv.validation.yaml import yaml_rules
     from commands.output.validate import Item, items
 
-    parts: list[Part] = [cast(Part, importlib.import_module(name)) for name in PARTS]
-    result.rules = {trap.name: trap.description for trap in yaml_rules.TRAPS}
-    for part in parts:
-        result.rules |= part.described()
+    sets: list[RuleSet] = [cast("RuleSet", importlib.import_module(name)) for name in RULE_SETS]
+    every_rule = (*yaml_rules.RULES, *(rule for one in sets for rule in one.rules()))
+    result.rules = {rule.name: rule.description for rule in every_rule}
     every: list[Item] = []
     for source in sources:
         for problem in source.problems:
-            result.trap(source, problem)
+            result.add_text(source, problem)
         for document in source.documents:
             found = list(items(source, document, result))
             every += found
-            ours = any(part.concerns(item.obj) for part in parts for item in found)
+            ours = any(one.concerns(item.obj) for one in sets for item in found)
             for problem in document.problems:
-                # Advice is for those who can follow it: an octal mode in somebody else's object is meant.
-                if ours or not problem.trap.advice:
-                    result.trap(source, problem)
+                # Advice is for those who can follow it: an octal mode in a foreign object is intended.
+                if ours or not problem.finding.advice:
+                    result.add_text(source, problem)
     result.objects = len(every)
-    result.passed_over = sum(not any(part.concerns(item.obj) for part in parts) for item in every)
-    for part in parts:
-        for index, finding, other in _findings(part, [item.obj for item in every]):
-            result.add(every[index], finding, every[other] if other is not None else None)
+    result.passed_over = sum(not any(one.concerns(item.obj) for one in sets) for item in every)
+    for one in sets:
+        for located in _findings(one, [item.obj for item in every]):
+            other = every[located.other] if located.other is not None else None
+            result.add(every[located.place], located.finding, other)
     result.sort()
 
 
-def _findings(part: Part, objs: list[Obj]) -> "Iterator[tuple[int, Finding, int | None]]":
+def _findings(rules: "RuleSet", objs: list[Obj]) -> "Iterator[LocatedFinding[int]]":
+    from caphv.validation.finding import LocatedFinding
+
     for index, obj in enumerate(objs):
-        for finding in part.alone(obj):
-            yield index, finding, None
-    for remark in part.together(objs):
-        yield remark.index, remark.finding, remark.other
+        for finding in rules.check(obj):
+            yield LocatedFinding(index, finding)
+    yield from rules.check_together(objs)

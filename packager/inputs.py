@@ -50,9 +50,9 @@ def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
     for source in sources:
         problems = (*source.problems, *(one for document in source.documents for one in document.problems))
         unreadable += (
-            f"{source.name}:{problem.position.line}: {problem.message}"
+            f"{source.name}:{problem.place.line}: {problem.finding.detail}"
             for problem in problems
-            if not problem.trap.advice
+            if not problem.finding.advice
         )
         found += ((obj, (source, document, base)) for document in source.documents for obj, base in _objects(document))
     unreadable += tuple(_nameless(found))

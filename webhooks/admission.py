@@ -1,4 +1,4 @@
-"""What admission says of an object: refuse it, warn, or fill in what is left out. Pure, so that every door can ask.
+"""What admission does with an object: refuse it, warn, or fill in what is left out. Pure, for every entry point.
 
 Upgrades never stop a cluster. A change is refused only for what it brings about: what was wrong before stays a warning,
 and a change that leaves the spec alone is no matter of ours. What Cluster API clones from a template that is stored
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from caphv.validation import schema as compiled
 from caphv.validation.finding import Finding, in_order
+from caphv.validation.rule import Rule
 from webhooks.rules import addresses, cluster, guest, immutability, machine, objectnames, placement, pools, volumes
 from webhooks.rules.cluster import UNSET_HOST
 from webhooks.rules.model import (
@@ -23,7 +24,6 @@ from webhooks.rules.model import (
     CLUSTERS,
     MACHINE,
     MACHINE_TEMPLATE,
-    Rule,
     Subject,
     as_advice,
 )
@@ -160,7 +160,7 @@ def _known_as_advice(found: Iterable[Finding], before: Iterable[Finding]) -> Ite
 
 def _refused_by_go(finding: Finding) -> bool:
     rule = RULES.get(finding.rule)
-    return rule is None or rule.go or finding.advice
+    return rule is None or rule.refused_by_go or finding.advice
 
 
 def _identity(finding: Finding) -> tuple[Any, ...]:

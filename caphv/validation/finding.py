@@ -1,7 +1,7 @@
-"""What is wrong with an object, one finding a fault, so that every door reports the same in the same words.
+"""What is wrong with an object, one finding per fault, so that every entry point reports the same in the same words.
 
 The words are those of Kubernetes' own field errors: kubectl users know `spec.cpu: Invalid value: 0: …`, and scripts
-that match on it go on working.
+that match on it keep working.
 """
 
 import json
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 FieldPath = tuple[str | int, ...]
 """Keys and indices from the root of the object: `("spec", "volumes", 1, "storageClass")`."""
@@ -30,23 +30,27 @@ class Fault(StrEnum):
     TOO_MANY = "Too many"
     WRONG_TYPE = "Invalid type"
     UNKNOWN = "Unknown field"
+    # Of text that could not be read; it has no field yet.
+    SYNTAX = "Syntax error"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One fault or one piece of advice.
 
-    `rule` is the name of what was broken, the same at every door and in `docs/validation.md`. `detail` says what is
-    wanted and what to do about it. `value` is shown with faults that concern a value; it never is a secret: rules about
-    Secrets leave it out. An `advice` is legal and unwise: it warns and refuses nothing.
+    `rule` is the name of the broken rule, the same in every report and in `docs/validation.md`; the rule fills it in
+    where its check leaves it empty. `detail` says what must hold and what to do about it. `value` is shown with faults
+    that concern a value; it is never a secret: rules about Secrets leave it out. An `advice` is legal and unwise: it
+    warns and refuses nothing. `remedy` is further help, for reports that have room for it.
     """
 
     path: FieldPath
     fault: Fault
     detail: str
-    rule: str
+    rule: str = ""
     value: Any = None
     advice: bool = False
+    remedy: str = ""
 
     @property
     def field(self) -> str:
@@ -54,15 +58,32 @@ class Finding:
         return rendered(self.path)
 
     def __str__(self) -> str:
+        if self.fault is Fault.SYNTAX:
+            return self.detail
         shown = f": {_shown(self.value)}" if self.fault in _WITH_VALUE and self.value is not None else ""
         return f"{self.field}: {self.fault}{shown}: {self.detail}"
+
+
+PlaceT = TypeVar("PlaceT")
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedFinding(Generic[PlaceT]):
+    """A finding and its place: the index of an object, an object, or a position in a file.
+
+    `other` is the place of the other object that it has to do with.
+    """
+
+    place: PlaceT
+    finding: Finding
+    other: PlaceT | None = None
 
 
 _WITH_VALUE = frozenset({Fault.INVALID, Fault.UNSUPPORTED, Fault.DUPLICATE, Fault.TOO_LONG, Fault.WRONG_TYPE})
 
 
 def rendered(path: FieldPath) -> str:
-    """Return a path as kubectl shows it; keys that are no plain names stand in brackets, as of a map."""
+    """Return a path as kubectl shows it; keys that are not plain names are in brackets, like those of a map."""
     text = ""
     for part in path:
         if isinstance(part, int) or not _PLAIN.fullmatch(part):
@@ -73,7 +94,7 @@ def rendered(path: FieldPath) -> str:
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings by field and rule, without repetitions: the same object is told the same at every time."""
+    """Return findings by field and rule, without repetitions: the same object always gets the same answer."""
     unique = {(finding.field, finding.rule, finding.detail): finding for finding in findings}
     return [unique[key] for key in sorted(unique)]
 

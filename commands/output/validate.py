@@ -15,7 +15,7 @@ from caphv.validation.finding import Fault, Finding
 from caphv.validation.yaml import yaml_rules
 from caphv.validation.yaml.loader import Source
 from caphv.validation.yaml.tree import Document, FieldPath
-from caphv.validation.yaml.yaml_rules import Position, Problem
+from caphv.validation.yaml.yaml_rules import Position, TextFinding, text_finding
 
 Obj = dict[str, Any]
 
@@ -75,13 +75,12 @@ class Report:
         """How many warnings there are."""
         return len(self.lines) - self.errors
 
-    def trap(self, source: Source, problem: Problem) -> None:
-        """Add a trap of YAML."""
-        severity = "warning" if problem.trap.advice else "error"
-        at = problem.position
+    def add_text(self, source: Source, found: TextFinding) -> None:
+        """Add a finding about the text of a file."""
+        at, finding = found.place, found.finding
+        severity = "warning" if finding.advice else "error"
         text = source.excerpt(at.line)
-        line = Line(source.name, at, severity, problem.trap.name, problem.message, problem.remedy, excerpt=text)
-        self.lines.append(line)
+        self.lines.append(Line(source.name, at, severity, finding.rule, str(finding), finding.remedy, excerpt=text))
 
     def add(self, item: Item, finding: Finding, other: Item | None) -> None:
         """Add a finding about an object."""
@@ -114,7 +113,7 @@ def items(source: Source, document: Document, report: Report) -> Iterator[Item]:
     while waiting:
         base, value = waiting.pop(0)
         if problem := _no_object(source, document, base, value):
-            report.trap(source, problem)
+            report.add_text(source, problem)
         elif isinstance(value, dict) and isinstance(value.get("kind"), str):
             listed = value.get("items")
             if value["kind"].endswith("List") and isinstance(listed, list):
@@ -123,21 +122,21 @@ def items(source: Source, document: Document, report: Report) -> Iterator[Item]:
                 yield Item(source, document, base, value)
 
 
-def _no_object(source: Source, document: Document, base: FieldPath, value: Any) -> Problem | None:
+def _no_object(source: Source, document: Document, base: FieldPath, value: Any) -> TextFinding | None:
     """Why a value is no object of Kubernetes; None when it is one, or a file of another sort found in a folder."""
     at = document.position(base)
     if not isinstance(value, dict):
         sort = "a list" if isinstance(value, list) else "a single value"
         remedy = "begin a mapping with apiVersion and kind; several objects are separated by lines ---"
-        return Problem(at, yaml_rules.DOCUMENT, f"this is {sort}, and no object of Kubernetes", remedy)
+        return text_finding(yaml_rules.DOCUMENT, at, f"this is {sort}, and no object of Kubernetes", remedy)
     looks_like_one = value.keys() & {"apiVersion", "kind"} or value.keys() >= {"metadata", "spec"}
     if not source.named and not base and not looks_like_one:
         return None
     for key in ("apiVersion", "kind"):
         if not isinstance(value.get(key), str) or not value[key]:
             message = f"{key}: Required value: must be a text, as every object of Kubernetes has it"
-            return Problem(
-                document.position((*base, key)), yaml_rules.DOCUMENT, message, f"add {key} at the top of the object"
+            return text_finding(
+                yaml_rules.DOCUMENT, document.position((*base, key)), message, f"add {key} at the top of the object"
             )
     return None
 

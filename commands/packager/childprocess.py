@@ -23,7 +23,7 @@ def main() -> None:
     settings = Settings(**orjson.loads(sys.argv[1]))
     logs.configure(settings.log_level, settings.log_format)
     try:
-        with settings.opened(crossobject.alone) as options:
+        with settings.opened(crossobject.check) as options:
             eventloop.run(serve_beside(options))
     except (LeaseLost, KubeconfigError, ApiError, ValueError, OSError) as error:
         log.error("%s", error)

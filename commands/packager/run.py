@@ -131,7 +131,7 @@ def run(**flags: Any) -> None:
         await run_packager(options, stop_signal())
 
     try:
-        with settings.opened(crossobject.alone) as options:
+        with settings.opened(crossobject.check) as options:
             eventloop.run(main(options))
     except LeaseLost as error:
         log.error("%s", error)
@@ -157,7 +157,7 @@ def checked(flags: dict[str, Any]) -> Settings:
         refuse_circles(flags)
     settings = Settings(**flags | folders)
     try:
-        options = settings.options(Path(), crossobject.alone)
+        options = settings.options(Path(), crossobject.check)
         Renderer(options.publisher.rendering)
     except (InvalidRemote, ValueError, FileNotFoundError) as error:
         raise click.UsageError(str(error)) from None

@@ -145,7 +145,7 @@ def _reader() -> Reader:
     from packager.definitions.source import Reader
     from webhooks import crossobject
 
-    return Reader(crossobject.alone)
+    return Reader(crossobject.check)
 
 
 def _maker(flags: dict[str, Any]) -> Maker:

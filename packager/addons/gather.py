@@ -21,7 +21,17 @@ from caphv.api import names
 from caphv.api.object import Key
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
+from caphv.validation.rule import Rules
 from packager.addons.merge import Obj, Origins, at, leaves, merged
+
+RULES = Rules()
+METADATA = RULES.declare("addons-metadata", "Labels and annotations must be text.", kinds=("Cluster",))
+CSI_LABEL = RULES.declare("addons-csi-label", "Label `csi` must be `harvester` or `none`.", kinds=("Cluster",))
+YAML = RULES.declare(
+    "addons-yaml",
+    "Annotation `addons.caphv.io/values` must be YAML without aliases, of types that JSON has.",
+    kinds=("Cluster",),
+)
 
 SCHEMA = "cluster-addons.json"
 CAAPF, RANCHER = "caapf", "rancher"
@@ -113,11 +123,11 @@ def _no_texts(facts: ClusterFacts) -> Iterator[Finding]:
         path: FieldPath = ("metadata", field_name)
         values = at(facts.cluster, *path)
         if values is not None and not isinstance(values, dict):
-            yield Finding(path, Fault.WRONG_TYPE, "must be an object", "addons-metadata")
+            yield METADATA.finding(path, Fault.WRONG_TYPE, "must be an object")
         for name, value in values.items() if isinstance(values, dict) else ():
             if not isinstance(value, str):
                 detail = 'must be text: quote it, and write YAML of several lines behind "|"'
-                yield Finding((*path, name), Fault.WRONG_TYPE, detail, "addons-metadata")
+                yield METADATA.finding((*path, name), Fault.WRONG_TYPE, detail)
 
 
 def holder(path: FieldPath, facts: ClusterFacts) -> Obj | None:
@@ -231,7 +241,7 @@ def _csi_label(gathered: Gathered, label: str) -> None:
         gathered.add({"csi": {"enabled": label == "harvester"}}, lambda _: source)
         return
     detail = 'must be "harvester" or "none": other drivers are not installed by these bundles'
-    gathered.findings.append(Finding(source, Fault.UNSUPPORTED, detail, "addons-csi-label", label))
+    gathered.findings.append(CSI_LABEL.finding(source, Fault.UNSUPPORTED, detail, label))
 
 
 def _variable(facts: ClusterFacts, gathered: Gathered) -> None:
@@ -249,7 +259,7 @@ def _annotation(facts: ClusterFacts, gathered: Gathered) -> None:
     root: FieldPath = ("metadata", "annotations", names.ADDON_VALUES_ANNOTATION)
     value, fault = parsed(text)
     if fault:
-        gathered.findings.append(Finding(root, Fault.INVALID, fault, "addons-yaml"))
+        gathered.findings.append(YAML.finding(root, Fault.INVALID, fault))
     elif value is not None:
         _checked(gathered, value, root)
 
@@ -318,20 +328,20 @@ def _checked(gathered: Gathered, values: Any, root: FieldPath) -> None:
 def _unwritable(value: Any, path: FieldPath) -> list[Finding]:
     """Findings for what YAML knows and JSON does not: dates, keys that are no text, numbers that are none."""
     if len(path) > _DEEPEST:
-        return [Finding(path[:8], Fault.INVALID, f"must not be nested deeper than {_DEEPEST} levels", "addons-yaml")]
+        return [YAML.finding(path[:8], Fault.INVALID, f"must not be nested deeper than {_DEEPEST} levels")]
     if isinstance(value, Mapping):
         if bad := [key for key in value if not isinstance(key, str)]:
-            return [Finding(path, Fault.WRONG_TYPE, f"keys must be text: quote {bad[0]!r}", "addons-yaml")]
+            return [YAML.finding(path, Fault.WRONG_TYPE, f"keys must be text: quote {bad[0]!r}")]
         return [found for key, item in value.items() for found in _unwritable(item, (*path, key))]
     if isinstance(value, list):
         return [found for index, item in enumerate(value) for found in _unwritable(item, (*path, index))]
     if isinstance(value, str):
         surrogates = not value.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in value)
         detail = "must be text that UTF-8 can hold"
-        return [Finding(path, Fault.INVALID, detail, "addons-yaml")] if surrogates else []
+        return [YAML.finding(path, Fault.INVALID, detail)] if surrogates else []
     known = value is None or isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf"))
     detail = f"must be text, number, boolean, list or object, not {type(value).__name__}: quote it"
-    return [] if known else [Finding(path, Fault.WRONG_TYPE, detail, "addons-yaml")]
+    return [] if known else [YAML.finding(path, Fault.WRONG_TYPE, detail)]
 
 
 def _moved(finding: Finding, path: FieldPath) -> Finding:

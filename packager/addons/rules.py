@@ -1,18 +1,23 @@
-"""What a schema cannot say about the settings of a cluster: how fields go together, and with the cluster itself."""
+"""Rules about the settings of a cluster that a schema cannot express: fields together, and with the cluster itself."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from caphv.api import names
 from caphv.validation.finding import Fault, FieldPath, Finding
+from caphv.validation.rule import Rules
 from packager.addons.gather import CAAPF, ClusterFacts, Gathered, labels_of_cluster
 from packager.addons.merge import Obj, at, origin
 from packager.rendering import secretscan
+
+RULES = Rules()
+"""Their checks take the facts of a cluster and its settings; paths are those of the settings."""
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -28,6 +33,10 @@ _WITHOUT_BUNDLE = {
     "talos": "for what its machine configuration installs",
 }
 """What a cluster of a distribution has where no bundle installs a CNI."""
+_WITH_HELM_CONTROLLER = ("rke2", "k3s")
+"""Distributions in which HelmChart manifests install charts."""
+_CIDRS = {"podCIDRs": "pods", "serviceCIDRs": "services"}
+"""Setting of the CNI → field of the Cluster's `spec.clusterNetwork`."""
 _POLICY_SINCE = (1, 36)
 """First Kubernetes with MutatingAdmissionPolicy in `admissionregistration.k8s.io/v1`."""
 
@@ -42,21 +51,9 @@ def encapsulation(cni: Obj) -> str:
 def check(facts: ClusterFacts, gathered: Gathered) -> list[Finding]:
     """Return what is wrong with settings that are valid field by field."""
     return [
-        Finding(origin(gathered.origins, found.path), found.fault, found.detail, found.rule, found.value, found.advice)
-        for rule in (
-            _cni,
-            _bgp,
-            _networks,
-            _distribution,
-            _installed_by_fleet,
-            _installed,
-            _brought,
-            _cloud_provider,
-            _storage_classes,
-            _fleet,
-            _secrets,
-        )
-        for found in rule(facts, gathered.values)
+        replace(found, path=origin(gathered.origins, found.path))
+        for rule in RULES
+        for found in rule.findings(facts, gathered.values)
     ]
 
 
@@ -66,183 +63,246 @@ def minor_version(version: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-# The rules; paths are those of the settings
-
-
-def _cni(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+@RULES.rule("cni-encapsulation", ("Cluster",), "The encapsulation must be one that the CNI supports.")
+def _encapsulation(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     cni = values["cni"]
     name = cni["name"]
-    if name == "none":
+    if name != "none" and encapsulation(cni) not in _ENCAPSULATIONS[name]:
+        detail = f"{name} supports {', '.join(_ENCAPSULATIONS[name])}: choose one of them, or another CNI"
+        yield Finding(("cni", "encapsulation"), Fault.UNSUPPORTED, detail, value=cni["encapsulation"])
+
+
+@RULES.rule(
+    "cni-kube-proxy",
+    ("Cluster",),
+    "`kubeProxyReplacement` must be left out for a CNI that cannot replace kube-proxy.",
+)
+def _kube_proxy(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    distribution, cni = values["distribution"], values["cni"]
+    path: FieldPath = ("cni", "kubeProxyReplacement")
+    if cni["name"] == "none" or not cni.get("kubeProxyReplacement"):
         return
-    if encapsulation(cni) not in _ENCAPSULATIONS[name]:
-        detail = f"{name} knows {', '.join(_ENCAPSULATIONS[name])}: take one of them or another CNI"
-        yield Finding(("cni", "encapsulation"), Fault.UNSUPPORTED, detail, "cni-encapsulation", cni["encapsulation"])
-    if name == "canal" and cni.get("kubeProxyReplacement"):
-        detail = "canal cannot replace kube-proxy: take calico or cilium, or leave it out"
-        yield Finding(("cni", "kubeProxyReplacement"), Fault.UNSUPPORTED, detail, "cni-kube-proxy", value=True)
+    if cni["name"] == "canal":
+        detail = "canal cannot replace kube-proxy: choose calico or cilium, or remove the field"
+        yield Finding(path, Fault.UNSUPPORTED, detail, value=True)
+    if distribution not in _WITH_HELM_CONTROLLER:
+        detail = (
+            f"{distribution} starts kube-proxy itself, and without it nodes have no address of the API server: remove "
+            "the field, or turn kube-proxy off there and set the chart's own fields in cni.values"
+        )
+        yield Finding(path, Fault.UNSUPPORTED, detail, value=True)
 
 
+@RULES.rule(
+    "cni-bgp",
+    ("Cluster",),
+    "BGP must be enabled where the encapsulation needs it, and only with a CNI that supports it.",
+)
 def _bgp(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     cni = values["cni"]
     enabled = cni.get("bgp") == "Enabled"
     if enabled and cni["name"] == "canal":
-        detail = "canal speaks no BGP: take calico or cilium, or leave it out"
-        yield Finding(("cni", "bgp"), Fault.UNSUPPORTED, detail, "cni-bgp", "Enabled")
+        detail = "canal does not support BGP: choose calico or cilium, or remove the field"
+        yield Finding(("cni", "bgp"), Fault.UNSUPPORTED, detail, value="Enabled")
     if cni["name"] == "calico" and not enabled and encapsulation(cni) in ("IPIP", "IPIPCrossSubnet", "None"):
-        detail = "Calico needs BGP for it: set cni.bgp to Enabled, or take VXLAN or VXLANCrossSubnet"
-        yield Finding(("cni", "encapsulation"), Fault.INVALID, detail, "cni-bgp", cni["encapsulation"])
+        detail = "Calico needs BGP for this encapsulation: set cni.bgp to Enabled, or use VXLAN or VXLANCrossSubnet"
+        yield Finding(("cni", "encapsulation"), Fault.INVALID, detail, value=cni["encapsulation"])
 
 
-def _networks(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+@RULES.rule("cidr", ("Cluster",), "Networks must be IP networks, at most one per family.")
+def _networks(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     cni, ccm = values["cni"], values.get("ccm", {})
-    known: dict[str, list[_Network]] = {}
-    for name in ("podCIDRs", "serviceCIDRs"):
-        known[name] = []
-        for index, text in enumerate(cni[name]):
-            network, fault = _network(text)
-            if network:
-                known[name].append(network)
-            else:
-                yield Finding(("cni", name, index), Fault.INVALID, fault, "cidr", text)
-        if len({network.version for network in known[name]}) < len(known[name]):
-            detail = "two networks must be of two IP families"
-            yield Finding(("cni", name), Fault.INVALID, detail, "cidr", cni[name])
-    for pods in known["podCIDRs"]:
-        if any(pods.version == services.version and pods.overlaps(services) for services in known["serviceCIDRs"]):
-            detail = "overlaps with the networks of the Services: choose networks apart"
-            yield Finding(("cni", "podCIDRs"), Fault.INVALID, detail, "cidr-overlap", str(pods))
-    yield from _outside(facts, known)
-    texts: list[tuple[FieldPath, str]] = [(("ccm", "nodeIPCIDR"), ccm["nodeIPCIDR"])] if "nodeIPCIDR" in ccm else []
+    texts: list[tuple[FieldPath, str]] = [
+        (("cni", name, index), text) for name in _CIDRS for index, text in enumerate(cni[name])
+    ]
+    texts += [(("ccm", "nodeIPCIDR"), ccm["nodeIPCIDR"])] if "nodeIPCIDR" in ccm else []
     texts += [(("ccm", "nodeExcludeIPRanges", i), text) for i, text in enumerate(ccm.get("nodeExcludeIPRanges", ()))]
     for path, text in texts:
         network, fault = _network(text)
         if not network:
-            yield Finding(path, Fault.INVALID, fault, "cidr", text)
+            yield Finding(path, Fault.INVALID, fault, value=text)
+    for name, networks in _known(values).items():
+        if len({network.version for network in networks}) < len(networks):
+            yield Finding(("cni", name), Fault.INVALID, "must have at most one network per IP family", value=cni[name])
 
 
-def _outside(facts: ClusterFacts, known: dict[str, list[_Network]]) -> Iterator[Finding]:
-    """Networks that are not part of what the Cluster says, which the API server and controllers go by."""
-    for name, kind in (("podCIDRs", "pods"), ("serviceCIDRs", "services")):
-        said = at(facts.cluster, "spec", "clusterNetwork", kind, "cidrBlocks")
-        blocks = [_network(str(text))[0] for text in (said if isinstance(said, list) else ())]
+@RULES.rule("cidr-overlap", ("Cluster",), "Networks of Pods and Services must not overlap.")
+def _overlap(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    known = _known(values)
+    for pods in known["podCIDRs"]:
+        if any(pods.version == services.version and pods.overlaps(services) for services in known["serviceCIDRs"]):
+            detail = "overlaps with the networks of the Services: choose separate networks"
+            yield Finding(("cni", "podCIDRs"), Fault.INVALID, detail, value=str(pods))
+
+
+@RULES.rule("cidr-of-cluster", ("Cluster",), "Networks of the CNI must be within `spec.clusterNetwork` of the Cluster.")
+def _outside(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    """The API server and the controllers use the networks of the Cluster."""
+    known = _known(values)
+    for name, kind in _CIDRS.items():
+        listed = at(facts.cluster, "spec", "clusterNetwork", kind, "cidrBlocks")
+        blocks = [_network(str(text))[0] for text in (listed if isinstance(listed, list) else ())]
         around = [block for block in blocks if block]
         for network in known[name]:
             if around and not any(_within(network, block) for block in around):
                 detail = f"is not within spec.clusterNetwork.{kind} of the Cluster: change one of them"
-                yield Finding(("cni", name), Fault.INVALID, detail, "cidr-of-cluster", str(network))
+                yield Finding(("cni", name), Fault.INVALID, detail, value=str(network))
 
 
-def _distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    distribution, cni = values["distribution"], values["cni"]
-    if distribution == "rke2":
-        return
-    if cni["name"] == "canal":
-        detail = f'only RKE2 brings canal: take calico or cilium, or "none" {_WITHOUT_BUNDLE[distribution]}'
-        yield Finding(("cni", "name"), Fault.UNSUPPORTED, detail, "cni-distribution", "canal")
-    if values["cloudProviderName"] == "harvester":
-        detail = f'only RKE2 brings a Harvester cloud provider, {distribution} has none: take "external"'
-        yield Finding(("cloudProviderName",), Fault.UNSUPPORTED, detail, "cloud-provider-distribution", "harvester")
-    if distribution == "talos" and "hostPath" in values["cloudConfig"]:
-        detail = "Talos takes no files of cloud-config: set cloudConfig.delivery of the HarvesterCluster to Secret"
+@RULES.rule("cni-distribution", ("Cluster",), "The CNI must be one that can be installed on the distribution.")
+def _cni_of_distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    distribution = values["distribution"]
+    if distribution != "rke2" and values["cni"]["name"] == "canal":
+        detail = f'only RKE2 brings canal: choose calico or cilium, or "none" {_WITHOUT_BUNDLE[distribution]}'
+        yield Finding(("cni", "name"), Fault.UNSUPPORTED, detail, value="canal")
+
+
+@RULES.rule("cloud-provider-distribution", ("Cluster",), "`cloudProviderName: harvester` must be used with RKE2 only.")
+def _provider_of_distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    if values["distribution"] != "rke2" and values["cloudProviderName"] == "harvester":
+        detail = f'only RKE2 brings a Harvester cloud provider, {values["distribution"]} does not: use "external"'
+        yield Finding(("cloudProviderName",), Fault.UNSUPPORTED, detail, value="harvester")
+
+
+@RULES.rule("cloud-config-distribution", ("Cluster",), "The cloud config must not be delivered as a file to Talos.")
+def _file_of_distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    if values["distribution"] == "talos" and "hostPath" in values["cloudConfig"]:
+        detail = "Talos writes no files of cloud-config: set cloudConfig.delivery of the HarvesterCluster to Secret"
         path: FieldPath = ("cloudConfig", "hostPath")
-        yield Finding(path, Fault.UNSUPPORTED, detail, "cloud-config-distribution", values["cloudConfig"]["hostPath"])
+        yield Finding(path, Fault.UNSUPPORTED, detail, value=values["cloudConfig"]["hostPath"])
 
 
+@RULES.rule(
+    "cni-fleet-agent",
+    ("Cluster",),
+    "A CNI that Fleet installs must come with an agent that needs no CNI itself: CAAPF's, on the host's network.",
+)
 def _installed_by_fleet(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     """Without a Helm controller in the cluster Fleet installs the CNI, with an agent that needs none itself."""
     distribution, cni = values["distribution"], values["cni"]
-    if distribution in ("rke2", "k3s") or cni["name"] == "none":
+    if distribution in _WITH_HELM_CONTROLLER or cni["name"] == "none":
         return
     if values["fleet"]["importedBy"] != CAAPF:
         detail = (
-            f"{distribution} has no network before Fleet installs one, and Rancher's agents need one: have CAAPF "
-            "import the cluster (fleet.importedBy: caapf, and no label for Rancher's import), or take "
+            f"{distribution} has no network until Fleet installs one, and Rancher's agents need one: have CAAPF "
+            "import the cluster (fleet.importedBy: caapf, and no label for Rancher's import), or use "
             f'"none" {_WITHOUT_BUNDLE[distribution]}'
         )
-        yield Finding(("cni", "name"), Fault.FORBIDDEN, detail, "cni-fleet-agent", cni["name"])
-    if cni.get("kubeProxyReplacement"):
-        detail = (
-            f"{distribution} starts kube-proxy itself, and nodes have no address of the API server without it: leave "
-            "it out, or turn kube-proxy off there and set the chart's own fields in cni.values"
-        )
-        path: FieldPath = ("cni", "kubeProxyReplacement")
-        yield Finding(path, Fault.UNSUPPORTED, detail, "cni-kube-proxy", value=True)
+        yield Finding(("cni", "name"), Fault.FORBIDDEN, detail, value=cni["name"])
 
 
+@RULES.rule("cni-installed", ("Cluster",), "The CNI must be the one that the control plane installs.")
 def _installed(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     """RKE2 installs the CNI of its control plane's configuration; bundles can only configure that one."""
-    server = at(facts.control_plane, "spec", "serverConfig")
-    installed, wanted = at(server, "cni"), values["cni"]["name"]
+    installed, wanted = at(facts.control_plane, "spec", "serverConfig", "cni"), values["cni"]["name"]
     if values["distribution"] == "rke2" and installed and wanted not in (installed, "none"):
         detail = f"the control plane's spec.serverConfig.cni installs {installed}: change one of them"
-        yield Finding(("cni", "name"), Fault.INVALID, detail, "cni-installed", wanted)
-    theirs = at(server, "cloudProviderName") == "harvester"
-    if theirs and values["cloudProviderName"] == "external":
-        detail = "the control plane's spec.serverConfig.cloudProviderName installs RKE2's own: there would be two"
-        yield Finding(("cloudProviderName",), Fault.INVALID, detail, "cloud-provider-installed", "external")
+        yield Finding(("cni", "name"), Fault.INVALID, detail, value=wanted)
 
 
-def _brought(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    """Settings without an effect, because RKE2 installs charts of its own, in versions of its own."""
+@RULES.rule(
+    "cloud-provider-installed",
+    ("Cluster",),
+    "A cluster must have only one Harvester cloud provider: RKE2's own, or that of the bundles.",
+)
+def _two_providers(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    provider = at(facts.control_plane, "spec", "serverConfig", "cloudProviderName")
+    if provider == "harvester" and values["cloudProviderName"] == "external":
+        detail = (
+            "the control plane's spec.serverConfig.cloudProviderName installs RKE2's own, and there must not be two: "
+            "change one of them"
+        )
+        yield Finding(("cloudProviderName",), Fault.INVALID, detail, value="external")
+
+
+@RULES.rule(
+    "addons-without-effect",
+    ("Cluster",),
+    "Version and `enabled` must be left out for charts that RKE2 installs itself: they have no effect.",
+    advice=True,
+)
+def _without_effect(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     if values["distribution"] != "rke2":
         return
     bundled = values["cloudProviderName"] == "harvester"
     for name in ("cni", "ccm", "csi") if bundled else ("cni",):
         if version := values.get(name, {}).get("version"):
-            detail = "has no effect: RKE2 installs a chart of its own, whose version comes with that of Kubernetes"
-            yield Finding((name, "version"), Fault.UNSUPPORTED, detail, "addons-without-effect", version, advice=True)
+            detail = "has no effect: RKE2 installs its own chart, whose version depends on that of Kubernetes"
+            yield Finding((name, "version"), Fault.UNSUPPORTED, detail, value=version)
         if name != "cni" and values.get(name, {}).get("enabled") is False:
-            detail = "RKE2 installs its own all the same: to have none, set cloudProviderName to external"
-            yield Finding(
-                (name, "enabled"), Fault.UNSUPPORTED, detail, "addons-without-effect", value=False, advice=True
-            )
+            detail = "has no effect, since RKE2 installs its own: to have none, set cloudProviderName to external"
+            yield Finding((name, "enabled"), Fault.UNSUPPORTED, detail, value=False)
 
 
-def _cloud_provider(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    ccm = values.get("ccm", {})
-    load_balancer = ccm.get("loadBalancer", {})
-    path: FieldPath = ("ccm", "loadBalancer", "ipam")
-    ipam = load_balancer.get("ipam")
+@RULES.rule(
+    "load-balancer-ipam",
+    ("Cluster",),
+    "A default for load balancers must be set with Kubernetes 1.36 or later only.",
+)
+def _default_ipam(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    ipam = values.get("ccm", {}).get("loadBalancer", {}).get("ipam")
     version = minor_version(facts.kubernetes_version)
     if ipam and version and version < _POLICY_SINCE:
         detail = (
-            "needs Kubernetes 1.36, which can set it for each Service; "
-            f"in {facts.kubernetes_version} put annotation cloudprovider.harvesterhci.io/ipam on the Services"
+            "needs Kubernetes 1.36, which can set it on each Service; "
+            f"in {facts.kubernetes_version} set annotation cloudprovider.harvesterhci.io/ipam on the Services"
         )
-        yield Finding(path, Fault.FORBIDDEN, detail, "load-balancer-ipam")
-    if ipam == "dhcp" and load_balancer.get("kubeVip") is False:
-        detail = "DHCP needs kube-vip: set ccm.loadBalancer.kubeVip, or take pool"
-        yield Finding(path, Fault.INVALID, detail, "load-balancer-kube-vip", ipam)
+        yield Finding(("ccm", "loadBalancer", "ipam"), Fault.FORBIDDEN, detail)
 
 
-def _storage_classes(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    classes: Sequence[Any] = values.get("csi", {}).get("storageClasses", ())
-    path: FieldPath = ("csi", "storageClasses")
-    for index, found in enumerate(classes):
-        if found["name"] in [earlier["name"] for earlier in classes[:index]]:
-            detail = "two storage classes have this name: give each its own"
-            yield Finding((*path, index, "name"), Fault.DUPLICATE, detail, "storage-class-name", found["name"])
-    defaults = [index for index, found in enumerate(classes) if found.get("default")]
+@RULES.rule("load-balancer-kube-vip", ("Cluster",), "kube-vip must be enabled for load balancers with DHCP.")
+def _kube_vip(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    load_balancer = values.get("ccm", {}).get("loadBalancer", {})
+    if load_balancer.get("ipam") == "dhcp" and load_balancer.get("kubeVip") is False:
+        detail = "DHCP needs kube-vip: set ccm.loadBalancer.kubeVip, or use pool"
+        yield Finding(("ccm", "loadBalancer", "ipam"), Fault.INVALID, detail, value="dhcp")
+
+
+@RULES.rule("storage-class-name-unique", ("Cluster",), "Names of storage classes must be unique.")
+def _class_names(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, found in enumerate(_storage_classes(values)):
+        if found["name"] in seen:
+            path: FieldPath = ("csi", "storageClasses", index, "name")
+            yield Finding(path, Fault.DUPLICATE, "names of storage classes must be unique", value=found["name"])
+        seen.add(found["name"])
+
+
+@RULES.rule("storage-class-default", ("Cluster",), "At most one storage class must be the default.")
+def _default_class(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    defaults = [index for index, found in enumerate(_storage_classes(values)) if found.get("default")]
     for index in defaults[1:]:
+        path: FieldPath = ("csi", "storageClasses", index, "default")
         detail = "only one storage class can be the default: remove it from the others"
-        yield Finding((*path, index, "default"), Fault.INVALID, detail, "storage-class-default", value=True)
+        yield Finding(path, Fault.INVALID, detail, value=True)
 
 
+@RULES.rule("fleet-twice", ("Cluster",), "A cluster must be imported into Fleet once: by CAAPF or by Rancher.")
 def _fleet(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     path: FieldPath = ("fleet", "importedBy")
-    remedy = "two Fleet agents in one cluster undo each other's work"
+    reason = "two Fleet agents in one cluster undo each other's work"
     imported = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
     if imported and values["fleet"]["importedBy"] == CAAPF:
-        detail = f"label {names.AUTO_IMPORT_LABEL} has Rancher import the cluster as well, and {remedy}: drop one"
-        yield Finding(path, Fault.FORBIDDEN, detail, "fleet-twice")
+        detail = f"label {names.AUTO_IMPORT_LABEL} has Rancher import the cluster as well, and {reason}: drop one"
+        yield Finding(path, Fault.FORBIDDEN, detail)
     if len(facts.fleet_clusters) > 1:
-        detail = f"Fleet has a Cluster of CAAPF and one of Rancher for it, and {remedy}: remove one of them"
-        yield Finding(path, Fault.FORBIDDEN, detail, "fleet-twice")
+        detail = f"Fleet has a Cluster of CAAPF and one of Rancher for it, and {reason}: remove one of them"
+        yield Finding(path, Fault.FORBIDDEN, detail)
 
 
+@RULES.rule(secretscan.RULE, ("Cluster",), secretscan.DESCRIPTION)
 def _secrets(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     for name in ("cni", "ccm", "csi"):
         yield from secretscan.check(values.get(name, {}).get("values"), (name, "values"))
+
+
+def _storage_classes(values: Obj) -> Sequence[Any]:
+    return values.get("csi", {}).get("storageClasses") or ()
+
+
+def _known(values: Obj) -> Mapping[str, list[_Network]]:
+    """The networks of the CNI that are networks."""
+    return {name: [network for text in values["cni"][name] if (network := _network(text)[0])] for name in _CIDRS}
 
 
 @lru_cache(maxsize=4096)

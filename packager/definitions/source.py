@@ -162,9 +162,9 @@ def _read(name: str, content: bytes) -> _File:
         for obj, base in _objects(document)
         if obj.keys() & {"apiVersion", "kind"} or obj.keys() >= {"metadata", "spec"}
     )
-    traps = [*found.problems, *(trap for document in found.documents for trap in document.problems)]
-    wrong = (trap for trap in traps if not trap.trap.advice)
-    problems = (Problem(name, trap.position.line, f"{trap.message}: {trap.remedy}") for trap in wrong)
+    every = [*found.problems, *(one for document in found.documents for one in document.problems)]
+    wrong = (one for one in every if not one.finding.advice)
+    problems = (Problem(name, one.place.line, f"{one.finding.detail}: {one.finding.remedy}") for one in wrong)
     return _File(tuple(items), tuple(problems))
 
 

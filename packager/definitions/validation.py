@@ -1,26 +1,23 @@
-"""ClusterDefinitions for `caphv validate`: each by itself, and all of them together."""
+"""The rule set of ClusterDefinitions: each by itself, and all of them together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from caphv.validation.finding import Fault, Finding
+from caphv.validation.finding import Fault, Finding, LocatedFinding
+from caphv.validation.rule import Rule
 from packager.addons.merge import Obj
-from packager.definitions import model, rules
+from packager.definitions import model
+from packager.definitions import rules as definition_rules
 from packager.definitions.build import build
 from packager.rendering.renderer import Renderer
 
 
-@dataclass(frozen=True)
-class About:
-    """A finding about one of several objects, and the place of the object that it has to do with."""
-
-    index: int
-    finding: Finding
-    other: int | None = None
+def rules() -> Sequence[Rule]:
+    """Return the rules about definitions."""
+    return definition_rules.RULES
 
 
 def concerns(obj: Obj) -> bool:
@@ -28,13 +25,13 @@ def concerns(obj: Obj) -> bool:
     return model.is_definition(obj)
 
 
-def alone(obj: Obj) -> list[Finding]:
-    """Return what is wrong with a definition and with the add-ons that it wants; nothing of other kinds."""
+def check(obj: Obj) -> list[Finding]:
+    """Return what is wrong with a definition and the add-ons that it configures; nothing for other kinds."""
     return list(build(obj, _renderer(), {}).findings) if concerns(obj) else []
 
 
-def together(objs: Sequence[Obj]) -> list[About]:
-    """Return a finding for each definition whose cluster another one defines already."""
+def check_together(objs: Sequence[Obj]) -> list[LocatedFinding[int]]:
+    """Return a finding for each definition whose cluster an earlier one defines."""
     first: dict[tuple[str, str], int] = {}
     found = []
     for index, obj in enumerate(objs):
@@ -42,9 +39,9 @@ def together(objs: Sequence[Obj]) -> list[About]:
             continue
         key = key_of(obj)
         if key in first:
-            detail = "another definition makes this cluster: remove one of them"
-            finding = Finding(("metadata", "name"), Fault.DUPLICATE, detail, "definition-twice", key[1])
-            found.append(About(index, finding, first[key]))
+            detail = "another definition defines this cluster: remove one of them"
+            finding = definition_rules.TWICE.finding(("metadata", "name"), Fault.DUPLICATE, detail, key[1])
+            found.append(LocatedFinding(index, finding, first[key]))
         first.setdefault(key, index)
     return found
 
@@ -54,11 +51,6 @@ def key_of(obj: Obj) -> tuple[str, str]:
     metadata: Any = obj.get("metadata")
     known = metadata if isinstance(metadata, dict) else {}
     return str(known.get("namespace") or ""), str(known.get("name") or "")
-
-
-def described() -> dict[str, str]:
-    """Return what each rule says, by its name."""
-    return dict(rules.DESCRIPTIONS)
 
 
 @cache

@@ -14,7 +14,8 @@ from typing import Any
 
 from caphv.validation.finding import Fault, FieldPath, Finding
 
-_RULE = "no-secrets-in-git"
+RULE = "no-secrets-in-git"
+DESCRIPTION = "What is written to Git must not be a Secret or look like a credential."
 
 # Forms that are credentials wherever they stand.
 _CREDENTIAL = re.compile(
@@ -45,14 +46,14 @@ def _check(value: Any, path: FieldPath) -> Iterator[Finding]:
     if isinstance(value, str):
         if _is_credential(value) or (path and _is_password(str(path[-1]), value)):
             detail = "looks like a credential: put it into a Secret of the cluster and name that here"
-            yield Finding(path, Fault.FORBIDDEN, detail, _RULE)
+            yield Finding(path, Fault.FORBIDDEN, detail, RULE)
     elif isinstance(value, dict):
         if value.get("kind") == "Secret":
             detail = "a Secret must not be in Git: make it in the cluster, or let a secrets operator make it"
-            yield Finding((*path, "kind"), Fault.FORBIDDEN, detail, _RULE)
+            yield Finding((*path, "kind"), Fault.FORBIDDEN, detail, RULE)
         for key, item in value.items():
             if _is_credential(key):
-                yield Finding((*path, "…"), Fault.FORBIDDEN, "a key looks like a credential: remove it", _RULE)
+                yield Finding((*path, "…"), Fault.FORBIDDEN, "a key looks like a credential: remove it", RULE)
             yield from _check(item, (*path, key))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):

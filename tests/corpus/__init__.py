@@ -1,11 +1,10 @@
-"""Objects that are wrong, with what is wrong with them, and objects that are right: the same for every door.
+"""Invalid objects with their faults, and valid objects: the same for every entry point.
 
 A case is written as changes of a base object (`base.yaml`): `set` maps paths below the spec of the cluster or machine
 to values, null removes a field. `kinds: machines` stands for HarvesterMachine and HarvesterMachineTemplate, `clusters`
 for the other two, `templates` for both templates. `expect` maps a path below that spec, or one that begins with
-`metadata` or `spec.template`, to the rule that is broken
-there. `old` is `set` for the object before a change, `status` its status, `annotations` those of both,
-`templateMetadata` the metadata in a template.
+`metadata` or `spec.template`, to the rule that is broken there. `old` is `set` for the object before a change,
+`status` its status, `annotations` those of both, `templateMetadata` the metadata in a template.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One object, or one change from `old` to `object`; `errors` are pairs of path and rule, none for a right one."""
+    """One object, or one change from `old` to `object`; `errors` are pairs of path and rule, none for a valid one."""
 
     name: str
     kind: str
@@ -47,14 +46,14 @@ class Case:
         return f"{self.name} ({self.kind} {self.version})"
 
 
-def wrong() -> list[Case]:
-    """Every wrong object, in each of its kinds and versions."""
-    return [case for entry in _entries("wrong") for case in _cases(entry)]
+def invalid() -> list[Case]:
+    """Every invalid object, in each of its kinds and versions."""
+    return [case for entry in _entries("invalid") for case in _cases(entry)]
 
 
-def right() -> list[Case]:
-    """Every right object, in each of its kinds and versions."""
-    return [case for entry in _entries("right") for case in _cases(entry)]
+def valid() -> list[Case]:
+    """Every valid object, in each of its kinds and versions."""
+    return [case for entry in _entries("valid") for case in _cases(entry)]
 
 
 def exceptions() -> list[Obj]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from packager.definitions import model, rules
+from packager.definitions import model
 
 pytestmark = pytest.mark.unit
 
@@ -27,9 +27,3 @@ def test_every_way_of_delivery_is_explained(checkout: Path) -> None:
     page = (checkout / "docs" / "gitops.md").read_text(encoding="utf-8")
     for way in (model.FLEET, model.CLUSTER_RESOURCE_SET, model.NONE):
         assert f"| `{way}` |" in page
-
-
-def test_every_rule_is_listed_with_what_it_says(checkout: Path) -> None:
-    page = (checkout / "docs" / "gitops.md").read_text(encoding="utf-8")
-    listed = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", page, re.MULTILINE))
-    assert {name: listed.get(name) for name in rules.DESCRIPTIONS} == rules.DESCRIPTIONS

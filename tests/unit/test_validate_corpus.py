@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from commands.main import cli
-from tests.corpus import Case, right, wrong
-from webhooks.crossobject import CHECKS
+from tests.corpus import Case, invalid, valid
+from webhooks.crossobject import CROSS_OBJECT_RULES
 
 pytestmark = pytest.mark.unit
 
-TOGETHER = {check.name for check in CHECKS}
+TOGETHER = {check.name for check in CROSS_OBJECT_RULES}
 
 
 def errors_of(cases: list[Case], folder: Path) -> list[set[tuple[str, str]]]:
@@ -35,7 +35,7 @@ def created(cases: list[Case]) -> list[Case]:
 
 
 def test_wrong_objects_are_refused_at_the_same_paths(tmp_path: Path) -> None:
-    cases = created(wrong())
+    cases = created(invalid())
     assert cases
     missing = {
         str(case): case.errors - found
@@ -46,7 +46,7 @@ def test_wrong_objects_are_refused_at_the_same_paths(tmp_path: Path) -> None:
 
 
 def test_right_objects_are_accepted(tmp_path: Path) -> None:
-    cases = created(right())
+    cases = created(valid())
     assert cases
     refused = {str(case): found for case, found in zip(cases, errors_of(cases, tmp_path), strict=True) if found}
     assert refused == {}

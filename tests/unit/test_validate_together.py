@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from webhooks.crossobject import CHECKS, together
+from webhooks.crossobject import CROSS_OBJECT_RULES, check_together
 
 pytestmark = pytest.mark.unit
 
@@ -271,7 +271,7 @@ def changed(obj: Obj, changes: Obj) -> None:
 
 
 def said(objects: dict[str, Obj]) -> set[tuple[str, str]]:
-    return {(remark.finding.rule, remark.finding.field) for remark in together(list(objects.values()))}
+    return {(remark.finding.rule, remark.finding.field) for remark in check_together(list(objects.values()))}
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_wrong_is_told(objects: dict[str, Obj], rule: str, name: str, changes: O
 
 def test_every_check_is_tested() -> None:
     clashes = {"machine-name-taken", "cluster-name-taken", "static-address-duplicate"}
-    assert {check.name for check in CHECKS} == {row[0] for row in WRONG} | clashes
+    assert {check.name for check in CROSS_OBJECT_RULES} == {row[0] for row in WRONG} | clashes
 
 
 def test_two_clusters_in_one_target_namespace(objects: dict[str, Obj]) -> None:
@@ -326,7 +326,7 @@ def test_an_endpoint_that_differs_from_the_infrastructure_is_told(objects: dict[
 
 def test_a_name_that_is_nearly_one_is_suggested(objects: dict[str, Obj]) -> None:
     changed(objects["workers"], {f"{TEMPLATE}.{REF}.name": "tempalte"})
-    (remark,) = together(list(objects.values()))
+    (remark,) = check_together(list(objects.values()))
     assert remark.finding.advice
     assert 'did you mean "template"?' in remark.finding.detail
 
@@ -344,6 +344,6 @@ def test_what_other_providers_do_is_not_judged(objects: dict[str, Obj]) -> None:
 def test_remarks_name_the_other_object(objects: dict[str, Obj]) -> None:
     changed(objects["pool"], {"spec.ranges": [{"subnet": "172.17.1.0/24", "rangeStart": "172.17.1.55"}]})
     names = list(objects)
-    (remark,) = together(list(objects.values()))
+    (remark,) = check_together(list(objects.values()))
     assert remark.other is not None
-    assert {names[remark.index], names[remark.other]} == {"pool", "infrastructure"}
+    assert {names[remark.place], names[remark.other]} == {"pool", "infrastructure"}

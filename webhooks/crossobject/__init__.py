@@ -1,6 +1,6 @@
-"""Objects judged without an API server: each by the webhook's rules, and all of them together.
+"""The rule set of this provider's objects, without an API server: each by the webhook's rules, and all together.
 
-What needs other objects cannot be refused at admission, where one object comes at a time. Files are there as a whole.
+What depends on other objects cannot be refused at admission, which sees one object at a time. Files come as a whole.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from collections.abc import Sequence
 
 from caphv.api.names import GROUP, VERSIONS
 from caphv.validation import schema
-from caphv.validation.finding import Fault, Finding, in_order
+from caphv.validation.finding import Fault, Finding, LocatedFinding, in_order
+from caphv.validation.rule import Rule
 from webhooks.admission import KINDS, RULES, Review, judge
 from webhooks.crossobject import machines, networks, objects, references, topology
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Check, Inventory, Obj, Remark, did_you_mean
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Inventory, Obj, did_you_mean, locate
 
-__all__ = ["CHECKS", "Check", "Remark", "alone", "concerns", "described", "together"]
-
-CHECKS: tuple[Check, ...] = (
-    *objects.CHECKS,
-    *references.CHECKS,
-    *networks.CHECKS,
-    *machines.CHECKS,
-    *topology.CHECKS,
+CROSS_OBJECT_RULES: tuple[Rule, ...] = (
+    *objects.RULES,
+    *references.RULES,
+    *networks.RULES,
+    *machines.RULES,
+    *topology.RULES,
 )
 
 
@@ -30,10 +29,10 @@ def concerns(obj: Obj) -> bool:
     return _group(obj) in (GROUP, CORE_GROUP, CONTROL_PLANE_GROUP)
 
 
-def alone(obj: Obj) -> list[Finding]:
-    """Return what the webhook and the CRD would say of an object that is created; nothing of other groups' kinds.
+def check(obj: Obj) -> list[Finding]:
+    """Return what the webhook and the CRD would report when the object is created; nothing for kinds of other groups.
 
-    A kind or version of this provider's group that there is not is a finding.
+    An unknown kind or version of this provider's group is a finding.
     """
     if _group(obj) != GROUP:
         return []
@@ -51,22 +50,20 @@ def alone(obj: Obj) -> list[Finding]:
     return in_order([*verdict.errors, *verdict.warnings, *unknown])
 
 
-def together(objs: Sequence[Obj]) -> list[Remark]:
+def check_together(objs: Sequence[Obj]) -> list[LocatedFinding[int]]:
     """Return what is wrong among objects, and with objects of Cluster API as far as this provider is concerned."""
     inventory = Inventory(objs)
-    unique: dict[tuple[int, str, str, str], Remark] = {}
-    for check in CHECKS:
-        for remark in check.remarks(inventory):
-            finding = remark.finding
-            unique.setdefault((remark.index, finding.field, finding.rule, finding.detail), remark)
+    unique: dict[tuple[int, str, str, str], LocatedFinding[int]] = {}
+    for rule in CROSS_OBJECT_RULES:
+        for found in locate(rule, inventory):
+            finding = found.finding
+            unique.setdefault((found.place, finding.field, finding.rule, finding.detail), found)
     return [unique[key] for key in sorted(unique)]
 
 
-def described() -> dict[str, str]:
-    """Return what each rule says, by its name: those about one object and those about several."""
-    return {rule.name: rule.description for rule in RULES.values()} | {
-        check.name: check.description for check in CHECKS
-    }
+def rules() -> Sequence[Rule]:
+    """Return the rules about one object and those about several."""
+    return (*RULES.values(), *CROSS_OBJECT_RULES)
 
 
 def _group(obj: Obj) -> str:

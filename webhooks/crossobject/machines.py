@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.validation.finding import Fault
-from webhooks.crossobject.model import CORE_GROUP, STORAGE_GROUP, Checks, Entry, Inventory, Said, did_you_mean
+from caphv.validation.finding import Fault, LocatedFinding
+from caphv.validation.rule import Rules
+from webhooks.crossobject.model import CORE_GROUP, STORAGE_GROUP, Entry, Inventory, Located, did_you_mean
 from webhooks.crossobject.networks import harvester
 from webhooks.crossobject.owners import cluster_of, is_control_plane, users
 from webhooks.crossobject.references import references
 from webhooks.rules.model import CLUSTER, MACHINE, MACHINE_TEMPLATE, Field
 
-CHECKS = Checks()
+RULES = Rules()
 
 
 def _control_plane_replicas(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
@@ -33,22 +34,22 @@ def topology_class(inventory: Inventory, cluster: Entry) -> Entry | None:
     return inventory.find("ClusterClass", namespace, name, CORE_GROUP) if name else None
 
 
-@CHECKS.check(
+@RULES.rule(
     "control-plane-count",
     ("*ControlPlane", "Cluster"),
     "A control plane has an odd number of machines: with one more, etcd survives no further failure.",
     example="`replicas: 2` of an RKE2ControlPlane: take 1 or 3",
     advice=True,
 )
-def _count(inventory: Inventory) -> Iterator[Said]:
+def _count(inventory: Inventory) -> Iterator[Located]:
     for entry, replicas in _control_plane_replicas(inventory):
         if replicas.number and replicas.number > 0 and replicas.number % 2 == 0:
             survives = (replicas.number - 1) // 2
             detail = f"etcd survives {survives} lost machines as with one machine less: take an odd number"
-            yield Said(entry, replicas.invalid(detail))
+            yield LocatedFinding(entry, replicas.invalid(detail))
 
 
-@CHECKS.check(
+@RULES.rule(
     "one-zone",
     (MACHINE_TEMPLATE, "MachineDeployment"),
     "Machines of a cluster are spread over zones: a template does not pin several control planes to one, nor are"
@@ -56,17 +57,17 @@ def _count(inventory: Inventory) -> Iterator[Said]:
     example="`failureDomain: zone-a` in the template of a control plane with 3 replicas: remove it",
     advice=True,
 )
-def _one_zone(inventory: Inventory) -> Iterator[Said]:
+def _one_zone(inventory: Inventory) -> Iterator[Located]:
     for template, owner, replicas in users(inventory):
         zone = template.field.at("spec", "template", "spec", "failureDomain")
         if is_control_plane(owner) and zone.text and (replicas.number or 0) > 1:
             detail = f"all {replicas.number} machines of {owner} would be in one place: remove the field to spread them"
-            yield Said(template, zone.invalid(detail), owner)
+            yield LocatedFinding(template, zone.invalid(detail), owner)
     for deployments in _deployments(inventory).values():
         zones = [one.field.at("spec", "template", "spec", "failureDomain") for one in deployments]
         if len(deployments) > 1 and zones[0].text and len({zone.value for zone in zones}) == 1:
             detail = f"all {len(deployments)} MachineDeployments of the cluster are in this one place: spread them"
-            yield Said(deployments[-1], zones[-1].invalid(detail), deployments[0])
+            yield LocatedFinding(deployments[-1], zones[-1].invalid(detail), deployments[0])
 
 
 def _deployments(inventory: Inventory) -> dict[int, list[Entry]]:
@@ -77,13 +78,13 @@ def _deployments(inventory: Inventory) -> dict[int, list[Entry]]:
     return found
 
 
-@CHECKS.check(
+@RULES.rule(
     "machine-name-taken",
     (MACHINE,),
     "No two machines of one name have the same target namespace on Harvester: the VM has the machine's name.",
     example="HarvesterMachines `a/worker-1` and `b/worker-1` of clusters that both have `targetNamespace: demo`",
 )
-def _machine_name(inventory: Inventory) -> Iterator[Said]:
+def _machine_name(inventory: Inventory) -> Iterator[Located]:
     seen: dict[tuple[str, str, str], Entry] = {}
     for entry in inventory.of_kind(MACHINE):
         if entry.name and (infrastructure := inventory.infrastructure(entry)):
@@ -93,24 +94,24 @@ def _machine_name(inventory: Inventory) -> Iterator[Said]:
                 detail = (
                     f"{other} has its VM of this name in namespace {target} on Harvester, too: name one differently"
                 )
-                yield Said(entry, entry.field.at("metadata", "name").problem(Fault.DUPLICATE, detail), other)
+                yield LocatedFinding(entry, entry.field.at("metadata", "name").problem(Fault.DUPLICATE, detail), other)
 
 
-@CHECKS.check(
+@RULES.rule(
     "cluster-name-taken",
     (CLUSTER,),
     "No two clusters of one name share a target namespace on Harvester: their machines would get the same names.",
     example="HarvesterClusters `a/demo` and `b/demo` that both have `targetNamespace: demo`: give each its own",
     advice=True,
 )
-def _cluster_name(inventory: Inventory) -> Iterator[Said]:
+def _cluster_name(inventory: Inventory) -> Iterator[Located]:
     seen: dict[tuple[str, str, str], Entry] = {}
     for entry in inventory.of_kind(CLUSTER):
         target = entry.field.at("spec", "targetNamespace")
         other = seen.setdefault((harvester(entry), target.text, entry.name), entry)
         if entry.name and target.text and other.namespace != entry.namespace:
             detail = f"{other} has this target namespace, too, and machines of both may get one name: give each its own"
-            yield Said(entry, target.problem(Fault.DUPLICATE, detail), other)
+            yield LocatedFinding(entry, target.problem(Fault.DUPLICATE, detail), other)
 
 
 def _disks(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
@@ -122,7 +123,7 @@ def _disks(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
                     yield entry, name
 
 
-@CHECKS.check(
+@RULES.rule(
     "storage-class-migration",
     (MACHINE, MACHINE_TEMPLATE),
     "Disks are on a storage class that lets a VM move to another host while it runs, where the StorageClass is among"
@@ -130,25 +131,25 @@ def _disks(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
     example='`storageClass: longhorn` beside StorageClass `longhorn` without `migratable: "true"`: choose another',
     advice=True,
 )
-def _migratable(inventory: Inventory) -> Iterator[Said]:
+def _migratable(inventory: Inventory) -> Iterator[Located]:
     for entry, name in _disks(inventory):
         found = inventory.find("StorageClass", "", name.text, STORAGE_GROUP)
         longhorn = found is not None and found.field.at("provisioner").text == "driver.longhorn.io"
         if found and longhorn and found.field.at("parameters", "migratable").value != "true":
             detail = 'has no parameter migratable: "true", without which a VM is not moved while it runs'
-            yield Said(entry, name.invalid(detail), found)
+            yield LocatedFinding(entry, name.invalid(detail), found)
 
 
-@CHECKS.check(
+@RULES.rule(
     "storage-class-absent",
     (MACHINE, MACHINE_TEMPLATE),
     "A storage class has the name of a StorageClass, where some are among the files and it is nearly that of one.",
     example="`storageClass: harvester-longhron` beside StorageClass `harvester-longhorn`: correct the name",
     advice=True,
 )
-def _storage_class_name(inventory: Inventory) -> Iterator[Said]:
+def _storage_class_name(inventory: Inventory) -> Iterator[Located]:
     given = {entry.name for entry in inventory.of_kind("StorageClass", STORAGE_GROUP)}
     for entry, name in _disks(inventory):
         near = did_you_mean(name.text, given) if name.text not in given else ""
         if near:
-            yield Said(entry, name.invalid(f"no StorageClass of this name is among the files{near}"))
+            yield LocatedFinding(entry, name.invalid(f"no StorageClass of this name is among the files{near}"))

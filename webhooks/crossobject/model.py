@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from caphv.api.names import CLUSTER_NAME_LABEL, GROUP
-from caphv.validation.finding import Finding
-from webhooks.rules.model import Field, Problem
+from caphv.validation.finding import LocatedFinding
+from caphv.validation.rule import Rule
+from webhooks.rules.model import Field
 
 Obj = dict[str, Any]
 
@@ -71,21 +72,8 @@ class Entry:
         return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """A finding about one of the objects, and the other object that it has to do with, both by their places."""
-
-    index: int
-    finding: Finding
-    other: int | None = None
-
-
-class Said(NamedTuple):
-    """What a check finds: where, what, and which other object it has to do with."""
-
-    entry: Entry
-    problem: Problem
-    other: Entry | None = None
+Located = LocatedFinding[Entry]
+"""What a check over several objects yields: the object, what is wrong with it, and the other object it is about."""
 
 
 class Inventory:
@@ -142,37 +130,9 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
-Checker = Callable[[Inventory], Iterator[Said]]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One rule about several objects, or about objects of Cluster API; `example` is a wrong one with its remedy."""
-
-    name: str
-    kinds: tuple[str, ...]
-    description: str
-    example: str
-    check: Checker
-    advice: bool = False
-
-    def remarks(self, inventory: Inventory) -> Iterator[Remark]:
-        """What the rule finds."""
-        for entry, (path, fault, detail, value), other in self.check(inventory):
-            finding = Finding(path, fault, detail, self.name, value, self.advice)
-            yield Remark(entry.index, finding, other.index if other else None)
-
-
-class Checks(list[Check]):
-    """Checks of one theme, in the order in which they are documented."""
-
-    def check(
-        self, name: str, kinds: tuple[str, ...], description: str, *, example: str, advice: bool = False
-    ) -> Callable[[Checker], Checker]:
-        """Register the decorated check."""
-
-        def register(checker: Checker) -> Checker:
-            self.append(Check(name, kinds, description, example, checker, advice))
-            return checker
-
-        return register
+def locate(rule: Rule, inventory: Inventory) -> Iterator[LocatedFinding[int]]:
+    """Run a rule over all objects; yield its findings by the places of the objects."""
+    if rule.check is not None:
+        for found in rule.check(inventory):
+            other = found.other.index if found.other else None
+            yield LocatedFinding(found.place.index, rule.signed(found.finding), other)

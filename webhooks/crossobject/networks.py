@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
-from caphv.validation.finding import Fault
-from webhooks.crossobject.model import CORE_GROUP, POOL_GROUP, Checks, Entry, Inventory, Said
+from caphv.validation.finding import Fault, LocatedFinding
+from caphv.validation.rule import Rules
+from webhooks.crossobject.model import CORE_GROUP, POOL_GROUP, Entry, Inventory, Located
 from webhooks.crossobject.owners import machine_templates, users
 from webhooks.rules.model import CLUSTER, MACHINE, MACHINE_TEMPLATE, Field
 
-CHECKS = Checks()
+RULES = Rules()
 
 # Of a static address, unless machine or cluster say another (contract).
 _DEFAULT_PREFIX = 16
@@ -41,35 +42,35 @@ def _blocks(cluster: Entry) -> list[Field]:
     return [block for part in ("pods", "services") for block in networks.at(part, "cidrBlocks").each()]
 
 
-@CHECKS.check(
+@RULES.rule(
     "cluster-network",
     ("Cluster",),
     "CIDR blocks of Pods and Services are CIDRs, and do not overlap each other.",
     example="`pods.cidrBlocks: [10.42.0.0/15]` with `services.cidrBlocks: [10.43.0.0/16]`: choose separate ones",
 )
-def _cluster_network(inventory: Inventory) -> Iterator[Said]:
+def _cluster_network(inventory: Inventory) -> Iterator[Located]:
     for cluster in inventory.of_kind("Cluster", CORE_GROUP):
         blocks = _blocks(cluster)
         for block in blocks:
             if network(block.text) is None:
-                yield Said(cluster, block.invalid('must be a CIDR, for example "10.42.0.0/16"'))
+                yield LocatedFinding(cluster, block.invalid('must be a CIDR, for example "10.42.0.0/16"'))
         for one, two in combinations(blocks, 2):
             if _overlap(network(one.text), network(two.text)):
-                yield Said(cluster, two.invalid(f"overlaps {one.text}, another block of this cluster"))
+                yield LocatedFinding(cluster, two.invalid(f"overlaps {one.text}, another block of this cluster"))
 
 
 def _overlap(one: Network | None, two: Network | None) -> bool:
     return one is not None and two is not None and one.version == two.version and one.overlaps(two)
 
 
-@CHECKS.check(
+@RULES.rule(
     "cluster-network-overlap",
     ("Cluster",),
     "CIDR blocks of Pods and Services keep off the networks of the cluster's machines and load balancer, or machines"
     " could not reach each other.",
     example="`pods.cidrBlocks: [172.17.0.0/16]` with machines in 172.17.1.0/24: choose another block",
 )
-def _machines_network(inventory: Inventory) -> Iterator[Said]:
+def _machines_network(inventory: Inventory) -> Iterator[Located]:
     for cluster, infrastructure in inventory.clusters:
         used = [(found, infrastructure) for found in _networks(infrastructure.field.at("spec"))]
         for template in machine_templates(inventory, cluster):
@@ -77,7 +78,7 @@ def _machines_network(inventory: Inventory) -> Iterator[Said]:
         for block in _blocks(cluster):
             for found, entry in used:
                 if _overlap(network(block.text), found):
-                    yield Said(cluster, block.invalid(f"overlaps {found}, a network of {entry}"), entry)
+                    yield LocatedFinding(cluster, block.invalid(f"overlaps {found}, a network of {entry}"), entry)
                     break
 
 
@@ -141,14 +142,14 @@ def _same_network(one: tuple[str, str], two: tuple[str, str]) -> bool:
     return one[1] == two[1] and (one[0] == two[0] or not one[0] or not two[0])
 
 
-@CHECKS.check(
+@RULES.rule(
     "pool-overlap",
     (CLUSTER, "IPPool"),
     "Address ranges of pools on one VM network do not overlap, whichever clusters they are for: two machines would get"
     " one address.",
     example="HarvesterClusters `a` and `b` with pools 172.17.1.50-100 and 172.17.1.90-120: separate the ranges",
 )
-def _pool_overlap(inventory: Inventory) -> Iterator[Said]:
+def _pool_overlap(inventory: Inventory) -> Iterator[Located]:
     by_network: dict[str, list[_Range]] = {}
     for given in _ranges(inventory):
         by_network.setdefault(given.where[1], []).append(given)
@@ -161,7 +162,9 @@ def _pool_overlap(inventory: Inventory) -> Iterator[Said]:
             if one := next(meets, None):
                 start = two.field.at("rangeStart") if two.field.at("rangeStart").present else two.field.at("subnet")
                 detail = f"range {two.first}-{two.last} overlaps {one.first}-{one.last} of {one.entry}"
-                yield Said(two.entry, start.invalid(f"{detail} on VM network {vm_network}: separate them"), one.entry)
+                yield LocatedFinding(
+                    two.entry, start.invalid(f"{detail} on VM network {vm_network}: separate them"), one.entry
+                )
             else:
                 widest.append(two)
 
@@ -183,54 +186,54 @@ def _statics(inventory: Inventory) -> Iterator[_Static]:
             yield _Static(entry, field, where, given)
 
 
-@CHECKS.check(
+@RULES.rule(
     "static-address-duplicate",
     (MACHINE,),
     "No two machines on one VM network have the same static address.",
     example="two HarvesterMachines with `networkConfig.address: 172.17.1.60`: give each its own",
 )
-def _static_duplicate(inventory: Inventory) -> Iterator[Said]:
+def _static_duplicate(inventory: Inventory) -> Iterator[Located]:
     first: dict[ipaddress.IPv4Address, list[_Static]] = {}
     for static in _statics(inventory):
         known = first.setdefault(static.address, [])
         if other := next((one for one in known if _same_network(one.where, static.where)), None):
             detail = f"{other.entry} has this address on VM network {static.where[1]}, too: give each its own"
-            yield Said(static.entry, static.field.problem(Fault.DUPLICATE, detail), other.entry)
+            yield LocatedFinding(static.entry, static.field.problem(Fault.DUPLICATE, detail), other.entry)
         known.append(static)
 
 
-@CHECKS.check(
+@RULES.rule(
     "static-address-in-pool",
     (MACHINE,),
     "A static address lies outside the ranges of the pools on its VM network, or a pool gives it to another machine.",
     example="`networkConfig.address: 172.17.1.60` and a pool 172.17.1.50-100: take an address outside of the range",
     advice=True,
 )
-def _static_in_pool(inventory: Inventory) -> Iterator[Said]:
+def _static_in_pool(inventory: Inventory) -> Iterator[Located]:
     ranges = list(_ranges(inventory))
     for static in _statics(inventory):
         for pool in ranges:
             if _same_network(pool.where, static.where) and pool.first <= static.address <= pool.last:
                 detail = f"lies in range {pool.first}-{pool.last} of {pool.entry}: take an address outside of it"
-                yield Said(static.entry, static.field.invalid(detail), pool.entry)
+                yield LocatedFinding(static.entry, static.field.invalid(detail), pool.entry)
                 break
 
 
-@CHECKS.check(
+@RULES.rule(
     "static-address-template",
     (MACHINE_TEMPLATE,),
     "A template with a static address makes at most one machine.",
     example="`networkConfig` in a template of a MachineDeployment with 3 replicas: use a pool",
 )
-def _static_template(inventory: Inventory) -> Iterator[Said]:
+def _static_template(inventory: Inventory) -> Iterator[Located]:
     for template, owner, replicas in users(inventory):
         field = template.field.at("spec", "template", "spec", "networkConfig", "address")
         if field.text and replicas.number is not None and replicas.number > 1:
             detail = f"{owner} makes {replicas.number} machines of this template, all with this address: use a pool"
-            yield Said(template, field.invalid(detail), owner)
+            yield LocatedFinding(template, field.invalid(detail), owner)
 
 
-@CHECKS.check(
+@RULES.rule(
     "static-address-network",
     (MACHINE, MACHINE_TEMPLATE),
     "A static address without a mask beside it has the mask of its cluster: by that, address and gateway are in one"
@@ -238,7 +241,7 @@ def _static_template(inventory: Inventory) -> Iterator[Said]:
     example="`networkConfig: {address: 172.17.1.60, gateway: 172.17.2.1}` in a cluster with mask 255.255.255.0:"
     " correct the gateway",
 )
-def _static_network(inventory: Inventory) -> Iterator[Said]:
+def _static_network(inventory: Inventory) -> Iterator[Located]:
     for machine in inventory.of_kind(MACHINE):
         if infrastructure := inventory.infrastructure(machine):
             yield from _unreachable(machine, machine.field.at("spec", "networkConfig"), infrastructure)
@@ -248,7 +251,7 @@ def _static_network(inventory: Inventory) -> Iterator[Said]:
             yield from _unreachable(template, static, infrastructure)
 
 
-def _unreachable(entry: Entry, static: Field, infrastructure: Entry) -> Iterator[Said]:
+def _unreachable(entry: Entry, static: Field, infrastructure: Entry) -> Iterator[Located]:
     own, gateway = address(static.at("address").text), address(static.at("gateway").text)
     mask = infrastructure.field.at("spec", "vmNetworkConfig", "subnetMask").text
     if own is None or gateway is None or not mask or static.at("subnetMask").present:
@@ -257,4 +260,6 @@ def _unreachable(entry: Entry, static: Field, infrastructure: Entry) -> Iterator
     # What is beyond the mask that a machine gets without a cluster's is told by the rules about that machine.
     if within and default and gateway in default and gateway not in within:
         detail = f"is not in the machine's network {within} by the mask of {infrastructure}"
-        yield Said(entry, static.at("gateway").invalid(f"{detail}: correct it, or set subnetMask"), infrastructure)
+        yield LocatedFinding(
+            entry, static.at("gateway").invalid(f"{detail}: correct it, or set subnetMask"), infrastructure
+        )

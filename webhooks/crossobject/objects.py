@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 
 from caphv.api.names import GROUP
-from caphv.validation.finding import Fault
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Checks, Entry, Inventory, Said
-from webhooks.rules.model import Field, Problem
+from caphv.validation.finding import Fault, Finding, LocatedFinding
+from caphv.validation.rule import Rules
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Entry, Inventory, Located
+from webhooks.rules.model import Field
 
-CHECKS = Checks()
+RULES = Rules()
 GROUPS = frozenset({GROUP, CORE_GROUP, CONTROL_PLANE_GROUP})
 API_SERVER_PORT = 6443
 
@@ -21,21 +22,21 @@ _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
-@CHECKS.check(
+@RULES.rule(
     "metadata",
     ("all kinds of this provider and of Cluster API",),
     "Metadata is what the API server takes: a name (or generateName) and a namespace in its form, texts as values of"
     " labels and annotations.",
     example="`labels: {tier: 1}`: quote the value",
 )
-def _metadata(inventory: Inventory) -> Iterator[Said]:
+def _metadata(inventory: Inventory) -> Iterator[Located]:
     for entry in inventory.entries:
         if entry.group in GROUPS:
             for problem in _of_metadata(entry.field.at("metadata")):
-                yield Said(entry, problem)
+                yield LocatedFinding(entry, problem)
 
 
-def _of_metadata(metadata: Field) -> Iterator[Problem]:
+def _of_metadata(metadata: Field) -> Iterator[Finding]:
     name, namespace = metadata.at("name"), metadata.at("namespace")
     if not name.present and not metadata.at("generateName").present:
         yield name.required("must be set")
@@ -47,7 +48,7 @@ def _of_metadata(metadata: Field) -> Iterator[Problem]:
         yield from _texts(metadata.at(part), labels=part == "labels")
 
 
-def _texts(values: Field, *, labels: bool) -> Iterator[Problem]:
+def _texts(values: Field, *, labels: bool) -> Iterator[Finding]:
     if values.value is not None and not isinstance(values.value, dict):
         yield values.problem(Fault.WRONG_TYPE, "must be a mapping of keys to texts")
     for key in values.mapping:
@@ -58,54 +59,62 @@ def _texts(values: Field, *, labels: bool) -> Iterator[Problem]:
             yield value.invalid("must be at most 63 letters, digits, -, _ and . with a letter or digit at both ends")
 
 
-@CHECKS.check(
+@RULES.rule(
     "defined-twice",
     ("all kinds of this provider and of Cluster API",),
     "An object is defined once: the later definition would silently replace the earlier.",
     example="HarvesterCluster `clusters/demo` in two files: remove one",
 )
-def _twice(inventory: Inventory) -> Iterator[Said]:
+def _twice(inventory: Inventory) -> Iterator[Located]:
     seen: dict[tuple[str, str, str, str], Entry] = {}
     for entry in inventory.entries:
         if entry.group in GROUPS and entry.name:
             first = seen.setdefault((entry.group, entry.kind, entry.namespace, entry.name), entry)
             if first is not entry:
                 name = entry.field.at("metadata", "name")
-                yield Said(entry, name.problem(Fault.DUPLICATE, f"{entry} is defined already: remove one"), first)
+                yield LocatedFinding(
+                    entry, name.problem(Fault.DUPLICATE, f"{entry} is defined already: remove one"), first
+                )
 
 
-@CHECKS.check(
+@RULES.rule(
     "cluster-endpoint",
     ("Cluster",),
     "`spec.controlPlaneEndpoint` of a Cluster on Harvester has a host and port that can be one, or is left out.",
     example="`controlPlaneEndpoint: {host: 172.17.1.300, port: 6443}`: remove it, the provider fills it in",
 )
-def _endpoint(inventory: Inventory) -> Iterator[Said]:
+def _endpoint(inventory: Inventory) -> Iterator[Located]:
     for entry, endpoint in _endpoints(inventory):
         host, port = endpoint.at("host"), endpoint.at("port")
         if host.present and not _is_host(host.text):
-            yield Said(entry, host.invalid("must be an address or a host name; without it, the provider fills it in"))
+            yield LocatedFinding(
+                entry, host.invalid("must be an address or a host name; without it, the provider fills it in")
+            )
         if port.value is not None and not (port.number is not None and 0 <= port.number <= 65535):
-            yield Said(entry, port.invalid(f"must be a port; without it, the provider fills in {API_SERVER_PORT}"))
+            yield LocatedFinding(
+                entry, port.invalid(f"must be a port; without it, the provider fills in {API_SERVER_PORT}")
+            )
 
 
-@CHECKS.check(
+@RULES.rule(
     "cluster-endpoint-given",
     ("Cluster",),
     "`spec.controlPlaneEndpoint` of a Cluster on Harvester agrees with its HarvesterCluster and the load balancer.",
     example="`controlPlaneEndpoint: {host: 172.17.1.50, port: 443}`: remove it, the load balancer answers at port 6443",
     advice=True,
 )
-def _endpoint_given(inventory: Inventory) -> Iterator[Said]:
+def _endpoint_given(inventory: Inventory) -> Iterator[Located]:
     infrastructures = {cluster.index: entry for cluster, entry in inventory.clusters}
     for entry, endpoint in _endpoints(inventory):
         host, port = endpoint.at("host"), endpoint.at("port")
         if port.number and 0 < port.number <= 65535 and port.number != API_SERVER_PORT:
-            yield Said(entry, port.invalid(f"the load balancer answers at port {API_SERVER_PORT}: remove the endpoint"))
+            yield LocatedFinding(
+                entry, port.invalid(f"the load balancer answers at port {API_SERVER_PORT}: remove the endpoint")
+            )
         other = infrastructures.get(entry.index)
         told = other.field.at("spec", "controlPlaneEndpoint", "host").text if other else ""
         if host.text and told not in ("", "0.0.0.0", host.text):
-            yield Said(entry, host.invalid(f"{other} has {told}: remove the endpoint here"), other)
+            yield LocatedFinding(entry, host.invalid(f"{other} has {told}: remove the endpoint here"), other)
 
 
 def _endpoints(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:

@@ -7,11 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from caphv.api.names import GROUP, VERSIONS
-from caphv.validation.finding import Fault
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Checks, Entry, Inventory, Said, did_you_mean
+from caphv.validation.finding import Fault, LocatedFinding
+from caphv.validation.rule import Rules
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Entry, Inventory, Located, did_you_mean
 from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, KINDS, MACHINE, MACHINE_TEMPLATE, Field
 
-CHECKS = Checks()
+RULES = Rules()
 OWNERS = ("Cluster", "ClusterClass", "Machine", "MachineSet", "MachineDeployment", "MachinePool", "*ControlPlane")
 
 _KEYS = frozenset({"infrastructureRef", "ref", "templateRef"})
@@ -57,7 +58,7 @@ def expected_kind(entry: Entry, field: Field) -> str | None:
     return _EXPECTED.get(entry.kind, MACHINE_TEMPLATE)
 
 
-@CHECKS.check(
+@RULES.rule(
     "reference-kind",
     OWNERS,
     "A reference names the kind of this provider that fits its place: HarvesterCluster for a Cluster,"
@@ -65,55 +66,57 @@ def expected_kind(entry: Entry, field: Field) -> str | None:
     " a ClusterClass. There are no machine pools.",
     example='MachineDeployment with `infrastructureRef.kind: HarvesterMachine`: write "HarvesterMachineTemplate"',
 )
-def _kind(inventory: Inventory) -> Iterator[Said]:
+def _kind(inventory: Inventory) -> Iterator[Located]:
     for entry, field in references(inventory):
         kind, wanted = field.at("kind"), expected_kind(entry, field)
         if wanted is None:
             detail = "this provider has no machine pools: use a MachineDeployment with a HarvesterMachineTemplate"
-            yield Said(entry, kind.problem(Fault.UNSUPPORTED, detail))
+            yield LocatedFinding(entry, kind.problem(Fault.UNSUPPORTED, detail))
         elif kind.value != wanted:
-            yield Said(entry, kind.problem(Fault.UNSUPPORTED, f'must be "{wanted}" here'))
+            yield LocatedFinding(entry, kind.problem(Fault.UNSUPPORTED, f'must be "{wanted}" here'))
 
 
-@CHECKS.check(
+@RULES.rule(
     "reference-api",
     OWNERS,
     "A reference says its API as the version of its object wants it: `apiVersion` with a served version in v1beta1,"
     " `apiGroup` in v1beta2 of Cluster API.",
     example="Cluster of v1beta2 with `infrastructureRef.apiVersion`: write `apiGroup: infrastructure.cluster.x-k8s.io`",
 )
-def _api(inventory: Inventory) -> Iterator[Said]:
+def _api(inventory: Inventory) -> Iterator[Located]:
     for entry, field in references(inventory):
         new = entry.api == (CORE_GROUP, "v1beta2") and entry.kind != "ClusterClass"
         right, wrong = field.at("apiGroup" if new else "apiVersion"), field.at("apiVersion" if new else "apiGroup")
         wanted = GROUP if new else f"{GROUP}/{VERSIONS[-1]}"
         if wrong.present and entry.group == CORE_GROUP:
             instead = f'write {right.path[-1]} "{wanted}" in its place in {entry.field.at("apiVersion").text}'
-            yield Said(entry, wrong.problem(Fault.UNKNOWN, instead))
+            yield LocatedFinding(entry, wrong.problem(Fault.UNKNOWN, instead))
         elif not right.present and not wrong.present:
-            yield Said(entry, right.required(f'must be "{wanted}"'))
+            yield LocatedFinding(entry, right.required(f'must be "{wanted}"'))
         elif right.text and right.value not in _spellings(new):
-            yield Said(entry, right.problem(Fault.UNSUPPORTED, f'must be "{wanted}"'))
+            yield LocatedFinding(entry, right.problem(Fault.UNSUPPORTED, f'must be "{wanted}"'))
 
 
 def _spellings(new: bool) -> set[str]:
     return {GROUP} if new else {f"{GROUP}/{version}" for version in VERSIONS}
 
 
-@CHECKS.check(
+@RULES.rule(
     "reference-namespace",
     OWNERS,
     "A reference stays in the namespace of its object.",
     example="Cluster in namespace `clusters` with `infrastructureRef.namespace: default`: remove the field",
 )
-def _namespace(inventory: Inventory) -> Iterator[Said]:
+def _namespace(inventory: Inventory) -> Iterator[Located]:
     for entry, field in references(inventory):
         namespace = field.at("namespace")
         if namespace.text and entry.namespace and namespace.text != entry.namespace:
-            yield Said(entry, namespace.invalid(f'must be "{entry.namespace}", that of the {entry.kind} itself'))
+            yield LocatedFinding(
+                entry, namespace.invalid(f'must be "{entry.namespace}", that of the {entry.kind} itself')
+            )
 
 
-@CHECKS.check(
+@RULES.rule(
     "reference-absent",
     OWNERS,
     "What a reference names is among the files. It may be on the cluster already; a name that is nearly one among the"
@@ -121,16 +124,18 @@ def _namespace(inventory: Inventory) -> Iterator[Said]:
     example="Cluster with `infrastructureRef.name: demmo` beside HarvesterCluster `demo`: correct the name",
     advice=True,
 )
-def _absent(inventory: Inventory) -> Iterator[Said]:
+def _absent(inventory: Inventory) -> Iterator[Located]:
     for entry, field in references(inventory):
         kind, name = field.at("kind").text, field.at("name")
         namespace = field.at("namespace").text or entry.namespace
         if kind not in KINDS or not name.text or inventory.find(kind, namespace, name.text):
             continue
-        yield Said(entry, name.invalid(f"no {kind} of this name is among the files{inventory.near(kind, name.text)}"))
+        yield LocatedFinding(
+            entry, name.invalid(f"no {kind} of this name is among the files{inventory.near(kind, name.text)}")
+        )
 
 
-@CHECKS.check(
+@RULES.rule(
     "identity-absent",
     (CLUSTER,),
     "The identity Secret is among the files. It may be on the cluster already, as is wise for a Secret; a name that is"
@@ -138,26 +143,26 @@ def _absent(inventory: Inventory) -> Iterator[Said]:
     example="`identitySecret.name: harvester-identiy` beside Secret `harvester-identity`: correct the name",
     advice=True,
 )
-def _identity(inventory: Inventory) -> Iterator[Said]:
+def _identity(inventory: Inventory) -> Iterator[Located]:
     for entry, name, secret in _identities(inventory):
         if secret is None:
             detail = f"no Secret of this name is among the files{inventory.near('Secret', name.text, '')}"
-            yield Said(entry, name.invalid(detail))
+            yield LocatedFinding(entry, name.invalid(detail))
 
 
-@CHECKS.check(
+@RULES.rule(
     "identity-key",
     (CLUSTER,),
     "The identity Secret has the key `kubeconfig`. Its content is neither looked at nor shown.",
     example="Secret with `stringData.config`: name the key `kubeconfig`",
 )
-def _identity_key(inventory: Inventory) -> Iterator[Said]:
+def _identity_key(inventory: Inventory) -> Iterator[Located]:
     for entry, name, secret in _identities(inventory):
         if secret is None:
             continue
         keys = {*secret.field.at("data").mapping, *secret.field.at("stringData").mapping}
         if "kubeconfig" not in keys:
-            yield Said(entry, name.invalid("this Secret has no key kubeconfig: name the key so"), secret)
+            yield LocatedFinding(entry, name.invalid("this Secret has no key kubeconfig: name the key so"), secret)
 
 
 def _identities(inventory: Inventory) -> Iterator[tuple[Entry, Field, Entry | None]]:
@@ -168,7 +173,7 @@ def _identities(inventory: Inventory) -> Iterator[tuple[Entry, Field, Entry | No
             yield entry, name, inventory.find("Secret", namespace, name.text, "")
 
 
-@CHECKS.check(
+@RULES.rule(
     "pool-name",
     (CLUSTER, MACHINE, MACHINE_TEMPLATE),
     "A pool that is referred to has the name of an IPPool, where IPPools are among the files and the name is nearly one"
@@ -176,7 +181,7 @@ def _identities(inventory: Inventory) -> Iterator[tuple[Entry, Field, Entry | No
     example="`ipPoolRefs: [vm-pol-a]` beside IPPool `vm-pool-a`: correct the name",
     advice=True,
 )
-def _pools(inventory: Inventory) -> Iterator[Said]:
+def _pools(inventory: Inventory) -> Iterator[Located]:
     given = {pool.name for pool in inventory.of_kind("IPPool", "loadbalancer.harvesterhci.io")}
     for kind in (CLUSTER, MACHINE, MACHINE_TEMPLATE):
         for entry in inventory.of_kind(kind):
@@ -190,4 +195,4 @@ def _pools(inventory: Inventory) -> Iterator[Said]:
             for name in names:
                 near = did_you_mean(name.text, given)
                 if name.text and name.text not in given and near:
-                    yield Said(entry, name.invalid(f"no IPPool of this name is among the files{near}"))
+                    yield LocatedFinding(entry, name.invalid(f"no IPPool of this name is among the files{near}"))

@@ -9,13 +9,14 @@ from typing import Any
 from jsonschema import Draft4Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 
-from caphv.validation.finding import Fault
+from caphv.validation.finding import Fault, Finding, LocatedFinding
+from caphv.validation.rule import Rules
 from webhooks.crossobject.machines import topology_class
-from webhooks.crossobject.model import CORE_GROUP, Checks, Entry, Inventory, Said, did_you_mean
+from webhooks.crossobject.model import CORE_GROUP, Entry, Inventory, Located, did_you_mean
 from webhooks.crossobject.references import references
-from webhooks.rules.model import Field, Problem
+from webhooks.rules.model import Field
 
-CHECKS = Checks()
+RULES = Rules()
 _TOPOLOGIES = ("machineDeployments", "machinePools")
 
 
@@ -28,13 +29,13 @@ def _by_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
             yield cluster, found
 
 
-@CHECKS.check(
+@RULES.rule(
     "topology-class",
     ("Cluster",),
     "Classes of machines in `spec.topology` are classes of the ClusterClass.",
     example="`workers.machineDeployments[0].class: worker` with a ClusterClass whose class is `default-worker`",
 )
-def _classes(inventory: Inventory) -> Iterator[Said]:
+def _classes(inventory: Inventory) -> Iterator[Located]:
     for cluster, found in _by_class(inventory):
         for part in _TOPOLOGIES:
             known = {one.at("class").text for one in found.field.at("spec", "workers", part).each()}
@@ -42,24 +43,24 @@ def _classes(inventory: Inventory) -> Iterator[Said]:
                 name = one.at("class")
                 if name.text and name.text not in known:
                     detail = f"{found} has no such class{did_you_mean(name.text, known)}"
-                    yield Said(cluster, name.problem(Fault.UNSUPPORTED, detail), found)
+                    yield LocatedFinding(cluster, name.problem(Fault.UNSUPPORTED, detail), found)
 
 
-@CHECKS.check(
+@RULES.rule(
     "topology-variable",
     ("Cluster",),
     "Variables in `spec.topology` are variables of the ClusterClass with values that it allows, and none that is"
     " required is missing.",
     example="`{name: vmCPU, value: four}` where the ClusterClass wants an integer",
 )
-def _variables(inventory: Inventory) -> Iterator[Said]:
+def _variables(inventory: Inventory) -> Iterator[Located]:
     for cluster, found in _by_class(inventory):
         schemas = {one.at("name").text: one for one in found.field.at("spec", "variables").each()}
         topology = cluster.field.at("spec", "topology")
         given = topology.at("variables")
-        yield from (Said(cluster, problem, found) for problem in _missing(given, schemas))
+        yield from (LocatedFinding(cluster, problem, found) for problem in _missing(given, schemas))
         for variable in (*given.each(), *_overrides(topology)):
-            yield from (Said(cluster, problem, found) for problem in _problems(variable, schemas))
+            yield from (LocatedFinding(cluster, problem, found) for problem in _problems(variable, schemas))
 
 
 def _overrides(topology: Field) -> Iterator[Field]:
@@ -68,7 +69,7 @@ def _overrides(topology: Field) -> Iterator[Field]:
         yield from part.at("variables", "overrides").each()
 
 
-def _missing(given: Field, schemas: dict[str, Field]) -> Iterator[Problem]:
+def _missing(given: Field, schemas: dict[str, Field]) -> Iterator[Finding]:
     names = {one.at("name").text for one in given.each()}
     for name, schema in schemas.items():
         default = "default" in schema.at("schema", "openAPIV3Schema").mapping
@@ -76,7 +77,7 @@ def _missing(given: Field, schemas: dict[str, Field]) -> Iterator[Problem]:
             yield given.required(f"variable {name} must be set: the ClusterClass requires it and has no default")
 
 
-def _problems(variable: Field, schemas: dict[str, Field]) -> Iterator[Problem]:
+def _problems(variable: Field, schemas: dict[str, Field]) -> Iterator[Finding]:
     name, value = variable.at("name"), variable.at("value")
     if name.text not in schemas:
         if name.text:
@@ -93,20 +94,20 @@ def _problems(variable: Field, schemas: dict[str, Field]) -> Iterator[Problem]:
     yield from _unknown(value, schema)
 
 
-def _said(error: ValidationError, value: Field) -> Iterator[Problem]:
+def _said(error: ValidationError, value: Field) -> Iterator[Finding]:
     path = (*value.path, *error.absolute_path)
     if error.validator == "required":
         place = Field(error.schema, ()).at("properties")
         for name in (one.text for one in Field(error.validator_value, ()).each()):
             # The core fills defaults in before it validates.
             if name not in Field(error.instance, ()).mapping and "default" not in place.at(name).mapping:
-                yield Problem((*path, name), Fault.REQUIRED, "the ClusterClass wants it set")
+                yield Finding((*path, name), Fault.REQUIRED, "the ClusterClass wants it set")
         return
     allowed = f"{error.validator} {json.dumps(error.validator_value)}"
-    yield Problem(path, Fault.INVALID, f"the ClusterClass wants {allowed}", error.instance)
+    yield Finding(path, Fault.INVALID, f"the ClusterClass wants {allowed}", value=error.instance)
 
 
-def _unknown(value: Field, schema: Any) -> Iterator[Problem]:
+def _unknown(value: Field, schema: Any) -> Iterator[Finding]:
     """Fields that the schema of a variable does not name: the core refuses them unless it is told to keep them."""
     if not isinstance(schema, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
         return

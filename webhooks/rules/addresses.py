@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from webhooks.rules.model import CLUSTERS, KINDS, MACHINES, Field, Problem, Rules, Subject
+from caphv.validation.finding import Finding
+from caphv.validation.rule import Rules
+from webhooks.rules.model import CLUSTERS, KINDS, MACHINES, Field, Subject
 from webhooks.rules.pools import pools
 from webhooks.rules.values import IPv4, IPv4Network, address, is_end, is_ip, is_subdomain, network, prefix_of
 
@@ -23,9 +25,9 @@ _LOOPBACK = IPv4Network("127.0.0.0/16")
     "vmNetworkConfig.gateway",
     "vmNetworkConfig.subnetMask",
     example="vmNetworkConfig: {gateway: 172.17.1, subnetMask: 255.255.255.0, ipPoolRef: vm-pool}",
-    go=True,
+    refused_by_go=True,
 )
-def _vm_network_address(subject: Subject) -> Iterator[Problem]:
+def _vm_network_address(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     yield from _no_addresses(config.at("gateway"), config.at("subnetMask"))
 
@@ -36,9 +38,9 @@ def _vm_network_address(subject: Subject) -> Iterator[Problem]:
     "The gateway of a static address is an address.",
     "networkConfig.gateway",
     example="networkConfig: {address: 172.17.1.10, gateway: router.example.com}",
-    go=True,
+    refused_by_go=True,
 )
-def _static_gateway_address(subject: Subject) -> Iterator[Problem]:
+def _static_gateway_address(subject: Subject) -> Iterator[Finding]:
     gateway = subject.spec.at("networkConfig", "gateway")
     if isinstance(gateway.value, str) and not is_ip(gateway.text):
         yield gateway.invalid(_NO_ADDRESS)
@@ -56,7 +58,7 @@ def _static_gateway_address(subject: Subject) -> Iterator[Problem]:
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPool: {subnet: 172.17.1.0/24, "
     "gateway: 172.17.1.1/24, vmNetwork: default/production}}",
 )
-def _ipv4_address(subject: Subject) -> Iterator[Problem]:
+def _ipv4_address(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
         yield from _no_addresses(pool.at("gateway"))
         yield from _no_addresses(*(pool.at(key) for key in ("rangeStart", "rangeEnd") if pool.at(key).present))
@@ -76,7 +78,7 @@ def _ipv4_address(subject: Subject) -> Iterator[Problem]:
     "networkConfig.subnetMask",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.0.255.0, ipPoolRef: vm-pool}",
 )
-def _subnet_mask(subject: Subject) -> Iterator[Problem]:
+def _subnet_mask(subject: Subject) -> Iterator[Finding]:
     for mask in (subject.spec.at("vmNetworkConfig", "subnetMask"), subject.spec.at("networkConfig", "subnetMask")):
         dotted = address(mask)
         if dotted is not None and prefix_of(dotted) in (None, 0, 31, 32):
@@ -91,7 +93,7 @@ def _subnet_mask(subject: Subject) -> Iterator[Problem]:
     "networkConfig.gateway",
     example="vmNetworkConfig: {gateway: 172.17.1.255, subnetMask: 255.255.255.0, ipPoolRef: vm-pool}",
 )
-def _gateway_usable(subject: Subject) -> Iterator[Problem]:
+def _gateway_usable(subject: Subject) -> Iterator[Finding]:
     for config, default in ((subject.spec.at("vmNetworkConfig"), False), (subject.spec.at("networkConfig"), True)):
         yield from _unusable(config.at("gateway"), config.at("subnetMask"), default=default)
 
@@ -104,7 +106,7 @@ def _gateway_usable(subject: Subject) -> Iterator[Problem]:
     "networkConfig.subnetMask",
     example="networkConfig: {address: 172.17.1.0, gateway: 172.17.1.1, subnetMask: 255.255.255.0}",
 )
-def _static_address_usable(subject: Subject) -> Iterator[Problem]:
+def _static_address_usable(subject: Subject) -> Iterator[Finding]:
     static = subject.spec.at("networkConfig")
     yield from _unusable(static.at("address"), static.at("subnetMask"), default=True)
 
@@ -117,7 +119,7 @@ def _static_address_usable(subject: Subject) -> Iterator[Problem]:
     "networkConfig.gateway",
     example="networkConfig: {address: 172.17.1.1, gateway: 172.17.1.1}",
 )
-def _static_gateway_differs(subject: Subject) -> Iterator[Problem]:
+def _static_gateway_differs(subject: Subject) -> Iterator[Finding]:
     static = subject.spec.at("networkConfig")
     own = address(static.at("address"))
     if own is not None and own == address(static.at("gateway")):
@@ -134,7 +136,7 @@ def _static_gateway_differs(subject: Subject) -> Iterator[Problem]:
     "networkConfig.subnetMask",
     example="networkConfig: {address: 172.17.1.10, gateway: 10.0.0.1}",
 )
-def _static_gateway_reachable(subject: Subject) -> Iterator[Problem]:
+def _static_gateway_reachable(subject: Subject) -> Iterator[Finding]:
     static = subject.spec.at("networkConfig")
     own, gateway = address(static.at("address")), address(static.at("gateway"))
     within = _network_of(own, static.at("subnetMask"), default=True)
@@ -155,7 +157,7 @@ def _static_gateway_reachable(subject: Subject) -> Iterator[Problem]:
         "subnetMask: 255.255.255.0, ipPoolRef: vm-pool}}"
     ),
 )
-def _network_config_exclusive(subject: Subject) -> Iterator[Problem]:
+def _network_config_exclusive(subject: Subject) -> Iterator[Finding]:
     pooled = subject.spec.at("vmNetworkConfig")
     if pooled.mapping and subject.spec.at("networkConfig").mapping:
         yield pooled.forbidden("networkConfig gives this machine a static address: remove one of the two")
@@ -169,7 +171,7 @@ def _network_config_exclusive(subject: Subject) -> Iterator[Problem]:
     "networkConfig.dnsServers[]",
     example="networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1, dnsServers: [dns.example.com]}",
 )
-def _dns_servers(subject: Subject) -> Iterator[Problem]:
+def _dns_servers(subject: Subject) -> Iterator[Finding]:
     for config in (subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")):
         for server in config.at("dnsServers").each():
             if isinstance(server.value, str) and not is_ip(server.text):
@@ -184,20 +186,20 @@ def _dns_servers(subject: Subject) -> Iterator[Problem]:
     "networkConfig.dnsSearch[]",
     example="networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1, dnsSearch: [example com]}",
 )
-def _dns_search(subject: Subject) -> Iterator[Problem]:
+def _dns_search(subject: Subject) -> Iterator[Finding]:
     for config in (subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")):
         for domain in config.at("dnsSearch").each():
             if isinstance(domain.value, str) and not is_subdomain(domain.text.lower().removesuffix(".")):
                 yield domain.invalid("must be a domain name, for example example.com")
 
 
-def _no_addresses(*fields: Field) -> Iterator[Problem]:
+def _no_addresses(*fields: Field) -> Iterator[Finding]:
     for field in fields:
         if isinstance(field.value, str) and address(field) is None:
             yield field.invalid(_NO_ADDRESS)
 
 
-def _unusable(field: Field, mask: Field, *, default: bool) -> Iterator[Problem]:
+def _unusable(field: Field, mask: Field, *, default: bool) -> Iterator[Finding]:
     """What is wrong with a host, by its mask where that is known."""
     host = address(field)
     if host is None:

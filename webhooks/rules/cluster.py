@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.validation.finding import Fault
-from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, CLUSTERS, Problem, Rules, Subject
+from caphv.validation.finding import Fault, Finding
+from caphv.validation.rule import Rules
+from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, CLUSTERS, Subject
 from webhooks.rules.values import address, is_subdomain
 
 RULES = Rules()
@@ -23,7 +24,7 @@ _SYSTEM = frozenset({"harvester-system", "longhorn-system", "cattle-system", "ku
     example="targetNamespace: harvester-system",
     advice=True,
 )
-def _target_namespace_system(subject: Subject) -> Iterator[Problem]:
+def _target_namespace_system(subject: Subject) -> Iterator[Finding]:
     namespace = subject.spec.at("targetNamespace")
     if namespace.text in _SYSTEM:
         yield namespace.invalid("belongs to Harvester: give the cluster a namespace of its own")
@@ -38,7 +39,7 @@ def _target_namespace_system(subject: Subject) -> Iterator[Problem]:
     "vmNetworkConfig",
     example="loadBalancerConfig: {ipamType: pool}",
 )
-def _load_balancer_pool(subject: Subject) -> Iterator[Problem]:
+def _load_balancer_pool(subject: Subject) -> Iterator[Finding]:
     balancer, machines = subject.spec.at("loadBalancerConfig"), subject.spec.at("vmNetworkConfig")
     named = [balancer.at(key) for key in ("ipPoolRef", "ipPool")]
     named += [machines.at(key) for key in ("ipPoolRef", "ipPoolRefs", "ipPool")]
@@ -55,7 +56,7 @@ def _load_balancer_pool(subject: Subject) -> Iterator[Problem]:
     "loadBalancerConfig.ipPool",
     example="loadBalancerConfig: {ipamType: dhcp, ipPoolRef: lb-pool}",
 )
-def _load_balancer_dhcp(subject: Subject) -> Iterator[Problem]:
+def _load_balancer_dhcp(subject: Subject) -> Iterator[Finding]:
     balancer = subject.spec.at("loadBalancerConfig")
     if balancer.at("ipamType").value != "dhcp":
         return
@@ -74,7 +75,7 @@ def _load_balancer_dhcp(subject: Subject) -> Iterator[Problem]:
         "protocol: TCP}, {name: https, port: 8443, backendPort: 443, protocol: TCP}]}"
     ),
 )
-def _listener_name_unique(subject: Subject) -> Iterator[Problem]:
+def _listener_name_unique(subject: Subject) -> Iterator[Finding]:
     seen = {API_LISTENER: f"is the name of the listener on {API_PORT} that every load balancer has: use another"}
     for listener in subject.spec.at("loadBalancerConfig", "listeners").each():
         name = listener.at("name")
@@ -93,7 +94,7 @@ def _listener_name_unique(subject: Subject) -> Iterator[Problem]:
         "loadBalancerConfig: {ipamType: dhcp, listeners: [{name: api, port: 6443, backendPort: 6443, protocol: TCP}]}"
     ),
 )
-def _listener_port_unique(subject: Subject) -> Iterator[Problem]:
+def _listener_port_unique(subject: Subject) -> Iterator[Finding]:
     seen = {(API_PORT, "TCP"): "is the API server's, which every load balancer has: remove this listener"}
     for listener in subject.spec.at("loadBalancerConfig", "listeners").each():
         port, protocol = listener.at("port"), listener.at("protocol").text
@@ -111,7 +112,7 @@ def _listener_port_unique(subject: Subject) -> Iterator[Problem]:
     "controlPlaneEndpoint.host",
     example='controlPlaneEndpoint: {host: "https://172.17.1.50", port: 6443}',
 )
-def _endpoint_host(subject: Subject) -> Iterator[Problem]:
+def _endpoint_host(subject: Subject) -> Iterator[Finding]:
     host = subject.spec.at("controlPlaneEndpoint", "host")
     if not host.text or address(host) is not None:
         return
@@ -127,7 +128,7 @@ def _endpoint_host(subject: Subject) -> Iterator[Problem]:
     example="controlPlaneEndpoint: {host: 172.17.1.50, port: 443}",
     advice=True,
 )
-def _endpoint_port(subject: Subject) -> Iterator[Problem]:
+def _endpoint_port(subject: Subject) -> Iterator[Finding]:
     port = subject.spec.at("controlPlaneEndpoint", "port")
     if port.number not in (None, API_PORT):
         yield port.invalid(f"is overwritten by {API_PORT}, where the load balancer listens: remove it")
@@ -141,7 +142,7 @@ def _endpoint_port(subject: Subject) -> Iterator[Problem]:
     example="controlPlaneEndpoint: {host: 172.17.1.50, port: 6443}",
     advice=True,
 )
-def _endpoint_of_template(subject: Subject) -> Iterator[Problem]:
+def _endpoint_of_template(subject: Subject) -> Iterator[Finding]:
     host = subject.spec.at("controlPlaneEndpoint", "host")
     if host.text not in ("", UNSET_HOST):
         yield host.invalid("is overwritten in each cluster by the address of its load balancer: remove it")
@@ -155,7 +156,7 @@ def _endpoint_of_template(subject: Subject) -> Iterator[Problem]:
     example=("{metadata: {namespace: clusters}, updateCloudProviderConfig: {manifestsConfigMapNamespace: default}}"),
     advice=True,
 )
-def _cloud_config_namespace(subject: Subject) -> Iterator[Problem]:
+def _cloud_config_namespace(subject: Subject) -> Iterator[Finding]:
     own = subject.obj.at("metadata", "namespace").text
     namespace = subject.spec.at("updateCloudProviderConfig", "manifestsConfigMapNamespace")
     if own and namespace.text and namespace.text != own:

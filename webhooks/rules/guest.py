@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from caphv.validation.finding import Fault
-from webhooks.rules.model import MACHINES, Problem, Rules, Subject
+from caphv.validation.finding import Fault, Finding
+from caphv.validation.rule import Rules
+from webhooks.rules.model import MACHINES, Subject
 from webhooks.rules.values import KI
 
 RULES = Rules()
@@ -37,10 +38,10 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     "guestConfig.userData",
     example='guestConfig: {userData: "…"}',
 )
-def _user_data_length(subject: Subject) -> Iterator[Problem]:
+def _user_data_length(subject: Subject) -> Iterator[Finding]:
     data = subject.spec.at("guestConfig", "userData")
     if len(data.text) > _LONGEST:
-        yield Problem(data.path, Fault.TOO_LONG, f"must have at most {_LONGEST} characters: put files into the image")
+        yield Finding(data.path, Fault.TOO_LONG, f"must have at most {_LONGEST} characters: put files into the image")
 
 
 @RULES.rule(
@@ -50,10 +51,10 @@ def _user_data_length(subject: Subject) -> Iterator[Problem]:
     "guestConfig.userData",
     example='guestConfig: {userData: "#!/bin/sh"}',
 )
-def _user_data_format(subject: Subject) -> Iterator[Problem]:
+def _user_data_format(subject: Subject) -> Iterator[Finding]:
     data = subject.spec.at("guestConfig", "userData")
     if 0 < len(data.text) <= _LONGEST and (fault := _fault(data.text)):
-        yield Problem(data.path, Fault.INVALID, f"{fault}: write plain cloud-config, a YAML mapping")
+        yield Finding(data.path, Fault.INVALID, f"{fault}: write plain cloud-config, a YAML mapping")
 
 
 @RULES.rule(
@@ -64,11 +65,11 @@ def _user_data_format(subject: Subject) -> Iterator[Problem]:
     example='guestConfig: {userData: "password: swordfish"}',
     advice=True,
 )
-def _user_data_secret(subject: Subject) -> Iterator[Problem]:
+def _user_data_secret(subject: Subject) -> Iterator[Finding]:
     data = subject.spec.at("guestConfig", "userData")
     if len(data.text) <= _LONGEST and any(f"{word}:" in data.text for word in _SECRET_WORDS):
         detail = "seems to hold a secret, and whoever may read this object reads it: put it into the bootstrap data"
-        yield Problem(data.path, Fault.INVALID, detail)
+        yield Finding(data.path, Fault.INVALID, detail)
 
 
 @lru_cache(maxsize=64)

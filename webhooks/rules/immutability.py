@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from caphv.api import names
+from caphv.validation.finding import Finding
+from caphv.validation.rule import Rules
 from webhooks.rules.cluster import UNSET_HOST
-from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Problem, Rules, Subject
+from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Subject
 from webhooks.rules.values import quantity
 
 RULES = Rules()
@@ -44,7 +46,7 @@ _QUANTITIES = frozenset({"memory", "volumeSize"})
     before="cpu: 4",
     example="cpu: 8",
 )
-def _template_immutable(subject: Subject) -> Iterator[Problem]:
+def _template_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None or (subject.dry_run and _TOPOLOGY_DRY_RUN in subject.annotations):
         return
     if not _same(subject.spec.value, subject.old.spec.value):
@@ -59,7 +61,7 @@ def _template_immutable(subject: Subject) -> Iterator[Problem]:
     before="targetNamespace: demo",
     example="targetNamespace: production",
 )
-def _target_namespace_immutable(subject: Subject) -> Iterator[Problem]:
+def _target_namespace_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None:
         return
     now, before = subject.spec.at("targetNamespace"), subject.old.spec.at("targetNamespace")
@@ -75,7 +77,7 @@ def _target_namespace_immutable(subject: Subject) -> Iterator[Problem]:
     before="{controlPlaneEndpoint: {host: 172.17.1.50, port: 6443}, status: {ready: true}}",
     example="controlPlaneEndpoint: {host: 172.17.1.60, port: 6443}",
 )
-def _endpoint_immutable(subject: Subject) -> Iterator[Problem]:
+def _endpoint_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None or not _provisioned(subject.old):
         return
     now, before = subject.spec.at("controlPlaneEndpoint"), subject.old.spec.at("controlPlaneEndpoint")
@@ -93,7 +95,7 @@ def _endpoint_immutable(subject: Subject) -> Iterator[Problem]:
     before='providerID: "harvester://a"',
     example='providerID: "harvester://b"',
 )
-def _provider_id_immutable(subject: Subject) -> Iterator[Problem]:
+def _provider_id_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None or names.ADOPT_ANNOTATION in subject.annotations:
         return
     now, before = subject.spec.at("providerID"), subject.old.spec.at("providerID")
@@ -113,7 +115,7 @@ def _provider_id_immutable(subject: Subject) -> Iterator[Problem]:
     before="{cpu: 2, status: {ready: true}}",
     example="cpu: 4",
 )
-def _machine_immutable(subject: Subject) -> Iterator[Problem]:
+def _machine_immutable(subject: Subject) -> Iterator[Finding]:
     old = subject.old
     if old is None or names.ADOPT_ANNOTATION in subject.annotations:
         return

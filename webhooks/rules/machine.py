@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from caphv.validation.finding import Fault
-from webhooks.rules.model import KINDS, MACHINE_TEMPLATE, MACHINES, Field, Problem, Rules, Subject
+from caphv.validation.finding import Fault, Finding
+from caphv.validation.rule import Rules
+from webhooks.rules.model import KINDS, MACHINE_TEMPLATE, MACHINES, Field, Subject
 from webhooks.rules.values import MI, TI, quantity
 
 RULES = Rules()
@@ -25,7 +26,7 @@ _PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
     "cpu",
     example="cpu: 4000",
 )
-def _cpu_most(subject: Subject) -> Iterator[Problem]:
+def _cpu_most(subject: Subject) -> Iterator[Finding]:
     cpu = subject.spec.at("cpu")
     if cpu.number is not None and cpu.number > _MOST_CORES:
         yield cpu.invalid(f"must be at most {_MOST_CORES}: give whole cores, not thousandths of one")
@@ -38,7 +39,7 @@ def _cpu_most(subject: Subject) -> Iterator[Problem]:
     "memory",
     example='memory: "4096"',
 )
-def _memory_size(subject: Subject) -> Iterator[Problem]:
+def _memory_size(subject: Subject) -> Iterator[Finding]:
     memory = subject.spec.at("memory")
     size = quantity(memory.text)
     if size is None:
@@ -56,7 +57,7 @@ def _memory_size(subject: Subject) -> Iterator[Problem]:
     example="{cpu: 1, memory: 8Gi}",
     advice=True,
 )
-def _small_machine(subject: Subject) -> Iterator[Problem]:
+def _small_machine(subject: Subject) -> Iterator[Finding]:
     cpu, memory = subject.spec.at("cpu"), subject.spec.at("memory")
     if cpu.number == 1:
         yield cpu.invalid("RKE2 wants at least 2 cores for a node")
@@ -73,7 +74,7 @@ def _small_machine(subject: Subject) -> Iterator[Problem]:
     "sshUser",
     example="sshUser: opensuse user",
 )
-def _ssh_user_name(subject: Subject) -> Iterator[Problem]:
+def _ssh_user_name(subject: Subject) -> Iterator[Finding]:
     user = subject.spec.at("sshUser")
     if user.present and user.text and not _USER.fullmatch(user.text):
         yield user.invalid("must be a user name: at most 32 letters, digits, '.', '_' or '-', a letter first")
@@ -87,7 +88,7 @@ def _ssh_user_name(subject: Subject) -> Iterator[Problem]:
     example="sshUser: root",
     advice=True,
 )
-def _ssh_user_root(subject: Subject) -> Iterator[Problem]:
+def _ssh_user_root(subject: Subject) -> Iterator[Finding]:
     user = subject.spec.at("sshUser")
     if user.text == "root":
         yield user.invalid("most images forbid root to log in: use the image's own user, for example opensuse")
@@ -100,7 +101,7 @@ def _ssh_user_root(subject: Subject) -> Iterator[Problem]:
     "networks[]",
     example="networks: [default/production, default/production]",
 )
-def _networks_unique(subject: Subject) -> Iterator[Problem]:
+def _networks_unique(subject: Subject) -> Iterator[Finding]:
     seen: set[str] = set()
     for network in subject.spec.at("networks").each():
         if network.text and network.text in seen:
@@ -125,7 +126,7 @@ def _networks_unique(subject: Subject) -> Iterator[Problem]:
         "default/n15, default/n16, default/n17]"
     ),
 )
-def _list_length(subject: Subject) -> Iterator[Problem]:
+def _list_length(subject: Subject) -> Iterator[Finding]:
     for name in ("networks", "volumes", "networkConfig", "vmNetworkConfig", "nodeAffinity", "workloadAffinity"):
         yield from _too_long(subject.spec.at(name), name)
 
@@ -138,7 +139,7 @@ def _list_length(subject: Subject) -> Iterator[Problem]:
     "firmware.efi",
     example="firmware: {secureBoot: true}",
 )
-def _secure_boot_needs_efi(subject: Subject) -> Iterator[Problem]:
+def _secure_boot_needs_efi(subject: Subject) -> Iterator[Finding]:
     firmware = subject.spec.at("firmware")
     if firmware.at("secureBoot").value is True and firmware.at("efi").value is not True:
         yield firmware.at("secureBoot").invalid("needs firmware.efi: true, because only UEFI has Secure Boot")
@@ -152,7 +153,7 @@ def _secure_boot_needs_efi(subject: Subject) -> Iterator[Problem]:
     "tpm.enabled",
     example="tpm: {persistent: true}",
 )
-def _tpm_persistent_needs_tpm(subject: Subject) -> Iterator[Problem]:
+def _tpm_persistent_needs_tpm(subject: Subject) -> Iterator[Finding]:
     tpm = subject.spec.at("tpm")
     if tpm.at("persistent").value is True and tpm.at("enabled").value is not True:
         yield tpm.at("persistent").invalid("needs tpm.enabled: true")
@@ -165,7 +166,7 @@ def _tpm_persistent_needs_tpm(subject: Subject) -> Iterator[Problem]:
     "providerID",
     example="providerID: 0c4f1a52",
 )
-def _provider_id(subject: Subject) -> Iterator[Problem]:
+def _provider_id(subject: Subject) -> Iterator[Finding]:
     provider_id = subject.spec.at("providerID")
     if provider_id.text and not _PROVIDER_ID.fullmatch(provider_id.text):
         yield provider_id.invalid(
@@ -180,7 +181,7 @@ def _provider_id(subject: Subject) -> Iterator[Problem]:
     "providerID",
     example='providerID: "harvester://0c4f1a52-5f0e-4f0a-9d3c-2f6d1c1f7a10"',
 )
-def _provider_id_of_template(subject: Subject) -> Iterator[Problem]:
+def _provider_id_of_template(subject: Subject) -> Iterator[Finding]:
     provider_id = subject.spec.at("providerID")
     if provider_id.text:
         yield provider_id.forbidden("each machine gets an identity of its own: remove it")
@@ -194,18 +195,18 @@ def _provider_id_of_template(subject: Subject) -> Iterator[Problem]:
     example="networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1}",
     advice=True,
 )
-def _static_address_of_template(subject: Subject) -> Iterator[Problem]:
+def _static_address_of_template(subject: Subject) -> Iterator[Finding]:
     static = subject.spec.at("networkConfig", "address")
     if static.text:
         yield static.invalid("every machine of this template gets this one address: use vmNetworkConfig with a pool")
 
 
-def _too_long(field: Field, name: str) -> Iterator[Problem]:
+def _too_long(field: Field, name: str) -> Iterator[Finding]:
     """What is too long in a field of that name, and below it."""
     most = _MOST_ITEMS.get(name, _MOST)
     counted = isinstance(field.value, list) or (name == "matchLabels" and isinstance(field.value, dict))
     if counted and len(field.value) > most:
-        yield Problem(field.path, Fault.TOO_MANY, f"must have at most {most} items")
+        yield Finding(field.path, Fault.TOO_MANY, f"must have at most {most} items")
     for item in field.each():
         yield from _too_long(item, "")
     for key in field.mapping:

@@ -6,7 +6,6 @@ wanted type: whatever is of the wrong type is told by the schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -59,30 +58,21 @@ class Field(NamedTuple):
         """Whether there is something; the Go provider takes empty strings, lists and objects for nothing."""
         return self.value not in (None, "", [], {})
 
-    def problem(self, fault: Fault, detail: str) -> Problem:
+    def problem(self, fault: Fault, detail: str) -> Finding:
         """Something wrong with this field."""
-        return Problem(self.path, fault, detail, self.value if fault is not Fault.REQUIRED else None)
+        return Finding(self.path, fault, detail, value=self.value if fault is not Fault.REQUIRED else None)
 
-    def invalid(self, detail: str) -> Problem:
+    def invalid(self, detail: str) -> Finding:
         """A value that cannot be used."""
         return self.problem(Fault.INVALID, detail)
 
-    def required(self, detail: str) -> Problem:
+    def required(self, detail: str) -> Finding:
         """A value that has to be there."""
         return self.problem(Fault.REQUIRED, detail)
 
-    def forbidden(self, detail: str) -> Problem:
+    def forbidden(self, detail: str) -> Finding:
         """A field that must not be set as things are."""
         return self.problem(Fault.FORBIDDEN, detail)
-
-
-class Problem(NamedTuple):
-    """What a check finds; with the rule's name and severity it becomes a `Finding`."""
-
-    path: FieldPath
-    fault: Fault
-    detail: str
-    value: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,62 +108,6 @@ class Subject:
         return self.obj.at("metadata", "annotations").mapping
 
 
-Check = Callable[[Subject], Iterator[Problem]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule. `fields` are paths below the spec of cluster or machine.
-
-    `example` is a wrong object in YAML: fields of that spec, beside them `metadata`, `status` and `template`, the
-    metadata in a template. Of a rule about changes, `before` is the same before the change. `go` tells that the Go
-    provider refused it too. An `advice` only warns.
-    """
-
-    name: str
-    kinds: tuple[str, ...]
-    description: str
-    fields: tuple[str, ...]
-    example: str
-    check: Check
-    go: bool = False
-    advice: bool = False
-    before: str = ""
-
-    @property
-    def severity(self) -> str:
-        """`error` or `warning`."""
-        return "warning" if self.advice else "error"
-
-    def findings(self, subject: Subject) -> Iterator[Finding]:
-        """What the rule finds in an object."""
-        for path, fault, detail, value in self.check(subject):
-            yield Finding(path, fault, detail, self.name, value, self.advice)
-
-
-class Rules(list[Rule]):
-    """Rules of one theme, in the order in which they are documented."""
-
-    def rule(
-        self,
-        name: str,
-        kinds: tuple[str, ...],
-        description: str,
-        *fields: str,
-        example: str,
-        go: bool = False,
-        advice: bool = False,
-        before: str = "",
-    ) -> Callable[[Check], Check]:
-        """Register the decorated check."""
-
-        def register(check: Check) -> Check:
-            self.append(Rule(name, kinds, description, fields, example, check, go, advice, before))
-            return check
-
-        return register
-
-
 def as_advice(finding: Finding) -> Finding:
-    """The same, as a warning."""
+    """Return the same finding as a warning."""
     return replace(finding, advice=True)

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.validation.finding import Fault
-from webhooks.rules.model import (
-    CLUSTER_TEMPLATE,
-    CLUSTERS,
-    KINDS,
-    MACHINE,
-    MACHINE_TEMPLATE,
-    MACHINES,
-    Field,
-    Problem,
-    Rules,
-    Subject,
-)
+from caphv.validation.finding import Fault, Finding
+from caphv.validation.rule import Rules
+from webhooks.rules.model import CLUSTER_TEMPLATE, CLUSTERS, KINDS, MACHINE, MACHINE_TEMPLATE, MACHINES, Field, Subject
 from webhooks.rules.values import (
     LABEL_LENGTH,
     is_label,
@@ -41,7 +31,7 @@ _GENERATED = "xxxxx"
     "metadata.name",
     example="metadata: {name: demo.worker.1}",
 )
-def _machine_name(subject: Subject) -> Iterator[Problem]:
+def _machine_name(subject: Subject) -> Iterator[Finding]:
     name, prefix = subject.obj.at("metadata", "name"), subject.obj.at("metadata", "generateName")
     told = name if name.text else prefix
     full = name.text or (prefix.text[: LABEL_LENGTH - len(_GENERATED)] + _GENERATED if prefix.text else "")
@@ -58,7 +48,7 @@ def _machine_name(subject: Subject) -> Iterator[Problem]:
     "networks[]",
     example="networks: [default/production/vlan-1]",
 )
-def _network_reference(subject: Subject) -> Iterator[Problem]:
+def _network_reference(subject: Subject) -> Iterator[Finding]:
     for network in subject.spec.at("networks").each():
         yield from _no_reference(network)
 
@@ -70,7 +60,7 @@ def _network_reference(subject: Subject) -> Iterator[Problem]:
     "sshKeyPair",
     example="sshKeyPair: ssh-ed25519 AAAAC3Nza admin",
 )
-def _ssh_key_pair_reference(subject: Subject) -> Iterator[Problem]:
+def _ssh_key_pair_reference(subject: Subject) -> Iterator[Finding]:
     pair = subject.spec.at("sshKeyPair")
     if pair.text:
         yield from _no_reference(pair)
@@ -83,7 +73,7 @@ def _ssh_key_pair_reference(subject: Subject) -> Iterator[Problem]:
     "volumes[].imageName",
     example="volumes: [{volumeType: image, imageName: /opensuse, volumeSize: 40Gi}]",
 )
-def _image_reference(subject: Subject) -> Iterator[Problem]:
+def _image_reference(subject: Subject) -> Iterator[Finding]:
     for volume in subject.spec.at("volumes").each():
         image = volume.at("imageName")
         namespace, slash, name = image.text.rpartition("/")
@@ -100,7 +90,7 @@ def _image_reference(subject: Subject) -> Iterator[Problem]:
     "volumes[].storageClass",
     example=("volumes: [{volumeType: storageClass, storageClass: default/harvester-longhorn, volumeSize: 40Gi}]"),
 )
-def _storage_class_name(subject: Subject) -> Iterator[Problem]:
+def _storage_class_name(subject: Subject) -> Iterator[Finding]:
     for volume in subject.spec.at("volumes").each():
         storage_class = volume.at("storageClass")
         if storage_class.text and not is_subdomain(storage_class.text):
@@ -115,7 +105,7 @@ def _storage_class_name(subject: Subject) -> Iterator[Problem]:
     "vmNetworkConfig.ipPoolRefs[]",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPoolRef: 172.17.1.0/24/a}",
 )
-def _pool_reference(subject: Subject) -> Iterator[Problem]:
+def _pool_reference(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     optional = [config.at("ipPoolRef")] if config.at("ipPoolRef").present else []
     for reference in optional + config.at("ipPoolRefs").each():
@@ -134,7 +124,7 @@ def _pool_reference(subject: Subject) -> Iterator[Problem]:
         "vmNetwork: default/production/vlan-1}}"
     ),
 )
-def _pool_network_reference(subject: Subject) -> Iterator[Problem]:
+def _pool_network_reference(subject: Subject) -> Iterator[Finding]:
     for config in ("loadBalancerConfig", "vmNetworkConfig"):
         yield from _no_reference(subject.spec.at(config, "ipPool", "vmNetwork"))
 
@@ -146,10 +136,10 @@ def _pool_network_reference(subject: Subject) -> Iterator[Problem]:
     "spec.template.metadata.labels",
     example="template: {labels: {tier: for workers}}",
 )
-def _template_labels(subject: Subject) -> Iterator[Problem]:
+def _template_labels(subject: Subject) -> Iterator[Finding]:
     labels = subject.obj.at("spec", "template", "metadata", "labels")
     if len(labels.mapping) > _MOST_LABELS:
-        yield Problem(labels.path, Fault.TOO_MANY, f"must have at most {_MOST_LABELS} labels")
+        yield Finding(labels.path, Fault.TOO_MANY, f"must have at most {_MOST_LABELS} labels")
     for key, value in labels.mapping.items():
         if not is_label_key(key):
             yield labels.at(key).invalid("must have a name with an optional domain as its key: example.com/tier")
@@ -157,6 +147,6 @@ def _template_labels(subject: Subject) -> Iterator[Problem]:
             yield labels.at(key).invalid("must be at most 63 letters, digits, '-', '_' or '.', or empty")
 
 
-def _no_reference(field: Field) -> Iterator[Problem]:
+def _no_reference(field: Field) -> Iterator[Finding]:
     if isinstance(field.value, str) and not is_reference(field.text):
         yield field.invalid(f"{_REFERENCE}, for example default/production")

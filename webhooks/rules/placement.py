@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from caphv.api import names
-from caphv.validation.finding import Fault
-from webhooks.rules.model import MACHINES, Field, Problem, Rules, Subject
+from caphv.validation.finding import Fault, Finding
+from caphv.validation.rule import Rules
+from webhooks.rules.model import MACHINES, Field, Subject
 from webhooks.rules.values import is_label, is_label_key, is_label_value
 
 RULES = Rules()
@@ -31,7 +32,7 @@ _INTEGER = re.compile(r"-?[0-9]+")
         "[{matchExpressions: [{key: kubernetes.io/hostname, operator: Equals, values: [host-1]}]}]}}"
     ),
 )
-def _affinity_operator(subject: Subject) -> Iterator[Problem]:
+def _affinity_operator(subject: Subject) -> Iterator[Finding]:
     for demand, operators in _demands(subject):
         operator = demand.at("operator")
         if isinstance(operator.value, str) and operator.text not in operators:
@@ -49,7 +50,7 @@ def _affinity_operator(subject: Subject) -> Iterator[Problem]:
         "[{matchExpressions: [{key: kubernetes.io/hostname, operator: In}]}]}}"
     ),
 )
-def _affinity_values(subject: Subject) -> Iterator[Problem]:
+def _affinity_values(subject: Subject) -> Iterator[Finding]:
     for demand, _ in _demands(subject):
         operator, values = demand.at("operator").text, demand.at("values")
         texts = [value.text for value in values.each()]
@@ -72,7 +73,7 @@ def _affinity_values(subject: Subject) -> Iterator[Problem]:
         "[{matchExpressions: [{key: rack number, operator: Exists}]}]}}"
     ),
 )
-def _affinity_labels(subject: Subject) -> Iterator[Problem]:
+def _affinity_labels(subject: Subject) -> Iterator[Finding]:
     for demand, _ in _demands(subject):
         if isinstance(demand.at("key").value, str) and not is_label_key(demand.at("key").text):
             yield demand.at("key").invalid("must be the key of a label, for example topology.kubernetes.io/zone")
@@ -98,7 +99,7 @@ def _affinity_labels(subject: Subject) -> Iterator[Problem]:
         "{matchExpressions: [{key: disk, operator: Exists}]}}]}"
     ),
 )
-def _affinity_weight(subject: Subject) -> Iterator[Problem]:
+def _affinity_weight(subject: Subject) -> Iterator[Finding]:
     for field in ("nodeAffinity", "workloadAffinity"):
         for wish in subject.spec.at(field, _PREFERRED).each():
             weight = wish.at("weight")
@@ -113,7 +114,7 @@ def _affinity_weight(subject: Subject) -> Iterator[Problem]:
     f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms",
     example="nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: []}}",
 )
-def _node_affinity_terms(subject: Subject) -> Iterator[Problem]:
+def _node_affinity_terms(subject: Subject) -> Iterator[Finding]:
     terms = subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms")
     if terms.value == []:
         yield terms.required("name at least one term, or remove the demand")
@@ -127,7 +128,7 @@ def _node_affinity_terms(subject: Subject) -> Iterator[Problem]:
     example="nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{}]}}",
     advice=True,
 )
-def _node_affinity_empty_term(subject: Subject) -> Iterator[Problem]:
+def _node_affinity_empty_term(subject: Subject) -> Iterator[Finding]:
     for term in subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms").each():
         if isinstance(term.value, dict) and not any(
             term.at(key).present for key in ("matchExpressions", "matchFields")
@@ -145,7 +146,7 @@ def _node_affinity_empty_term(subject: Subject) -> Iterator[Problem]:
         "[{key: metadata.namespace, operator: In, values: [default]}]}]}}"
     ),
 )
-def _node_affinity_fields(subject: Subject) -> Iterator[Problem]:
+def _node_affinity_fields(subject: Subject) -> Iterator[Finding]:
     for term in _node_terms(subject):
         for demand in term.at("matchFields").each():
             if isinstance(demand.at("key").value, str) and demand.at("key").text != "metadata.name":
@@ -163,7 +164,7 @@ def _node_affinity_fields(subject: Subject) -> Iterator[Problem]:
     "workloadAffinity",
     example='workloadAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: ""}]}',
 )
-def _workload_affinity_topology(subject: Subject) -> Iterator[Problem]:
+def _workload_affinity_topology(subject: Subject) -> Iterator[Finding]:
     for term in _pod_terms(subject):
         key = term.at("topologyKey")
         if isinstance(key.value, str) and not is_label_key(key.text):
@@ -180,7 +181,7 @@ def _workload_affinity_topology(subject: Subject) -> Iterator[Problem]:
     "failureDomain",
     example="failureDomain: zone a",
 )
-def _failure_domain(subject: Subject) -> Iterator[Problem]:
+def _failure_domain(subject: Subject) -> Iterator[Finding]:
     domain = subject.spec.at("failureDomain")
     if domain.text and not is_label_value(domain.text):
         yield domain.invalid("must be a name from the HarvesterCluster's status.failureDomains")
@@ -199,7 +200,7 @@ def _failure_domain(subject: Subject) -> Iterator[Problem]:
     ),
     advice=True,
 )
-def _failure_domain_affinity(subject: Subject) -> Iterator[Problem]:
+def _failure_domain_affinity(subject: Subject) -> Iterator[Finding]:
     # Only advice: whether a failure domain is a zone or a host is known on Harvester.
     domain = subject.spec.at("failureDomain")
     terms = subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms").each()

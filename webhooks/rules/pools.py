@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caphv.api.names import rfc1035
-from caphv.validation.finding import Fault, rendered
-from webhooks.rules.model import CLUSTERS, KINDS, MACHINES, Field, Problem, Rules, Subject
+from caphv.validation.finding import Fault, Finding, rendered
+from caphv.validation.rule import Rules
+from webhooks.rules.model import CLUSTERS, KINDS, MACHINES, Field, Subject
 from webhooks.rules.values import IPv4Network, address, is_end, network, pool_range, subnet
 
 RULES = Rules()
@@ -23,9 +24,9 @@ _SURE_LENGTH = 40
     "A cluster's `vmNetworkConfig` has a pool: `ipPoolRef`, `ipPoolRefs` or `ipPool`.",
     "vmNetworkConfig",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0}",
-    go=True,
+    refused_by_go=True,
 )
-def _vm_network_pool(subject: Subject) -> Iterator[Problem]:
+def _vm_network_pool(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     named = (config.at(key).present for key in ("ipPoolRef", "ipPoolRefs", "ipPool"))
     if isinstance(config.value, dict) and not any(named):
@@ -40,7 +41,7 @@ def _vm_network_pool(subject: Subject) -> Iterator[Problem]:
     "vmNetworkConfig.ipPoolRefs",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0}",
 )
-def _machine_vm_network_pool(subject: Subject) -> Iterator[Problem]:
+def _machine_vm_network_pool(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     if config.mapping and not (config.at("ipPoolRef").present or config.at("ipPoolRefs").present):
         yield config.at("ipPoolRef").required("set ipPoolRef or ipPoolRefs; for DHCP or the cluster's pools remove all")
@@ -56,7 +57,7 @@ def _machine_vm_network_pool(subject: Subject) -> Iterator[Problem]:
         "gateway: 172.17.1.1, vmNetwork: default/production}}"
     ),
 )
-def _machine_vm_network_new_pool(subject: Subject) -> Iterator[Problem]:
+def _machine_vm_network_new_pool(subject: Subject) -> Iterator[Finding]:
     pool = subject.spec.at("vmNetworkConfig", "ipPool")
     if pool.mapping:
         yield pool.forbidden("is made for clusters only: use ipPoolRef, or ipPool of the HarvesterCluster")
@@ -74,7 +75,7 @@ def _machine_vm_network_new_pool(subject: Subject) -> Iterator[Problem]:
         "172.17.1.1, vmNetwork: default/production}}"
     ),
 )
-def _ip_pool_exclusive(subject: Subject) -> Iterator[Problem]:
+def _ip_pool_exclusive(subject: Subject) -> Iterator[Finding]:
     for config in (subject.spec.at("vmNetworkConfig"), subject.spec.at("loadBalancerConfig")):
         pool, reference, references = (config.at(key) for key in ("ipPool", "ipPoolRef", "ipPoolRefs"))
         other = reference.text and not _created(subject, reference.text)
@@ -91,7 +92,7 @@ def _ip_pool_exclusive(subject: Subject) -> Iterator[Problem]:
     "vmNetworkConfig.ipPoolRefs[]",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPoolRefs: [pool-a, pool-a]}",
 )
-def _pool_refs_unique(subject: Subject) -> Iterator[Problem]:
+def _pool_refs_unique(subject: Subject) -> Iterator[Finding]:
     seen: set[str] = set()
     for reference in subject.spec.at("vmNetworkConfig", "ipPoolRefs").each():
         name = reference.text.rpartition("/")[2]
@@ -111,7 +112,7 @@ def _pool_refs_unique(subject: Subject) -> Iterator[Problem]:
     ),
     advice=True,
 )
-def _pool_ref_unused(subject: Subject) -> Iterator[Problem]:
+def _pool_ref_unused(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     named = [reference.text for reference in config.at("ipPoolRefs").each()]
     if named and config.at("ipPoolRef").text and config.at("ipPoolRef").text not in named:
@@ -129,7 +130,7 @@ def _pool_ref_unused(subject: Subject) -> Iterator[Problem]:
         "default/production}}"
     ),
 )
-def _ip_pool_subnet(subject: Subject) -> Iterator[Problem]:
+def _ip_pool_subnet(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
         field = pool.at("subnet")
         whole = subnet(field)
@@ -149,7 +150,7 @@ def _ip_pool_subnet(subject: Subject) -> Iterator[Problem]:
     ),
     advice=True,
 )
-def _ip_pool_subnet_host(subject: Subject) -> Iterator[Problem]:
+def _ip_pool_subnet_host(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
         whole = subnet(pool.at("subnet"))
         if whole is not None and str(whole.network_address) != pool.at("subnet").text.partition("/")[0]:
@@ -167,7 +168,7 @@ def _ip_pool_subnet_host(subject: Subject) -> Iterator[Problem]:
         "default/production}}"
     ),
 )
-def _ip_pool_gateway(subject: Subject) -> Iterator[Problem]:
+def _ip_pool_gateway(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
         yield from _outside(pool.at("gateway"), subnet(pool.at("subnet")))
 
@@ -185,7 +186,7 @@ def _ip_pool_gateway(subject: Subject) -> Iterator[Problem]:
         "vmNetwork: default/production, rangeStart: 172.17.2.10}}"
     ),
 )
-def _ip_pool_range(subject: Subject) -> Iterator[Problem]:
+def _ip_pool_range(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
         for key in ("rangeStart", "rangeEnd"):
             yield from _outside(pool.at(key), subnet(pool.at("subnet")))
@@ -202,7 +203,7 @@ def _ip_pool_range(subject: Subject) -> Iterator[Problem]:
         "vmNetwork: default/production, rangeStart: 172.17.1.100, rangeEnd: 172.17.1.50}}"
     ),
 )
-def _ip_pool_range_order(subject: Subject) -> Iterator[Problem]:
+def _ip_pool_range_order(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
         start, end = address(pool.at("rangeStart")), address(pool.at("rangeEnd"))
         if start is not None and end is not None and start > end:
@@ -220,11 +221,11 @@ def _ip_pool_range_order(subject: Subject) -> Iterator[Problem]:
         "vmNetwork: default/production, rangeStart: 172.17.1.1, rangeEnd: 172.17.1.1}}"
     ),
 )
-def _ip_pool_empty(subject: Subject) -> Iterator[Problem]:
+def _ip_pool_empty(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
         given, gateway = pool_range(pool), address(pool.at("gateway"))
         if given is not None and gateway is not None and given.first == given.last == gateway:
-            yield Problem(pool.path, Fault.INVALID, "has only the gateway's address: give it a larger range")
+            yield Finding(pool.path, Fault.INVALID, "has only the gateway's address: give it a larger range")
 
 
 @RULES.rule(
@@ -239,14 +240,14 @@ def _ip_pool_empty(subject: Subject) -> Iterator[Problem]:
         "ipPool: {subnet: 172.17.1.0/24, gateway: 172.17.1.1, vmNetwork: default/production}}}"
     ),
 )
-def _ip_pools_overlap(subject: Subject) -> Iterator[Problem]:
+def _ip_pools_overlap(subject: Subject) -> Iterator[Finding]:
     balancers, machines = (subject.spec.at(key, "ipPool") for key in ("loadBalancerConfig", "vmNetworkConfig"))
     one, other = pool_range(balancers), pool_range(machines)
     if one is None or other is None or _vm_network(subject, balancers) != _vm_network(subject, machines):
         return
     if one.first <= other.last and other.first <= one.last:
         detail = f"shares addresses with {rendered(balancers.path)} on one VM network: give them ranges apart"
-        yield Problem(machines.path, Fault.INVALID, detail)
+        yield Finding(machines.path, Fault.INVALID, detail)
 
 
 @RULES.rule(
@@ -261,7 +262,7 @@ def _ip_pools_overlap(subject: Subject) -> Iterator[Problem]:
         "gateway: 172.17.1.1, vmNetwork: default/production}}"
     ),
 )
-def _vm_network_fits_pool(subject: Subject) -> Iterator[Problem]:
+def _vm_network_fits_pool(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     given, gateway = pool_range(config.at("ipPool")), address(config.at("gateway"))
     within = network(gateway, config.at("subnetMask")) if gateway is not None else None
@@ -283,7 +284,7 @@ def _vm_network_fits_pool(subject: Subject) -> Iterator[Problem]:
         "gateway: 172.17.1.254, vmNetwork: default/production}}"
     ),
 )
-def _vm_network_gateway_free(subject: Subject) -> Iterator[Problem]:
+def _vm_network_gateway_free(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     pool, gateway = config.at("ipPool"), address(config.at("gateway"))
     given, reserved = pool_range(pool), address(pool.at("gateway"))
@@ -311,7 +312,7 @@ def _vm_network_gateway_free(subject: Subject) -> Iterator[Problem]:
     ),
     advice=True,
 )
-def _vm_network_like_pool(subject: Subject) -> Iterator[Problem]:
+def _vm_network_like_pool(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     pool, gateway, mask = config.at("ipPool"), config.at("gateway"), address(config.at("subnetMask"))
     whole, reserved = subnet(pool.at("subnet")), address(pool.at("gateway"))
@@ -342,7 +343,7 @@ def _created(subject: Subject, name: str) -> bool:
     )
 
 
-def _outside(field: Field, within: IPv4Network | None) -> Iterator[Problem]:
+def _outside(field: Field, within: IPv4Network | None) -> Iterator[Finding]:
     """What is wrong with a host of a subnet."""
     host = address(field)
     if host is None or within is None:

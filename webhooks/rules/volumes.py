@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.validation.finding import Fault
-from webhooks.rules.model import MACHINES, Field, Problem, Rules, Subject
+from caphv.validation.finding import Fault, Finding
+from caphv.validation.rule import Rules
+from webhooks.rules.model import MACHINES, Field, Subject
 from webhooks.rules.values import MI, TI, quantity
 
 RULES = Rules()
@@ -21,9 +22,9 @@ _BOOT_DISK = 20 * 1000**3
     "A disk is of type `image` or `storageClass`.",
     "volumes[].volumeType",
     example="volumes: [{volumeType: pvc, volumeSize: 40Gi}]",
-    go=True,
+    refused_by_go=True,
 )
-def _volume_type(subject: Subject) -> Iterator[Problem]:
+def _volume_type(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         kind = volume.at("volumeType")
         if isinstance(kind.value, str) and kind.value not in (IMAGE, STORAGE_CLASS):
@@ -37,9 +38,9 @@ def _volume_type(subject: Subject) -> Iterator[Problem]:
     "volumes[].imageName",
     "volumes[].volumeType",
     example="volumes: [{volumeType: image, volumeSize: 40Gi}]",
-    go=True,
+    refused_by_go=True,
 )
-def _volume_image(subject: Subject) -> Iterator[Problem]:
+def _volume_image(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         name = volume.at("imageName")
         if volume.at("volumeType").value == IMAGE and not name.present:
@@ -53,9 +54,9 @@ def _volume_image(subject: Subject) -> Iterator[Problem]:
     "volumes[].storageClass",
     "volumes[].volumeType",
     example="volumes: [{volumeType: storageClass, volumeSize: 40Gi}]",
-    go=True,
+    refused_by_go=True,
 )
-def _volume_storage_class(subject: Subject) -> Iterator[Problem]:
+def _volume_storage_class(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         name = volume.at("storageClass")
         if volume.at("volumeType").value == STORAGE_CLASS and not name.present:
@@ -73,7 +74,7 @@ def _volume_storage_class(subject: Subject) -> Iterator[Problem]:
         "volumeSize: 40Gi}]"
     ),
 )
-def _volume_source(subject: Subject) -> Iterator[Problem]:
+def _volume_source(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         kind, image, storage_class = (volume.at(key) for key in ("volumeType", "imageName", "storageClass"))
         if kind.value == STORAGE_CLASS and image.present:
@@ -89,7 +90,7 @@ def _volume_source(subject: Subject) -> Iterator[Problem]:
     "volumes[].volumeSize",
     example="volumes: [{volumeType: image, imageName: default/opensuse}]",
 )
-def _volume_size(subject: Subject) -> Iterator[Problem]:
+def _volume_size(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         size = volume.at("volumeSize")
         if size.value in (None, ""):
@@ -109,7 +110,7 @@ def _volume_size(subject: Subject) -> Iterator[Problem]:
     "volumes[].bootOrder",
     example="volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: -1}]",
 )
-def _boot_order_positive(subject: Subject) -> Iterator[Problem]:
+def _boot_order_positive(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         order = volume.at("bootOrder")
         if order.number is not None and order.number < 0:
@@ -126,7 +127,7 @@ def _boot_order_positive(subject: Subject) -> Iterator[Problem]:
         "{volumeType: storageClass, storageClass: harvester-longhorn, volumeSize: 40Gi, bootOrder: 1}]"
     ),
 )
-def _boot_order_unique(subject: Subject) -> Iterator[Problem]:
+def _boot_order_unique(subject: Subject) -> Iterator[Finding]:
     seen: set[int] = set()
     for volume in _volumes(subject):
         order = volume.at("bootOrder")
@@ -145,13 +146,13 @@ def _boot_order_unique(subject: Subject) -> Iterator[Problem]:
     example="volumes: [{volumeType: storageClass, storageClass: harvester-longhorn, volumeSize: 40Gi}]",
     advice=True,
 )
-def _boot_disk(subject: Subject) -> Iterator[Problem]:
+def _boot_disk(subject: Subject) -> Iterator[Finding]:
     volumes = _volumes(subject)
     if not volumes:
         return
     first = min(volumes, key=lambda volume: (volume.at("bootOrder").number or len(volumes) + 2**31, volume.path[-1]))
     if first.at("volumeType").value == STORAGE_CLASS:
-        yield Problem(
+        yield Finding(
             first.path, Fault.INVALID, "the VM boots from this disk first, and it is empty: rank an image first"
         )
         return

@@ -1,7 +1,7 @@
 """Reads a stream of YAML or JSON documents, as far as it can be read, and names what cannot by line.
 
-Built on the parser's events, so that time, memory and depth are bounded whatever the text holds: nothing recurses and
-an alias is never copied. A document that is broken ends at the next line `---`, where reading goes on.
+Built on the parser's events, so that time, memory and depth are bounded for any text: nothing recurses and an alias is
+never copied. A broken document ends at the next line `---`, where reading continues.
 """
 
 import re
@@ -12,7 +12,7 @@ import yaml
 
 from caphv.validation.yaml import yaml11, yaml_rules
 from caphv.validation.yaml.tree import Document, Node
-from caphv.validation.yaml.yaml_rules import Position, Problem
+from caphv.validation.yaml.yaml_rules import Position, TextFinding, text_finding
 
 MOST_ALIASED = 100_000
 DEEPEST = 100
@@ -27,49 +27,48 @@ _TAGS = "tag:yaml.org,2002:"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Trapped(Exception):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message)
+class _Broken(Exception):
+    def __init__(self, problem: TextFinding) -> None:
+        super().__init__(problem.finding.detail)
         self.problem = problem
 
 
-def decoded(data: bytes) -> tuple[str, list[Problem]]:
-    """Return the text of a file and what is wrong with its bytes; where that is something, it cannot be read on."""
+def decoded(data: bytes) -> tuple[str, list[TextFinding]]:
+    """Return the text of a file and what is wrong with its bytes; the text is empty when anything is."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode("utf-8", errors="replace")
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"
-        return "", [Problem(_end(before), yaml_rules.ENCODING, message, "save the file as UTF-8")]
+        return "", [text_finding(yaml_rules.ENCODING, _end(before), message, "save the file as UTF-8")]
     if found := _FORBIDDEN.search(text):
         message = f"control character U+{ord(found[0]):04X}"
         remedy = 'remove it, or write it as an escape in a text in "double quotes"'
-        return "", [Problem(_end(text[: found.start()]), yaml_rules.CHARACTER, message, remedy)]
+        return "", [text_finding(yaml_rules.CHARACTER, _end(text[: found.start()]), message, remedy)]
     return text, []
 
 
-def documents(text: str) -> Iterator[Document | Problem]:
-    """Yield the documents of a stream, and in the place of one that cannot be read why not.
+def documents(text: str) -> Iterator[Document | TextFinding]:
+    """Yield the documents of a stream; for one that cannot be read, yield why not.
 
-    Documents that are empty or hold only comments are passed over.
+    Documents that are empty or contain only comments are skipped.
     """
-    start, line, told = 0, 0, None
+    start, line, last = 0, 0, None
     for _ in range(MOST_BROKEN):
         try:
             yield from _parsed(text[start:], line)
-        except _Trapped as trapped:
-            if trapped.problem != told:
-                yield trapped.problem
-            told = trapped.problem
-            broken = trapped.problem.position.line
+        except _Broken as broken:
+            if broken.problem != last:
+                yield broken.problem
+            last = broken.problem
         else:
             return
-        following = _next_separator(text, start, line, broken)
+        following = _next_separator(text, start, line, last.place.line)
         if following is None:
             return
         start, line = following
     message = f"{MOST_BROKEN} documents before this one cannot be read"
-    yield Problem(Position(line + 1, 1), yaml_rules.SYNTAX, message, "correct them; the rest was not looked at")
+    yield text_finding(yaml_rules.SYNTAX, Position(line + 1, 1), message, "correct them; the rest was not checked")
 
 
 def _next_separator(text: str, start: int, line: int, broken: int) -> tuple[int, int] | None:
@@ -95,7 +94,7 @@ def _parsed(text: str, first_line: int) -> Iterator[Document]:
             if document is not None and (document.value is not None or document.problems):
                 yield document
     except yaml.MarkedYAMLError as error:
-        raise _Trapped(_syntax(error, text, first_line)) from error
+        raise _Broken(_syntax(error, text, first_line)) from error
 
 
 class _Builder:
@@ -110,7 +109,7 @@ class _Builder:
         self._anchors: dict[str, Node | None] = {}
         self._root: Node | None = None
         self._aliased = 0
-        self._problems: list[Problem] = []
+        self._problems: list[TextFinding] = []
 
     def take(self, event: yaml.Event) -> Document | None:
         """Take the next event; return a document that ends with it."""
@@ -135,10 +134,10 @@ class _Builder:
         position = self._position(event)
         if len(self._open) >= DEEPEST:
             message = f"more than {DEEPEST} mappings and lists inside one another"
-            raise _Trapped(Problem(position, yaml_rules.DEPTH, message, "an object of Kubernetes is far less deep"))
+            raise _Broken(text_finding(yaml_rules.DEPTH, position, message, "an object of Kubernetes is far less deep"))
         mapping = isinstance(event, yaml.MappingStartEvent)
         if event.tag not in (None, "!", f"{_TAGS}map" if mapping else f"{_TAGS}seq"):
-            raise _Trapped(_tag(position, event.tag))
+            raise _Broken(_tag(position, event.tag))
         # The anchor's name is known while its content is read: an alias to it in there would never end.
         if event.anchor:
             self._anchors[event.anchor] = None
@@ -163,14 +162,14 @@ class _Builder:
                 node.value = yaml11.resolved(text)
             except ValueError as error:
                 self._problems.append(
-                    Problem(position, yaml_rules.NUMBER, str(error), "write a number, or quote the text")
+                    text_finding(yaml_rules.NUMBER, position, str(error), "write a number, or quote the text")
                 )
             if yaml11.looks_octal(text) and isinstance(node.value, int):
                 message = f"{text} is read as the octal number {node.value}"
                 remedy = f'write {text.lstrip("0")}, or "{text}" if text is meant'
-                self._problems.append(Problem(position, yaml_rules.OCTAL, message, remedy))
+                self._problems.append(text_finding(yaml_rules.OCTAL, position, message, remedy))
         elif event.tag not in _TEXT_TAGS:
-            raise _Trapped(_tag(position, event.tag))
+            raise _Broken(_tag(position, event.tag))
         if event.anchor:
             self._anchors[event.anchor] = node
         return node
@@ -179,17 +178,21 @@ class _Builder:
         position = self._position(event)
         if event.anchor not in self._anchors:
             message = f"alias *{event.anchor} names no anchor"
-            raise _Trapped(
-                Problem(position, yaml_rules.ALIAS, message, f"write &{event.anchor} before the value it stands for")
+            raise _Broken(
+                text_finding(
+                    yaml_rules.ALIAS, position, message, f"write &{event.anchor} before the value it stands for"
+                )
             )
         node = self._anchors[event.anchor]
         if node is None:
             message = f"alias *{event.anchor} stands inside of what it stands for"
-            raise _Trapped(Problem(position, yaml_rules.ALIAS, message, "write the value out"))
+            raise _Broken(text_finding(yaml_rules.ALIAS, position, message, "write the value out"))
         self._aliased += node.size
         if self._aliased > MOST_ALIASED:
             message = f"aliases stand for more than {MOST_ALIASED:,} values"
-            raise _Trapped(Problem(position, yaml_rules.ALIAS, message, "write the values out, in several documents"))
+            raise _Broken(
+                text_finding(yaml_rules.ALIAS, position, message, "write the values out, in several documents")
+            )
         return node
 
     def _put(self, node: Node) -> None:
@@ -206,7 +209,7 @@ _TEXT_TAGS = frozenset({None, "!", *(_TAGS + name for name in ("str", "binary", 
 class _Sequence:
     """A list whose end is still to come."""
 
-    def __init__(self, position: Position, anchor: str | None, _problems: list[Problem]) -> None:
+    def __init__(self, position: Position, anchor: str | None, _problems: list[TextFinding]) -> None:
         self.anchor = anchor
         self._position = position
         self._items: list[Node] = []
@@ -224,7 +227,7 @@ class _Sequence:
 class _Mapping:
     """A mapping whose end is still to come."""
 
-    def __init__(self, position: Position, anchor: str | None, problems: list[Problem]) -> None:
+    def __init__(self, position: Position, anchor: str | None, problems: list[TextFinding]) -> None:
         self.anchor = anchor
         self._position = position
         self._problems = problems
@@ -258,7 +261,7 @@ class _Mapping:
     def _set(self, name: str, position: Position, node: Node) -> None:
         if name in self._keys:
             message = f"key {_quoted(name)} is already in this mapping, at line {self._keys[name].line}"
-            self._problems.append(Problem(position, yaml_rules.DUPLICATE_KEY, message, "keep one of them"))
+            self._problems.append(text_finding(yaml_rules.DUPLICATE_KEY, position, message, "keep one of them"))
         self._items[name] = node
         self._keys[name] = position
 
@@ -267,25 +270,29 @@ class _Mapping:
             return key.value
         if key.children is not None or key.value is None:
             message = "a key that is no text" if key.children is not None else "an empty key"
-            raise _Trapped(Problem(key.position, yaml_rules.KEY, message, "write a plain word before the colon"))
+            raise _Broken(text_finding(yaml_rules.KEY, key.position, message, "write a plain word before the colon"))
         # As kubectl writes them when it makes JSON of YAML.
         name = str(key.value).lower() if isinstance(key.value, bool) else str(key.value)
         if name != key.plain:
             message = f"key {key.plain} is read as {name}"
-            self._problems.append(Problem(key.position, yaml_rules.KEY, message, f'write "{key.plain}": with quotes'))
+            self._problems.append(
+                text_finding(yaml_rules.KEY, key.position, message, f'write "{key.plain}": with quotes')
+            )
         return name
 
     def _merge(self, key: Node, node: Node) -> None:
         several = node.children if isinstance(node.children, list) else [node]
         if not all(isinstance(one.children, dict) for one in several):
-            raise _Trapped(
-                Problem(key.position, yaml_rules.KEY, "<< merges mappings only", "give it an alias of a mapping")
+            raise _Broken(
+                text_finding(yaml_rules.KEY, key.position, "<< merges mappings only", "give it an alias of a mapping")
             )
         self._merged += several
 
 
-def _tag(position: Position, tag: str) -> Problem:
-    return Problem(position, yaml_rules.TAG, f"tag {tag} has no meaning in an object of Kubernetes", "remove the tag")
+def _tag(position: Position, tag: str) -> TextFinding:
+    return text_finding(
+        yaml_rules.TAG, position, f"tag {tag} has no meaning in an object of Kubernetes", "remove the tag"
+    )
 
 
 def _quoted(name: str) -> str:
@@ -326,7 +333,7 @@ _SAID: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str, first_line: int) -> Problem:
+def _syntax(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextFinding:
     mark: Any = error.problem_mark or error.context_mark
     position = Position(first_line + mark.line + 1, mark.column + 1)
     lines = LINE_BREAK.split(text)
@@ -334,11 +341,11 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, first_line: int) -> Problem:
     indentation = line[: len(line) - len(line.lstrip())]
     if "\t" in indentation:
         at = Position(position.line, indentation.index("\t") + 1)
-        return Problem(at, yaml_rules.TAB, "a tab in the indentation", "indent with spaces")
+        return text_finding(yaml_rules.TAB, at, "a tab in the indentation", "indent with spaces")
     problem = str(error.problem or "cannot be read")
     began: Any = error.context_mark
     since = f" (it begins at line {first_line + began.line + 1})" if began and began.line != mark.line else ""
     for said, message, remedy in _SAID:
         if said in problem:
-            return Problem(position, yaml_rules.SYNTAX, message + since, remedy)
-    return Problem(position, yaml_rules.SYNTAX, f"{problem}{since}", "correct the text here or right before it")
+            return text_finding(yaml_rules.SYNTAX, position, message + since, remedy)
+    return text_finding(yaml_rules.SYNTAX, position, f"{problem}{since}", "correct the text here or right before it")

@@ -1,4 +1,4 @@
-"""Finds the files that are meant and reads them, bounded: what cannot be read is told and never stops the rest."""
+"""Finds files and reads them, bounded: what cannot be read is reported and never stops the rest."""
 
 import itertools
 import os
@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from caphv.validation.finding import LocatedFinding
 from caphv.validation.yaml.documents import LINE_BREAK, decoded, documents
 from caphv.validation.yaml.tree import Document
-from caphv.validation.yaml.yaml_rules import Problem
+from caphv.validation.yaml.yaml_rules import TextFinding
 
 SUFFIXES = (".yaml", ".yml", ".json")
 STDIN = "-"
@@ -34,7 +35,7 @@ class Source:
     name: str
     named: bool
     documents: list[Document] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[TextFinding] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     _secret: list[range] = field(default_factory=list)
 
@@ -127,7 +128,7 @@ def parsed(name: str, data: bytes, *, named: bool = True) -> Source:
     source = Source(name, named, problems=problems, lines=LINE_BREAK.split(text))
     source._secret = list(_secret_parts(source.lines))
     for document in documents(text):
-        if isinstance(document, Problem):
+        if isinstance(document, LocatedFinding):
             source.problems.append(document)
         else:
             source.documents.append(document)

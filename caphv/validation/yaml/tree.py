@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.validation.yaml.yaml_rules import Position, Problem
+from caphv.validation.yaml.yaml_rules import Position, TextFinding
 
 FieldPath = tuple[str | int, ...]
 
@@ -36,7 +36,7 @@ class Document:
     """One document of a stream: `root.value` is the plain value; `problems` are what was noticed on the way."""
 
     root: Node
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[TextFinding] = field(default_factory=list)
 
     @property
     def value(self) -> Any:

@@ -105,7 +105,7 @@ def test_control_plane_tells_distribution_and_cni() -> None:
         (
             {"csi": {"storageClasses": [{"name": "a", "hostStorageClass": "b"}] * 2}},
             ".csi.storageClasses[1].name",
-            "storage-class-name",
+            "storage-class-name-unique",
         ),
         (
             {"csi": {"storageClasses": [{"name": n, "hostStorageClass": "b", "default": True} for n in "ab"]}},

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from packager.addons.validation import concerns, described, together
+from packager.addons.validation import check_together, concerns, rules
 from tests.unit.packager.test_facts import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, cluster, obj, reference
 
 pytestmark = pytest.mark.unit
@@ -13,8 +13,8 @@ Obj = dict[str, Any]
 
 
 def told(*objs: Obj) -> list[tuple[int, str, str]]:
-    found = [(remark.index, remark.finding.field, remark.finding.rule) for remark in together(objs)]
-    assert {rule for *_, rule in found if not rule.startswith("schema-")} <= described().keys()
+    found = [(remark.place, remark.finding.field, remark.finding.rule) for remark in check_together(objs)]
+    assert {rule for *_, rule in found if not rule.startswith("schema-")} <= {rule.name for rule in rules()}
     return found
 
 

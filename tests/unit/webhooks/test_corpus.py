@@ -11,7 +11,7 @@ from webhooks.admission import KINDS, RULES, Review, Verdict, judge
 
 pytestmark = pytest.mark.unit
 
-WRONG, RIGHT = corpus.wrong(), corpus.right()
+WRONG, RIGHT = corpus.invalid(), corpus.valid()
 
 
 def verdict(case: corpus.Case, *, without: str = "") -> Verdict:

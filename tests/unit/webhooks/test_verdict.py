@@ -131,7 +131,7 @@ ADVICE = {
 
 
 def base(kind: str) -> Obj:
-    found = next(case.object for case in corpus.right() if case.name.endswith(": base") and case.kind == kind)
+    found = next(case.object for case in corpus.valid() if case.name.endswith(": base") and case.kind == kind)
     return copy.deepcopy(found)
 
 
@@ -264,7 +264,7 @@ def test_an_endpoint_that_is_known_stays_where_a_class_has_a_placeholder() -> No
 
 
 def test_nothing_else_is_filled_in() -> None:
-    for case in corpus.right():
+    for case in corpus.valid():
         endpoint = spec_of(case.object).get("controlPlaneEndpoint", {"port": 6443})
         assert bool(defaults(create(case.object))) == ("port" not in endpoint), case
 
@@ -278,7 +278,7 @@ JSON = st.recursive(
 )
 
 
-SAMPLE = corpus.wrong()[::5] + corpus.right()[::5]
+SAMPLE = corpus.invalid()[::5] + corpus.valid()[::5]
 
 
 @settings(max_examples=300, deadline=None)

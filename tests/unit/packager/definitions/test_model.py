@@ -105,7 +105,7 @@ def test_a_fault_is_said_at_its_field(case: str) -> None:
 def test_kubeadm_has_no_resource_sets_and_is_told_what_to_take() -> None:
     (said,) = map(str, built(kubeadm(addonDelivery="ClusterResourceSet")).findings)
     assert said.startswith("spec.addonDelivery: ")
-    assert all(part in said for part in ("ClusterResourceSet", "Helm controller", "take Fleet", "or None"))
+    assert all(part in said for part in ("ClusterResourceSet", "Helm controller", "use Fleet", "or None"))
 
 
 def test_all_faults_are_said_at_once() -> None:
@@ -145,14 +145,14 @@ def test_validation_knows_definitions_and_that_two_make_one_cluster() -> None:
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "production"}}
     objs = [definition(), service, definition(), definition("other")]
     assert [validation.concerns(obj) for obj in objs] == [True, False, True, True]
-    (about,) = validation.together(objs)
-    assert (about.index, about.other, about.finding.rule) == (2, 0, "definition-twice")
-    assert validation.alone(definition()) == []
-    assert validation.alone(service) == []
+    (about,) = validation.check_together(objs)
+    assert (about.place, about.other, about.finding.rule) == (2, 0, "definition-twice")
+    assert validation.check(definition()) == []
+    assert validation.check(service) == []
     old = definition() | {"apiVersion": "caphv.io/v1"}
-    assert [finding.field for finding in validation.alone(old)] == ["apiVersion"]
+    assert [finding.field for finding in validation.check(old)] == ["apiVersion"]
 
 
 def test_every_rule_is_described() -> None:
     own = {rule for _, _, rule in CASES.values() if rule.startswith("definition-")} | {"definition-reserved"}
-    assert own | {"definition-twice", "no-secrets-in-git"} == rules.DESCRIPTIONS.keys()
+    assert own | {"definition-twice", "no-secrets-in-git"} == {rule.name for rule in rules.RULES}

@@ -1,4 +1,4 @@
-"""YAML as kubectl reads it, and each trap with the line and column where it stands."""
+"""YAML is read as kubectl reads it, and each broken rule is reported with line and column."""
 
 import time
 from typing import Any
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from caphv.validation.yaml import yaml_rules
 from caphv.validation.yaml.documents import DEEPEST, MOST_ALIASED, MOST_BROKEN
 from caphv.validation.yaml.loader import parsed
-from caphv.validation.yaml.yaml_rules import Position, Problem
+from caphv.validation.yaml.yaml_rules import Position, TextFinding
 
 pytestmark = pytest.mark.unit
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 30)
 )
-# Text, name of the trap, line and column.
+# Text, name of the rule, line and column.
 WRONG = {
     "tab": ("spec:\n\tcpu: 4\n", "yaml-tab", 2, 1),
     "tab after spaces": ("spec:\n  a: 1\n \tcpu: 4\n", "yaml-tab", 3, 2),
@@ -48,7 +48,7 @@ WRONG = {
 }
 
 
-def problems(text: str | bytes) -> list[Problem]:
+def problems(text: str | bytes) -> list[TextFinding]:
     source = parsed("file", text.encode() if isinstance(text, str) else text)
     return [*source.problems, *(problem for document in source.documents for problem in document.problems)]
 
@@ -58,22 +58,22 @@ def values(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("text", "name", "line", "column"), WRONG.values(), ids=WRONG)
-def test_trap_is_told_at_its_place(text: str, name: str, line: int, column: int) -> None:
-    found = [(problem.trap.name, problem.position) for problem in problems(text)]
+def test_a_broken_rule_is_reported_at_its_place(text: str, name: str, line: int, column: int) -> None:
+    found = [(problem.finding.rule, problem.place) for problem in problems(text)]
     assert (name, Position(line, column)) in found
-    assert all(problem.message and problem.remedy for problem in problems(text))
+    assert all(str(problem.finding) and problem.finding.remedy for problem in problems(text))
 
 
-def test_every_trap_is_tested() -> None:
+def test_every_rule_is_tested() -> None:
     elsewhere = {yaml_rules.ENCODING, yaml_rules.DOCUMENT}
-    assert {trap.name for trap in yaml_rules.TRAPS} - {trap.name for trap in elsewhere} == {
+    assert {rule.name for rule in yaml_rules.RULES} - {rule.name for rule in elsewhere} == {
         row[1] for row in WRONG.values()
     }
 
 
 def test_bytes_that_are_no_utf8_are_told_at_their_place() -> None:
     (problem,) = problems("a: 1\nb: gr\u00fcn\n".encode("latin-1"))
-    assert (problem.trap, problem.position) == (yaml_rules.ENCODING, Position(2, 6))
+    assert (problem.finding.rule, problem.place) == (yaml_rules.ENCODING.name, Position(2, 6))
 
 
 def test_an_alias_bomb_costs_no_time() -> None:
@@ -140,14 +140,14 @@ def test_json_with_tabs() -> None:
 def test_a_broken_document_does_not_hide_the_others() -> None:
     source = parsed("file", b"a: 1\n---\nb: [\n---\nc: 3\n---\nd: ]\n---\ne: 5\n")
     assert [document.value for document in source.documents] == [{"a": 1}, {"c": 3}, {"e": 5}]
-    assert [problem.position.line for problem in source.problems] == [4, 7]
+    assert [problem.place.line for problem in source.problems] == [4, 7]
     assert source.documents[2].position(("e",)) == Position(9, 4)
 
 
 def test_many_broken_documents_end() -> None:
     found = problems("a: ]\n---\n" * (MOST_BROKEN * 3))
     assert len(found) == MOST_BROKEN + 1
-    assert str(MOST_BROKEN) in found[-1].message
+    assert str(MOST_BROKEN) in found[-1].finding.detail
 
 
 @pytest.mark.parametrize(
@@ -199,5 +199,5 @@ def test_what_is_written_is_read(value: dict[str, Any]) -> None:
 def test_anything_can_be_read(data: bytes) -> None:
     source = parsed("file", data)
     for problem in source.problems:
-        assert 1 <= problem.position.line <= len(source.lines) + 1
-        assert problem.position.column >= 1
+        assert 1 <= problem.place.line <= len(source.lines) + 1
+        assert problem.place.column >= 1
