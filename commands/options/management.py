@@ -1,0 +1,151 @@
+"""Options of commands that read a management cluster with a person's kubeconfig, and what can go wrong with that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from caphv.api.object import Key
+from commands.options.clusters import InputError, Step
+
+if TYPE_CHECKING:
+    from caphv.runtime.client import ApiClient
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_T = TypeVar("_T")
+_PATIENCE = 1.0
+
+
+def management_options(command: _Command) -> _Command:
+    """Add the options that name the management cluster: `kubeconfig` and `context`."""
+    for add in (
+        click.option("--context", default="", help="Context of the kubeconfig."),
+        click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster."),
+    ):
+        command = add(command)
+    return command
+
+
+def namespace_options(command: _Command) -> _Command:
+    """Add the options that name a namespace, as kubectl has them: `namespace` and `all_namespaces`."""
+    for add in (
+        click.option("-A", "--all-namespaces", is_flag=True, help="Clusters of all namespaces."),
+        click.option("-n", "--namespace", default="", help="Clusters of this namespace.  [default: the context's]"),
+    ):
+        command = add(command)
+    return command
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Clusters that a command line names: all of a namespace (empty: of all) unless there are keys."""
+
+    namespace: str
+    keys: tuple[Key, ...] = ()
+
+    def takes(self, key: Key) -> bool:
+        """Whether a cluster is meant."""
+        return not self.keys or key in self.keys
+
+    def missing(self, keys: set[Key]) -> list[str]:
+        """Clusters that are named and do not exist."""
+        return [str(key) for key in self.keys if key not in keys]
+
+
+def selection(clusters: Sequence[str], flags: dict[str, Any]) -> Selection:
+    """Return which clusters are meant: `NAME` of the namespace, or `NAMESPACE/NAME`."""
+    if flags["all_namespaces"] and flags["namespace"]:
+        raise click.UsageError("--all-namespaces and --namespace exclude each other")
+    default = flags["namespace"] or context_namespace(flags["kubeconfig"], flags["context"])
+    if not clusters:
+        return Selection("" if flags["all_namespaces"] else default)
+    keys = []
+    for text in clusters:
+        namespace, _, name = text.rpartition("/")
+        if not name or "/" in namespace:
+            raise click.BadParameter(f"{text!r} is neither NAME nor NAMESPACE/NAME", param_hint="CLUSTER")
+        keys.append(Key(namespace or default, name))
+    namespaces = {key.namespace for key in keys}
+    return Selection(namespaces.pop() if len(namespaces) == 1 else "", tuple(keys))
+
+
+def context_namespace(kubeconfig: str, context: str) -> str:
+    """Return the namespace of the context, as kubectl takes it; `default` where none is set."""
+    import yaml
+
+    names = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    contexts: dict[str, Any] = {}
+    current = context
+    for name in filter(None, names.split(os.pathsep)):
+        with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
+            config = yaml.safe_load(Path(name).expanduser().read_text(encoding="utf-8"))
+            if isinstance(config, dict):
+                current = current or str(config.get("current-context") or "")
+                entries = config.get("contexts")
+                for entry in entries if isinstance(entries, list) else ():
+                    if isinstance(entry, dict):
+                        contexts.setdefault(str(entry.get("name")), entry.get("context"))
+    found = contexts.get(current)
+    return str(found.get("namespace") or "default") if isinstance(found, dict) else "default"
+
+
+@contextlib.asynccontextmanager
+async def management_client(flags: dict[str, Any], **options: Any) -> AsyncIterator[ApiClient]:
+    """Lend a client for the management cluster that the options of `management_options` name."""
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.kubeconfig import own_configuration
+
+    connection = await own_configuration(flags["kubeconfig"], flags["context"])
+    client = ApiClient(connection, name="management", user_agent="caphv-cli", timeout=60.0, **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine; what can go wrong with reading becomes a message and exit status 2."""
+    from caphv.runtime.errors import ApiError, Forbidden, Unreachable
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from overview.reader import NoClusterApiError
+
+    try:
+        return asyncio.run(work)
+    except Forbidden as error:
+        hint = "; name a namespace that you may read with -n" if "cluster scope" in str(error) else ""
+        raise InputError(f"your account may not do that: {error}{hint}") from None
+    except (KubeconfigError, ApiError, Unreachable) as error:
+        raise InputError(f"the management cluster cannot be read: {error}") from None
+    except NoClusterApiError as error:
+        raise InputError(str(error)) from None
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@contextlib.contextmanager
+def patient_progress() -> Iterator[Step]:
+    """Show on a terminal what is being done once it takes longer than a second; elsewhere say nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    from rich.console import Console
+
+    status = Console(stderr=True).status("connecting …")
+    timer = threading.Timer(_PATIENCE, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda text: status.update(f"{text} …")
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()

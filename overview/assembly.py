@@ -1,0 +1,230 @@
+"""Puts the objects of clusters together: pure, from plain objects to the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from caphv.api import clusterapi, names, resources
+from caphv.api.names import ConditionType
+from caphv.api.object import Key, Obj, being_deleted, key_of, labels_of
+from overview.diagnosis import Parts, paused, problems_of
+from overview.model import Cluster, Condition, Group, Machine, Node, Overview, Problem, Replicas, Severity, State
+from overview.objects import ManagementObjects, by_cluster, by_key, condition_of, conditions_of
+
+_DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
+_CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
+
+
+def overview_of(found: ManagementObjects, now: datetime) -> Overview:
+    """Return all clusters on Harvester, by namespace and name."""
+    harvester_clusters, machines = by_key(found.harvester_clusters), by_cluster(found.machines)
+    harvester_machines, deployments = by_cluster(found.harvester_machines), by_cluster(found.machine_deployments)
+    control_planes = {(str(obj["kind"]), *key_of(obj)): obj for obj in found.control_planes}
+    seen = all(map(found.sees, map(str, (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES))))
+    clusters = []
+    for cluster in sorted(found.clusters, key=key_of):
+        if not _on_harvester(cluster):
+            continue
+        key = key_of(cluster)
+        _, infrastructure = clusterapi.infrastructure_ref(cluster)
+        reference = (cluster.get("spec") or {}).get("controlPlaneRef") or {}
+        parts = Parts(
+            cluster,
+            harvester_clusters.get(Key(key.namespace, infrastructure)),
+            control_planes.get((str(reference.get("kind")), key.namespace, str(reference.get("name")))),
+            sorted(machines.get(key, ()), key=_machine_order),
+            by_key(harvester_machines.get(key, ())),
+            seen,
+        )
+        clusters.append(cluster_of(parts, sorted(deployments.get(key, ()), key=key_of), now))
+    return Overview(found.server, tuple(clusters), unseen=tuple(map(str, found.unseen)))
+
+
+def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
+    """Return the model of one cluster."""
+    cluster, own = parts.cluster, parts.harvester_cluster or {}
+    spec, metadata = cluster.get("spec") or {}, cluster["metadata"]
+    own_spec, topology = own.get("spec") or {}, spec.get("topology") or {}
+    groups = _groups(parts, deployments)
+    control_plane = _replicas(cluster, "controlPlane") or _sum(g for g in groups if g.kind != "MachineDeployment")
+    workers = _replicas(cluster, "workers") or _sum(g for g in groups if g.kind == "MachineDeployment")
+    problems = problems_of(parts, now)
+    machine_versions = {machine.version for group in groups for machine in group.machines if machine.version}
+    secret = own_spec.get("identitySecret") or {}
+    bundles = condition_of(own, ConditionType.ADDON_BUNDLES_READY)
+    wanted = topology.get("version") or ((parts.control_plane or {}).get("spec") or {}).get("version") or ""
+    return Cluster(
+        *parts.key,
+        state=_state(parts, problems, (control_plane, workers)),
+        created=str(metadata.get("creationTimestamp") or ""),
+        phase=str((cluster.get("status") or {}).get("phase") or ""),
+        class_name=str((topology.get("classRef") or {}).get("name") or topology.get("class") or ""),
+        version=str(wanted),
+        versions=tuple(sorted(machine_versions, key=_version_order)),
+        endpoint=_endpoint(spec.get("controlPlaneEndpoint") or own_spec.get("controlPlaneEndpoint") or {}),
+        harvester=str(own_spec.get("server") or ""),
+        target_namespace=str(own_spec.get("targetNamespace") or ""),
+        identity=f"{secret.get('namespace')}/{secret.get('name')}" if secret else "",
+        infrastructure=str((own.get("metadata") or {}).get("name") or ""),
+        control_plane=control_plane,
+        workers=workers,
+        groups=groups,
+        bundles=_condition(bundles) if bundles else None,
+        problems=problems,
+        conditions=_conditions(cluster),
+        infrastructure_conditions=_conditions(own),
+    )
+
+
+def _on_harvester(cluster: Obj) -> bool:
+    kind, _ = clusterapi.infrastructure_ref(cluster)
+    # A topology that was not reconciled yet has no reference: better one cluster too many than a fault unseen.
+    return kind in ("", resources.HARVESTER_CLUSTERS.kind)
+
+
+def _state(parts: Parts, problems: tuple[Problem, ...], replicas: Iterable[Replicas]) -> State:
+    if being_deleted(parts.cluster):
+        return State.DELETING
+    if paused(parts):
+        return State.PAUSED
+    available = condition_of(parts.cluster, "Available").get("status")
+    works = available == "True" if available else clusterapi.infrastructure_provisioned(parts.cluster)
+    if any(problem.severity.wrong for problem in problems):
+        errors = any(problem.severity is Severity.ERROR for problem in problems)
+        return State.FAILED if errors and not works else State.DEGRADED
+    return State.AVAILABLE if works and all(each.complete for each in replicas) else State.PROGRESSING
+
+
+def _groups(parts: Parts, deployments: list[Obj]) -> tuple[Group, ...]:
+    models = [(obj, _machine(obj, parts.harvester_machine_of(obj))) for obj in parts.machines]
+    control_plane = parts.control_plane
+    groups = []
+    own = tuple(machine for _, machine in models if machine.control_plane)
+    if control_plane or own:
+        kind = str((control_plane or {}).get("kind") or "ControlPlane")
+        name = str(((control_plane or {}).get("metadata") or {}).get("name") or parts.key.name)
+        groups.append(_group(kind, name, control_plane, own))
+    rest = [machine for _, machine in models if not machine.control_plane]
+    for deployment in deployments:
+        name = deployment["metadata"]["name"]
+        groups.append(_group("MachineDeployment", name, deployment, tuple(m for m in rest if m.group == name)))
+    known = {group.name for group in groups if group.kind == "MachineDeployment"}
+    single = tuple(machine for machine in rest if machine.group not in known)
+    if single:
+        groups.append(_group("MachineDeployment" if not deployments else "Machines", "", None, single))
+    return tuple(groups)
+
+
+def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...]) -> Group:
+    spec, status = (obj or {}).get("spec") or {}, (obj or {}).get("status") or {}
+    ready = sum(machine.ready for machine in machines)
+    replicas = Replicas(
+        desired=int(spec.get("replicas", len(machines)) or 0),
+        current=len(machines),
+        available=int(status.get("availableReplicas") or status.get("readyReplicas") or 0) if obj else ready,
+        up_to_date=int(_first(status, "upToDateReplicas", "updatedReplicas") or 0) if obj else len(machines),
+    )
+    template = (spec.get("template") or {}).get("spec") or {}
+    version = str(spec.get("version") or template.get("version") or "")
+    return Group(kind, name, replicas, version, machines, _conditions(obj))
+
+
+def _machine(obj: Obj, own: Obj | None) -> Machine:
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    own_spec, own_status = (own or {}).get("spec") or {}, (own or {}).get("status") or {}
+    vm = own_status.get("virtualMachine") or {}
+    control_plane = clusterapi.is_control_plane(obj)
+    labels = labels_of(obj)
+    addresses = own_status.get("addresses") or status.get("addresses") or ()
+    return Machine(
+        name=obj["metadata"]["name"],
+        control_plane=control_plane,
+        group=str(labels.get(_CONTROL_PLANE_NAME_LABEL if control_plane else _DEPLOYMENT_LABEL) or ""),
+        phase=str(status.get("phase") or ""),
+        ready=_machine_ready(obj, own),
+        created=str(obj["metadata"].get("creationTimestamp") or ""),
+        version=str(spec.get("version") or ""),
+        infrastructure=str(((own or {}).get("metadata") or {}).get("name") or ""),
+        host=str(vm.get("host") or ""),
+        zone=str(own_status.get("failureDomain") or spec.get("failureDomain") or ""),
+        addresses=tuple(dict.fromkeys(str(each["address"]) for each in addresses if each.get("address"))),
+        pool=str(own_status.get("allocatedPoolRef") or ""),
+        allocated=str(own_status.get("allocatedIPAddress") or ""),
+        cpu=int(own_spec.get("cpu") or 0),
+        memory=str(own_spec.get("memory") or ""),
+        node=_node(obj),
+        deleting=being_deleted(obj),
+        conditions=(*_conditions(obj), *(_conditions(own, prefix="HarvesterMachine:"))),
+    )
+
+
+def _machine_ready(obj: Obj, own: Obj | None) -> bool:
+    ready = condition_of(obj, "Ready") or condition_of(own, ConditionType.READY)
+    return bool(ready.get("status") == "True")
+
+
+def _node(machine: Obj) -> Node | None:
+    status = machine.get("status") or {}
+    name = (status.get("nodeRef") or {}).get("name")
+    if not name:
+        return None
+    healthy = condition_of(machine, "NodeReady") or condition_of(machine, "NodeHealthy")
+    version = (status.get("nodeInfo") or {}).get("kubeletVersion")
+    provider_id = (machine.get("spec") or {}).get("providerID")
+    return Node(str(name), str(healthy.get("status") or ""), str(version or ""), provider_id=str(provider_id or ""))
+
+
+def _replicas(cluster: Obj, part: str) -> Replicas | None:
+    """Counts of Cluster API v1beta2, which the core's v1beta1 keeps one level deeper; None where it has none."""
+    status = cluster.get("status") or {}
+    counts = status.get(part) or (status.get("v1beta2") or {}).get(part)
+    if not isinstance(counts, Mapping) or "desiredReplicas" not in counts:
+        return None
+    return Replicas(
+        desired=int(counts.get("desiredReplicas") or 0),
+        current=int(counts.get("replicas") or 0),
+        available=int(counts.get("availableReplicas") or 0),
+        up_to_date=int(counts.get("upToDateReplicas") or 0),
+    )
+
+
+def _sum(groups: Iterable[Group]) -> Replicas:
+    found = [group.replicas for group in groups]
+    return Replicas(
+        desired=sum(each.desired for each in found),
+        current=sum(each.current for each in found),
+        available=sum(each.available for each in found),
+        up_to_date=sum(each.up_to_date for each in found),
+    )
+
+
+def _conditions(obj: Obj | None, prefix: str = "") -> tuple[Condition, ...]:
+    return tuple(_condition(condition, prefix) for condition in conditions_of(obj))
+
+
+def _condition(condition: Obj, prefix: str = "") -> Condition:
+    texts = (str(condition.get(name) or "") for name in ("status", "reason", "message", "lastTransitionTime"))
+    return Condition(f"{prefix}{condition['type']}", *texts)
+
+
+def _endpoint(endpoint: Obj) -> str:
+    host, port = str(endpoint.get("host") or ""), endpoint.get("port") or 6443
+    if host in ("", "0.0.0.0"):
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _machine_order(machine: Obj) -> tuple[bool, str, str]:
+    created = str(machine["metadata"].get("creationTimestamp") or "")
+    return names.CONTROL_PLANE_LABEL not in labels_of(machine), created, machine["metadata"]["name"]
+
+
+def _version_order(version: str) -> tuple[list[int], str]:
+    return [int(number) for number in re.findall(r"[0-9]+", version)], version
+
+
+def _first(status: Obj, *fields: str) -> Any:
+    return next((status[name] for name in fields if name in status), 0)

@@ -1,0 +1,259 @@
+"""What is wrong with a cluster, causes before consequences: pure decisions over its objects.
+
+Conditions repeat each other: a Secret that is missing shows in the HarvesterCluster, the Cluster, and each machine. The
+first cause along the way from Harvester to the Node is the one that an operator can act on, so what follows from it is
+left out, and what many machines have in common is one problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from caphv.api import clusterapi
+from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Key, Obj, being_deleted, key_of
+from overview.model import Problem, Severity
+from overview.objects import condition_of, conditions_of
+from overview.remedies import Subject, next_step
+
+# What is still in progress after this time needs somebody to look.
+PATIENCE = timedelta(minutes=15)
+# In this order each gates the next.
+_GATES = (
+    ConditionType.HARVESTER_CONNECTION_READY,
+    ConditionType.TARGET_NAMESPACE_READY,
+    ConditionType.VM_IP_POOL_READY,
+    ConditionType.CUSTOM_IP_POOL_CREATED,
+    ConditionType.LOAD_BALANCER_READY,
+    ConditionType.INFRASTRUCTURE_READY,
+)
+_BESIDE = (
+    ConditionType.IDENTITY_UP_TO_DATE,
+    ConditionType.CLOUD_PROVIDER_CONFIG_READY,
+    ConditionType.FLEET_INTEGRATION_READY,
+    ConditionType.ADDON_BUNDLES_READY,
+)
+_PASSING = frozenset(
+    {
+        Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+        Reason.HARVESTER_CONNECTION_IN_PROGRESS,
+        Reason.TARGET_NAMESPACE_CHECKING,
+        Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS,
+        Reason.FLEET_INTEGRATION_IN_PROGRESS,
+        Reason.ADDON_BUNDLES_IN_PROGRESS,
+        Reason.VM_PROVISIONING_IN_PROGRESS,
+    }
+)
+_CHOSEN = frozenset({Reason.ADDON_BUNDLES_SUSPENDED, Reason.FLEET_INTEGRATION_NOT_APPLICABLE})
+_WARNINGS = frozenset({Reason.IDENTITY_EXPIRING, Reason.VM_DIFFERS, Reason.ADDON_BUNDLES_NOT_APPLIED})
+# Messages of the core that say nothing of their own.
+_CONSEQUENCES = ("Waiting for Cluster control plane to be initialized", "Waiting for Cluster infrastructure")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The objects of one cluster; `complete` says that an absent object does not exist."""
+
+    cluster: Obj
+    harvester_cluster: Obj | None = None
+    control_plane: Obj | None = None
+    machines: list[Obj] = field(default_factory=list)
+    harvester_machines: dict[Key, Obj] = field(default_factory=dict)
+    complete: bool = True
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name of the Cluster."""
+        return key_of(self.cluster)
+
+    def harvester_machine_of(self, machine: Obj) -> Obj | None:
+        """The HarvesterMachine of a Machine."""
+        _, name = clusterapi.infrastructure_ref(machine)
+        return self.harvester_machines.get(Key(key_of(machine).namespace, name))
+
+
+def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
+    """Return what is wrong with a cluster, the root cause first."""
+    if being_deleted(parts.cluster):
+        return tuple(_deletion(parts, now))
+    found = [*_infrastructure(parts, now)]
+    if not any(problem.severity is Severity.ERROR for problem in found):
+        found += _topology(parts, now)
+    found += _merged(_machines(parts, now, bool(found)))
+    if not any(problem.severity is not Severity.WARNING for problem in found):
+        found += _cluster_itself(parts, now)
+    order = [Severity.ERROR, Severity.WARNING, Severity.WAITING]
+    return tuple(sorted(found, key=lambda problem: order.index(problem.severity)))
+
+
+def paused(parts: Parts) -> bool:
+    """Whether somebody suspended reconciliation of the cluster."""
+    own = parts.harvester_cluster
+    return clusterapi.paused(parts.cluster, parts.cluster) or bool(own and clusterapi.paused(None, own))
+
+
+def _deletion(parts: Parts, now: datetime) -> Iterator[Problem]:
+    """What the deletion waits for: machines first, then the infrastructure."""
+    since = str(parts.cluster["metadata"]["deletionTimestamp"])
+    waiting = Severity.ERROR if _age(since, now) > PATIENCE else Severity.WAITING
+    stuck = [*_infrastructure(parts, now), *_merged(_machines(parts, now, True))]
+    causes = [problem for problem in stuck if problem.severity is Severity.ERROR]
+    if causes:
+        yield from causes
+        return
+    message = str(condition_of(parts.cluster, "Deleting").get("message") or "")
+    if not message and parts.machines:
+        message = f"waiting for {len(parts.machines)} machines, first {parts.machines[0]['metadata']['name']}"
+    subject = _subject(parts, parts.cluster, "Cluster")
+    text = f"being deleted: {_flat(message) or 'waiting for its infrastructure'}"
+    yield Problem(waiting, (_name(parts.cluster, "Cluster"),), "Deleting", text, next_step("Deleting", subject), since)
+
+
+def _infrastructure(parts: Parts, now: datetime) -> Iterator[Problem]:
+    obj = parts.harvester_cluster
+    if obj is None:
+        _, name = clusterapi.infrastructure_ref(parts.cluster)
+        if name and parts.complete:
+            cause = f"HarvesterCluster {name}, which the Cluster refers to, does not exist"
+            step = f"Create it, or correct spec.infrastructureRef: kubectl get hvc -n {parts.key.namespace}"
+            yield Problem(Severity.ERROR, (f"HarvesterCluster/{name}",), "NotFound", cause, step)
+        return
+    said: set[str] = set()
+    for kind in (*_BESIDE[:1], *_GATES, *_BESIDE[1:]):
+        condition = condition_of(obj, kind)
+        if condition.get("status", "True") == "True" or condition.get("reason") in _CHOSEN:
+            continue
+        message = str(condition.get("message") or "")
+        if message in said or (said and kind in _GATES):
+            continue
+        said.add(message)
+        yield _problem(parts, obj, "HarvesterCluster", condition, now)
+
+
+def _topology(parts: Parts, now: datetime) -> Iterator[Problem]:
+    condition = condition_of(parts.cluster, "TopologyReconciled")
+    if condition.get("status") == "False":
+        yield _problem(parts, parts.cluster, "Cluster", condition, now)
+
+
+def _machines(parts: Parts, now: datetime, infrastructure: bool) -> Iterator[Problem]:
+    owned = set()
+    for machine in parts.machines:
+        own = parts.harvester_machine_of(machine)
+        if own is not None:
+            owned.add(key_of(own))
+        found = list(_of_infrastructure(parts, own, now, infrastructure)) if own else []
+        yield from found
+        if not any(problem.severity is not Severity.WARNING for problem in found):
+            yield from _of_machine(parts, machine, own, now)
+    for key, own in parts.harvester_machines.items():
+        if key not in owned:
+            yield from _of_infrastructure(parts, own, now, infrastructure)
+
+
+def _of_infrastructure(parts: Parts, own: Obj, now: datetime, infrastructure: bool) -> Iterator[Problem]:
+    ready = condition_of(own, ConditionType.READY)
+    if ready.get("status", "True") != "True":
+        consequence = ready.get("reason") == Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS
+        if not (infrastructure and consequence):
+            yield _problem(parts, own, "HarvesterMachine", ready, now)
+    drifted = condition_of(own, ConditionType.VM_UP_TO_DATE)
+    if drifted.get("status") == "False":
+        yield _problem(parts, own, "HarvesterMachine", drifted, now)
+
+
+def _of_machine(parts: Parts, machine: Obj, own: Obj | None, now: datetime) -> Iterator[Problem]:
+    _, name = clusterapi.infrastructure_ref(machine)
+    if own is None and name and parts.complete and not being_deleted(machine):
+        cause = f"HarvesterMachine {name}, which the Machine refers to, does not exist"
+        step = f"Replace the machine: kubectl delete machine {machine['metadata']['name']} -n {parts.key.namespace}"
+        yield Problem(Severity.ERROR, (_name(machine, "Machine"),), "NotFound", cause, step)
+        return
+    for kind in ("Deleting", "BootstrapConfigReady", "NodeHealthy"):
+        condition = condition_of(machine, kind)
+        bad = "True" if kind == "Deleting" else "False"
+        unknown = kind == "NodeHealthy" and condition.get("status") == "Unknown"
+        message = str(condition.get("message") or "")
+        if (condition.get("status") == bad or unknown) and message and not message.startswith(_CONSEQUENCES):
+            yield _problem(parts, machine, "Machine", condition, now)
+            return
+
+
+def _cluster_itself(parts: Parts, now: datetime) -> Iterator[Problem]:
+    """What no object further down explains."""
+    probe = condition_of(parts.cluster, "RemoteConnectionProbe")
+    if (
+        probe.get("status") == "False"
+        and condition_of(parts.cluster, "ControlPlaneInitialized").get("status") == "True"
+    ):
+        yield _problem(parts, parts.cluster, "Cluster", probe, now)
+        return
+    for obj, kind in ((parts.control_plane, "Available"), (parts.cluster, "Available")):
+        condition = condition_of(obj, kind)
+        if obj is not None and condition.get("status") == "False":
+            yield _problem(parts, obj, str(obj.get("kind") or "Cluster"), condition, now)
+            return
+
+
+def _problem(parts: Parts, obj: Obj, kind: str, condition: Obj, now: datetime) -> Problem:
+    reason, since = str(condition.get("reason") or ""), str(condition.get("lastTransitionTime") or "")
+    message = _flat(str(condition.get("message") or "")) or f"{condition['type']} is {condition['status']}"
+    severity = _severity(obj, kind, condition, _age(since, now))
+    subject = _subject(parts, obj, kind)
+    return Problem(severity, (_name(obj, kind),), reason, message, next_step(reason, subject), since)
+
+
+def _severity(obj: Obj, kind: str, condition: Obj, age: timedelta) -> Severity:
+    reason = condition.get("reason")
+    if reason in _WARNINGS:
+        return Severity.WARNING
+    # The core and control plane providers do not tell a failure from what takes its time.
+    passing = reason in _PASSING or (kind != "HarvesterCluster" and kind != "HarvesterMachine")
+    if condition.get("type") in ("TopologyReconciled",) and "Failed" in str(reason):
+        passing = False
+    if passing or being_deleted(obj):
+        return Severity.WAITING if age <= PATIENCE else Severity.ERROR
+    return Severity.ERROR
+
+
+def _merged(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Make one problem of those that differ only in the machine's name."""
+    found: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        name = problem.objects[0].partition("/")[2]
+        found.setdefault((problem.reason, problem.cause.replace(name, "…")), []).append(problem)
+    for group in found.values():
+        objects = tuple(problem.objects[0] for problem in group)
+        worst = min(group, key=lambda problem: (problem.severity is Severity.WAITING, problem.since))
+        yield Problem(worst.severity, objects, worst.reason, worst.cause, worst.next_step, worst.since)
+
+
+def _subject(parts: Parts, obj: Obj, kind: str) -> Subject:
+    spec = (parts.harvester_cluster or {}).get("spec") or {}
+    secret = spec.get("identitySecret") or {}
+    identity = f"{secret.get('namespace')}/{secret.get('name')}" if secret else ""
+    return Subject(*parts.key, kind, obj["metadata"]["name"], identity, str(spec.get("targetNamespace") or ""))
+
+
+def _name(obj: Obj, kind: str) -> str:
+    return f"{kind}/{obj['metadata']['name']}"
+
+
+def _flat(message: str) -> str:
+    """A message of the core without the bullets and lines by which it aggregates others."""
+    lines = (line.strip().removeprefix("* ") for line in message.splitlines())
+    return "; ".join(line.rstrip(":") if line.endswith(":") else line for line in lines if line)
+
+
+def _age(since: str, now: datetime) -> timedelta:
+    try:
+        return now - datetime.fromisoformat(since)
+    except ValueError:
+        return timedelta(0)
+
+
+def oldest_condition(obj: Obj | None) -> str:
+    """Time of the earliest change that the conditions of an object remember."""
+    return min((str(each.get("lastTransitionTime") or "") for each in conditions_of(obj)), default="")

@@ -1,0 +1,242 @@
+"""The model of a cluster that all day-2 commands show: frozen data, and its form as JSON.
+
+Times are those of the API server (RFC 3339 text), so that a form for people and one for programs can differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from caphv.api.object import Key
+
+
+class State(StrEnum):
+    """How a cluster is, in one word."""
+
+    AVAILABLE = "Available"
+    PROGRESSING = "Progressing"
+    DEGRADED = "Degraded"
+    """It works, and something is wrong."""
+    FAILED = "Failed"
+    """It is not available, and will not become so without help."""
+    PAUSED = "Paused"
+    DELETING = "Deleting"
+
+
+class Severity(StrEnum):
+    """How much a problem matters."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    WAITING = "waiting"
+    """Passes by itself."""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether somebody has to do something."""
+        return self is not Severity.WAITING
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition of an object."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    since: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One cause, with what to do next; `objects` are all that it concerns, `since` the earliest time it was seen."""
+
+    severity: Severity
+    objects: tuple[str, ...]
+    reason: str
+    cause: str
+    next_step: str
+    since: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Machines that are wanted, exist, work, and are as the spec says."""
+
+    desired: int = 0
+    current: int = 0
+    available: int = 0
+    up_to_date: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.available}/{self.desired}"
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is as it should be."""
+        return self.desired == self.current == self.available == self.up_to_date
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A PersistentVolumeClaim of a VM on Harvester."""
+
+    name: str
+    size: str = ""
+    storage_class: str = ""
+    phase: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualMachine:
+    """A VM on Harvester, as Harvester itself reports it."""
+
+    namespace: str
+    name: str
+    status: str = ""
+    host: str = ""
+    created: str = ""
+    disks: tuple[Disk, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A Node, from the workload cluster itself or as its Machine remembers it."""
+
+    name: str
+    ready: str = ""
+    version: str = ""
+    created: str = ""
+    zone: str = ""
+    provider_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A Machine with its HarvesterMachine; `vm` is there after a deep read only."""
+
+    name: str
+    control_plane: bool
+    group: str
+    phase: str
+    ready: bool
+    created: str = ""
+    version: str = ""
+    infrastructure: str = ""
+    vm_namespace: str = ""
+    host: str = ""
+    zone: str = ""
+    addresses: tuple[str, ...] = ()
+    pool: str = ""
+    allocated: str = ""
+    cpu: int = 0
+    memory: str = ""
+    node: Node | None = None
+    vm: VirtualMachine | None = None
+    deleting: bool = False
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A control plane or a MachineDeployment with its machines."""
+
+    kind: str
+    name: str
+    replicas: Replicas
+    version: str = ""
+    machines: tuple[Machine, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster on Harvester with all that belongs to it."""
+
+    namespace: str
+    name: str
+    state: State
+    created: str = ""
+    phase: str = ""
+    class_name: str = ""
+    version: str = ""
+    versions: tuple[str, ...] = ()
+    """Versions that its machines have, oldest first; more than one while an upgrade is under way."""
+    endpoint: str = ""
+    harvester: str = ""
+    target_namespace: str = ""
+    identity: str = ""
+    infrastructure: str = ""
+    control_plane: Replicas = Replicas()
+    workers: Replicas = Replicas()
+    groups: tuple[Group, ...] = ()
+    bundles: Condition | None = None
+    problems: tuple[Problem, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    infrastructure_conditions: tuple[Condition, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        return Key(self.namespace, self.name)
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """Machines of all groups."""
+        return tuple(machine for group in self.groups for machine in group.machines)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether somebody has to do something."""
+        return any(problem.severity.wrong for problem in self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """An IPPool on a Harvester; `free` is None when its ranges cannot be understood."""
+
+    harvester: str
+    name: str
+    total: int
+    free: int | None
+    allocated: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What a management cluster has on Harvester, as far as whoever asks may see."""
+
+    server: str
+    clusters: tuple[Cluster, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> bool:
+        """Whether somebody has to do something about any of the clusters."""
+        return any(cluster.wrong for cluster in self.clusters)
+
+
+def as_json(value: Any) -> Any:
+    """Return data of this module in camel case, as Kubernetes writes fields, without what is unknown."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if isinstance(value, (Cluster, Overview)):
+            fields["wrong"] = value.wrong
+        return {_camel(name): as_json(each) for name, each in fields.items() if each != "" and each is not None}
+    if isinstance(value, (tuple, list)):
+        return [as_json(each) for each in value]
+    if isinstance(value, StrEnum):
+        return str(value)
+    return value
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_([a-z])", lambda match: match[1].upper(), name)

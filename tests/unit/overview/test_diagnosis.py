@@ -1,0 +1,135 @@
+"""What is wrong with a cluster: causes before consequences, each with a next step."""
+
+from __future__ import annotations
+
+import pytest
+
+from caphv.api.names import Reason
+from overview.assembly import overview_of
+from overview.model import Problem, Severity
+from overview.remedies import Subject, next_step
+from tests.support.clusters import NOW, Builder, ago, condition
+
+
+def problems(builder: Builder) -> tuple[Problem, ...]:
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    return cluster.problems
+
+
+def disconnected(builder: Builder) -> None:
+    """Make the identity unusable, and let it show everywhere, as it does."""
+    message = "identity Secret team/identity: not found; create it with key kubeconfig"
+    builder.harvester_cluster["status"]["conditions"] = [
+        condition(kind, "False", "HarvesterConnectionFailed", message)
+        for kind in ("HarvesterConnectionReady", "InfrastructureReady", "Ready")
+    ]
+    for name in builder.harvester_machines:
+        builder.break_machine(name, "InfrastructureProvisioningInProgress", "waiting for the cluster's infrastructure")
+    builder.cluster["status"]["conditions"] = [condition("Available", "False", "NotAvailable", "* all of it")]
+
+
+def test_one_cause_is_one_problem_however_often_it_shows() -> None:
+    builder = Builder()
+    disconnected(builder)
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.objects) == (Severity.ERROR, ("HarvesterCluster/shop-x",))
+    assert "team/identity: not found" in problem.cause
+    assert "caphv doctor team/shop" in problem.next_step
+
+
+def test_what_many_machines_have_in_common_is_one_problem() -> None:
+    builder = Builder(workers=5)
+    for number in range(1, 6):
+        message = f"no free address in IPPool machines for worker-{number}"
+        builder.break_machine(f"worker-{number}", "VMIPPoolExhausted", message)
+    (problem,) = problems(builder)
+    assert len(problem.objects) == 5
+    assert "caphv pools audit" in problem.next_step
+
+
+def test_what_takes_its_time_is_no_error_until_it_takes_too_long() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "VMProvisioningInProgress", "the VM is starting", minutes=2)
+    assert [problem.severity for problem in problems(builder)] == [Severity.WAITING]
+    builder.break_machine("worker-1", "VMProvisioningInProgress", "the VM is starting", minutes=20)
+    assert [problem.severity for problem in problems(builder)] == [Severity.ERROR]
+
+
+def test_a_lost_vm_names_the_command_that_replaces_its_machine() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    (problem,) = problems(builder)
+    assert "kubectl delete machine worker-1 -n team" in problem.next_step
+
+
+def test_drift_and_an_identity_that_expires_are_warnings() -> None:
+    builder = Builder()
+    own = builder.harvester_machines["worker-1"]["status"]["conditions"]
+    own[1] = condition("VMUpToDate", "False", "VMDiffers", "cpu is 4, wanted 2")
+    builder.harvester_cluster["status"]["conditions"].append(
+        condition("IdentityUpToDate", "False", "IdentityExpiring", "the credentials end in 3 days")
+    )
+    assert [(each.severity, each.reason) for each in problems(builder)] == [
+        (Severity.WARNING, "IdentityExpiring"),
+        (Severity.WARNING, "VMDiffers"),
+    ]
+
+
+def test_a_node_that_is_not_healthy_is_reported_though_its_vm_runs() -> None:
+    builder = Builder()
+    builder.machines["worker-2"]["status"]["conditions"] = [
+        condition("NodeHealthy", "False", "NodeNotHealthy", "* Node.Ready: kubelet stopped posting", minutes=20)
+    ]
+    (problem,) = problems(builder)
+    assert problem.objects == ("Machine/worker-2",)
+    assert problem.cause == "Node.Ready: kubelet stopped posting"
+
+
+def test_a_topology_that_cannot_be_reconciled_is_an_error_at_once() -> None:
+    builder = Builder()
+    builder.cluster["status"]["conditions"].append(
+        condition("TopologyReconciled", "False", "TopologyReconcileFailed", "variable image is required")
+    )
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.cause) == (Severity.ERROR, "variable image is required")
+
+
+def test_an_infrastructure_object_that_does_not_exist_is_named() -> None:
+    builder = Builder()
+    found = builder.objects()
+    found.harvester_clusters = []
+    (cluster,) = overview_of(found, NOW).clusters
+    assert "HarvesterCluster shop-x" in cluster.problems[0].cause
+
+
+def test_a_core_that_alone_knows_what_is_wrong_is_quoted() -> None:
+    builder = Builder()
+    message = "* ControlPlaneAvailable:\n  * etcd lost its quorum"
+    builder.cluster["status"]["conditions"] = [condition("Available", "False", "NotAvailable", message, hours=1)]
+    (problem,) = problems(builder)
+    assert problem.cause == "ControlPlaneAvailable; etcd lost its quorum"
+
+
+def test_a_deletion_says_what_it_waits_for_and_later_that_it_hangs() -> None:
+    builder = Builder()
+    builder.cluster["metadata"]["deletionTimestamp"] = ago(minutes=2)
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.cause) == (Severity.WAITING, "being deleted: waiting for 3 machines, first cp-1")
+    builder.cluster["metadata"]["deletionTimestamp"] = ago(hours=2)
+    assert problems(builder)[0].severity is Severity.ERROR
+
+
+def test_suspended_bundles_are_no_problem() -> None:
+    builder = Builder()
+    builder.harvester_cluster["status"]["conditions"].append(
+        condition("AddonBundlesReady", "False", "AddonBundlesSuspended", "suspended")
+    )
+    assert problems(builder) == ()
+
+
+@pytest.mark.parametrize("reason", [*Reason, "SomethingNew", "TopologyReconcileFailed"])
+def test_every_reason_has_a_next_step_without_gaps(reason: str) -> None:
+    subject = Subject("team", "shop", "HarvesterMachine", "worker-1", "team/identity", "vms")
+    assert next_step(reason, subject)
+    assert "{" not in next_step(reason, subject)
+    assert next_step(reason, Subject("team", "shop", "HarvesterCluster", "shop-x"))
