@@ -1,6 +1,6 @@
 """Everything that belongs to a cluster, read once and put together: what all day-2 commands share.
 
-Why a package beside the reconciler: the reconciler acts on caches that it keeps for months, with the rights of the
+Why a package next to the reconciler: the reconciler acts on caches that it keeps for months, with the rights of the
 provider. A person asks once, with their own kubeconfig and their own rights, and wants to know what is wrong even where
 they may not see everything. So this package only reads, says what it may not see, and never imports the reconciler.
 

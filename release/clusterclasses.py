@@ -144,7 +144,7 @@ def _page(variables: dict[str, list[Obj]]) -> str:
     lines = [
         "# Variables of the ClusterClasses",
         "",
-        "What a Cluster sets in `spec.topology.variables`; those without a class named are the same in all of them.",
+        "Variables for `spec.topology.variables` of a Cluster. Unless a class is named, they exist in all classes.",
         "",
         "| Variable | Type | Required | Default | Meaning | Example |",
         "|---|---|---|---|---|---|",

@@ -1,6 +1,6 @@
-"""What MkDocs cannot by itself: pages from all over the repository, and links to files that are no pages.
+"""MkDocs hooks: pages from the whole repository, and links to files that the site does not contain.
 
-Pages keep their places in the repository, so that links between them work there and on the site.
+Pages keep their paths, so that links between them work in the repository and on the site.
 """
 
 import posixpath
@@ -17,7 +17,7 @@ _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """All pages and images under their paths in the repository, beside what the theme brings."""
+    """Add all pages and images under their paths in the repository to the files of the theme."""
     found = Files([file for file in files if not (file.abs_src_path or "").startswith(str(CHECKOUT / "docs"))])
     for page in sorted({path for pattern in PAGES for path in CHECKOUT.glob(pattern)}):
         found.append(File.generated(config, page.relative_to(CHECKOUT).as_posix(), abs_src_path=str(page)))
@@ -27,14 +27,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links to what is no page lead to the repository."""
+    """Point links to files that the site does not contain to the repository."""
     folder = posixpath.dirname(page.file.src_uri)
 
-    def led(match: re.Match[str]) -> str:
+    def target(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, match[1]))
         if files.get_file_from_path(path) is not None or not (CHECKOUT / path).exists():
             return match[1]
         kind = "tree" if (CHECKOUT / path).is_dir() else "blob"
         return f"{config['repo_url']}/{kind}/main/{path}"
 
-    return _LINK.sub(led, markdown)
+    return _LINK.sub(target, markdown)
