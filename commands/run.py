@@ -142,10 +142,10 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
     from caphv.runtime.errors import ApiError
     from caphv.runtime.kubeconfig import KubeconfigError
     from caphv.runtime.manager import BindAddresses, LeaseLost
-    from reconciler.manager import Options
+    from reconciler.manager import ProviderOptions
     from reconciler.manager import run as run_provider
 
-    options = Options(
+    options = ProviderOptions(
         kubeconfig=flags["kubeconfig"],
         namespace=flags["namespace"],
         watch_filter=flags["watch_filter"],

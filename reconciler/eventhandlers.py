@@ -1,7 +1,7 @@
-"""Which objects have to be looked at again when something changes: from a change to keys.
+"""Event handlers: from a change of an object to the keys that have to be reconciled.
 
-A converged object must not be woken by what the provider itself wrote, nor by the noise of others (heartbeats,
-managed fields), so each mapping first asks whether the change can matter.
+Neither the provider's own writes nor noise (heartbeats, managed fields) may wake a converged object, so each handler
+first compares the fields that reconciles read.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from caphv.api import clusterapi, names, resources
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from caphv.runtime.cache import Change
+from reconciler.cluster import fleet
 from reconciler.cluster.scope import LOAD_BALANCER
 from reconciler.context import Context
-from reconciler.harvester.session import Session
+from reconciler.harvester.session import Session, SessionEvents
 from reconciler.machine.node import topology
 from reconciler.machine.vmstatus import paused
 from reconciler.machinetemplate.controller import ARCHITECTURE
@@ -23,80 +24,90 @@ from reconciler.machinetemplate.controller import ARCHITECTURE
 _METADATA = ("generation", "deletionTimestamp", "finalizers", "ownerReferences", "annotations", "labels")
 
 
-class Watches:
-    """Handlers of all informers, over one context."""
+class EventHandlers:
+    """Feeds the queues of one context."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._caches = context.caches
+        self._clusters, self._machines, self._templates = (
+            context.queues.clusters,
+            context.queues.machines,
+            context.queues.templates,
+        )
 
     def connect(self) -> None:
-        """Install the handlers on the caches of the management cluster."""
-        self._context.harvester_clusters.add_handler(self.harvester_cluster)
-        self._context.harvester_machines.add_handler(self.harvester_machine)
-        self._context.harvester_machine_templates.add_handler(self.harvester_machine_template)
-        self._context.clusters.add_handler(self.cluster)
-        self._context.machines.add_handler(self.machine)
-        self._context.secrets.add_handler(self.secret)
+        """Install the handlers on all sources of events."""
+        self._caches.harvester_clusters.add_handler(self.harvester_cluster)
+        self._caches.harvester_machines.add_handler(self.harvester_machine)
+        self._caches.harvester_machine_templates.add_handler(self.harvester_machine_template)
+        self._caches.clusters.add_handler(self.cluster)
+        self._caches.machines.add_handler(self.machine)
+        self._caches.secrets.add_handler(self.secret)
+        self._context.sessions.connect(SessionEvents(self.harvester, self.health))
+        self._context.workloads.connect(self.node, self.workload_reached)
+        self._context.object_watches.connect(self._clusters.add)
+        self._context.rancher.connect(self.rancher)
 
     # Management cluster
 
     def harvester_cluster(self, change: Change) -> None:
-        """Itself; its machines and their templates when it becomes ready, connects, or its spec changes."""
+        """The cluster; its machines and their templates when its spec, readiness or failure domains change."""
         if _differs(change, _metadata):
-            self._context.enqueue_cluster(change.key)
-        if _differs(change, _what_machines_read):
-            cluster = self._context.cluster_of(change.obj)
+            self._clusters.add(change.key)
+        if _differs(change, _fields_for_machines):
+            cluster = self._caches.cluster_of(change.obj)
             if cluster:
-                self._machines_of(cluster)
-                self._templates_of(cluster)
+                self._add_machines_of(cluster)
+                self._add_templates_of(cluster)
 
     def harvester_machine(self, change: Change) -> None:
-        """Itself; its cluster when it is gone, because that may be what the cluster's deletion waits for."""
+        """The machine; its cluster when it is deleted, because deletion of the cluster waits for its machines."""
         if _differs(change, _metadata):
-            self._context.enqueue_machine(change.key)
+            self._machines.add(change.key)
         if change.new is None:
-            cluster = self._context.cluster_of(change.obj)
+            cluster = self._caches.cluster_of(change.obj)
             kind, name = clusterapi.infrastructure_ref(cluster) if cluster else ("", "")
             if kind == resources.HARVESTER_CLUSTERS.kind:
-                self._context.enqueue_cluster(Key(change.key.namespace, name))
+                self._clusters.add(Key(change.key.namespace, name))
 
     def harvester_machine_template(self, change: Change) -> None:
-        """Itself."""
+        """The template."""
         if change.new is not None and _differs(change, _metadata):
-            self._context.enqueue_template(change.key)
+            self._templates.add(change.key)
 
     def cluster(self, change: Change) -> None:
         """The infrastructure of a Cluster, its machines and their templates."""
-        if not _differs(change, _what_infrastructure_reads):
+        if not _differs(change, _cluster_fields):
             return
         kind, name = clusterapi.infrastructure_ref(change.obj)
         if kind == resources.HARVESTER_CLUSTERS.kind:
-            self._context.enqueue_cluster(Key(change.key.namespace, name))
-            self._machines_of(change.obj)
-            self._templates_of(change.obj)
+            self._clusters.add(Key(change.key.namespace, name))
+            self._add_machines_of(change.obj)
+            self._add_templates_of(change.obj)
 
     def machine(self, change: Change) -> None:
         """The infrastructure of a Machine."""
         kind, name = clusterapi.infrastructure_ref(change.obj)
-        if kind == resources.HARVESTER_MACHINES.kind and _differs(change, _what_a_machine_says):
-            self._context.enqueue_machine(Key(change.key.namespace, name))
+        if kind == resources.HARVESTER_MACHINES.kind and _differs(change, _machine_fields):
+            self._machines.add(Key(change.key.namespace, name))
 
     def secret(self, change: Change) -> None:
         """Identity Secrets, bootstrap data, and kubeconfigs of workload clusters."""
         identity = str(change.key)
-        for cluster in self._context.harvester_clusters.store.by_index("identity", identity):
-            self._context.enqueue_cluster(key_of(cluster))
+        for cluster in self._caches.harvester_clusters.store.by_index("identity", identity):
+            self._clusters.add(key_of(cluster))
         if change.new is None:
             return
-        for machine in self._context.machines.store.by_index("bootstrap", identity):
+        for machine in self._caches.machines.store.by_index("bootstrap", identity):
             _, name = clusterapi.infrastructure_ref(machine)
-            self._context.enqueue_machine(Key(change.key.namespace, name))
+            self._machines.add(Key(change.key.namespace, name))
         owner = change.key.name.removesuffix("-kubeconfig")
         if owner != change.key.name:
-            owned = self._context.clusters.get(change.key.namespace, owner)
+            owned = self._caches.clusters.get(change.key.namespace, owner)
             _, name = clusterapi.infrastructure_ref(owned) if owned else ("", "")
             if name:
-                self._context.enqueue_cluster(Key(change.key.namespace, name))
+                self._clusters.add(Key(change.key.namespace, name))
 
     # Harvester
 
@@ -107,70 +118,72 @@ class Watches:
         if kind in ("VirtualMachine", "VirtualMachineInstance", "PersistentVolumeClaim"):
             self._machine_on_harvester(session, change)
         elif kind in ("Service", "LoadBalancer"):
-            for cluster in self._clusters_on(session, change.key.namespace):
+            for cluster in self._harvester_clusters_on(session, change.key.namespace):
                 if change.key.name in generated_names(cluster, LOAD_BALANCER):
-                    self._context.enqueue_cluster(key_of(cluster))
+                    self._clusters.add(key_of(cluster))
         elif kind == "IPPool":
             self._context.waiters.notify(("pool", fingerprint, change.key.name))
         elif kind in ("VirtualMachineImage", "KeyPair"):
             self._context.waiters.notify((kind, fingerprint))
-        elif kind in ("Node", "Deployment") and _differs(change, _host):
+        elif kind in ("Node", "Deployment") and _differs(change, _host_fields):
             for key in self._context.sessions.users(session):
-                self._context.enqueue_cluster(key)
+                self._clusters.add(key)
             if change.old is not None and change.new is not None and _differs(change, topology):
-                self._machines_on(session)
+                self._add_machines_on(session)
             if _differs(change, _architecture):
-                for cluster in self._clusters_of(session):
-                    self._templates_of(cluster)
+                for cluster in self._clusters_using(session):
+                    self._add_templates_of(cluster)
 
     def health(self, session: Session) -> None:
-        """A Harvester went away, came back, or began to refuse its credentials."""
+        """A Harvester became unreachable or reachable, or rejects the credentials."""
         for key in self._context.sessions.users(session):
-            self._context.enqueue_cluster(key)
-        self._machines_on(session)
+            self._clusters.add(key)
+        self._add_machines_on(session)
 
     # Workload clusters
 
     def node(self, cluster: Key, change: Change) -> None:
         """The machine of a Node: they share the name, and the machine lives in the Cluster's namespace."""
-        if _differs(change, _what_initialization_reads):
-            self._context.enqueue_machine(Key(cluster.namespace, change.key.name))
+        if _differs(change, _node_fields):
+            self._machines.add(Key(cluster.namespace, change.key.name))
 
     def workload_reached(self, cluster: Key) -> None:
         """The API of a workload cluster answered for the first time."""
-        obj = self._context.clusters.get(*cluster)
+        obj = self._caches.clusters.get(*cluster)
         kind, name = clusterapi.infrastructure_ref(obj) if obj else ("", "")
         if kind == resources.HARVESTER_CLUSTERS.kind:
-            self._context.enqueue_cluster(Key(cluster.namespace, name))
+            self._clusters.add(Key(cluster.namespace, name))
 
-    # Inside
+    def rancher(self) -> None:
+        """Something that Rancher knows about clusters."""
+        self._context.waiters.notify(fleet.TOPIC)
 
-    def _machines_on(self, session: Session) -> None:
-        for cluster in self._clusters_of(session):
-            self._machines_of(cluster)
+    def _add_machines_on(self, session: Session) -> None:
+        for cluster in self._clusters_using(session):
+            self._add_machines_of(cluster)
 
-    def _clusters_of(self, session: Session) -> Iterator[Obj]:
+    def _clusters_using(self, session: Session) -> Iterator[Obj]:
         for key in self._context.sessions.users(session):
-            harvester_cluster = self._context.harvester_clusters.get(*key)
-            cluster = self._context.cluster_of(harvester_cluster) if harvester_cluster else None
+            harvester_cluster = self._caches.harvester_clusters.get(*key)
+            cluster = self._caches.cluster_of(harvester_cluster) if harvester_cluster else None
             if cluster:
                 yield cluster
 
-    def _templates_of(self, cluster: Obj) -> None:
-        for template in self._context.templates_of(cluster):
-            self._context.enqueue_template(key_of(template))
+    def _add_templates_of(self, cluster: Obj) -> None:
+        for template in self._caches.templates_of(cluster):
+            self._templates.add(key_of(template))
 
-    def _machines_of(self, cluster: Obj) -> None:
-        for machine in self._context.machines_of(cluster):
-            self._context.enqueue_machine(key_of(machine))
+    def _add_machines_of(self, cluster: Obj) -> None:
+        for machine in self._caches.machines_of(cluster):
+            self._machines.add(key_of(machine))
 
-    def _clusters_on(self, session: Session, namespace: str) -> list[Obj]:
+    def _harvester_clusters_on(self, session: Session, namespace: str) -> list[Obj]:
         keys = self._context.sessions.users(session, namespace)
-        return [obj for key in keys if (obj := self._context.harvester_clusters.get(*key))]
+        return [obj for key in keys if (obj := self._caches.harvester_clusters.get(*key))]
 
     def _machine_on_harvester(self, session: Session, change: Change) -> None:
-        changed = _differs(change, _what_a_vm_says)
-        balanced = names.MACHINE_TYPE_LABEL in labels_of(change.obj) and _differs(change, _what_a_load_balancer_selects)
+        changed = _differs(change, _vm_fields)
+        balanced = names.MACHINE_TYPE_LABEL in labels_of(change.obj) and _differs(change, _backend_fields)
         if not (changed or balanced):
             return
         name = change.key.name
@@ -178,17 +191,17 @@ class Watches:
             if change.new is not None:
                 return  # disks matter when they are gone
             name = name.rpartition("-disk-")[0]
-        for machine in self._context.harvester_machines.store.by_index("name", name):
-            cluster = self._context.cluster_of(machine)
-            harvester_cluster = self._context.harvester_cluster_of(cluster) if cluster else None
+        for machine in self._caches.harvester_machines.store.by_index("name", name):
+            cluster = self._caches.cluster_of(machine)
+            harvester_cluster = self._caches.harvester_cluster_of(cluster) if cluster else None
             if harvester_cluster is None:
                 continue
             key = key_of(harvester_cluster)
             if key in self._context.sessions.users(session, change.key.namespace):
                 if changed:
-                    self._context.enqueue_machine(key_of(machine))
+                    self._machines.add(key_of(machine))
                 if balanced:
-                    self._context.enqueue_cluster(key)
+                    self._clusters.add(key)
 
 
 def _differs(change: Change, view: Any) -> bool:
@@ -199,12 +212,12 @@ def _metadata(obj: Obj) -> list[Any]:
     return [obj["metadata"].get(name) for name in _METADATA]
 
 
-def _what_machines_read(obj: Obj) -> list[Any]:
+def _fields_for_machines(obj: Obj) -> list[Any]:
     status = obj.get("status") or {}
     return [obj["metadata"].get("generation"), status.get("ready"), status.get("failureDomains")]
 
 
-def _what_infrastructure_reads(obj: Obj) -> list[Any]:
+def _cluster_fields(obj: Obj) -> list[Any]:
     spec = obj.get("spec") or {}
     return [
         spec.get("paused"),
@@ -218,7 +231,7 @@ def _what_infrastructure_reads(obj: Obj) -> list[Any]:
     ]
 
 
-def _what_a_machine_says(obj: Obj) -> list[Any]:
+def _machine_fields(obj: Obj) -> list[Any]:
     return [
         clusterapi.bootstrap_secret_name(obj),
         clusterapi.failure_domain(obj),
@@ -227,7 +240,7 @@ def _what_a_machine_says(obj: Obj) -> list[Any]:
     ]
 
 
-def _what_a_vm_says(obj: Obj) -> list[Any]:
+def _vm_fields(obj: Obj) -> list[Any]:
     status = obj.get("status") or {}
     return [
         obj["metadata"].get("uid"),
@@ -242,11 +255,11 @@ def _what_a_vm_says(obj: Obj) -> list[Any]:
     ]
 
 
-def _what_a_load_balancer_selects(obj: Obj) -> list[Any]:
+def _backend_fields(obj: Obj) -> list[Any]:
     return [labels_of(obj), annotations_of(obj).get(names.OWNER_UID_ANNOTATION)]
 
 
-def _host(obj: Obj) -> list[Any]:
+def _host_fields(obj: Obj) -> list[Any]:
     return [obj["metadata"].get("labels"), obj.get("spec"), (obj.get("status") or {}).get("conditions")]
 
 
@@ -254,6 +267,6 @@ def _architecture(obj: Obj) -> str | None:
     return labels_of(obj).get(ARCHITECTURE)
 
 
-def _what_initialization_reads(obj: Obj) -> list[Any]:
+def _node_fields(obj: Obj) -> list[Any]:
     # Not the labels: with somebody else who sets zone and region, too, each would wake the other for ever.
     return [obj["spec"].get("providerID"), obj["spec"].get("taints"), obj["metadata"].get("uid")]

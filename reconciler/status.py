@@ -65,7 +65,7 @@ class StatusDraft:
         """Whether a condition holds in the working copy."""
         return conditions.is_true(self.fields.get("conditions") or [], condition)
 
-    def said(self, condition: ConditionType, message: str) -> bool:
+    def has_message(self, condition: ConditionType, message: str) -> bool:
         """Whether the server's status has this message already: an Event is for the change."""
         known = conditions.get_condition(self._before.get("conditions") or [], condition)
         return known is not None and known.get("message") == message

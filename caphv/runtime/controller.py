@@ -33,7 +33,7 @@ Reconcile = Callable[[Key], Awaitable[Result | None]]
 
 
 class Controller:
-    """`concurrency` workers over one queue; `group_of` and `group_limit` as in `WorkQueue`."""
+    """`concurrency` workers over one queue: its own, or the given one, which others may feed before it exists."""
 
     def __init__(
         self,
@@ -41,11 +41,10 @@ class Controller:
         reconcile: Reconcile,
         *,
         concurrency: int = 16,
-        group_of: Callable[[Key], str] | None = None,
-        group_limit: int = 0,
+        queue: WorkQueue[Key] | None = None,
     ) -> None:
         self.name = name
-        self.queue: WorkQueue[Key] = WorkQueue(name, group_of=group_of, group_limit=group_limit)
+        self.queue: WorkQueue[Key] = queue if queue is not None else WorkQueue(name)
         self._reconcile = reconcile
         self._concurrency = concurrency
         self._active: dict[Key, float] = {}

@@ -21,7 +21,9 @@ def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
     return ownership_of(obj, scope.owner) is Ownership.FOREIGN and not wants_adoption(scope.obj)
 
 
-async def recognise(scope: ClusterScope, informer: Informer, obj: Obj, condition: ConditionType, reason: Reason) -> Obj:
+async def adopt_or_refuse(
+    scope: ClusterScope, informer: Informer, obj: Obj, condition: ConditionType, reason: Reason
+) -> Obj:
     """Write the cluster's record on an object that lacks it; raises `Blocked` when it is somebody else's."""
     what = f"{informer.resource.kind} {key_of(obj)}"
     if is_foreign(scope, obj):
@@ -40,7 +42,7 @@ async def recognise(scope: ClusterScope, informer: Informer, obj: Obj, condition
     client = scope.connected().client
     taken = await client.patch(informer.resource, metadata["name"], metadata.get("namespace", ""), patch)
     informer.observe(taken)
-    scope.tell("Adopted", f"took over {what} on Harvester")
+    scope.event("Adopted", f"took over {what} on Harvester")
     return taken
 
 

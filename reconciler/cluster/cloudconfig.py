@@ -42,24 +42,10 @@ TOKEN_SECONDS = 7 * 24 * 3600
 
 _PAUSE = 5.0
 _READY = ConditionType.CLOUD_PROVIDER_CONFIG_READY
-_Step = Callable[[ClusterScope, "CloudConfigs"], Awaitable[float | None]]
+_Step = Callable[[ClusterScope], Awaitable[float | None]]
 
 
-class CloudConfigs:
-    """What was found right, by HarvesterCluster and way: the version of the object and what it was made from."""
-
-    def __init__(self) -> None:
-        self.verified: dict[tuple[Key, str], tuple[str, str]] = {}
-        # When (monotonic) the Secret of a workload cluster was written last.
-        self.written: dict[Key, float] = {}
-
-    def forget(self, cluster: Key) -> None:
-        """Have everything about a HarvesterCluster looked at again."""
-        self.verified = {way: seen for way, seen in self.verified.items() if way[0] != cluster}
-        self.written.pop(cluster, None)
-
-
-async def ensure_cloud_config(scope: ClusterScope, state: CloudConfigs) -> None:
+async def ensure_cloud_config(scope: ClusterScope) -> None:
     """Bring the cloud config to where the spec wants it, and come back when a token is to be renewed.
 
     What stands in the way goes into the condition `CloudProviderConfigReady` and nowhere else.
@@ -67,34 +53,33 @@ async def ensure_cloud_config(scope: ClusterScope, state: CloudConfigs) -> None:
     steps = _steps(scope.obj["spec"])
     if not steps:
         if scope.draft.has(_READY):
-            await delete_cloud_config(scope, state)
+            await delete_cloud_config(scope)
             scope.draft.drop(_READY)
         return
     try:
         for step in steps:
-            scope.requeue_within(await step(scope, state))
+            scope.requeue_within(await step(scope))
     except Blocked as blocked:
-        if blocked.warn and not scope.draft.said(_READY, blocked.message):
-            scope.warn(blocked.reason, blocked.message)
+        if blocked.warn and not scope.draft.has_message(_READY, blocked.message):
+            scope.warning_event(blocked.reason, blocked.message)
         scope.draft.set_false(_READY, blocked.reason, blocked.message)
         scope.requeue_within(blocked.after)
     except (Forbidden, Invalid) as error:
         message = f"an API server refuses what the cloud config needs: {error.message}"
-        if not scope.draft.said(_READY, message):
-            scope.warn(Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
+        if not scope.draft.has_message(_READY, message):
+            scope.warning_event(Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
         scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
         scope.requeue_within(60.0)
     else:
         scope.draft.set_true(_READY)
 
 
-async def delete_cloud_config(scope: ClusterScope, state: CloudConfigs) -> None:
+async def delete_cloud_config(scope: ClusterScope) -> None:
     """Account, binding and tokens go, and with them the worth of every kubeconfig that was given out."""
     if not _steps(scope.obj["spec"]) and not scope.draft.has(_READY):
         return
-    state.forget(scope.key)
-    scope.context.guest_kubeconfigs.pop(scope.key, None)
-    await scope.context.singles.forget(scope.key)
+    scope.context.memory.forget_cluster(scope.key)
+    await scope.context.object_watches.forget(scope.key)
     await account.delete_account(scope)
 
 
@@ -142,16 +127,16 @@ def intact(secret: Obj) -> bool:
 # The three ways
 
 
-async def _manifest(scope: ClusterScope, state: CloudConfigs) -> float | None:
+async def _manifest(scope: ClusterScope) -> float | None:
     config = scope.obj["spec"]["updateCloudProviderConfig"]
     target = Key(config["manifestsConfigMapNamespace"], config["manifestsConfigMapName"])
-    watch = await scope.context.singles.ensure(scope.key, scope.context.client, CONFIG_MAPS, target)
+    watch = await scope.context.object_watches.ensure(scope.key, scope.context.client, CONFIG_MAPS, target)
     if watch is None:
         raise _in_progress(f"reading ConfigMap {target}")
     known, inputs = watch.get(*target), _inputs(scope)
     if known is None:
         raise _failed(f"ConfigMap {target} of updateCloudProviderConfig does not exist; create it")
-    if state.verified.get((scope.key, _manifest.__name__)) == (known["metadata"]["resourceVersion"], inputs):
+    if scope.memory.verified_cloud_configs.get(_manifest.__name__) == (known["metadata"]["resourceVersion"], inputs):
         return None
     content = await _lasting_kubeconfig(scope)
     try:
@@ -175,16 +160,16 @@ async def _manifest(scope: ClusterScope, state: CloudConfigs) -> float | None:
         patch = {"metadata": {"resourceVersion": version}, "data": {manifest_key: after}}
         config_map = await scope.context.client.patch(CONFIG_MAPS, target.name, target.namespace, patch)
         watch.observe(config_map)
-        scope.tell("CloudConfigWritten", f"wrote the credentials of the cloud provider into ConfigMap {target}")
-    state.verified[scope.key, _manifest.__name__] = (config_map["metadata"]["resourceVersion"], inputs)
+        scope.event("CloudConfigWritten", f"wrote the credentials of the cloud provider into ConfigMap {target}")
+    scope.memory.verified_cloud_configs[_manifest.__name__] = (config_map["metadata"]["resourceVersion"], inputs)
     return None
 
 
-async def _secret(scope: ClusterScope, state: CloudConfigs) -> float | None:
+async def _secret(scope: ClusterScope) -> float | None:
     client = scope.context.workloads.client(scope.cluster_key)
     if client is None or not scope.context.workloads.reached(scope.cluster_key):
         raise _in_progress("waiting for the API of the workload cluster")
-    watch = await scope.context.singles.ensure(scope.key, client, SECRETS, SECRET)
+    watch = await scope.context.object_watches.ensure(scope.key, client, SECRETS, SECRET)
     if watch is None:
         raise _in_progress(f"reading Secret {SECRET} of the workload cluster")
     known, inputs = watch.get(*SECRET), _inputs(scope)
@@ -193,19 +178,20 @@ async def _secret(scope: ClusterScope, state: CloudConfigs) -> float | None:
     left = renewal(known, inputs, datetime.now(UTC)) if known else None
     if known and left:
         version = (known["metadata"]["resourceVersion"], inputs)
-        if state.verified.get((scope.key, _secret.__name__)) == version:
+        if scope.memory.verified_cloud_configs.get(_secret.__name__) == version:
             return left
         try:
             if intact(await client.get(SECRETS, SECRET.name, SECRET.namespace)):
-                state.verified[scope.key, _secret.__name__] = version
+                scope.memory.verified_cloud_configs[_secret.__name__] = version
                 return left
         except NotFound:
             watch.forget(*SECRET)
             known = None
         except (Unreachable, Unauthorized) as error:
             raise _in_progress(f"the API of the workload cluster does not answer: {error}", after=10) from None
-    if time.monotonic() - state.written.get(scope.key, -_PAUSE) < _PAUSE:
-        # Somebody keeps changing it: each time costs a token.
+    written_at = scope.memory.cloud_config_written_at
+    if written_at is not None and time.monotonic() - written_at < _PAUSE:
+        # Another client keeps changing it, and each rewrite costs a token.
         raise _in_progress(
             f"Secret {SECRET} of the workload cluster was changed just after it was written", after=_PAUSE
         )
@@ -224,17 +210,17 @@ async def _secret(scope: ClusterScope, state: CloudConfigs) -> float | None:
     except (Unreachable, Unauthorized) as error:
         raise _in_progress(f"the API of the workload cluster does not answer: {error}", after=10) from None
     watch.observe(written)
-    state.written[scope.key] = time.monotonic()
-    state.verified[scope.key, _secret.__name__] = (written["metadata"]["resourceVersion"], inputs)
-    scope.tell("CloudConfigWritten", f"wrote Secret {SECRET} of the workload cluster, with a token for {_days(life)}")
+    scope.memory.cloud_config_written_at = time.monotonic()
+    scope.memory.verified_cloud_configs[_secret.__name__] = (written["metadata"]["resourceVersion"], inputs)
+    scope.event("CloudConfigWritten", f"wrote Secret {SECRET} of the workload cluster, with a token for {_days(life)}")
     return max(1.0, (life * 2 / 3).total_seconds())
 
 
-async def _file(scope: ClusterScope, state: CloudConfigs) -> float | None:
+async def _file(scope: ClusterScope) -> float | None:
     inputs = _inputs(scope)
-    if state.verified.get((scope.key, _file.__name__)) != ("", inputs):
-        scope.context.guest_kubeconfigs[scope.key] = await _lasting_kubeconfig(scope)
-        state.verified[scope.key, _file.__name__] = ("", inputs)
+    if scope.memory.verified_cloud_configs.get(_file.__name__) != ("", inputs):
+        scope.memory.guest_kubeconfig = await _lasting_kubeconfig(scope)
+        scope.memory.verified_cloud_configs[_file.__name__] = ("", inputs)
         scope.context.waiters.notify(("cloud-config", scope.key))
     return None
 

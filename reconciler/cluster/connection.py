@@ -43,7 +43,7 @@ async def ensure_namespace(scope: ClusterScope) -> None:
         except NotFound:
             try:
                 await client.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-                scope.tell("TargetNamespaceCreated", f"created namespace {name} on Harvester")
+                scope.event("TargetNamespaceCreated", f"created namespace {name} on Harvester")
             except AlreadyExists:
                 pass
     scope.namespace()
@@ -66,7 +66,7 @@ async def _ensure_same_harvester(scope: ClusterScope) -> None:
     uid = await scope.context.sessions.identify(session)
     known = str((scope.draft.fields.get("harvester") or {}).get("uid") or "")
     if known and uid and known != uid:
-        machines = scope.context.machines_of(scope.cluster)
+        machines = scope.context.caches.machines_of(scope.cluster)
         if machines or being_deleted(scope.obj):
             raise Blocked(
                 _CONNECTION,
@@ -77,9 +77,9 @@ async def _ensure_same_harvester(scope: ClusterScope) -> None:
                 warn=True,
             )
         scope.draft.set_false(ConditionType.TARGET_NAMESPACE_READY, Reason.TARGET_NAMESPACE_CHECKING)
-        scope.warn("HarvesterChanged", f"moved to Harvester {uid}; what was made on {known} is still there")
+        scope.warning_event("HarvesterChanged", f"moved to Harvester {uid}; what was made on {known} is still there")
     if uid:
         scope.draft.fields["harvester"] = {"uid": uid}
     if scope.context.sessions.accept(scope.key):
-        for machine in scope.context.machines_of(scope.cluster):
-            scope.context.enqueue_machine(key_of(machine))
+        for machine in scope.context.caches.machines_of(scope.cluster):
+            scope.context.queues.machines.add(key_of(machine))

@@ -12,6 +12,7 @@ from caphv.api.object import Key, Obj, being_deleted, key_of
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from reconciler import metrics
+from reconciler.caches import cluster_name
 from reconciler.cluster import (
     cloudconfig,
     connection,
@@ -43,11 +44,10 @@ class ClusterReconciler:
         self._identities = identity.Identities(
             allow_insecure=context.allow_insecure_identities, namespace=context.namespace
         )
-        self._cloud_configs = cloudconfig.CloudConfigs()
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring one HarvesterCluster closer to its spec. Raises `ApiError`, `Unreachable` for a retry."""
-        obj = self._context.harvester_clusters.get(*key)
+        obj = self._context.caches.harvester_clusters.get(*key)
         if obj is None:
             await self._gone(key)
             return None
@@ -59,7 +59,7 @@ class ClusterReconciler:
             metrics.CLUSTER_RECONCILE_SECONDS.labels(operation).observe(time.monotonic() - started)
 
     async def _reconcile(self, obj: Obj) -> Result | None:
-        cluster = self._context.cluster_of(obj)
+        cluster = self._context.caches.cluster_of(obj)
         if clusterapi.externally_managed(obj):
             return None
         if cluster is None:
@@ -77,7 +77,7 @@ class ClusterReconciler:
         if not obj["metadata"].get("ownerReferences"):
             await self._remove_finalizer(obj)  # nothing was ever made before Cluster API has set the owner
         elif not clusterapi.paused(None, obj) and set(obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
-            scope = ClusterScope(self._context, obj, self._context.lost_cluster_of(obj), StatusDraft(obj))
+            scope = ClusterScope(self._context, obj, _lost_cluster(obj), StatusDraft(obj))
             try:
                 deletion.require_no_machines(scope)
                 raise deletion.orphaned()
@@ -110,12 +110,12 @@ class ClusterReconciler:
 
     async def _normal(self, scope: ClusterScope) -> None:
         await self._context.ensure_finalizer(
-            self._context.harvester_clusters,
+            self._context.caches.harvester_clusters,
             scope.obj,
             names.CLUSTER_FINALIZER,
             names.LEGACY_CLUSTER_FINALIZER,
         )
-        scope.obj = self._context.harvester_clusters.get(*scope.key) or scope.obj
+        scope.obj = self._context.caches.harvester_clusters.get(*scope.key) or scope.obj
         await identity.ensure_session(scope, self._identities)
         await connection.ensure_connection(scope)
         await connection.ensure_namespace(scope)
@@ -124,13 +124,13 @@ class ClusterReconciler:
         await endpoint.ensure_endpoint(scope)
         await loadbalancer.ensure_load_balancer(scope)
         if not scope.draft.is_true(ConditionType.INFRASTRUCTURE_READY):
-            scope.tell("InfrastructureReady", "the cluster's infrastructure is ready for machines")
+            scope.event("InfrastructureReady", "the cluster's infrastructure is ready for machines")
         scope.draft.set_true(ConditionType.INFRASTRUCTURE_READY)
         scope.draft.set_true(ConditionType.READY)
         scope.draft.provisioned(ready=True)
         await self._context.workloads.ensure(scope.cluster_key)
         await fleet.ensure_fleet_labels(scope)
-        await cloudconfig.ensure_cloud_config(scope, self._cloud_configs)
+        await cloudconfig.ensure_cloud_config(scope)
         if wants_adoption(scope.obj):
             # Once: with two management clusters told to, they would take everything from each other for ever.
             await scope.drop_annotation(names.ADOPT_ANNOTATION)
@@ -142,14 +142,14 @@ class ClusterReconciler:
         await identity.ensure_session(scope, self._identities)
         await connection.ensure_connection(scope)
         await deletion.delete_infrastructure(scope)
-        await cloudconfig.delete_cloud_config(scope, self._cloud_configs)
-        scope.tell("InfrastructureDeleted", "nothing of this cluster is left on Harvester")
+        await cloudconfig.delete_cloud_config(scope)
+        scope.event("InfrastructureDeleted", "nothing of this cluster is left on Harvester")
         await self._remove_finalizer(scope.obj)
 
     async def _blocked(self, scope: ClusterScope, blocked: Blocked) -> Result | None:
         if being_deleted(scope.obj):
-            if deletion.may_let_go(scope.obj, blocked):
-                await self._let_go(scope, blocked)
+            if deletion.may_force_delete(scope.obj, blocked):
+                await self._force_delete(scope, blocked)
                 return None
             blocked.message += deletion.advice(blocked)
         self._report(scope, blocked)
@@ -157,10 +157,10 @@ class ClusterReconciler:
         scope.requeue_within(blocked.after)
         return Result(requeue_after=scope.requeue_after)
 
-    async def _let_go(self, scope: ClusterScope, blocked: Blocked) -> None:
+    async def _force_delete(self, scope: ClusterScope, blocked: Blocked) -> None:
         message = f"let go by annotation while {blocked.message}; {deletion.left_over(scope.obj)}"
         log.warning("HarvesterCluster %s: %s", scope.key, message)
-        scope.warn("ForcedDeletion", message)
+        scope.warning_event("ForcedDeletion", message)
         await self._remove_finalizer(scope.obj)
 
     def _report(self, scope: ClusterScope, blocked: Blocked) -> None:
@@ -169,30 +169,34 @@ class ClusterReconciler:
             if summary is not blocked.condition:
                 scope.draft.set_false(summary, blocked.reason, blocked.message)
         scope.draft.provisioned(ready=False)
-        if blocked.warn and not scope.draft.said(blocked.condition, blocked.message):
-            scope.warn(blocked.reason, blocked.message)
+        if blocked.warn and not scope.draft.has_message(blocked.condition, blocked.message):
+            scope.warning_event(blocked.reason, blocked.message)
 
     async def _write(self, scope: ClusterScope) -> None:
         ready = bool(scope.draft.fields.get("ready"))
         metrics.CLUSTER_READY.labels(str(scope.key)).set(int(ready))
-        await self._context.write_status(self._context.harvester_clusters, scope.obj, scope.draft)
+        await self._context.write_status(self._context.caches.harvester_clusters, scope.obj, scope.draft)
 
     async def _remove_finalizer(self, obj: Obj) -> None:
         try:
             await self._context.remove_finalizer(
-                self._context.harvester_clusters, obj, names.CLUSTER_FINALIZER, names.LEGACY_CLUSTER_FINALIZER
+                self._context.caches.harvester_clusters, obj, names.CLUSTER_FINALIZER, names.LEGACY_CLUSTER_FINALIZER
             )
         except NotFound:
-            self._context.harvester_clusters.forget(*key_of(obj))
+            self._context.caches.harvester_clusters.forget(*key_of(obj))
 
     async def _gone(self, key: Key) -> None:
-        self._cloud_configs.forget(key)
-        self._context.guest_kubeconfigs.pop(key, None)
-        await self._context.singles.forget(key)
+        self._context.memory.forget_cluster(key)
+        await self._context.object_watches.forget(key)
         self._identities.release(key)
         await self._context.sessions.release(key)
         with contextlib.suppress(KeyError):
             metrics.CLUSTER_READY.remove(str(key))
+
+
+def _lost_cluster(obj: Obj) -> Obj:
+    """What is known of a deleted Cluster: its name and namespace."""
+    return {"metadata": {"name": cluster_name(obj), "namespace": obj["metadata"]["namespace"]}}
 
 
 def _refused(error: ApiError) -> Blocked:

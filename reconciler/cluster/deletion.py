@@ -20,7 +20,7 @@ _PASSES = (
 
 def require_no_machines(scope: ClusterScope) -> None:
     """Machines go first: they need the connection. Raises `Blocked` while there are any."""
-    machines = scope.context.machines_of(scope.cluster)
+    machines = scope.context.caches.machines_of(scope.cluster)
     if machines:
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
@@ -51,7 +51,7 @@ def orphaned() -> Blocked:
     )
 
 
-def may_let_go(obj: Obj, blocked: Blocked) -> bool:
+def may_force_delete(obj: Obj, blocked: Blocked) -> bool:
     """Whether annotation `caphv.io/force-delete` ends a deletion that cannot go on."""
     return annotations_of(obj).get(names.FORCE_DELETE_ANNOTATION) == "true" and blocked.reason not in _PASSES
 

@@ -11,7 +11,7 @@ from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
 from reconciler.cluster import adoption
-from reconciler.cluster.pools import ensure_load_balancer_pool, recognise_load_balancer_pool
+from reconciler.cluster.pools import adopt_load_balancer_pool, ensure_load_balancer_pool
 from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
 from reconciler.harvester.ownership import record
 from reconciler.status import Blocked
@@ -22,12 +22,14 @@ _READY = ConditionType.LOAD_BALANCER_READY
 
 async def ensure_endpoint(scope: ClusterScope) -> None:
     """Placeholder Service, its address, and `spec.controlPlaneEndpoint` (overwritten whatever it was: contract)."""
-    await recognise_load_balancer_pool(scope)
+    await adopt_load_balancer_pool(scope)
     services = scope.connected().services
     service = services.get(scope.target_namespace, scope.load_balancer_name)
     if service is None:
         service = await _create_placeholder(scope)
-    service = await adoption.recognise(scope, services, service, _READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED)
+    service = await adoption.adopt_or_refuse(
+        scope, services, service, _READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED
+    )
     address = service_address(service)
     if not address:
         raise Blocked(
@@ -38,7 +40,7 @@ async def ensure_endpoint(scope: ClusterScope) -> None:
     endpoint = {"host": address, "port": API_PORT}
     if scope.obj["spec"].get("controlPlaneEndpoint") != endpoint:
         await scope.patch_spec({"controlPlaneEndpoint": endpoint})
-        scope.tell("ControlPlaneEndpointSet", f"control plane endpoint is {address}:{API_PORT}")
+        scope.event("ControlPlaneEndpointSet", f"control plane endpoint is {address}:{API_PORT}")
 
 
 async def delete_placeholder(scope: ClusterScope) -> None:

@@ -88,13 +88,13 @@ async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str
     if not wanted.items() <= labels_of(target).items():
         patch = {"metadata": {"labels": wanted}}
         fleet.observe(await client.patch(resources.FLEET_CLUSTERS, name, workspace, patch))
-        scope.tell("FleetClusterLabelled", f"wrote the labels of the Cluster on Fleet Cluster {key_of(target)}")
+        scope.event("FleetClusterLabelled", f"wrote the labels of the Cluster on Fleet Cluster {key_of(target)}")
     return ""
 
 
 def _failed(scope: ClusterScope, error: ApiError) -> None:
     message = f"the Fleet Cluster cannot be labelled: {error.message}"
-    if not scope.draft.said(_READY, message):
-        scope.warn(Reason.FLEET_INTEGRATION_FAILED, message)
+    if not scope.draft.has_message(_READY, message):
+        scope.warning_event(Reason.FLEET_INTEGRATION_FAILED, message)
     scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_FAILED, message)
     scope.requeue_within(60.0)

@@ -67,7 +67,7 @@ class Identities:
                 "(--namespace); put it there, and name it in spec.identitySecret"
             )
         use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
-        listed, known = scope.context.secrets.get(*secret), self._read.get(secret)
+        listed, known = scope.context.caches.secrets.get(*secret), self._read.get(secret)
         current = known and listed and known.version == listed["metadata"]["resourceVersion"]
         if known and current and self._uses.setdefault(scope.key, use) == use:
             return known
@@ -168,5 +168,5 @@ def _report_expiry(scope: ClusterScope, identity: Identity) -> None:
         scope.draft.set_true(ConditionType.IDENTITY_UP_TO_DATE, message)
         return
     scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, expiry.reason, message)
-    if not scope.draft.said(ConditionType.IDENTITY_UP_TO_DATE, message):
-        scope.warn(expiry.reason, message)
+    if not scope.draft.has_message(ConditionType.IDENTITY_UP_TO_DATE, message):
+        scope.warning_event(expiry.reason, message)

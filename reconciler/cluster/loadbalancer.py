@@ -35,13 +35,13 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
     if found is None and vms:
         try:
             found = await client.create(resources.LOAD_BALANCERS, _load_balancer(scope, vms))
-            scope.tell("LoadBalancerCreated", f"created LoadBalancer {key_of(found)} on Harvester")
+            scope.event("LoadBalancerCreated", f"created LoadBalancer {key_of(found)} on Harvester")
         except AlreadyExists:
             found = await client.get(resources.LOAD_BALANCERS, scope.load_balancer_name, scope.target_namespace)
         load_balancers.observe(found)
     if found is not None:
         reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
-        found = await adoption.recognise(scope, load_balancers, found, _READY, reason)
+        found = await adoption.adopt_or_refuse(scope, load_balancers, found, _READY, reason)
         await _repair(scope, found, vms)
     scope.draft.set_true(_READY)
 
@@ -59,7 +59,7 @@ def control_plane_vms(scope: ClusterScope) -> list[Obj]:
     """
     vms = scope.namespace().vms
     found = []
-    for machine in scope.context.machines_of(scope.cluster):
+    for machine in scope.context.caches.machines_of(scope.cluster):
         vm = vms.get(scope.target_namespace, machine["metadata"]["name"])
         if vm is None or not _is_control_plane(scope, machine):
             continue
@@ -183,12 +183,14 @@ async def _repair(scope: ClusterScope, found: Obj, vms: list[Obj]) -> None:
         raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, message, warn=True, after=60) from None
     scope.namespace().load_balancers.observe(repaired)
     if repaired["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
-        scope.tell("LoadBalancerUpdated", f"set {fields} of LoadBalancer {key_of(found)} to what the spec says")
+        scope.event("LoadBalancerUpdated", f"set {fields} of LoadBalancer {key_of(found)} to what the spec says")
 
 
 def _is_control_plane(scope: ClusterScope, machine: Obj) -> bool:
     if clusterapi.is_control_plane(machine):
         return True
     reference = owner_reference(machine, "Machine", resources.CLUSTER_API_GROUP)
-    owner = scope.context.machines.get(machine["metadata"]["namespace"], reference["name"]) if reference else None
+    owner = (
+        scope.context.caches.machines.get(machine["metadata"]["namespace"], reference["name"]) if reference else None
+    )
     return bool(owner and clusterapi.is_control_plane(owner))

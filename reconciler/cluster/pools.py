@@ -31,7 +31,7 @@ async def ensure_vm_pool(scope: ClusterScope) -> None:
         name = await _ensure_pool(scope, VM_SUFFIX, config["ipPool"], ConditionType.VM_IP_POOL_READY)
         scope.draft.set_true(ConditionType.VM_IP_POOL_CREATED)
         await scope.patch_spec({"vmNetworkConfig": {"ipPoolRef": name}})
-    await _recognise_created(scope, VM_SUFFIX, ConditionType.VM_IP_POOL_CREATED)
+    await _adopt_created(scope, VM_SUFFIX, ConditionType.VM_IP_POOL_CREATED)
     network = effective_network({}, scope.obj["spec"])
     names = network.pools if isinstance(network, PoolNetwork) else ()
     missing = [name for name in names if scope.connected().pools.get("", name) is None]
@@ -75,9 +75,9 @@ def load_balancer_pool(cluster_spec: Obj) -> str:
     return network.pools[0] if isinstance(network, PoolNetwork) and network.pools else ""
 
 
-async def recognise_load_balancer_pool(scope: ClusterScope) -> None:
+async def adopt_load_balancer_pool(scope: ClusterScope) -> None:
     """The pool for the control plane address, if it was made for this cluster, has the record that says so."""
-    await _recognise_created(scope, LOAD_BALANCER_SUFFIX, ConditionType.CUSTOM_IP_POOL_CREATED)
+    await _adopt_created(scope, LOAD_BALANCER_SUFFIX, ConditionType.CUSTOM_IP_POOL_CREATED)
 
 
 async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str) -> None:
@@ -104,12 +104,12 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
 
 def used_pools(context: Context) -> Iterator[tuple[Session, list[str]]]:
     """The session of each HarvesterCluster, and the pools from which it and its machines take addresses."""
-    for harvester_cluster in context.harvester_clusters.store:
+    for harvester_cluster in context.caches.harvester_clusters.store:
         session = context.sessions.of(key_of(harvester_cluster))
         if session is None:
             continue
-        cluster = context.cluster_of(harvester_cluster)
-        machines = context.machines_of(cluster) if cluster else []
+        cluster = context.caches.cluster_of(harvester_cluster)
+        machines = context.caches.machines_of(cluster) if cluster else []
         overrides = [spec for machine in machines if (spec := machine.get("spec") or {}).get("vmNetworkConfig")]
         networks = [effective_network(spec, harvester_cluster["spec"]) for spec in ({}, *overrides)]
         yield session, [name for network in networks if isinstance(network, PoolNetwork) for name in network.pools]
@@ -139,7 +139,7 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
         try:
             pool = pool_object(name, spec, record(scope.owner))
             existing = await session.client.create(resources.IP_POOLS, pool)
-            scope.tell("IPPoolCreated", f"created IPPool {name} on Harvester")
+            scope.event("IPPoolCreated", f"created IPPool {name} on Harvester")
         except ipam.InvalidPoolError as error:
             raise Blocked(condition, reason, str(error), warn=True) from None
         except AlreadyExists:
@@ -150,15 +150,15 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
             message = f"Harvester refuses IPPool {name}: {error.message}"
             raise Blocked(condition, reason, message, warn=True, after=60) from None
         session.pools.observe(existing)
-    await adoption.recognise(scope, session.pools, existing, condition, reason)
+    await adoption.adopt_or_refuse(scope, session.pools, existing, condition, reason)
     return name
 
 
-async def _recognise_created(scope: ClusterScope, suffix: str, condition: ConditionType) -> None:
+async def _adopt_created(scope: ClusterScope, suffix: str, condition: ConditionType) -> None:
     """Take over what was made for this cluster; a status that was lost in a move says so again."""
     pool = _created(scope, suffix, condition)
     if pool:
-        await adoption.recognise(scope, scope.connected().pools, pool, condition, _failure(condition))
+        await adoption.adopt_or_refuse(scope, scope.connected().pools, pool, condition, _failure(condition))
         scope.draft.set_true(condition)
 
 

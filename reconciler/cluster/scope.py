@@ -10,6 +10,7 @@ from caphv.api.object import Key, Obj, key_of
 from reconciler.context import Context, with_kind
 from reconciler.harvester.ownership import Owner, same_name
 from reconciler.harvester.session import Session, TargetNamespace
+from reconciler.memory import ClusterMemory
 from reconciler.status import Blocked, StatusDraft
 
 LOAD_BALANCER = "lb"
@@ -38,6 +39,11 @@ class ClusterScope:
     def cluster_key(self) -> Key:
         """Key of the Cluster."""
         return key_of(self.cluster)
+
+    @property
+    def memory(self) -> ClusterMemory:
+        """What earlier reconciles of this cluster remembered."""
+        return self.context.memory.cluster(self.obj)
 
     @property
     def target_namespace(self) -> str:
@@ -87,11 +93,11 @@ class ClusterScope:
             )
         return namespace
 
-    def warn(self, reason: str, message: str) -> None:
+    def warning_event(self, reason: str, message: str) -> None:
         """Event for an operator: something is wrong."""
         self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Warning", reason, message)
 
-    def tell(self, reason: str, message: str) -> None:
+    def event(self, reason: str, message: str) -> None:
         """Event for an operator: something went well."""
         self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Normal", reason, message)
 
@@ -102,11 +108,11 @@ class ClusterScope:
     async def drop_annotation(self, name: str) -> None:
         """Take an annotation off the HarvesterCluster that has done its work."""
         patch = {"metadata": {"annotations": {name: None}}}
-        informer = self.context.harvester_clusters
+        informer = self.context.caches.harvester_clusters
         self.obj = await self.context.client.patch(informer.resource, self.key.name, self.key.namespace, patch)
         informer.observe(self.obj)
 
     async def patch_spec(self, spec: dict[str, object]) -> None:
         """Merge fields into the spec of the HarvesterCluster."""
-        self.obj = await self.context.patch_spec(self.context.harvester_clusters, self.obj, spec)
+        self.obj = await self.context.patch_spec(self.context.caches.harvester_clusters, self.obj, spec)
         self.draft.moved_to(self.obj)

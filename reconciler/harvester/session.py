@@ -247,12 +247,16 @@ class Session:
 class Sessions:
     """All sessions, and which HarvesterCluster uses which session and target namespace."""
 
-    def __init__(self, events: SessionEvents) -> None:
-        self._events = events
+    def __init__(self) -> None:
+        self._events = SessionEvents(lambda _session, _change: None, lambda _session: None)
         self._sessions: dict[str, Session] = {}
         self._users: dict[Key, tuple[str, str]] = {}
         self._accepted: set[Key] = set()
         self._groups: WeakValueDictionary[str, AllocatorGroup] = WeakValueDictionary()
+
+    def connect(self, events: SessionEvents) -> None:
+        """Report the events of all sessions that open from now on."""
+        self._events = events
 
     def of(self, cluster: Key) -> Session | None:
         """The session of a HarvesterCluster for its machines, once it is verified to lead to the right Harvester.

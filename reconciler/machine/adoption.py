@@ -41,7 +41,7 @@ def judge(scope: MachineScope, vm: Obj) -> Ownership:
     return ownership_of(vm, scope.owner, provider_id="" if known else str(scope.spec.get("providerID") or ""))
 
 
-async def recognise(scope: MachineScope, vm: Obj) -> Obj:
+async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
     """The VM with our record on it. Raises `Blocked` when it belongs to somebody else, or is another than ours was."""
     told = wants_adoption(scope.obj)
     if _known_uid(scope) not in ("", uid_of(vm)) and not told:
@@ -64,10 +64,10 @@ async def recognise(scope: MachineScope, vm: Obj) -> Obj:
         client = scope.session().client
         vm = await client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
         scope.namespace().vms.observe(vm)
-        scope.tell("VMAdopted", f"took over VirtualMachine {key_of(vm)}")
+        scope.event("VMAdopted", f"took over VirtualMachine {key_of(vm)}")
     if told:
         scope.draft.fields["virtualMachine"] = {"uid": uid_of(vm)}
-        await scope.context.write_status(scope.context.harvester_machines, scope.obj, scope.draft)
+        await scope.context.write_status(scope.context.caches.harvester_machines, scope.obj, scope.draft)
         # Once: with two management clusters told to, they would take the VM from each other for ever.
         await scope.drop_annotation(names.ADOPT_ANNOTATION)
     return vm

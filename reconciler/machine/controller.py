@@ -15,8 +15,9 @@ from reconciler.machine.create import ensure_vm
 from reconciler.machine.delete import delete_machine
 from reconciler.machine.node import initialize_node
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import DriftReporter, observe
+from reconciler.machine.status import observe, report_drift
 from reconciler.machine.vmstatus import VmPhase, vm_state
+from reconciler.memory import MachineMemory
 from reconciler.status import Blocked, StatusDraft
 
 # States that do not pass without somebody doing something about them.
@@ -40,13 +41,10 @@ class MachineReconciler:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._series: dict[Key, tuple[str, str]] = {}
-        self._since: dict[Key, float] = {}
-        self._drift = DriftReporter()
 
     async def reconcile(self, key: Key) -> Result | None:
         """Bring one HarvesterMachine closer to its spec. Raises `ApiError`, `Unreachable` for a retry."""
-        obj = self._context.harvester_machines.get(*key)
+        obj = self._context.caches.harvester_machines.get(*key)
         if obj is None:
             self._forget(key)
             return None
@@ -76,7 +74,7 @@ class MachineReconciler:
             debounce = (
                 0.0
                 if blocked.warn
-                else self._debounce_remaining(scope.key, _DEBOUNCE_UNKNOWN if blocked.unknown else _DEBOUNCE)
+                else _debounce_remaining(scope.memory, _DEBOUNCE_UNKNOWN if blocked.unknown else _DEBOUNCE)
             )
             if not debounce:
                 await self._write(scope)
@@ -90,24 +88,12 @@ class MachineReconciler:
         await self._write(scope)
         return None
 
-    def _debounce_remaining(self, key: Key, lasting: float) -> float:
-        """Seconds until a normal in-between state has lasted long enough to be written, 0 when it has.
-
-        A machine goes through half a dozen of them within a few seconds: written one by one they would be half of all
-        requests. What lasts is written, and then at most once in the same time.
-        """
-        since = self._since.setdefault(key, time.monotonic())
-        left = since + lasting - time.monotonic()
-        if left <= 0:
-            self._since[key] = time.monotonic()
-        return max(0.0, left)
-
     async def _normal(self, scope: MachineScope) -> None:
         self._require_infrastructure(scope)
         await self._context.ensure_finalizer(
-            self._context.harvester_machines, scope.obj, names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER
+            self._context.caches.harvester_machines, scope.obj, names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER
         )
-        scope.obj = self._context.harvester_machines.get(*scope.key) or scope.obj
+        scope.obj = self._context.caches.harvester_machines.get(*scope.key) or scope.obj
         vm = await ensure_vm(scope)
         vmi = scope.namespace().instances.get(scope.target_namespace, scope.name)
         scope.draft.set_true(ConditionType.MACHINE_CREATED)
@@ -117,12 +103,12 @@ class MachineReconciler:
         first = not scope.draft.fields.get("initialization")
         if not first:
             # Before what may end this: an edit may be why the VM does not run.
-            self._drift.report(scope, vm)
+            report_drift(scope, vm)
         self._require_running(scope, vm, vmi)
         was_ready = bool(scope.draft.fields.get("ready"))
         provider_id = await self._ensure_provider_id(scope, vm)
         if first:
-            self._drift.report(scope, vm)
+            report_drift(scope, vm)
         for condition in (
             ConditionType.VM_PROVISIONING_READY,
             ConditionType.INFRASTRUCTURE_READY,
@@ -130,7 +116,7 @@ class MachineReconciler:
         ):
             scope.draft.set_true(condition)
         scope.draft.provisioned(ready=True)
-        self._since.pop(scope.key, None)
+        scope.memory.transient_since = None
         if first:
             metrics.MACHINE_CREATION_SECONDS.observe(metrics.age(vm["metadata"]["creationTimestamp"]))
         if not was_ready:
@@ -178,20 +164,20 @@ class MachineReconciler:
         await delete_machine(scope)
         try:
             await self._context.remove_finalizer(
-                self._context.harvester_machines,
+                self._context.caches.harvester_machines,
                 scope.obj,
                 names.MACHINE_FINALIZER,
                 names.LEGACY_MACHINE_FINALIZER,
             )
         except NotFound:
-            self._context.harvester_machines.forget(*scope.key)
+            self._context.caches.harvester_machines.forget(*scope.key)
 
     def _scope(self, obj: Obj) -> MachineScope:
         reference = owner_reference(obj, "Machine", resources.CLUSTER_API_GROUP)
         namespace = obj["metadata"]["namespace"]
-        machine = self._context.machines.get(namespace, reference["name"]) if reference else None
-        cluster = self._context.cluster_of(obj)
-        harvester_cluster = self._context.harvester_cluster_of(cluster) if cluster else None
+        machine = self._context.caches.machines.get(namespace, reference["name"]) if reference else None
+        cluster = self._context.caches.cluster_of(obj)
+        harvester_cluster = self._context.caches.harvester_cluster_of(cluster) if cluster else None
         return MachineScope(self._context, obj, machine, cluster, harvester_cluster, StatusDraft(obj))
 
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
@@ -200,24 +186,38 @@ class MachineReconciler:
             tell(condition, blocked.reason, blocked.message)
         if not blocked.unknown:
             scope.draft.provisioned(ready=False)
-        if blocked.warn and not scope.draft.said(blocked.condition, blocked.message):
-            scope.warn(blocked.reason, blocked.message)
+        if blocked.warn and not scope.draft.has_message(blocked.condition, blocked.message):
+            scope.warning_event(blocked.reason, blocked.message)
 
     async def _write(self, scope: MachineScope) -> None:
         cluster = f"{scope.key.namespace}/{clusterapi.cluster_name(scope.obj)}"
         series = (cluster, str(scope.key))
-        if self._series.get(scope.key, series) != series:
-            metrics.MACHINE_STATUS.remove(*self._series[scope.key])
-        self._series[scope.key] = series
+        known = scope.memory.metric_labels
+        if known and known != series:
+            metrics.MACHINE_STATUS.remove(*known)
+        scope.memory.metric_labels = series
         metrics.MACHINE_STATUS.labels(*series).set(int(bool(scope.draft.fields.get("ready"))))
         try:
-            await self._context.write_status(self._context.harvester_machines, scope.obj, scope.draft)
+            await self._context.write_status(self._context.caches.harvester_machines, scope.obj, scope.draft)
         except NotFound:
-            self._context.harvester_machines.forget(*scope.key)
+            self._context.caches.harvester_machines.forget(*scope.key)
 
     def _forget(self, key: Key) -> None:
-        self._since.pop(key, None)
-        self._drift.forget(key)
-        series = self._series.pop(key, None)
-        if series:
-            metrics.MACHINE_STATUS.remove(*series)
+        memory = self._context.memory.forget_machine(key)
+        if memory and memory.metric_labels:
+            metrics.MACHINE_STATUS.remove(*memory.metric_labels)
+
+
+def _debounce_remaining(memory: MachineMemory, lasting: float) -> float:
+    """Seconds until a transient state has lasted long enough to be written, 0 when it has.
+
+    A machine goes through half a dozen of them within a few seconds: written one by one they would be half of all
+    requests. What lasts is written, and then at most once in the same time.
+    """
+    now = time.monotonic()
+    if memory.transient_since is None:
+        memory.transient_since = now
+    left = memory.transient_since + lasting - now
+    if left <= 0:
+        memory.transient_since = now
+    return max(0.0, left)

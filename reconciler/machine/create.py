@@ -17,7 +17,7 @@ from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Forbidden, I
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.machine import cloudinit, talos
-from reconciler.machine.adoption import gone, recognise
+from reconciler.machine.adoption import adopt_or_refuse, gone
 from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
 from reconciler.machine.guest import guest_config
 from reconciler.machine.ipaddress import ensure_address, recall_address
@@ -32,7 +32,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
     namespace = scope.namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
     if vm is not None:
-        vm = await recognise(scope, vm)
+        vm = await adopt_or_refuse(scope, vm)
         await recall_address(scope)
         return vm
     if scope.spec.get("providerID") or scope.draft.is_true(ConditionType.MACHINE_CREATED):
@@ -124,7 +124,7 @@ def _guest_files(scope: MachineScope) -> list[Obj]:
     if (scope.cluster_spec.get("cloudConfig") or {}).get("delivery") != "File" or scope.harvester_cluster is None:
         return []
     cluster = key_of(scope.harvester_cluster)
-    content = scope.context.guest_kubeconfigs.get(cluster)
+    content = scope.context.memory.cluster(scope.harvester_cluster).guest_kubeconfig
     if content is None:
         scope.context.waiters.wait(("cloud-config", cluster), scope.key)
         raise scope.in_progress("waiting for the cloud config; see CloudProviderConfigReady of the HarvesterCluster")
@@ -173,7 +173,7 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
     except AlreadyExists:
         vm = await client.get(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace)
         namespace.vms.observe(vm)
-        return await recognise(scope, vm)
+        return await adopt_or_refuse(scope, vm)
     except InvalidSpecError as error:
         metrics.MACHINE_CREATE_ERRORS.inc()
         raise scope.failed(str(error)) from None
@@ -184,8 +184,8 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
     except (ApiError, Unreachable) as error:
         metrics.MACHINE_CREATE_ERRORS.inc()
         if not isinstance(error, Conflict):
-            scope.warn("VMCreationFailed", f"cannot create VirtualMachine {key}: {error}")
+            scope.warning_event("VMCreationFailed", f"cannot create VirtualMachine {key}: {error}")
         raise
     namespace.vms.observe(vm)
-    scope.tell("VMCreated", f"created VirtualMachine {key} on Harvester")
+    scope.event("VMCreated", f"created VirtualMachine {key} on Harvester")
     return vm

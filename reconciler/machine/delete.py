@@ -25,7 +25,7 @@ _HARVESTER_DELETES = 5.0
 
 async def delete_machine(scope: MachineScope) -> None:
     """Go as far as possible; raises `Blocked` while something of the machine is still there."""
-    if _nothing_was_made(scope) or _let_go(scope):
+    if _nothing_was_made(scope) or _force_delete(scope):
         return
     namespace = scope.namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
@@ -38,9 +38,7 @@ async def delete_machine(scope: MachineScope) -> None:
     await _delete_disks(scope, namespace)
     if ours:
         await _delete_secret(scope)
-    scope.context.deleting.pop(scope.owner.uid, None)
     await release_address(scope)
-    scope.context.members_removed.discard(scope.owner.uid)
 
 
 def _nothing_was_made(scope: MachineScope) -> bool:
@@ -54,7 +52,7 @@ def _nothing_was_made(scope: MachineScope) -> bool:
     )
 
 
-def _let_go(scope: MachineScope) -> bool:
+def _force_delete(scope: MachineScope) -> bool:
     """Whether an operator gives up what is on a Harvester that cannot be asked; raises `Blocked` if nobody does."""
     why = _out_of_reach(scope)
     if not why:
@@ -69,7 +67,7 @@ def _let_go(scope: MachineScope) -> bool:
     place = f"{scope.target_namespace}/{scope.name}" if scope.target_namespace else scope.name
     address, pool = (scope.draft.fields.get(name) for name in ("allocatedIPAddress", "allocatedPoolRef"))
     reserved = f", address {address} in IPPool {pool}" if address else ""
-    scope.warn(
+    scope.warning_event(
         "ForcedDeletion",
         f"let go on request, because {why}; on Harvester may be left: VirtualMachine {place}, its disks "
         f"{scope.name}-disk-*, Secret {secret_name(scope.name)}{reserved}",
@@ -116,12 +114,12 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
         except (ApiError, Unreachable) as error:
             metrics.MACHINE_DELETE_ERRORS.inc()
             if not isinstance(error, Conflict):
-                scope.warn("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
+                scope.warning_event("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
             raise
-        scope.context.deleting[scope.owner.uid] = time.monotonic()
+        scope.memory.vm_deleted_at = time.monotonic()
         if namespace.vms.deleted(scope.target_namespace, scope.name, answer):
             return
-        scope.tell("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}")
+        scope.event("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}")
     raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to go")
 
 
@@ -146,7 +144,8 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None
         if is_machine_pvc(scope.name, claim["metadata"]["name"])
         and ownership_of(claim, scope.owner) is not Ownership.FOREIGN
     ]
-    if left and time.monotonic() - scope.context.deleting.get(scope.owner.uid, 0.0) < _HARVESTER_DELETES:
+    deleted_at = scope.memory.vm_deleted_at
+    if left and deleted_at is not None and time.monotonic() - deleted_at < _HARVESTER_DELETES:
         # We had the VM deleted with its disks: Harvester is at it.
         raise _disks_left(scope, left, after=_HARVESTER_DELETES)
     for claim in left:
@@ -173,7 +172,7 @@ def _disks_left(scope: MachineScope, left: list[Obj], *, after: float | None = N
 async def _delete_secret(scope: MachineScope) -> None:
     client, name = scope.session().client, secret_name(scope.name)
     try:
-        if scope.owner.uid in scope.context.deleting:
+        if scope.memory.vm_deleted_at is not None:
             # The VM that used it was ours, and so is it.
             await client.delete(SECRETS, name, scope.target_namespace)
             return

@@ -52,14 +52,15 @@ class Member:
 
 async def ensure_member_removed(scope: MachineScope) -> None:
     """Return when the machine's member is gone, or nobody has to or can remove it; raises `Blocked` until then."""
-    removed = scope.context.members_removed
-    if scope.cluster_key is None or scope.owner.uid in removed or not _is_due(scope):
+    if scope.cluster_key is None or scope.memory.member_removed or not _is_due(scope):
         return
     await scope.context.workloads.ensure(scope.cluster_key)
     client = scope.context.workloads.client(scope.cluster_key)
     if client is None:
         return  # without a kubeconfig there never was an API server
-    others = {machine["metadata"]["name"] for machine in scope.context.machines_of(scope.cluster or {})} - {scope.name}
+    others = {machine["metadata"]["name"] for machine in scope.context.caches.machines_of(scope.cluster or {})} - {
+        scope.name
+    }
     try:
         await _remove(scope, client, others)
     except (ApiError, Unreachable, ExecError) as error:
@@ -69,8 +70,10 @@ async def ensure_member_removed(scope: MachineScope) -> None:
         message = f"the etcd member of this machine cannot be removed: {error}"
         if waited < PATIENCE:
             raise scope.in_progress(message, after=_AGAIN) from None
-        scope.warn("EtcdMemberRemovalFailed", f"{message}; its VM is deleted all the same, after {waited:.0f} s")
-    removed.add(scope.owner.uid)
+        scope.warning_event(
+            "EtcdMemberRemovalFailed", f"{message}; its VM is deleted all the same, after {waited:.0f} s"
+        )
+    scope.memory.member_removed = True
 
 
 def removed_by_provider(machine: Obj | None) -> bool:
@@ -142,7 +145,7 @@ async def _remove(scope: MachineScope, client: ApiClient, others: Collection[str
             for member in own:
                 await _etcdctl(client, pod, "member", "remove", f"{member.id:x}")
                 metrics.ETCD_REMOVE.inc()
-                scope.tell("EtcdMemberRemoved", f"removed member {member.name} from etcd")
+                scope.event("EtcdMemberRemoved", f"removed member {member.name} from etcd")
         except (ApiError, Unreachable, ExecError):
             if pod is pods[-1]:
                 raise

@@ -75,7 +75,7 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
         raise Conflict(error.status, error.reason, error.message) from None
     except (ApiError, Unreachable) as error:
         metrics.NODE_INIT_ERRORS.inc(bool(initializes))
-        scope.warn("NodeInitializationFailed", f"cannot initialize Node {scope.name}: {error}")
+        scope.warning_event("NodeInitializationFailed", f"cannot initialize Node {scope.name}: {error}")
         raise
     workloads.observe(scope.cluster_key, answer)
     if initializes:

@@ -10,6 +10,7 @@ from caphv.api.object import Key, Obj, key_of
 from reconciler.context import Context, with_kind
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Session, TargetNamespace
+from reconciler.memory import MachineMemory
 from reconciler.status import Blocked, StatusDraft
 
 
@@ -28,6 +29,11 @@ class MachineScope:
     def key(self) -> Key:
         """Key of the HarvesterMachine."""
         return key_of(self.obj)
+
+    @property
+    def memory(self) -> MachineMemory:
+        """What earlier reconciles of this machine remembered."""
+        return self.context.memory.machine(self.obj)
 
     @property
     def name(self) -> str:
@@ -128,22 +134,22 @@ class MachineScope:
             ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_FAILED, message, warn=True, after=after
         )
 
-    def warn(self, reason: str, message: str) -> None:
+    def warning_event(self, reason: str, message: str) -> None:
         """Event for an operator: something is wrong."""
         self.context.events.event(with_kind(resources.HARVESTER_MACHINES, self.obj), "Warning", reason, message)
 
-    def tell(self, reason: str, message: str) -> None:
+    def event(self, reason: str, message: str) -> None:
         """Event for an operator: something went well."""
         self.context.events.event(with_kind(resources.HARVESTER_MACHINES, self.obj), "Normal", reason, message)
 
     async def drop_annotation(self, name: str) -> None:
         """Take an annotation off the HarvesterMachine that has done its work."""
         patch = {"metadata": {"annotations": {name: None}}}
-        informer = self.context.harvester_machines
+        informer = self.context.caches.harvester_machines
         self.obj = await self.context.client.patch(informer.resource, self.name, self.key.namespace, patch)
         informer.observe(self.obj)
 
     async def patch_spec(self, spec: dict[str, object]) -> None:
         """Merge fields into the spec of the HarvesterMachine."""
-        self.obj = await self.context.patch_spec(self.context.harvester_machines, self.obj, spec)
+        self.obj = await self.context.patch_spec(self.context.caches.harvester_machines, self.obj, spec)
         self.draft.moved_to(self.obj)

@@ -6,12 +6,11 @@ even while no provider was running.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, annotations_of, uid_of
+from caphv.api.object import Obj, annotations_of, uid_of
 from reconciler.cluster.failuredomains import domain_of_host
 from reconciler.machine.create import inputs_of
 from reconciler.machine.drift import drift
@@ -40,9 +39,9 @@ def _placed(scope: MachineScope, before: dict[str, Any], instance: str, host: st
     earlier = before.get("host")
     if before.get("instanceUID") not in (None, instance):
         moved = f"; before, it ran on {earlier}" if earlier not in (None, host) else ""
-        scope.warn("VMRestarted", f"the VM was started anew on host {host}{moved}")
+        scope.warning_event("VMRestarted", f"the VM was started anew on host {host}{moved}")
     elif earlier not in (None, host):
-        scope.tell("VMMigrated", f"the VM moved from host {earlier} to {host}")
+        scope.event("VMMigrated", f"the VM moved from host {earlier} to {host}")
 
 
 def _failure_domain(scope: MachineScope) -> str:
@@ -51,35 +50,25 @@ def _failure_domain(scope: MachineScope) -> str:
     return domain_of_host(domains, host) if host else ""
 
 
-class DriftReporter:
-    """Condition `VMUpToDate`, computed anew only when VM or machine have changed."""
-
-    def __init__(self) -> None:
-        self._known: dict[Key, tuple[Hashable, str]] = {}
-
-    def report(self, scope: MachineScope, vm: Obj) -> None:
-        """Say in the status, and in an Event when it is news, where the VM differs from what the machine asks for."""
-        version = (
-            uid_of(vm),
-            vm["metadata"].get("generation"),
-            annotations_of(vm).get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION),
-            scope.obj["metadata"].get("generation"),
-            scope.failure_domain,
-        )
-        known, message = self._known.get(scope.key, (None, ""))
-        if known != version:
-            message = _differences(scope, vm)
-            self._known[scope.key] = (version, message)
-        if not message:
-            scope.draft.set_true(ConditionType.VM_UP_TO_DATE)
-            return
-        if not scope.draft.said(ConditionType.VM_UP_TO_DATE, message):
-            scope.warn("VMDrifted", message)
-        scope.draft.set_false(ConditionType.VM_UP_TO_DATE, Reason.VM_DIFFERS, message)
-
-    def forget(self, key: Key) -> None:
-        """The machine is gone."""
-        self._known.pop(key, None)
+def report_drift(scope: MachineScope, vm: Obj) -> None:
+    """Set condition `VMUpToDate`, with an Event for news; VM and machine are compared only when one has changed."""
+    version = (
+        uid_of(vm),
+        vm["metadata"].get("generation"),
+        annotations_of(vm).get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION),
+        scope.obj["metadata"].get("generation"),
+        scope.failure_domain,
+    )
+    known, message = scope.memory.drift or (None, "")
+    if known != version:
+        message = _differences(scope, vm)
+        scope.memory.drift = (version, message)
+    if not message:
+        scope.draft.set_true(ConditionType.VM_UP_TO_DATE)
+        return
+    if not scope.draft.has_message(ConditionType.VM_UP_TO_DATE, message):
+        scope.warning_event("VMDrifted", message)
+    scope.draft.set_false(ConditionType.VM_UP_TO_DATE, Reason.VM_DIFFERS, message)
 
 
 def _differences(scope: MachineScope, vm: Obj) -> str:

@@ -20,7 +20,7 @@ ARCHITECTURE = "kubernetes.io/arch"
 _ARCHITECTURES = {"amd64", "arm64", "s390x", "ppc64le"}
 
 
-class TemplateReconciler:
+class MachineTemplateReconciler:
     """`reconcile` takes the key of a HarvesterMachineTemplate."""
 
     def __init__(self, context: Context) -> None:
@@ -28,11 +28,11 @@ class TemplateReconciler:
 
     async def reconcile(self, key: Key) -> None:
         """Write what differs. Raises `ApiError`, `Unreachable` for a retry."""
-        informer = self._context.harvester_machine_templates
+        informer = self._context.caches.harvester_machine_templates
         obj = informer.get(*key)
         if obj is None or being_deleted(obj):
             return
-        cluster = self._context.cluster_of(obj)
+        cluster = self._context.caches.cluster_of(obj)
         if clusterapi.paused(cluster, obj):
             return
         spec = obj["spec"]["template"]["spec"]
@@ -47,7 +47,7 @@ class TemplateReconciler:
 
     def _hosts(self, cluster: Obj | None) -> list[Obj]:
         """Hosts of the Harvester that machines of the cluster run on; none while it is not known."""
-        harvester_cluster = self._context.harvester_cluster_of(cluster) if cluster else None
+        harvester_cluster = self._context.caches.harvester_cluster_of(cluster) if cluster else None
         session = self._context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
         return list(session.hosts.store) if session else []
 

@@ -1,7 +1,7 @@
-"""Watches of single objects that a cluster depends on, as metadata only: a ConfigMap, a Secret in its workload cluster.
+"""Watches of single objects on which a cluster depends, metadata only: a ConfigMap, a Secret in its workload cluster.
 
-A watch of one object costs a connection's stream and tells of each change at once, where reading it again and again
-would cost requests for ever. What is in the object is read when its version is a new one.
+A watch of one object reports each change at once; polling would cost requests forever. The content of the object is
+read only when its version has changed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ class _Watch:
     task: asyncio.Task[None]
 
 
-class SingleWatches:
-    """Watches by their cluster and kind; `changed` hears the cluster's key when one is filled and at each change."""
+class ObjectWatches:
+    """Watches by HarvesterCluster and kind."""
 
-    def __init__(self, changed: Callable[[Key], None]) -> None:
-        self._changed = changed
+    def __init__(self) -> None:
+        self._changed: Callable[[Key], None] = lambda _cluster: None
         self._watches: dict[tuple[Key, Resource], _Watch] = {}
 
+    def connect(self, changed: Callable[[Key], None]) -> None:
+        """Report the key of a cluster when one of its watches is filled, and at each change."""
+        self._changed = changed
+
     async def ensure(self, cluster: Key, client: ApiClient, resource: Resource, target: Key) -> Informer | None:
-        """The watch of an object of that kind, for this cluster the only one; None until it has been filled."""
+        """The watch of the only object of that kind for this cluster; None until it has been filled."""
         watch = self._watches.get((cluster, resource))
         if watch and (watch.client is not client or watch.target != target):
             await self.forget(cluster, resource)
@@ -44,14 +48,14 @@ class SingleWatches:
         return watch.informer if watch.informer.synced else None
 
     async def forget(self, cluster: Key, resource: Resource | None = None) -> None:
-        """End the watch of a kind, or all of a cluster."""
+        """Stop the watch of a kind, or all watches of a cluster."""
         for key in [key for key in self._watches if key[0] == cluster and resource in (None, key[1])]:
             task = self._watches.pop(key).task
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
-        """End all watches."""
+        """Stop all watches."""
         for cluster in {cluster for cluster, _ in self._watches}:
             await self.forget(cluster)
 
@@ -59,7 +63,7 @@ class SingleWatches:
         filled = False
 
         def on_contact() -> None:
-            # An object that is not there is no change: that the watch has been filled must be told, too, but once.
+            # An absent object causes no change event, so report once that the watch has been filled.
             nonlocal filled
             if not filled:
                 filled = True
@@ -82,7 +86,7 @@ class SingleWatches:
 
 
 def _slim(obj: Obj) -> Obj:
-    # Own writes answer whole objects, and what is in them stays out of memory.
+    # Responses to own writes are whole objects; their content must not stay in memory.
     metadata = obj["metadata"]
     slim = {name: metadata[name] for name in _KEPT if name in metadata}
     return {"metadata": {**slim, "labels": labels_of(obj)}}

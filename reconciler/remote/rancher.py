@@ -1,6 +1,6 @@
-"""Watches of what Rancher knows about clusters, on management clusters that have Rancher.
+"""Watches of Rancher's kinds, on management clusters that have Rancher.
 
-They start when the first Cluster asks to be imported, and each kind's own when its CRD is there: Rancher may be
+They start when the first Cluster asks to be imported. The watch of a kind starts when its CRD exists: Rancher may be
 installed later, or never.
 """
 
@@ -28,32 +28,40 @@ _KINDS = {
 
 
 class Rancher:
-    """Caches of Rancher's kinds; `changed` hears that something in them is new."""
+    """Caches of Rancher's kinds."""
 
-    def __init__(self, client: ApiClient, changed: Callable[[], None]) -> None:
+    def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._changed = changed
+        self._changed: Callable[[], None] = lambda: None
         self._crds = Informer(
-            client, CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True, transform=_known_crd, on_contact=self._once()
+            client,
+            CUSTOM_RESOURCE_DEFINITIONS,
+            metadata_only=True,
+            transform=_known_crd,
+            on_contact=self._on_first_contact(),
         )
         self._crds.add_handler(self._crd_changed)
         self._informers: dict[Resource, Informer] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
+    def connect(self, changed: Callable[[], None]) -> None:
+        """Report changes from now on."""
+        self._changed = changed
+
     def start(self) -> None:
-        """Begin to watch, once."""
+        """Start the watches, once."""
         if not self._tasks:
             self._tasks.append(self._crds.start())
 
     async def close(self) -> None:
-        """End all watches."""
+        """Stop all watches."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def installed(self) -> bool | None:
-        """Whether there is a Rancher with Fleet; None while that is not known yet."""
+        """Whether Rancher with Fleet is installed; None while unknown."""
         if not self._crds.synced:
             return None
         needed = (resources.MANAGED_CLUSTERS, resources.FLEET_CLUSTERS)
@@ -61,7 +69,7 @@ class Rancher:
 
     @property
     def synced(self) -> bool:
-        """Whether absence from the caches of the kinds that exist means absence."""
+        """Whether the caches of all kinds that exist have been filled."""
         return all(informer.synced for informer in self._informers.values())
 
     def informer(self, kind: Resource) -> Informer | None:
@@ -71,7 +79,9 @@ class Rancher:
     def _crd_changed(self, change: Change) -> None:
         kind = _KINDS[change.key.name]
         if change.new is not None and kind not in self._informers:
-            informer = Informer(self._client, kind, transform=_slim, on_contact=self._once(), max_backoff=_BACKOFF)
+            informer = Informer(
+                self._client, kind, transform=_slim, on_contact=self._on_first_contact(), max_backoff=_BACKOFF
+            )
             informer.add_handler(self._object_changed)
             self._informers[kind] = informer
             self._tasks.append(informer.start())
@@ -79,16 +89,16 @@ class Rancher:
             self._changed()
 
     def _object_changed(self, change: Change) -> None:
-        if change.old is None or change.new is None or _view(change.old) != _view(change.new):
+        if change.old is None or change.new is None or _fields(change.old) != _fields(change.new):
             self._changed()
 
-    def _once(self) -> Callable[[], None]:
-        told = False
+    def _on_first_contact(self) -> Callable[[], None]:
+        contacted = False
 
         def on_contact() -> None:
-            nonlocal told
-            if not told:
-                told = True
+            nonlocal contacted
+            if not contacted:
+                contacted = True
                 self._changed()
 
         return on_contact
@@ -110,5 +120,5 @@ def _slim(obj: Obj) -> Obj:
     }
 
 
-def _view(obj: Obj) -> list[object]:
+def _fields(obj: Obj) -> list[object]:
     return [obj["spec"], obj["status"], *(labels_of(obj).get(name) for name in _LABELS)]

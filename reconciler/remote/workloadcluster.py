@@ -1,8 +1,8 @@
-"""Workload clusters: one client and one watch of Nodes for each Cluster that has machines here.
+"""Workload clusters: one client and one watch of Nodes for each Cluster with machines on Harvester.
 
-Credentials come from the Secret `<cluster>-kubeconfig`, read again only when it changes. A workload API server that
-cannot be reached is normal (its control plane boots, or the cluster goes away): the watch goes on trying, and whoever
-knows that it may be back (a control plane VM got an address) says so with `hint`.
+Credentials come from the Secret `<cluster>-kubeconfig`, which is read again only when it changes. An unreachable
+workload API server is normal (its control plane boots, or the cluster is being deleted): the watch keeps retrying, and
+`hint` ends its back-off, for example when a control plane VM gets an address.
 """
 
 from __future__ import annotations
@@ -44,29 +44,24 @@ class _Workload:
         await self.client.close()
 
 
-class Workloads:
-    """Workload clusters by key of their Cluster.
+class WorkloadClusters:
+    """Workload clusters by key of their Cluster."""
 
-    `changed` hears of each change of a Node, `reached` of a workload API that answers for the first time.
-    """
-
-    def __init__(
-        self,
-        management: ApiClient,
-        secrets: Informer,
-        changed: Callable[[Key, Change], None],
-        reached: Callable[[Key], None],
-    ) -> None:
+    def __init__(self, management: ApiClient, secrets: Informer) -> None:
         self._management = management
         self._secrets = secrets
-        self._changed = changed
-        self._reached = reached
+        self._changed: Callable[[Key, Change], None] = lambda _cluster, _change: None
+        self._reached: Callable[[Key], None] = lambda _cluster: None
         self._workloads: dict[Key, _Workload] = {}
         self._versions: dict[Key, str] = {}
         self._locks: dict[Key, asyncio.Lock] = {}
 
+    def connect(self, changed: Callable[[Key, Change], None], reached: Callable[[Key], None]) -> None:
+        """Report each change of a Node, and each workload API that answers for the first time."""
+        self._changed, self._reached = changed, reached
+
     def client(self, cluster: Key) -> ApiClient | None:
-        """Client of the workload API, None before its kubeconfig is there."""
+        """Client of the workload API, None while its kubeconfig does not exist."""
         workload = self._workloads.get(cluster)
         return workload.client if workload else None
 
@@ -76,24 +71,24 @@ class Workloads:
         return workload is not None and workload.nodes.synced
 
     def node(self, cluster: Key, name: str) -> Obj | None:
-        """A Node from the cache, None while it (or the workload API) is not there."""
+        """A Node from the cache; None while it does not exist or the workload API has not answered."""
         workload = self._workloads.get(cluster)
         return workload.nodes.get("", name) if workload else None
 
     def observe(self, cluster: Key, node: Obj) -> None:
-        """Take over the answer to an own write to a Node."""
+        """Put the response to an own write of a Node into the cache."""
         workload = self._workloads.get(cluster)
         if workload:
             workload.nodes.observe(node)
 
     def hint(self, cluster: Key) -> None:
-        """The workload API may be reachable now: do not wait for the back-off."""
+        """The workload API may be reachable now: retry without waiting for the back-off."""
         workload = self._workloads.get(cluster)
         if workload and not workload.nodes.synced:
             workload.nodes.retry_now()
 
     async def ensure(self, cluster: Key) -> None:
-        """Open the workload cluster, or open it anew when its kubeconfig changed; cheap when nothing did."""
+        """Connect to the workload cluster, or reconnect when its kubeconfig changed; cheap when nothing did."""
         secret_key = kubeconfig_secret(cluster)
         secret = self._secrets.get(*secret_key)
         version = secret["metadata"]["resourceVersion"] if secret else ""
@@ -110,7 +105,7 @@ class Workloads:
             await self._open(cluster, full)
 
     async def forget(self, cluster: Key) -> None:
-        """The cluster is gone."""
+        """Close the connection to a deleted cluster."""
         self._versions.pop(cluster, None)
         self._locks.pop(cluster, None)
         workload = self._workloads.pop(cluster, None)
@@ -130,16 +125,16 @@ class Workloads:
                 return
             client = access.client(name="workload", timeout=10)
         except (KubeconfigError, binascii.Error) as error:
-            log.warning("kubeconfig of workload cluster %s cannot be used: %s", cluster, error)
+            log.warning("invalid kubeconfig of workload cluster %s: %s", cluster, error)
             return
         if known:
             await known.close()
-        told = False
+        contacted = False
 
         def on_contact() -> None:
-            nonlocal told
-            if not told:
-                told = True
+            nonlocal contacted
+            if not contacted:
+                contacted = True
                 self._reached(cluster)
 
         nodes = Informer(client, NODES, transform=_slim, on_contact=on_contact, max_backoff=_BACKOFF)

@@ -27,7 +27,7 @@ from caphv.runtime.kubeconfig import parse_kubeconfig
 from caphv.runtime.manager import BindAddresses
 from commands.webhook import beside
 from reconciler.harvester import accounts
-from reconciler.manager import Options, Provider
+from reconciler.manager import Provider, ProviderOptions
 from release.components import objects
 from sandbox import manifests
 from sandbox.capi import rancher
@@ -176,7 +176,7 @@ async def provider(
     inprocess._hook.set(Twice())
     client, stop = manager(server, account), asyncio.Event()
     addresses = BindAddresses(f"127.0.0.1:{metrics}", "")
-    options = Options(leader_elect=True, addresses=addresses, secure_metrics=True, namespace=namespace)
+    options = ProviderOptions(leader_elect=True, addresses=addresses, secure_metrics=True, namespace=namespace)
     running = await Provider.connect(client, options)
     work = asyncio.create_task(running.manager.run(stop))
     inprocess._hook.set(None)

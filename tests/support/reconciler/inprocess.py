@@ -14,7 +14,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from caphv.runtime.manager import BindAddresses, LeaseLost
-from reconciler.manager import Options, Provider
+from reconciler.manager import Provider, ProviderOptions
 from sandbox.processes import pki
 from tests.support.reconciler.case import Case
 from tests.support.reconciler.environment import Environment
@@ -106,7 +106,7 @@ async def run(case: Case, hook: Hook | None, *, leader_elect: bool = False) -> N
     stop = asyncio.Event()
     stopped = asyncio.create_task(hook.stopped.wait() if hook else stop.wait())
     try:
-        options = Options(namespace=case.name, leader_elect=leader_elect, addresses=BindAddresses("", ""))
+        options = ProviderOptions(namespace=case.name, leader_elect=leader_elect, addresses=BindAddresses("", ""))
         provider = await Provider.connect(client, options)
         work = asyncio.create_task(provider.manager.run(stop))
         try:

@@ -10,7 +10,7 @@ from caphv.api import names
 from caphv.api.object import Obj
 from caphv.runtime.errors import Conflict
 from reconciler.harvester.ownership import Owner, record
-from reconciler.machine.adoption import recognise
+from reconciler.machine.adoption import adopt_or_refuse
 from reconciler.machine.scope import MachineScope
 
 pytestmark = pytest.mark.unit
@@ -49,6 +49,6 @@ def test_a_secret_that_is_written_meanwhile_is_taken_over_with_the_vm_later() ->
         namespace=lambda: SimpleNamespace(claims=SimpleNamespace(store=())),
     )
     with pytest.raises(Conflict):
-        asyncio.run(recognise(cast(MachineScope, scope), VM))
+        asyncio.run(adopt_or_refuse(cast(MachineScope, scope), VM))
     # The VM keeps its old record, by which the next attempt finds the Secret.
     assert client.patched == ["Secret"]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from caphv.api.names import ConditionType, Reason
-from reconciler.cluster.deletion import advice, left_over, may_let_go
+from caphv.api.object import Obj
+from reconciler.cluster.deletion import advice, left_over, may_force_delete
 from reconciler.status import Blocked
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 PASSING = [
     Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
     Reason.HARVESTER_CONNECTION_IN_PROGRESS,
@@ -38,14 +38,14 @@ def cluster(annotation: str = "true", **spec: Any) -> Obj:
 
 @pytest.mark.parametrize("reason", LASTING)
 def test_what_does_not_pass_may_be_left(reason: Reason) -> None:
-    assert may_let_go(cluster(), blocked(reason))
-    assert not may_let_go(cluster("false"), blocked(reason))
+    assert may_force_delete(cluster(), blocked(reason))
+    assert not may_force_delete(cluster("false"), blocked(reason))
     assert "caphv.io/force-delete" in advice(blocked(reason))
 
 
 @pytest.mark.parametrize("reason", PASSING)
 def test_what_passes_is_waited_for_all_the_same(reason: Reason) -> None:
-    assert not may_let_go(cluster(), blocked(reason))
+    assert not may_force_delete(cluster(), blocked(reason))
     assert advice(blocked(reason)) == ""
 
 

@@ -18,6 +18,7 @@ from caphv.runtime.exec import ExecError
 from reconciler import metrics
 from reconciler.machine import etcd
 from reconciler.machine.etcd import Member, ensure_member_removed, members, members_of, pods_to_ask, removed_by_provider
+from reconciler.memory import MachineMemory
 from reconciler.status import Blocked
 
 pytestmark = pytest.mark.unit
@@ -86,16 +87,16 @@ def test_names_count_only_without_labels() -> None:
     assert asked(pod("etcd-snapshot", "one", labels=False, container="snapshot")) == []
 
 
-def ownership_of(kind: str, group: str = "controlplane.cluster.x-k8s.io") -> dict[str, Any]:
+def owned_by(kind: str, group: str = "controlplane.cluster.x-k8s.io") -> dict[str, Any]:
     return {"metadata": {"ownerReferences": [{"apiVersion": f"{group}/v1beta2", "kind": kind, "name": "x"}]}}
 
 
 def test_providers_that_remove_members_themselves() -> None:
-    assert removed_by_provider(ownership_of("RKE2ControlPlane"))
-    assert removed_by_provider(ownership_of("KubeadmControlPlane"))
-    assert removed_by_provider(ownership_of("TalosControlPlane"))
-    assert not removed_by_provider(ownership_of("KThreesControlPlane"))
-    assert not removed_by_provider(ownership_of("RKE2ControlPlane", "example.com"))
+    assert removed_by_provider(owned_by("RKE2ControlPlane"))
+    assert removed_by_provider(owned_by("KubeadmControlPlane"))
+    assert removed_by_provider(owned_by("TalosControlPlane"))
+    assert not removed_by_provider(owned_by("KThreesControlPlane"))
+    assert not removed_by_provider(owned_by("RKE2ControlPlane", "example.com"))
     assert not removed_by_provider({"metadata": {}})
     assert not removed_by_provider(None)
 
@@ -135,9 +136,10 @@ def scope_of(client: Any, *, seconds: float, **changes: Any) -> Any:
         "owner": SimpleNamespace(uid="uid"),
         "obj": {"metadata": {"deletionTimestamp": deleted.isoformat()}},
         "draft": SimpleNamespace(is_true=lambda _: True),
-        "context": SimpleNamespace(members_removed=set(), workloads=workloads, machines_of=lambda _: []),
+        "context": SimpleNamespace(workloads=workloads, caches=SimpleNamespace(machines_of=lambda _: [])),
         "in_progress": in_progress,
-        "warn": lambda reason, _: warnings.append(reason),
+        "memory": MachineMemory("uid"),
+        "warning_event": lambda reason, _: warnings.append(reason),
         "warnings": warnings,
     }
     return SimpleNamespace(**{**values, **changes})
@@ -173,7 +175,7 @@ GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-
         {"cluster": GOING},
         {"harvester_cluster": GOING},
         {"harvester_cluster": None},
-        {"machine": ownership_of("RKE2ControlPlane")},
+        {"machine": owned_by("RKE2ControlPlane")},
         {"draft": SimpleNamespace(is_true=lambda _: False)},
         {"cluster_key": None},
     ],

@@ -71,7 +71,9 @@ class Secrets:
     def scope(self, name: str = "demo", **annotations: str) -> Any:
         reference = {"namespace": "ns", "name": "identity"}
         metadata = {"namespace": "ns", "name": name, "annotations": annotations}
-        context = SimpleNamespace(client=self, secrets=SimpleNamespace(get=lambda *_: self.secret))
+        context = SimpleNamespace(
+            client=self, caches=SimpleNamespace(secrets=SimpleNamespace(get=lambda *_: self.secret))
+        )
         obj = {"metadata": metadata, "spec": {"identitySecret": reference}}
         return SimpleNamespace(key=Key("ns", name), obj=obj, context=context)
 

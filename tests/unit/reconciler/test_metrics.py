@@ -111,12 +111,13 @@ def context(pools: dict[str, Obj], clusters: dict[str, Obj], machines: dict[str,
     """A provider's context with HarvesterClusters of these specs, all of them on one Harvester but `away`."""
     session = SimpleNamespace(server=HARVESTER, pools=SimpleNamespace(get=lambda _, name: pools.get(name)))
     store = [{"metadata": {"namespace": "team", "name": name}, "spec": spec} for name, spec in clusters.items()]
-    return SimpleNamespace(
+    caches = SimpleNamespace(
         harvester_clusters=SimpleNamespace(store=store),
-        sessions=SimpleNamespace(of=lambda key: None if key.name == "away" else session),
         cluster_of=lambda obj: obj,
         machines_of=lambda obj: [{"spec": spec} for spec in machines.get(obj["metadata"]["name"], [])],
     )
+    sessions = SimpleNamespace(of=lambda key: None if key.name == "away" else session)
+    return SimpleNamespace(caches=caches, sessions=sessions)
 
 
 def test_free_addresses_are_those_of_pools_for_machines() -> None:
@@ -160,7 +161,8 @@ def test_expiry_counts_down_and_goes_when_another_identity_does_not_say() -> Non
 
     def scope(name: str) -> Any:
         obj = {"metadata": {}, "spec": {"identitySecret": {"namespace": "team", "name": "identity"}}}
-        context = SimpleNamespace(client=SimpleNamespace(get=get), secrets=SimpleNamespace(get=lambda *_: secret))
+        caches = SimpleNamespace(secrets=SimpleNamespace(get=lambda *_: secret))
+        context = SimpleNamespace(client=SimpleNamespace(get=get), caches=caches)
         return SimpleNamespace(key=Key("team", name), obj=obj, context=context)
 
     def left() -> float | None:

@@ -1,0 +1,111 @@
+"""Caches of the management cluster, and the relations between the objects in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from typing import Self
+
+from caphv.api import clusterapi, resources
+from caphv.api.object import SECRETS, Obj, Resource, key_of, owner_reference
+from caphv.runtime.cache import IndexFunction, Informer
+from caphv.runtime.client import ApiClient
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """One informer per kind that the reconcilers read on the management cluster."""
+
+    clusters: Informer
+    machines: Informer
+    secrets: Informer
+    harvester_clusters: Informer
+    harvester_machines: Informer
+    harvester_machine_templates: Informer
+
+    @classmethod
+    def create(cls, client: ApiClient, *, cluster_api_version: str, namespace: str = "", selector: str = "") -> Self:
+        """Caches of all namespaces or one; `selector` limits the kinds of the infrastructure group."""
+
+        def own(resource: Resource, **indexes: IndexFunction) -> Informer:
+            return Informer(client, resource, namespace=namespace, label_selector=selector, indexes=indexes)
+
+        return cls(
+            clusters=Informer(client, resources.clusters(cluster_api_version), namespace=namespace),
+            machines=Informer(
+                client,
+                resources.machines(cluster_api_version),
+                namespace=namespace,
+                indexes={"bootstrap": _bootstrap_secret},
+            ),
+            # Only the metadata of Secrets is ever cached.
+            secrets=Informer(client, SECRETS, namespace=namespace, metadata_only=True, transform=_slim_secret),
+            harvester_clusters=own(resources.HARVESTER_CLUSTERS, identity=_identity_secret),
+            harvester_machines=own(resources.HARVESTER_MACHINES, cluster=_cluster, name=_name),
+            harvester_machine_templates=own(resources.HARVESTER_MACHINE_TEMPLATES, cluster=_cluster_of_template),
+        )
+
+    def __iter__(self) -> Iterator[Informer]:
+        return (getattr(self, field.name) for field in fields(self))
+
+    def cluster_of(self, obj: Obj) -> Obj | None:
+        """The Cluster of a HarvesterCluster (its owner) or of a machine (Cluster API's label)."""
+        name = cluster_name(obj)
+        return self.clusters.get(obj["metadata"]["namespace"], name) if name else None
+
+    def harvester_cluster_of(self, cluster: Obj) -> Obj | None:
+        """The HarvesterCluster that a Cluster refers to."""
+        kind, name = clusterapi.infrastructure_ref(cluster)
+        if kind != resources.HARVESTER_CLUSTERS.kind:
+            return None
+        return self.harvester_clusters.get(cluster["metadata"]["namespace"], name)
+
+    def harvester_cluster_of_machine(self, machine: Obj) -> Obj | None:
+        """The HarvesterCluster of a HarvesterMachine."""
+        cluster = self.cluster_of(machine)
+        return self.harvester_cluster_of(cluster) if cluster else None
+
+    def machines_of(self, cluster: Obj) -> list[Obj]:
+        """HarvesterMachines of a Cluster, ordered by name."""
+        return self.harvester_machines.store.by_index("cluster", str(key_of(cluster)))
+
+    def templates_of(self, cluster: Obj) -> list[Obj]:
+        """HarvesterMachineTemplates of a Cluster."""
+        return self.harvester_machine_templates.store.by_index("cluster", str(key_of(cluster)))
+
+
+def cluster_name(obj: Obj) -> str:
+    """Name of the Cluster of an object, by owner reference or label; empty for none."""
+    reference = owner_reference(obj, "Cluster", resources.CLUSTER_API_GROUP)
+    return str(reference["name"]) if reference else clusterapi.cluster_name(obj)
+
+
+def _slim_secret(secret: Obj) -> Obj:
+    metadata = secret["metadata"]
+    kept = ("name", "namespace", "uid", "resourceVersion")
+    return {"metadata": {name: metadata[name] for name in kept if name in metadata}}
+
+
+def _bootstrap_secret(machine: Obj) -> Iterable[str]:
+    name = clusterapi.bootstrap_secret_name(machine)
+    return [f"{machine['metadata']['namespace']}/{name}"] if name else []
+
+
+def _identity_secret(cluster: Obj) -> Iterable[str]:
+    reference = (cluster.get("spec") or {}).get("identitySecret") or {}
+    return [f"{reference.get('namespace')}/{reference.get('name')}"]
+
+
+def _cluster(machine: Obj) -> Iterable[str]:
+    name = clusterapi.cluster_name(machine)
+    return [f"{machine['metadata']['namespace']}/{name}"] if name else []
+
+
+def _cluster_of_template(template: Obj) -> Iterable[str]:
+    # The core makes the Cluster its owner; only templates of a ClusterClass's Clusters have the label, too.
+    owner = owner_reference(template, "Cluster", resources.CLUSTER_API_GROUP)
+    return [f"{template['metadata']['namespace']}/{owner['name']}"] if owner else _cluster(template)
+
+
+def _name(machine: Obj) -> Iterable[str]:
+    return [machine["metadata"]["name"]]

@@ -1,0 +1,74 @@
+"""What reconciles remember between runs. A restart loses all of it, so nothing here may be needed for correctness.
+
+Each field says what a reconcile does without it: it asks an API server once more, waits once more, or writes once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from caphv.api.object import Key, Obj, key_of, uid_of
+
+
+@dataclass(slots=True)
+class MachineMemory:
+    """Of one HarvesterMachine, until it is gone."""
+
+    uid: str
+    vm_deleted_at: float | None = None
+    """When (monotonic) this process had the VM deleted. Without it: leftover disks are deleted without a delay."""
+    member_removed: bool = False
+    """The etcd member is gone while the deletion continues. Without it: the members are listed once more."""
+    transient_since: float | None = None
+    """Since when (monotonic) an in-between state lasts. Without it: it is written to the status a second later."""
+    drift: tuple[Hashable, str] | None = None
+    """Versions of machine and VM that were compared, and the result. Without it: they are compared again."""
+    metric_labels: tuple[str, str] | None = None
+    """Labels of its series of `caphv_machine_status`, to be removed with it."""
+
+
+@dataclass(slots=True)
+class ClusterMemory:
+    """Of one HarvesterCluster, until it is gone."""
+
+    uid: str
+    guest_kubeconfig: str | None = field(default=None, repr=False)
+    """Kubeconfig that guests find in a file. Without it: it is made from the token Secret on Harvester again."""
+    verified_cloud_configs: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By delivery: version of the verified object and hash of its inputs. Without it: the object is read again."""
+    cloud_config_written_at: float | None = None
+    """When (monotonic) the Secret in the workload cluster was written. Without it: a rewrite does not wait."""
+
+
+class Memory:
+    """Memory of all objects by key. An object that was recreated under the same name starts with an empty one."""
+
+    def __init__(self) -> None:
+        self._machines: dict[Key, MachineMemory] = {}
+        self._clusters: dict[Key, ClusterMemory] = {}
+
+    def machine(self, obj: Obj) -> MachineMemory:
+        """Memory of a HarvesterMachine."""
+        key, uid = key_of(obj), uid_of(obj)
+        known = self._machines.get(key)
+        if known is None or known.uid != uid:
+            labels = known.metric_labels if known else None
+            known = self._machines[key] = MachineMemory(uid, metric_labels=labels)
+        return known
+
+    def cluster(self, obj: Obj) -> ClusterMemory:
+        """Memory of a HarvesterCluster."""
+        key, uid = key_of(obj), uid_of(obj)
+        known = self._clusters.get(key)
+        if known is None or known.uid != uid:
+            known = self._clusters[key] = ClusterMemory(uid)
+        return known
+
+    def forget_machine(self, key: Key) -> MachineMemory | None:
+        """Drop what is known of a deleted HarvesterMachine, and return it."""
+        return self._machines.pop(key, None)
+
+    def forget_cluster(self, key: Key) -> None:
+        """Drop what is known of a deleted HarvesterCluster."""
+        self._clusters.pop(key, None)
