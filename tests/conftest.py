@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import virtualtime
-
-CHECKOUT = Path(__file__).resolve().parent.parent
-SHARED_CRDS = CHECKOUT.parent / "shared" / "crds"
+from tests.support.paths import CHECKOUT, SHARED_CRDS
 
 
 @pytest.fixture(scope="session")

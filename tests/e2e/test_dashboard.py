@@ -17,7 +17,7 @@ from tests.e2e.test_alerts import promtool, written
 from tests.integration.reconciler.conftest import opened
 from tests.integration.reconciler.test_expiry import account_identity
 from tests.support.packager import environment as packagers
-from tests.support.packager.support import Origin
+from tests.support.packager.repositories import Origin
 from tests.support.reconciler import environment as providers
 from tests.support.reconciler.case import HARVESTER_MACHINES, Case, holds, lacks
 

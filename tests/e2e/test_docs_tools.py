@@ -7,25 +7,25 @@ from functools import cache
 import pytest
 
 from sandbox.processes import binaries
-from tests.support import shell
+from tests.support import doccommands
 
 pytestmark = pytest.mark.e2e
 
 TOOLS = ("helm", "clusterctl")
 COMMANDS = [
     words
-    for page in shell.PAGES
-    for block in shell.blocks(page)
-    for words in shell.commands(block)
+    for page in doccommands.PAGES
+    for block in doccommands.blocks(page)
+    for words in doccommands.commands(block)
     if words[0] in TOOLS
 ]
 
 
 KUBECTL = [
     words
-    for page in shell.PAGES
-    for block in shell.blocks(page)
-    for words in shell.commands(block)
+    for page in doccommands.PAGES
+    for block in doccommands.blocks(page)
+    for words in doccommands.commands(block)
     if words[0].startswith("kubectl")
 ]
 

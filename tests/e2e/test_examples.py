@@ -19,8 +19,8 @@ from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario
 from sandbox.scenario.view import CLUSTERS
-from tests.conftest import CHECKOUT
 from tests.support.e2e import HEALTH_CHECKS, TALOS, admitted, holds, seen
+from tests.support.paths import CHECKOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -31,7 +31,7 @@ from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.scenario.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
-from tests.support import shell
+from tests.support import doccommands
 from tests.support.e2e import our_provider
 from tests.support.predecessor import clusterclass, crds
 from tests.support.predecessor.provider import Predecessor
@@ -173,7 +173,7 @@ async def recorded(story: Scenario) -> bool:
 async def backends_by_the_old_label_only(story: Scenario) -> None:
     """What docs/migration.md has for the way back: the Go provider's VMs lack the label that ours adds."""
     for balancer in (await story.harvester.list(kinds.LOAD_BALANCERS, story.spec.target_namespace))["items"]:
-        patch = shell.patch_of("migration.md", "loadbalancers.loadbalancer.harvesterhci.io")
+        patch = doccommands.patch_of("migration.md", "loadbalancers.loadbalancer.harvesterhci.io")
         name = balancer["metadata"]["name"]
         await story.harvester.patch(kinds.LOAD_BALANCERS, name, story.spec.target_namespace, patch)
 
@@ -194,7 +194,7 @@ async def its_class_still_works(story: Scenario) -> None:
     disks = [machine["spec"]["volumes"] for machine in story.view.harvester_machines.store]
     assert {(first["bootOrder"], second["bootOrder"]) for first, second in disks} == {(1, 0)}
     endpoint = story.view.endpoint()
-    patch = shell.patch_of("migration.md", "cluster")
+    patch = doccommands.patch_of("migration.md", "cluster")
     reference = patch["spec"]["topology"]["classRef"]
     space = kinds.typed(NAMESPACES, {"metadata": {"name": reference["namespace"]}})
     await manifests.apply(story.management, [space, *objects(reference["namespace"], reference["name"])])

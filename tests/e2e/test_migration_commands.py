@@ -17,14 +17,14 @@ from release.__main__ import contents
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.support import shell
+from tests.support import doccommands
 from tests.support.e2e import crd
 from tests.support.predecessor import crds
 
 pytestmark = pytest.mark.e2e
 
 SPACE = "caphv-system"
-PAGE = shell.CHECKOUT / "docs" / "migration.md"
+PAGE = doccommands.CHECKOUT / "docs" / "migration.md"
 STAND_INS = [
     *(crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")),
     *(crd("cluster.x-k8s.io", "v1beta2", kind) for kind in ("Cluster", "Machine")),
@@ -101,7 +101,7 @@ def at(tmp_path: Path) -> Iterator[Shell]:
 
 def block(text: str) -> str:
     """The one block of the page that has a text, without what has no answer here."""
-    (found,) = (each for each in shell.blocks(PAGE) if text in each)
+    (found,) = (each for each in doccommands.blocks(PAGE) if text in each)
     return "\n".join(line for line in found.splitlines() if not line.startswith(UNANSWERED))
 
 

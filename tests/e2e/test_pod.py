@@ -28,13 +28,13 @@ from release.__main__ import contents
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.integration.runtime.test_protection import bind, scrape, token
-from tests.integration.runtime.test_protection import roles as metrics_roles
-from tests.support import shell
+from tests.integration.runtime.test_metrics_auth import bind, scrape, token
+from tests.integration.runtime.test_metrics_auth import roles as metrics_roles
+from tests.support import doccommands
 from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, Case
 from tests.support.packager.environment import install as install_kinds
-from tests.support.packager.servers import HttpBackend, tls_context
-from tests.support.packager.support import Origin
+from tests.support.packager.git_servers import HttpBackend, tls_context
+from tests.support.packager.repositories import Origin
 from tests.support.pods import Pod, require_namespaces
 from tests.support.reconciler.environment import core_crds
 from tests.support.webhooks import until
@@ -93,7 +93,7 @@ def origin(tmp_path: Path) -> Origin:
 
 def install(folder: Path, checkout: Path) -> None:
     """What docs/installation.md says about an installation without cert-manager."""
-    (block,) = [text for text in shell.blocks(checkout / "docs" / "installation.md") if "openssl" in text]
+    (block,) = [text for text in doccommands.blocks(checkout / "docs" / "installation.md") if "openssl" in text]
     place = folder / "shell"
     place.mkdir()
     (place / "deploy").symlink_to(checkout / "deploy")

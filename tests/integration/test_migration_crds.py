@@ -16,7 +16,7 @@ from caphv.runtime.errors import ApiError, Invalid
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests.integration.reconciler.test_crds import without_rules
-from tests.support.common import example_object
+from tests.support.openapi import example_object
 from tests.support.predecessor import crds
 from tests.support.reconciler.case import machine_spec, until
 

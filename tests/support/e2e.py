@@ -16,7 +16,7 @@ from caphv.runtime.discovery import Discovery
 from sandbox import manifests
 from sandbox.harvester import kinds
 from sandbox.processes import children
-from tests.conftest import CHECKOUT
+from tests.support.paths import CHECKOUT
 
 CLUSTERCTL = "clusterctl.cluster.x-k8s.io"
 HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")

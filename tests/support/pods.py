@@ -27,8 +27,8 @@ from caphv.runtime.errors import NotFound
 from sandbox.processes import children
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.children import Process
-from tests.conftest import CHECKOUT
 from tests.support.image import stages
+from tests.support.paths import CHECKOUT
 
 _TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 # As root of namespaces of its own it builds the root, and then becomes the user of the Pod, who may do nothing of that.

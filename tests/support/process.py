@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sandbox.processes import children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from sandbox.processes.children import Process
-from tests.conftest import CHECKOUT
+from tests.support.paths import CHECKOUT
 
 START_SECONDS = 60.0
 

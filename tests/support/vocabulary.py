@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+from tests.support.paths import CHECKOUT
+
 WORDS = CHECKOUT / "tests" / "vocabulary.txt"
 PENDING = CHECKOUT / "tests" / "vocabulary-pending.txt"
 TEXT = {
@@ -35,7 +35,7 @@ FOREIGN = (
     "sandbox/crds/",
     "tests/vocabulary",
     "tests/support/vocabulary.py",
-    "tests/unit/test_vocabulary.py",
+    "tests/unit/project/test_vocabulary.py",
 )
 NO_SOURCES = {"out", "dist", "build"}
 # The history of released versions stays as it was written.

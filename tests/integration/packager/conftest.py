@@ -8,7 +8,7 @@ import pytest
 
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, MACHINES, install
-from tests.support.packager.support import Origin
+from tests.support.packager.repositories import Origin
 
 
 @pytest.fixture

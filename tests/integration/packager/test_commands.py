@@ -19,13 +19,13 @@ from caphv.api.object import NAMESPACES, Obj, Resource
 from caphv.runtime.client import ApiClient
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
-from tests.support.packager.servers import HttpBackend, tls_context
-from tests.support.packager.support import Origin, git
+from tests.support.packager.git_servers import HttpBackend, tls_context
+from tests.support.packager.repositories import Origin, git
+from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.integration
 
 CANARY = "c4nary-p@ss/w0rd"
-CHECKOUT = Path(__file__).resolve().parents[3]
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
 CLASSES = Resource("cluster.x-k8s.io", "v1beta2", "clusterclasses", "ClusterClass")
 HARVESTER_CLUSTERS = Resource("infrastructure.cluster.x-k8s.io", "v1beta1", "harvesterclusters", "HarvesterCluster")

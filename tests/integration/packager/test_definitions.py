@@ -25,12 +25,12 @@ from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.binaries import cluster_api_manifests
 from tests.support.packager.definitions import built, definition, k3s, kubeadm
 from tests.support.packager.environment import GIT_REPOS, crd
-from tests.support.packager.servers import git_daemon
-from tests.support.packager.support import Origin, git
+from tests.support.packager.git_servers import git_daemon
+from tests.support.packager.repositories import Origin, git
+from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.integration
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
 CLASSES = Resource("cluster.x-k8s.io", "v1beta2", "clusterclasses", "ClusterClass")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from packager.git.errors import Foreign, GitError
 from packager.git.prune import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from tests.support.packager.support import Origin, folder, git, paths, put, wanted
+from tests.support.packager.repositories import Origin, folder, git, paths, put, wanted
 
 pytestmark = pytest.mark.integration
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.packager.support import Origin
+from tests.support.packager.repositories import Origin
+from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.integration
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 PAGE = (CHECKOUT / "docs" / "fleet-addons.md").read_text(encoding="utf-8")
 
 

@@ -12,9 +12,8 @@ from caphv.api.object import Obj, Resource
 from release.components import objects
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
-from tests.conftest import CHECKOUT
 from tests.integration.reconciler.test_permissions import GROUPS, asked, granted
-from tests.integration.runtime.test_protection import scrape, token
+from tests.integration.runtime.test_metrics_auth import scrape, token
 from tests.support.packager.environment import (
     CLASSES,
     CLUSTERS,
@@ -26,7 +25,8 @@ from tests.support.packager.environment import (
     install,
     opened,
 )
-from tests.support.packager.support import Origin
+from tests.support.packager.repositories import Origin
+from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.integration
 

@@ -24,7 +24,7 @@ from packager.git.errors import GitError
 from packager.git.remote import Remote
 from packager.rendering.gitrepo import GitRepoOptions
 from tests.support.packager.definitions import definition
-from tests.support.packager.support import Origin, git
+from tests.support.packager.repositories import Origin, git
 
 pytestmark = pytest.mark.integration
 

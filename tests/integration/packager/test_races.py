@@ -15,8 +15,8 @@ from packager.git.publish import planned
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.git.snapshot import Snapshot
-from tests.support.packager.servers import HttpBackend
-from tests.support.packager.support import CLUSTERS, SYNCED, Origin, paths, put, wanted
+from tests.support.packager.git_servers import HttpBackend
+from tests.support.packager.repositories import CLUSTERS, SYNCED, Origin, paths, put, wanted
 
 pytestmark = pytest.mark.integration
 

@@ -18,7 +18,7 @@ from packager.git.errors import Busy, DiskFull
 from packager.git.folder import Folder
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from tests.support.packager.support import Origin, paths, put, wanted
+from tests.support.packager.repositories import Origin, paths, put, wanted
 
 pytestmark = pytest.mark.integration
 

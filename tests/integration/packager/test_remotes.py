@@ -17,8 +17,8 @@ from packager.git.credentials import Credentials
 from packager.git.errors import AccessDenied, GitError, InvalidRemote, Rejected, UnknownHost, Unreachable
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from tests.support.packager.servers import HttpBackend, SshServer, Tunnel, git_daemon, silence, tls_context
-from tests.support.packager.support import Origin, paths, put, wanted
+from tests.support.packager.git_servers import HttpBackend, SshServer, Tunnel, git_daemon, silence, tls_context
+from tests.support.packager.repositories import Origin, paths, put, wanted
 
 pytestmark = pytest.mark.integration
 CANARY = "c4nary-p@ss/w0rd"

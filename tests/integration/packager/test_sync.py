@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from caphv.validation.yaml.loader import files
 from commands.main import cli
 from tests.support.packager.definitions import definition, k3s
-from tests.support.packager.support import Origin, git
+from tests.support.packager.repositories import Origin, git
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Invalid
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
-from tests.support.common import example_object
+from tests.support.openapi import example_object
 
 pytestmark = pytest.mark.integration
 

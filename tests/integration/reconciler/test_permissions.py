@@ -37,12 +37,12 @@ from sandbox.harvester import kinds
 from sandbox.harvester.fixtures import World
 from sandbox.processes import binaries, children, network, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.conftest import CHECKOUT
 from tests.integration.reconciler.test_adoption import left_behind, recorded
 from tests.integration.reconciler.test_cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
 from tests.integration.reconciler.test_fleet import LABELS
 from tests.integration.reconciler.test_loadbalancer import place
-from tests.integration.runtime.test_protection import bind, scrape, token
+from tests.integration.runtime.test_metrics_auth import bind, scrape, token
+from tests.support.paths import CHECKOUT
 from tests.support.reconciler import environment, inprocess
 from tests.support.reconciler.case import (
     CLUSTER_LABEL,

@@ -24,7 +24,7 @@ from webhooks.handler import API_VERSION, path_of
 pytestmark = pytest.mark.integration
 
 EVERY = pytest.mark.parametrize(("kind", "version"), [(kind, version) for kind in KINDS for version in VERSIONS])
-BOTH = pytest.mark.parametrize("cases", [corpus.right, corpus.wrong], ids=["right", "wrong"])
+BOTH = pytest.mark.parametrize("cases", [corpus.valid, corpus.invalid], ids=["valid", "invalid"])
 Cases = Callable[[], list[Case]]
 
 

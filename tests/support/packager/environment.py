@@ -17,7 +17,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
-from tests.support.packager.support import Origin
+from tests.support.packager.repositories import Origin
 from tests.support.process import Caphv
 
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")

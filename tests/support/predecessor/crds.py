@@ -12,11 +12,11 @@ from aiohttp import web
 
 from caphv.api.object import Obj
 from sandbox.processes import children, pki
-from tests.support import shell
+from tests.support import doccommands
 
 GROUP, CORE = "infrastructure.cluster.x-k8s.io", "cluster.x-k8s.io"
 # What the guide says to do first.
-WITHOUT_WEBHOOK = shell.patch_of("migration.md", "crd")
+WITHOUT_WEBHOOK = doccommands.patch_of("migration.md", "crd")
 # kind -> short names
 KINDS = {
     "HarvesterCluster": [],

@@ -22,7 +22,7 @@ from sandbox.guest.workload import FLAGS as WORKLOAD_FLAGS
 from sandbox.harvester.fixtures import World
 from sandbox.processes import binaries, children, network, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, Token, private_file
-from tests.conftest import CHECKOUT
+from tests.support.paths import CHECKOUT
 from tests.support.process import START_SECONDS, Caphv
 
 USER_AGENT = "caphv"

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from caphv import data
 from caphv.api import crds, names
-from tests.support.common import example_object, fields, object_schema
+from tests.support.openapi import example_object, fields, object_schema
 
 pytestmark = pytest.mark.unit
 

@@ -1,7 +1,6 @@
 """Every field we write exists in the real CRDs, which would drop it silently otherwise."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from reconciler.cluster.loadbalancer import load_balancer_spec
 from reconciler.cluster.pools import pool_object
 from reconciler.harvester.ownership import Owner
 from reconciler.machine.vm import ResolvedImage, VirtualMachineInputs, virtual_machine
-
-CRDS = Path(__file__).parents[4] / "shared" / "crds"
+from tests.support.paths import SHARED_CRDS as CRDS
 
 pytestmark = [
     pytest.mark.unit,

@@ -6,7 +6,7 @@ import pytest
 
 from caphv.runtime.errors import Gone, Unreachable
 from caphv.runtime.freshness import Freshness
-from tests.support.collection import Collection, Watched, watched
+from tests.support.fake_collection import Collection, Watched, watched
 from tests.support.virtualtime import settle
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]

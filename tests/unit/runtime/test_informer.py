@@ -12,7 +12,7 @@ from caphv.runtime import logs
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Gone, TooManyRequests, Unreachable
-from tests.support.collection import THINGS, Collection, Watched, watched
+from tests.support.fake_collection import THINGS, Collection, Watched, watched
 from tests.support.virtualtime import settle
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from caphv.api.object import Key, Obj
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import Gone, Unreachable
-from tests.support.collection import Collection, watched
+from tests.support.fake_collection import Collection, watched
 from tests.support.virtualtime import settle
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]

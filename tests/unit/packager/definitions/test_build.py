@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from caphv.api import crds
 from packager.definitions.build import Built, build
-from tests.support.common import object_schema
+from tests.support.openapi import object_schema
 from tests.support.packager.definitions import RENDERER, built, definition, k3s, kinds, kubeadm, one, variables
 from tests.unit.reconciler.test_crds import violations
 from webhooks import crossobject

@@ -1,0 +1,250 @@
+"""The shipped ClusterClasses fit the CRDs of their templates, and their patches fit the templates."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from caphv import data
+from caphv.api.object import Obj
+from release import clusterclasses
+from sandbox.capi import crds as providers
+from tests.support.openapi import object_schema
+
+pytestmark = pytest.mark.unit
+
+CLASSES = ("harvester-k3s", "harvester-kubeadm", "harvester-rke2")
+
+
+@functools.cache
+def objects(name: str) -> list[Obj]:
+    files = sorted((data.folder("clusterclass") / name).glob("*.yaml"))
+    return [obj for file in files for obj in yaml.safe_load_all(file.read_text())]
+
+
+def the_class(name: str) -> Obj:
+    (found,) = (obj for obj in objects(name) if obj["kind"] == "ClusterClass")
+    return found
+
+
+@functools.cache
+def read_crds(folder: Path) -> dict[tuple[str, str], Obj]:
+    found = [crd for file in folder.glob("*.yaml") for crd in yaml.load_all(file.read_text(), yaml.CSafeLoader)]
+    crds = [crd for crd in found if crd and crd.get("kind") == "CustomResourceDefinition"]
+    return {(crd["spec"]["group"], crd["spec"]["names"]["kind"]): crd for crd in crds}
+
+
+def strict(schema: Any) -> Any:
+    """The schema with all unknown fields refused, as the core's server side apply does."""
+    if isinstance(schema, list):
+        return [strict(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: strict(value) for name, value in schema.items()}
+    free = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
+    if isinstance(schema.get("properties"), dict) and not free:
+        found["additionalProperties"] = False
+    return found
+
+
+def problems(obj: Obj, crd: Obj) -> list[str]:
+    version = obj["apiVersion"].rpartition("/")[2]
+    schema = copy.deepcopy(object_schema(crd, version))
+    schema["properties"]["metadata"] = {"type": "object"}
+    validator = jsonschema.Draft202012Validator(strict(schema))
+    return [f"{obj['kind']} {error.json_path}: {error.message}" for error in validator.iter_errors(obj)]
+
+
+def templates(name: str) -> Iterator[tuple[tuple[str, str], Obj]]:
+    for obj in objects(name):
+        if obj["kind"] != "ClusterClass":
+            yield (obj["apiVersion"].partition("/")[0], obj["kind"]), obj
+
+
+def references(node: Any) -> Iterator[Obj]:
+    if isinstance(node, dict):
+        if "templateRef" in node:
+            yield node["templateRef"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def definitions(name: str) -> Iterator[Obj]:
+    for patch in the_class(name)["spec"]["patches"]:
+        yield from patch["definitions"]
+
+
+@functools.cache
+def crds_of_the_sandbox() -> dict[tuple[str, str], Obj]:
+    others = {
+        (crd["spec"]["group"], crd["spec"]["names"]["kind"]): crd for crd in providers.custom_resource_definitions()
+    }
+    return read_crds(data.folder("deploy/crds")) | others
+
+
+def test_the_files_are_what_their_sources_say(checkout: Path) -> None:
+    assert clusterclasses.stale(checkout) == []
+
+
+def test_a_changed_or_missing_file_is_told(tmp_path: Path, checkout: Path) -> None:
+    shutil.copytree(checkout / "clusterclass", tmp_path / "clusterclass")
+    (tmp_path / "clusterclass" / "harvester-k3s" / "templates.yaml").write_text("")
+    (tmp_path / "clusterclass" / "variables.md").unlink()
+    assert clusterclasses.stale(tmp_path) == ["clusterclass/harvester-k3s/templates.yaml", "clusterclass/variables.md"]
+
+
+def test_each_folder_is_a_class() -> None:
+    assert sorted(path.name for path in data.folder("clusterclass").iterdir() if path.is_dir()) == list(CLASSES)
+
+
+def test_all_classes_have_the_same_variables_but_for_the_cni() -> None:
+    first, *others = (
+        {entry["name"]: entry for entry in the_class(name)["spec"]["variables"] if entry["name"] != "cni"}
+        for name in CLASSES
+    )
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_templates_fit_our_own_crds_and_those_of_the_sandbox(name: str) -> None:
+    crds = crds_of_the_sandbox()
+    found = [problem for kind, obj in templates(name) for problem in problems(obj, crds[kind])]
+    assert found == []
+
+
+def test_templates_fit_the_real_crds_of_rke2(shared_crds: Path) -> None:
+    crds = read_crds(shared_crds)
+    checked = [(kind, obj) for kind, obj in templates("harvester-rke2") if kind in crds]
+    assert len(checked) == 2
+    assert [problem for kind, obj in checked for problem in problems(obj, crds[kind])] == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_control_plane_and_each_class_of_workers_have_sizes_of_their_own(name: str) -> None:
+    sizes = {
+        patch["name"]: patch["definitions"][0]["selector"]["matchResources"]
+        for patch in the_class(name)["spec"]["patches"]
+        if patch["name"].endswith("Size")
+    }
+    assert sizes == {
+        "controlPlaneSize": {"controlPlane": True},
+        "workerSize": {"machineDeploymentClass": {"names": ["default-worker"]}},
+        "largeWorkerSize": {"machineDeploymentClass": {"names": ["large-worker"]}},
+    }
+    assert [worker["class"] for worker in the_class(name)["spec"]["workers"]["machineDeployments"]] == [
+        "default-worker",
+        "large-worker",
+    ]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_reference_names_a_template_that_is_there_and_each_template_is_used(name: str) -> None:
+    there = {(obj["apiVersion"], obj["kind"], obj["metadata"]["name"]) for _, obj in templates(name)}
+    wanted = {(ref["apiVersion"], ref["kind"], ref["name"]) for ref in references(the_class(name))}
+    assert wanted == there
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_replacement_finds_what_it_replaces_and_each_addition_its_parent(name: str) -> None:
+    by_kind: dict[tuple[str, str], list[Obj]] = {}
+    for _, obj in templates(name):
+        by_kind.setdefault((obj["apiVersion"], obj["kind"]), []).append(obj)
+    for definition in definitions(name):
+        selected = by_kind[definition["selector"]["apiVersion"], definition["selector"]["kind"]]
+        for patch in definition["jsonPatches"]:
+            path = patch["path"].strip("/").split("/")
+            for template in selected:
+                parent = template
+                for part in path[:-1]:
+                    parent = parent[part]
+                assert (path[-1] in parent) is (patch["op"] == "replace"), patch
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_variable_is_described_with_examples_and_used_and_no_other_is(name: str) -> None:
+    variables = the_class(name)["spec"]["variables"]
+    text = yaml.safe_dump(the_class(name)["spec"]["patches"], width=10_000)
+    for variable in variables:
+        schema = variable["schema"]["openAPIV3Schema"]
+        assert schema["description"]
+        assert "example" in schema or schema["type"] == "object" or "properties" in schema["items"], variable["name"]
+        # The packager reads these settings, machines do not.
+        assert variable["name"] == "addons" or variable["name"] in text, variable["name"]
+    used = {
+        patch["valueFrom"]["variable"].partition(".")[0]
+        for definition in definitions(name)
+        for patch in definition["jsonPatches"]
+        if "variable" in patch.get("valueFrom", {})
+    }
+    assert used - {"builtin"} <= {variable["name"] for variable in variables}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_addons_have_no_defaults_which_the_core_would_write_into_every_cluster(name: str) -> None:
+    (addons,) = (variable for variable in the_class(name)["spec"]["variables"] if variable["name"] == "addons")
+    assert "default" not in yaml.safe_dump(addons)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_variables_of_clusters_of_the_go_provider_are_taken_as_they_are(name: str) -> None:
+    values = {
+        "vmNetworks": ["default/production"],
+        "volumes": [
+            {"volumeType": "image", "imageName": "default/sles", "volumeSize": "40Gi", "bootOrder": 1},
+            {"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "10Gi"},
+        ],
+        "cpuCount": 4,
+        "memorySize": "8Gi",
+        "sshUser": "sles",
+        "sshKeyPair": "default/capi-ssh-key",
+        "identitySecretName": "hv-identity-secret",
+        "targetNamespace": "default",
+        "gateway": "172.16.0.1",
+        "subnetMask": "255.255.0.0",
+        "ipPoolRef": "prod-ip-pool",
+        "dnsServers": ["172.16.0.1"],
+    }
+    variables = {variable["name"]: variable for variable in the_class(name)["spec"]["variables"]}
+    for key, value in values.items():
+        jsonschema.validate(value, strict(variables[key]["schema"]["openAPIV3Schema"]))
+    assert {key for key, variable in variables.items() if variable["required"]} <= values.keys()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_machines_are_replaced_as_the_operations_guide_says(name: str) -> None:
+    spec = the_class(name)["spec"]
+    for role in (spec["controlPlane"], *spec["workers"]["machineDeployments"]):
+        check = role["healthCheck"]
+        assert check["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == "34%"
+        assert check["checks"]["nodeStartupTimeoutSeconds"] == 20 * 60
+        found = {
+            (entry["type"], entry["status"], entry["timeoutSeconds"])
+            for entry in check["checks"]["unhealthyNodeConditions"]
+        }
+        assert found == {("Ready", "False", 300), ("Ready", "Unknown", 300)}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_cluster_of_the_readme_has_thirty_lines_and_suits_each_class(name: str) -> None:
+    text = (data.folder("clusterclass") / "README.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    assert len(text.splitlines()) <= 30
+    topology = yaml.safe_load(text)["spec"]["topology"]
+    spec = the_class(name)["spec"]
+    known = {entry["name"]: entry for entry in spec["variables"]}
+    given = {entry["name"]: entry["value"] for entry in topology["variables"]}
+    for variable, value in given.items():
+        jsonschema.validate(value, strict(known[variable]["schema"]["openAPIV3Schema"]))
+    assert {key for key, entry in known.items() if entry["required"]} <= given.keys()
+    classes = {entry["class"] for entry in spec["workers"]["machineDeployments"]}
+    assert {entry["class"] for entry in topology["workers"]["machineDeployments"]} <= classes

@@ -1,0 +1,335 @@
+"""`caphv bundles` with files, folders and a repository on disk: what is written, what is said, and exit statuses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from commands.main import cli
+from packager.addons.settings import ClusterFacts
+from packager.bundler import Packager
+from packager.git.commit import Reason
+from packager.git.directory import Directory
+from packager.git.prune import Pruning
+from packager.git.remote import Remote
+from packager.git.repository import Repository
+from tests.support.packager.examples import cluster
+from tests.support.packager.repositories import Origin
+from tests.unit.packager.test_bundler import older_table
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, and nothing of whoever runs the tests."""
+    for name in ("REPO", "BRANCH", "PATH", "CREDENTIALS", "PASSWORD", "USERNAME", "REVIEW", "AUTHOR", "CACHE"):
+        monkeypatch.delenv(f"CAPHV_GIT_{name}", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def call(*arguments: object, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["bundles", *map(str, arguments)], input=stdin, prog_name="caphv")
+
+
+def manifest(name: str, addons: Obj | None = None, **labels: str) -> Obj:
+    obj = cluster(name, addons, namespace="team", labels=labels).cluster
+    obj["spec"] |= {"infrastructureRef": {"kind": "HarvesterCluster", "name": name}}
+    return obj
+
+
+def write(folder: Path, *objs: Obj) -> Path:
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    for obj in objs:
+        (folder / f"{obj['metadata']['name']}.yaml").write_text(yaml.safe_dump(obj))
+    return folder
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    return Origin.make(tmp_path / "origin")
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> Path:
+    return tmp_path / "clusters"
+
+
+INVALID: Obj = {"cni": {"mtu": 1}}
+
+
+# Rendering
+
+
+def test_render_prints_the_files_of_clusters(clusters: Path) -> None:
+    result = call("render", write(clusters, manifest("a", {"cni": {"mtu": 1400}}), manifest("b")))
+    assert result.exit_code == 0, result.output
+    parts = [part.partition("\n") for part in result.stdout.split("---\n") if part.startswith("# clusters/")]
+    found = {head.removeprefix("# "): yaml.safe_load(body) for head, _, body in parts}
+    assert {path.split("/")[2] for path in found} == {"a", "b"}
+    assert found["clusters/team/a/ccm/fleet.yaml"]["overrideTargets"] == [{"clusterName": "a"}]
+    assert found["clusters/team/a/caphv.yaml"]["network"]["cni"] == "calico"
+
+
+def test_a_namespace_without_clusters_is_told(clusters: Path) -> None:
+    result = call("render", write(clusters, manifest("a")), "-n", "nowhere")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no such cluster" in result.stderr
+
+
+def test_render_as_json_and_as_tree(clusters: Path) -> None:
+    write(clusters, manifest("a"), manifest("bad", INVALID))
+    result = call("render", clusters, "-o", "json")
+    assert result.exit_code == 1
+    good, bad = json.loads(result.stdout)["clusters"]
+    assert (good["name"], bad["files"], bad["findings"][0]["rule"]) == ("a", {}, "schema-minimum")
+    tree = call("render", clusters, "-o", "tree").stdout.splitlines()
+    assert tree[:5] == ["clusters/", "  team/", "    a/", "      caphv.yaml", "      ccm/"]
+    assert tree.count("        fleet.yaml") == 3
+
+
+def test_render_from_stdin_names_the_line_of_a_fault() -> None:
+    text = "# the first line\n" + yaml.safe_dump({"kind": "List", "items": [manifest("bad", INVALID)]})
+    result = call("render", "-", stdin=text)
+    assert result.exit_code == 1
+    line = next(number for number, line in enumerate(text.splitlines(), 1) if "mtu: 1" in line)
+    assert f"<stdin>:{line}: cluster team/bad: error: " in result.stderr
+    assert "must be at least 576" in result.stderr
+
+
+def test_render_into_a_folder_keeps_versions_and_leaves_other_files(clusters: Path, tmp_path: Path) -> None:
+    target = tmp_path / "fleet"
+    publish(older_table(tmp_path), target, cluster("a", namespace="team"))
+    (target / "mine.txt").write_text("mine")
+    write(clusters, manifest("a", {"csi": {"enabled": False}}), manifest("b"))
+    assert call("render", clusters, "--to", target).exit_code == 0
+    there = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert "mine.txt" in there
+    assert "clusters/team/b/csi/fleet.yaml" in there
+    assert "clusters/team/a/csi/fleet.yaml" not in there
+    assert not (target / "clusters/team/a/csi").exists()
+    assert "release: older" in (target / "clusters/team/a/caphv.yaml").read_text()
+
+
+def publish(table: Path, target: Path, *facts: ClusterFacts) -> None:
+    """Have a folder hold what an earlier release rendered."""
+    Packager(versions=table).publish(Directory(target), facts, Pruning(complete=True, budget=0), Reason("before"))
+
+
+def test_gitrepos_are_made_for_all_clusters_or_not_at_all(clusters: Path) -> None:
+    write(clusters, manifest("a"), manifest("b"))
+    options = ("-o", "gitrepo", "--repo", "https://git.example.com/fleet.git", "--path", "add-ons")
+    result = call("render", clusters, *options, "--client-secret", "fleet-git")
+    (found,) = yaml.safe_load_all(result.stdout)
+    assert found["spec"]["paths"] == ["add-ons/clusters/team/a/*", "add-ons/clusters/team/b/*"]
+    assert found["spec"]["clientSecretName"] == "fleet-git"
+    write(clusters, manifest("a"), manifest("bad", INVALID))
+    result = call("render", clusters, *options)
+    assert (result.exit_code, result.stdout) == (1, "")
+
+
+# Pushing and comparing
+
+
+def test_a_changed_setting_is_one_small_commit(clusters: Path, origin: Origin) -> None:
+    write(clusters, manifest("a"), manifest("b"))
+    assert call("verify", clusters, "--repo", origin.url).exit_code == 1
+    assert call("push", clusters, "--repo", origin.url, "--message", "first").exit_code == 0
+    assert call("verify", clusters, "--repo", origin.url).exit_code == 0
+    assert call("diff", clusters, "--repo", origin.url).output == ""
+    again = call("push", clusters, "--repo", origin.url)
+    assert (again.exit_code, again.stdout, origin.count()) == (0, "nothing changed\n", 1)
+
+    write(clusters, manifest("a", {"cni": {"mtu": 1400}}), manifest("b"))
+    shown = call("diff", clusters, "--repo", origin.url)
+    assert shown.exit_code == 1
+    lines = shown.stdout.splitlines()
+    assert [line for line in lines if line.startswith("+ ") and "mtu" in line] == ["+        mtu: 1400"]
+    assert {line for line in lines if line.startswith("+++")} == {
+        "+++ b/clusters/team/a/caphv.yaml",
+        "+++ b/clusters/team/a/cni/helmchartconfig.yaml",
+    }
+    proof = json.loads(call("verify", clusters, "--repo", origin.url, "-o", "json").stdout)
+    assert {one["name"]: one["state"] for one in proof["clusters"]} == {"team/a": "differs", "team/b": "matches"}
+    pushed = json.loads(call("push", clusters, "--repo", origin.url, "-o", "json").stdout)
+    assert pushed["commit"] == origin.head()
+    assert pushed["files"] == {
+        "written": ["clusters/team/a/caphv.yaml", "clusters/team/a/cni/helmchartconfig.yaml"],
+        "removed": [],
+    }
+    assert origin.message().startswith("Update clusters/team/a")
+
+
+def test_an_invalid_cluster_is_told_and_loses_nothing(clusters: Path, origin: Origin) -> None:
+    call("push", write(clusters, manifest("a"), manifest("b")), "--repo", origin.url)
+    before = origin.files()
+    write(clusters, manifest("a", INVALID), manifest("b", {"cni": {"mtu": 1400}}))
+    result = call("push", clusters, "--prune", "--max-prune", 99, "--repo", origin.url)
+    assert result.exit_code == 1
+    assert "cluster team/a: error: " in result.stderr
+    now = origin.files()
+    assert {path for path in now if now[path] != before[path]} == {
+        "clusters/team/b/caphv.yaml",
+        "clusters/team/b/cni/helmchartconfig.yaml",
+    }
+    assert before.keys() == now.keys()
+
+
+def test_a_suspended_cluster_is_told_and_keeps_what_it_has(clusters: Path, origin: Origin) -> None:
+    call("push", write(clusters, manifest("a")), "--repo", origin.url)
+    suspended = manifest("a", {"cni": {"mtu": 1400}})
+    suspended["metadata"]["annotations"]["addons.caphv.io/suspend"] = "true"
+    for command in (("push", "--repo", origin.url, "--prune", "--max-prune", 99), ("render",)):
+        result = call(*command, write(clusters, suspended))
+        assert result.exit_code == 0
+        assert "cluster team/a: suspended by annotation addons.caphv.io/suspend" in result.stderr
+    assert origin.count() == 1
+
+
+def test_clusters_that_were_not_given_stay_unless_it_is_asked_for(clusters: Path, origin: Origin) -> None:
+    call("push", write(clusters, *map(manifest, "abcde")), "--repo", origin.url)
+    write(clusters, manifest("a"))
+    assert call("push", clusters, "--repo", origin.url).stdout == "nothing changed\n"
+    assert call("verify", clusters, "--repo", origin.url, "--partial").exit_code == 0
+    extra = call("verify", clusters, "--repo", origin.url)
+    assert extra.exit_code == 1
+    assert extra.stdout.count("extra") == 5
+    held = call("push", clusters, "--prune", "--repo", origin.url)
+    assert held.exit_code == 1
+    assert "more than --max-prune 10" in held.stdout
+    assert origin.count() == 1
+    assert call("push", clusters, "--prune", "--max-prune", 12, "--repo", origin.url).exit_code == 0
+    assert {path.split("/")[2] for path in origin.files()} == {"a"}
+
+
+def test_nothing_is_removed_when_a_file_cannot_be_read(clusters: Path, origin: Origin) -> None:
+    call("push", write(clusters, *map(manifest, "ab")), "--repo", origin.url)
+    write(clusters, manifest("a", {"cni": {"mtu": 1400}}))
+    (clusters / "b.yaml").write_text("{")
+    result = call("push", clusters, "--prune", "--max-prune", 99, "--repo", origin.url)
+    assert result.exit_code == 2
+    assert "b.yaml:2" in result.stderr
+    assert {path.split("/")[2] for path in origin.files()} == {"a", "b"}
+    assert call("verify", clusters, "--repo", origin.url).exit_code == 2
+
+
+def test_pruning_a_namespace_leaves_the_others(clusters: Path, origin: Origin) -> None:
+    other = cluster("z", namespace="other").cluster
+    other["spec"] |= {"infrastructureRef": {"kind": "HarvesterCluster"}}
+    call("push", write(clusters, *map(manifest, "ab"), other), "--repo", origin.url)
+    write(clusters, manifest("a"))
+    assert call("push", clusters, "-n", "team", "--prune", "--repo", origin.url).exit_code == 0
+    assert {path.split("/")[2] for path in origin.files()} == {"a", "z"}
+
+
+def test_a_branch_for_review_and_a_path_in_the_repository(clusters: Path, origin: Origin) -> None:
+    origin.push({"readme": "x"})
+    options = ("--repo", origin.url, "--path", "add-ons")
+    result = call("push", write(clusters, manifest("a")), *options, "--review", "caphv/a", "--author", "Me <me@x>")
+    assert result.exit_code == 0, result.output
+    assert "on caphv/a" in result.stdout
+    assert "add-ons/clusters/team/a/caphv.yaml" in origin.files("caphv/a")
+    assert list(origin.files()) == ["readme"]
+
+
+def test_verify_finds_what_somebody_changed_by_hand(clusters: Path, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet"
+    call("render", write(clusters, manifest("a")), "--to", fleet)
+    assert call("verify", clusters, "--folder", fleet).exit_code == 0
+    changed = fleet / "clusters/team/a/csi/fleet.yaml"
+    changed.write_text(changed.read_text().replace("0.1.31", "0.1.30"))
+    result = call("verify", clusters, "--folder", fleet)
+    assert result.exit_code == 1
+    assert "csi/fleet.yaml" in result.stdout
+    summary = call("diff", clusters, "--folder", fleet, "-o", "table").stdout.splitlines()
+    assert summary[1].split() == ["team/a", "differs", "csi/fleet.yaml", "+1", "-1"]
+
+
+# Versions
+
+
+def test_list_shows_pinned_versions_and_hashes(clusters: Path, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet"
+    publish(older_table(tmp_path), fleet, cluster("a", namespace="team"))
+    call("render", write(clusters, manifest("b", {"cni": {"name": "cilium"}})), "--to", fleet)
+    newest = Packager().renderer.table.newest.release
+    head, old, new = call("list", "--folder", fleet).stdout.splitlines()
+    assert head.split() == ["CLUSTER", "RELEASE", "NEWER", "CNI", "BUNDLES", "HASH"]
+    assert old.split()[:5] == ["team/a", "older", newest, "calico", "ccm,cni,csi"]
+    assert new.split()[:4] == ["team/b", newest, "-", "cilium"]
+    content = json.loads(call("list", "--folder", fleet, "-o", "json").stdout)["clusters"]
+    assert content[0]["versions"]["charts"]["harvester-csi-driver"] == "0.0.1"
+    (fleet / "clusters/team/a/caphv.yaml").write_text("nonsense")
+    result = call("list", "--folder", fleet)
+    assert result.exit_code == 1
+
+
+def test_upgrades_go_in_waves(clusters: Path, origin: Origin, tmp_path: Path) -> None:
+    older = Packager(versions=older_table(tmp_path))
+    with Repository(Remote(origin.url), tmp_path / "first") as repository:
+        facts = [cluster(name, namespace="team") for name in "abcd"]
+        older.publish(repository, facts, Pruning(complete=True, budget=0), Reason("before"))
+    write(clusters, *(manifest(name, wave="1" if name == "c" else "2") for name in "abcde"))
+    assert call("upgrade", clusters, "--repo", origin.url).exit_code == 2
+    shown = call("upgrade", clusters, "--repo", origin.url, "-l", "wave=1", "--dry-run")
+    assert '+  version: "0.2.15"' in shown.stdout
+    assert origin.count() == 1
+    assert call("upgrade", clusters, "--repo", origin.url, "-l", "wave=1").exit_code == 0
+    assert releases(origin) == {"a": "older", "b": "older", "c": "2026.11", "d": "older"}
+    result = call("upgrade", clusters, "--repo", origin.url, "--count", "2", "--max-prune", 99)
+    assert "2 clusters for release 2026.11, 1 more wait; 1 are not in the repository yet" in result.stderr
+    assert releases(origin) == {"a": "2026.11", "b": "2026.11", "c": "2026.11", "d": "older"}
+    assert call("push", clusters, "--repo", origin.url).exit_code == 0
+    assert releases(origin)["d"] == "older"
+    assert call("upgrade", clusters, "--repo", origin.url, "--all").exit_code == 0
+    assert set(releases(origin).values()) == {"2026.11"}
+    assert "nothing changed" in call("upgrade", clusters, "--repo", origin.url, "--all").stdout
+
+
+def releases(origin: Origin) -> dict[str, str]:
+    return {
+        path.split("/")[2]: yaml.safe_load(content)["versions"]["release"]
+        for path, content in origin.files().items()
+        if path.endswith("/caphv.yaml")
+    }
+
+
+# Wrong usage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("push", "x.yaml"), "name the repository"),
+        (("push", "x.yaml", "--repo", "https://user:hidden@host/x"), "must not hold a password"),
+        (("push", "x.yaml", "--folder", "x", "--repo", "file:///x"), "exclude each other"),
+        (("push", "x.yaml", "--repo", "file:///x", "--author", "nobody"), "--author"),
+        (("push", "x.yaml", "--prune", "-l", "a=b", "--repo", "file:///x"), "--prune needs all clusters"),
+        (("diff", "x.yaml", "--folder", "x", "-l", "a b"), "selects no labels"),
+        (("diff", "x.yaml", "--folder", "x", "--path", "../y"), "relative path"),
+        (("render", "x.yaml", "--kubeconfig", "y"), "name one of them"),
+        (("render", "x.yaml", "--chart-repo", "ftp://x"), "no chart repository"),
+        (("upgrade", "x.yaml", "--folder", "x", "--all", "--release", "1"), "there is no release '1'"),
+        (("render", "--kubeconfig", "not-there"), "cannot read the kubeconfig not-there"),
+        (("verify", "x.yaml", "--repo", "file:///not/there"), "reading branches"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: tuple[str, ...], said: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "hidden" not in result.output
+
+
+@pytest.mark.parametrize("name", ["render", "diff", "push", "verify", "list", "upgrade"])
+def test_every_command_teaches_with_examples(name: str) -> None:
+    text = call(name, "--help").output
+    assert f"caphv bundles {name}" in text.partition("Examples:")[2]
+    assert "Exit status:" in text

@@ -1,0 +1,62 @@
+"""The site has every page, and links lead to headings that are there; `make docs` looks at the rest."""
+
+import posixpath
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.paths import CHECKOUT
+
+pytestmark = pytest.mark.unit
+
+SITE = yaml.safe_load((CHECKOUT / "website" / "mkdocs.yml").read_text(encoding="utf-8"))
+PAGES = {
+    path.relative_to(CHECKOUT).as_posix(): path.read_text(encoding="utf-8")
+    for pattern in ("*.md", "clusterclass/*.md", "examples/*.md", "docs/**/*.md")
+    for path in CHECKOUT.glob(pattern)
+}
+
+
+def pages(entry: Any) -> list[str]:
+    """All pages of a part of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry.values() if isinstance(entry, dict) else entry
+    return [page for part in parts for page in pages(part)]
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain} | set(
+        re.findall(r"<a id=\"([^\"]+)\"", text)
+    )
+
+
+def test_navigation_has_every_page_once() -> None:
+    assert sorted(pages(SITE["nav"])) == sorted(PAGES)
+
+
+def test_links_lead_to_headings() -> None:
+    missing = []
+    for page, text in PAGES.items():
+        for target, anchor in re.findall(r"\]\(([^):#]*\.md)?#([^)]+)\)", text):
+            there = posixpath.normpath(posixpath.join(posixpath.dirname(page), target)) if target else page
+            if anchor not in anchors(PAGES[there]):
+                missing.append(f"{page}: {target}#{anchor}")
+    assert missing == []
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    assert SITE["theme"]["highlightjs"] is False
+    assert "http" not in (CHECKOUT / "website" / "style.css").read_text(encoding="utf-8")
+
+
+def test_pages_show_the_same_on_the_site_and_in_the_repository() -> None:
+    # The site draws no mermaid, and keeps the backslash of an escaped pipe in code.
+    found = [page for page, text in PAGES.items() if "```mermaid" in text or re.search(r"`[^`\n]*\\\|[^`\n]*`", text)]
+    assert found == []

@@ -1,0 +1,182 @@
+"""Where a VM differs from its machine, and what Harvester does to a VM that is no difference."""
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.machine.drift import drift
+from reconciler.machine.vm import VirtualMachineInputs, virtual_machine
+from sandbox.harvester.mutations import mutated
+from tests.unit.reconciler.machine.test_vm import inputs
+
+pytestmark = pytest.mark.unit
+
+Obj = dict[str, Any]
+STRATEGY = "harvesterhci.io/vmRunStrategy"
+CLAIMS = "harvesterhci.io/volumeClaimTemplates"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+ZONES = {
+    REQUIRED: {
+        "nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in ("a", "b")
+        ]
+    }
+}
+
+
+def on_harvester(vm: Obj, cpu: int = 1600, memory: int = 150) -> Obj:
+    return mutated(vm, None, cpu_overcommit=cpu, memory_overcommit=memory)
+
+
+def spec_of(vm: Obj) -> Obj:
+    found: Obj = vm["spec"]["template"]["spec"]
+    return found
+
+
+machines = st.builds(
+    inputs,
+    cpu=st.integers(1, 64),
+    memory=st.sampled_from(["1Gi", "4096Mi", "8Gi", "17179869184", "1.5Gi", "8G"]),
+    networks=st.lists(st.sampled_from(["default/a", "b", "default/c"]), min_size=1, max_size=3, unique=True),
+    firmware=st.sampled_from([None, {"efi": True}, {"efi": True, "secureBoot": True}, {"efi": False}]),
+    tpm=st.sampled_from([None, {"enabled": True}, {"enabled": True, "persistent": True}]),
+    nodeAffinity=st.sampled_from([None, ZONES]),
+)
+
+
+@given(machines, st.integers(100, 3200), st.integers(100, 400), st.booleans(), st.sampled_from(["", "zone-1"]))
+def test_mutations_of_harvester_are_no_drift(
+    machine: VirtualMachineInputs, cpu: int, memory: int, control_plane: bool, domain: str
+) -> None:
+    wanted = virtual_machine(replace(machine, control_plane=control_plane, failure_domain=domain))
+    made = on_harvester(wanted, cpu, memory)
+    assert drift(wanted, made) == ()
+    assert drift(wanted, mutated(made, made, cpu_overcommit=cpu, memory_overcommit=memory)) == ()
+
+
+@given(machines, machines)
+def test_no_drift_means_the_same_machine(one: VirtualMachineInputs, other: VirtualMachineInputs) -> None:
+    """Of two specs, the VM of one is up to date for the other only where the specs mean the same."""
+    wanted, made = virtual_machine(one), virtual_machine(other)
+    if not drift(wanted, on_harvester(made)):
+        domain, same = spec_of(wanted)["domain"], spec_of(made)["domain"]
+        assert domain["cpu"] == same["cpu"]
+        assert domain.get("firmware") == same.get("firmware")
+        assert domain["devices"].get("tpm") == same["devices"].get("tpm")
+        assert spec_of(wanted)["networks"] == spec_of(made)["networks"]
+
+
+def machine_of_go() -> tuple[Obj, Obj]:
+    """What is wanted, and a VM of the Go provider: other names of disks, affinity with itself, no label of ours."""
+    wanted = virtual_machine(inputs())
+    made = on_harvester(wanted)
+    claims = json.loads(made["metadata"]["annotations"][CLAIMS])
+    for number, claim in enumerate(claims):
+        claim["metadata"] = {**claim["metadata"], "name": f"node-1-disk-{number}-x7k2p"}
+        spec_of(made)["volumes"][number]["persistentVolumeClaim"]["claimName"] = f"node-1-disk-{number}-x7k2p"
+    made["metadata"]["annotations"] = {CLAIMS: json.dumps(claims)}
+    made["spec"]["template"]["metadata"]["labels"].pop("caphv.io/cluster")
+    spec_of(made)["affinity"]["podAntiAffinity"] = {}
+    return wanted, made
+
+
+def test_vm_of_the_go_provider_is_up_to_date() -> None:
+    assert drift(*machine_of_go()) == ()
+
+
+def test_quantities_are_compared_as_numbers() -> None:
+    wanted = virtual_machine(inputs(memory="4096Mi"))
+    made = on_harvester(wanted)
+    spec_of(made)["domain"]["resources"]["limits"] = {"cpu": "4000m", "memory": "4Gi"}
+    assert drift(wanted, made) == ()
+
+
+def test_volume_of_a_csi_driver_is_no_drift() -> None:
+    wanted = virtual_machine(inputs())
+    made = on_harvester(wanted)
+    spec_of(made)["volumes"].append(
+        {"name": "pvc-1", "persistentVolumeClaim": {"claimName": "pvc-1", "hotpluggable": True}}
+    )
+    spec_of(made)["domain"]["devices"]["disks"].append({"name": "pvc-1", "disk": {"bus": "scsi"}})
+    assert drift(wanted, made) == ()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "annotations", "drifts"),
+    [
+        ({"runStrategy": "Always"}, {}, False),
+        ({"runStrategy": "RerunOnFailure"}, {}, False),
+        ({"running": True}, {}, False),
+        ({"runStrategy": "Manual"}, {STRATEGY: "Manual"}, False),
+        ({"runStrategy": "Manual"}, {}, True),
+        ({"runStrategy": "Halted"}, {}, True),
+        ({"runStrategy": "Halted"}, {STRATEGY: "Halted"}, True),
+        ({"running": False}, {}, True),
+    ],
+)
+def test_run_strategy(strategy: Obj, annotations: dict[str, str], drifts: bool) -> None:
+    wanted = virtual_machine(inputs())
+    made = on_harvester(wanted)
+    del made["spec"]["runStrategy"]
+    made["spec"] |= strategy
+    made["metadata"]["annotations"] |= annotations
+    assert bool(drift(wanted, made)) is drifts
+
+
+def resize(vm: Obj) -> None:
+    claims = json.loads(vm["metadata"]["annotations"][CLAIMS])
+    claims[0]["spec"]["resources"]["requests"]["storage"] = "60Gi"
+    vm["metadata"]["annotations"][CLAIMS] = json.dumps(claims)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda vm: spec_of(vm)["domain"]["cpu"].update(sockets=2), "cores is 8, not 4"),
+        (lambda vm: spec_of(vm)["domain"]["resources"]["limits"].update(cpu="2"), "CPU limit is 2, not 4"),
+        (
+            lambda vm: spec_of(vm)["domain"]["resources"]["limits"].update(memory="16Gi"),
+            "memory limit is 16Gi, not 8Gi",
+        ),
+        (
+            lambda vm: spec_of(vm)["networks"].pop(),
+            "networks is [default/production], not [default/production, storage",
+        ),
+        (lambda vm: spec_of(vm)["domain"]["devices"]["interfaces"][0].update(model="e1000"), "interfaces is [e1000"),
+        (lambda vm: spec_of(vm)["domain"]["devices"]["disks"][0].update(bootOrder=3), "disks is [{bus: virtio, bootO"),
+        (resize, "size: 60Gi"),
+        (lambda vm: vm["metadata"]["annotations"].update({CLAIMS: "{"}), "disks is"),
+        (lambda vm: spec_of(vm)["volumes"].pop(0), "disks is"),
+        (
+            lambda vm: spec_of(vm)["domain"].update(firmware={"bootloader": {"efi": {}}}),
+            "firmware is EFI with secure boot, not BIOS",
+        ),
+        (lambda vm: spec_of(vm)["domain"]["devices"].update(tpm={}), "TPM is on, not off"),
+        (lambda vm: spec_of(vm).update(hostname="other"), "hostname is other, not node-1"),
+        (lambda vm: spec_of(vm)["affinity"].pop("nodeAffinity"), "nodeAffinity lacks rules of the machine"),
+        (
+            lambda vm: vm["spec"]["template"]["metadata"]["labels"].pop("harvestercluster/machinetype"),
+            "label harvestercluster/machinetype is unset, not controlplane-prod",
+        ),
+    ],
+)
+def test_edit_is_named_with_both_values(change: Callable[[Obj], Any], said: str) -> None:
+    wanted = virtual_machine(replace(inputs(nodeAffinity=ZONES), control_plane=True))
+    made = on_harvester(wanted)
+    before = copy.deepcopy(made)
+    change(made)
+    assert made != before
+    (difference,) = drift(wanted, made)
+    assert said in difference
+
+
+def test_changed_machine_is_drift_of_its_vm() -> None:
+    made = on_harvester(virtual_machine(inputs()))
+    differences = drift(virtual_machine(inputs(cpu=8, memory="16Gi")), made)
+    assert differences == ("cores is 4, not 8", "CPU limit is 4, not 8", "memory limit is 8Gi, not 16Gi")

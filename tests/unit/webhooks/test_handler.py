@@ -1,0 +1,333 @@
+"""From the bytes of a review to the bytes of its answer, with and without sense."""
+
+import base64
+import os
+import re
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caphv.api import crds
+from caphv.api.names import GROUP, VERSIONS
+from caphv.validation.finding import Fault, Finding
+from tests.support.openapi import example_object
+from webhooks import handler
+from webhooks.admission import KINDS, Verdict
+
+pytestmark = pytest.mark.unit
+
+CASES = int(os.environ.get("CAPHV_TEST_FUZZ", "2000"))
+Obj = dict[str, Any]
+
+
+def request(kind: str = "HarvesterMachine", version: str = "v1beta1", **fields: Any) -> Obj:
+    return {
+        "uid": "0c4f1a52",
+        "kind": {"group": GROUP, "version": version, "kind": kind},
+        "operation": "CREATE",
+        "namespace": "default",
+        "name": "one",
+        "object": {"metadata": {"name": "one"}, "spec": {}},
+    } | fields
+
+
+def ask(content: Any, webhook: handler.Webhook = "validate", kind: str = "HarvesterMachine") -> Obj:
+    """Answer a request as the server does; the answer's `response`."""
+    body = orjson.dumps({"apiVersion": handler.API_VERSION, "kind": "AdmissionReview", "request": content})
+    found = handler.answer(handler.TARGETS[handler.path_of(webhook, "v1beta1", kind)], body)
+    answer = orjson.loads(found.body)
+    assert answer["apiVersion"] == handler.API_VERSION
+    assert answer["kind"] == "AdmissionReview"
+    assert answer["response"]["allowed"] is found.allowed
+    response: Obj = answer["response"]
+    return response
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, *errors: Finding, warnings: tuple[Finding, ...] = ()) -> None:
+    monkeypatch.setattr(handler, "judge", lambda _: Verdict(errors, warnings))
+
+
+def test_paths_are_those_of_the_go_provider() -> None:
+    for version in VERSIONS:
+        for kind in ("harvestercluster", "harvestermachine"):
+            assert f"/validate-infrastructure-cluster-x-k8s-io-{version}-{kind}" in handler.TARGETS
+    assert len(handler.TARGETS) == 2 * len(VERSIONS) * len(KINDS)
+
+
+def test_all_errors_are_told_at_once_as_the_api_server_tells_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged(
+        monkeypatch,
+        Finding(("spec", "cpu"), Fault.INVALID, "must be greater than 0", "cpu", 0),
+        Finding(("spec", "volumes", 1, "storageClass"), Fault.REQUIRED, "name one", "storage-class"),
+    )
+    response = ask(request())
+    status = response["status"]
+    assert (response["uid"], response["allowed"]) == ("0c4f1a52", False)
+    assert (status["code"], status["reason"], status["status"]) == (422, "Invalid", "Failure")
+    assert status["message"] == (
+        f'HarvesterMachine.{GROUP} "one" is invalid: [spec.cpu: Invalid value: 0: must be greater than 0, '
+        "spec.volumes[1].storageClass: Required value: name one]"
+    )
+    assert status["details"] == {
+        "name": "one",
+        "group": GROUP,
+        "kind": "HarvesterMachine",
+        "causes": [
+            {
+                "field": "spec.cpu",
+                "reason": "FieldValueInvalid",
+                "message": "Invalid value: 0: must be greater than 0",
+            },
+            {
+                "field": "spec.volumes[1].storageClass",
+                "reason": "FieldValueRequired",
+                "message": "Required value: name one",
+            },
+        ],
+    }
+
+
+def test_one_error_stands_without_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged(monkeypatch, Finding(("spec", "cpu"), Fault.REQUIRED, "give it", "cpu"))
+    assert ask(request())["status"]["message"].endswith("is invalid: spec.cpu: Required value: give it")
+
+
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.SYNTAX])
+def test_every_fault_has_a_reason_of_the_api_machinery(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged(monkeypatch, Finding(("spec", "cpu"), fault, "x", "cpu", 1))
+    (cause,) = ask(request())["status"]["details"]["causes"]
+    assert re.fullmatch(r"FieldValue[A-Z]\w+", cause["reason"])
+    assert cause["message"].startswith(str(fault))
+
+
+def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Finding(("metadata", "annotations", "k" * 5000), Fault.INVALID, "d" * 5000, "x", "v" * 5000)
+    judged(monkeypatch, *[long] * 1000, warnings=(long,) * 1000)
+    response = ask(request())
+    assert len(response["status"]["details"]["causes"]) == 100
+    assert "and 900 more" in response["status"]["message"]
+    assert len(response["warnings"]) == 16
+    assert "985 more" in response["warnings"][-1]
+    # What the API server keeps: 256 bytes each, 4096 in all.
+    assert max(len(warning.encode()) for warning in response["warnings"]) <= 256
+    assert sum(len(warning.encode()) for warning in response["warnings"]) <= 4096
+
+
+def test_warnings_come_with_both_verdicts_and_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = Finding(("spec", "x"), Fault.INVALID, "is unwise:\nthink\x07 é", "x", advice=True)
+    judged(monkeypatch, warnings=(advice,))
+    response = ask(request())
+    assert response["allowed"] is True
+    assert response["warnings"] == ["spec.x: is unwise: think  é"]
+    judged(monkeypatch, Finding(("spec",), Fault.REQUIRED, "give it", "y"), warnings=(advice,))
+    assert ask(request())["warnings"] == response["warnings"]
+
+
+def test_defaults_are_a_json_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    operations = [{"op": "add", "path": "/spec/cpu", "value": 1}]
+    monkeypatch.setattr(handler, "defaults", lambda _: operations)
+    response = ask(request(), "mutate")
+    assert (response["allowed"], response["patchType"]) == (True, "JSONPatch")
+    assert orjson.loads(base64.b64decode(response["patch"])) == operations
+    monkeypatch.setattr(handler, "defaults", lambda _: [])
+    assert ask(request(), "mutate") == {"uid": "0c4f1a52", "allowed": True}
+
+
+def test_the_rules_get_the_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[handler.Review] = []
+
+    def judge(asked: handler.Review) -> Verdict:
+        seen.append(asked)
+        return Verdict((), ())
+
+    monkeypatch.setattr(handler, "judge", judge)
+    ask(request(operation="UPDATE", oldObject={"spec": {"cpu": 1}}, dryRun=True))
+    (asked,) = seen
+    assert (asked.operation, asked.kind, asked.version, asked.dry_run) == (
+        "UPDATE",
+        "HarvesterMachine",
+        "v1beta1",
+        True,
+    )
+    assert asked.object == {"metadata": {"name": "one"}, "spec": {}}
+    assert asked.old == {"spec": {"cpu": 1}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"operation": "DELETE", "object": None, "oldObject": {"spec": {"cpu": 0}}},
+        {"operation": "CONNECT", "object": None},
+        {"subResource": "status"},
+    ],
+)
+def test_deletions_and_subresources_are_let_through(fields: Obj, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged(monkeypatch, Finding(("spec",), Fault.REQUIRED, "x", "x"))
+    assert ask(request(**fields)) == {"uid": "0c4f1a52", "allowed": True}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"group": GROUP, "version": "v1beta1", "kind": "HarvesterCluster"},
+        {"group": GROUP, "version": "v1alpha1", "kind": "HarvesterMachine"},
+        {"group": "apps", "version": "v1", "kind": "Deployment"},
+        None,
+        "HarvesterMachine",
+    ],
+)
+@pytest.mark.parametrize("webhook", handler.WEBHOOKS)
+def test_another_kind_than_that_of_the_path_is_refused(kind: Any, webhook: handler.Webhook) -> None:
+    response = ask(request() | {"kind": kind}, webhook)
+    assert response["allowed"] is False
+    assert response["status"]["code"] == 400
+    assert "this path is for HarvesterMachine" in response["status"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "no AdmissionReview"),
+        (b'{"kind": "Pod"}', "no AdmissionReview"),
+        (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1"}', "admission.k8s.io/v1"),
+        (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1"}', "request: Required value"),
+        (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": {}}', "request.uid: Required"),
+    ],
+)
+def test_what_is_no_review_is_told_why(body: bytes, told: str) -> None:
+    with pytest.raises(handler.BadReview, match=re.escape(told)):
+        handler.answer(next(iter(handler.TARGETS.values())), body)
+
+
+@pytest.mark.parametrize("fields", [{"object": None}, {"object": []}, {"operation": "UPDATE"}, {"operation": 1}])
+def test_what_a_review_must_have_is_told(fields: Obj) -> None:
+    with pytest.raises(handler.BadReview, match=r"request\.\w+: Required value"):
+        ask(request(**fields))
+
+
+# What comes from anywhere
+
+EXAMPLES = {
+    (crd["spec"]["names"]["kind"], version): example_object(crd, version, "one", "default")
+    for crd in crds.custom_resource_definitions()
+    for version in VERSIONS
+}
+WORDS = sorted(
+    {word for example in EXAMPLES.values() for word in re.findall(rb'"([A-Za-z]+)":', orjson.dumps(example))}
+)
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    6443,
+    2**63,
+    1.5,
+    -1e300,
+    "",
+    " ",
+    "one",
+    "a/b",
+    "a/b/c",
+    "4Gi",
+    "1e400Gi",
+    "-1",
+    "é\n\0",
+]
+VALUES += [
+    "10.0.0.1",
+    "10.0.0.0/8",
+    "255.255.0.255",
+    "::1",
+    "1.2.3",
+    "pool",
+    "dhcp",
+    "TCP",
+    "x" * 300,
+    [],
+    {},
+    [[]],
+    [{}],
+    [None],
+]
+
+
+def anything(random: Random, depth: int = 0) -> Any:
+    """Any JSON, often with names and values that mean something somewhere."""
+    choice = random.random()
+    if depth > 4 or choice < 0.5:
+        return random.choice(VALUES)
+    if choice < 0.7:
+        return [anything(random, depth + 1) for _ in range(random.randrange(4))]
+    return {word(random): anything(random, depth + 1) for _ in range(random.randrange(6))}
+
+
+def word(random: Random) -> str:
+    return random.choice(WORDS).decode() if random.random() < 0.9 else random.choice(["", "a/b", "é\n", "x" * 70])
+
+
+def changed(random: Random, value: Any) -> Any:
+    """The value with something else at one place in it."""
+    if random.random() < 0.15 or not value or not isinstance(value, dict | list):
+        return anything(random)
+    if isinstance(value, list):
+        place = random.randrange(len(value))
+        return [*value[:place], changed(random, value[place]), *value[place + 1 :]]
+    name = random.choice(list(value))
+    if random.random() < 0.1:
+        return {other: value[other] for other in value if other != name}
+    return {**value, name: changed(random, value[name])}
+
+
+def some_object(random: Random, kind: str, version: str) -> Any:
+    found: Any = EXAMPLES[kind, version]
+    for _ in range(random.randrange(5)):
+        found = changed(random, found)
+    return found if random.random() < 0.8 else anything(random)
+
+
+@settings(max_examples=CASES, deadline=None)
+@given(st.randoms(use_true_random=True))
+def test_any_json_is_answered_or_refused(random: Random) -> None:
+    target = random.choice(list(handler.TARGETS.values()))
+    content: Any = request(
+        target.kind,
+        target.version,
+        operation=random.choice(["CREATE", "UPDATE", "UPDATE", "DELETE"]),
+        object=some_object(random, target.kind, target.version),
+        oldObject=some_object(random, target.kind, target.version),
+    )
+    if random.random() < 0.2:
+        content = changed(random, content)
+    body = orjson.dumps({"apiVersion": handler.API_VERSION, "kind": "AdmissionReview", "request": content})
+    try:
+        found = handler.answer(target, body)
+    except handler.BadReview:
+        return
+    response = orjson.loads(found.body)["response"]
+    assert response["uid"] == content["uid"]
+    if not response["allowed"]:
+        assert response["status"]["code"] in (400, 422)
+        assert response["status"]["message"]
+    if "patch" in response:
+        assert {operation["op"] for operation in orjson.loads(base64.b64decode(response["patch"]))} <= {
+            "add",
+            "replace",
+        }
+
+
+@settings(max_examples=CASES // 4, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(body: bytes) -> None:
+    with pytest.raises(handler.BadReview):
+        handler.answer(handler.TARGETS[handler.path_of("validate", "v1beta1", "HarvesterMachine")], body)
