@@ -14,6 +14,7 @@ COMMANDS = {
     "webhook": ("commands.webhook:webhook", "Serve the admission webhooks apart from the provider."),
     "packager": ("commands.packager.group:packager", "Keep the bundles of clusters in a Git repository."),
     "status": ("commands.status:status", "Show clusters, what is wrong with them, and what to do."),
+    "tree": ("commands.tree:tree", "Show all that belongs to a cluster."),
     "identity": ("commands.identity:identity", "Accounts for the provider on Harvester."),
     "validate": ("commands.validate:validate", "Check manifests without a cluster, as the webhook would."),
     "generate": ("commands.generate:generate", "Make all objects of a cluster from flags or a definition."),

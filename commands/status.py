@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.options.clusters import InputError, Step
 from commands.options.management import (
     Selection,
     management_client,
     management_options,
     namespace_options,
     patient_progress,
+    print_data,
+    read_overview,
     run,
     selection,
 )
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 Examples:
   caphv status                          clusters of the current namespace
   caphv status -A                       all clusters
-  caphv status production -n team-a     one of them
+  caphv status -A --watch               and again whenever something changes
+  caphv status production -n team-a --deep
   caphv status -A -o json | jq '.clusters[] | select(.wrong)'
 
 \b
@@ -39,6 +40,8 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 )
 @click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
 @namespace_options
+@click.option("--deep", is_flag=True, help="Ask Harvesters and workload clusters, too.")
+@click.option("-w", "--watch", is_flag=True, help="Show it again whenever something changes.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @management_options
 def status(clusters: tuple[str, ...], **flags: Any) -> None:
@@ -48,45 +51,42 @@ def status(clusters: tuple[str, ...], **flags: Any) -> None:
     is named on standard error.
     """
     chosen = selection(clusters, flags)
+    if flags["watch"]:
+        if flags["output"] != "text":
+            raise click.UsageError("--watch writes text only")
+        run(_watch(flags, chosen))
     with patient_progress() as step:
-        found = run(_read(flags, chosen, step))
+        found = read_overview(flags, chosen, step, deep=flags["deep"]).overview
     _write(found, chosen, flags)
     sys.exit(1 if found.wrong else 0)
 
 
-async def _read(flags: dict[str, Any], chosen: Selection, step: Step) -> Overview:
-    from datetime import UTC, datetime
-
-    from overview.assembly import overview_of
-    from overview.reader import read_management
-
-    async with management_client(flags) as client:
-        objects = await read_management(client, chosen.namespace, step)
-    return choose(overview_of(objects, datetime.now(UTC)), chosen)
-
-
-def choose(found: Overview, chosen: Selection) -> Overview:
-    """Keep the clusters that are meant. Raises `InputError` when one of them does not exist."""
-    missing = chosen.missing({cluster.key for cluster in found.clusters})
-    if missing:
-        raise InputError(f"no such cluster on Harvester: {', '.join(missing)}")
-    return replace(found, clusters=tuple(cluster for cluster in found.clusters if chosen.takes(cluster.key)))
-
-
 def _write(found: Overview, chosen: Selection, flags: dict[str, Any]) -> None:
     from commands.output import overview as out
-    from overview.model import as_json
 
-    if flags["output"] == "text":
-        if not found.clusters:
-            where = f"in namespace {chosen.namespace}; all namespaces: -A" if chosen.namespace else "here"
-            click.echo(f"No clusters on Harvester {where}", err=True)
-        else:
-            out.show(out.console(), found, with_namespace=not chosen.namespace)
-    elif flags["output"] == "json":
-        click.echo(json.dumps(as_json(found), indent=2, ensure_ascii=False))
+    if flags["output"] != "text":
+        print_data(found, flags["output"])
+    elif not found.clusters:
+        where = f"in namespace {chosen.namespace}; all namespaces: -A" if chosen.namespace else "here"
+        click.echo(f"No clusters on Harvester {where}", err=True)
     else:
-        import yaml
-
-        click.echo(yaml.safe_dump(as_json(found), sort_keys=False, allow_unicode=True), nl=False)
+        out.show(out.console(), found, with_namespace=not chosen.namespace)
     out.show_unseen(found)
+
+
+async def _watch(flags: dict[str, Any], chosen: Selection) -> None:
+    """Show clusters until somebody interrupts; on a terminal in one place."""
+    from overview.follow import Follower
+    from overview.query import Query, answer_of
+
+    # A watch that breaks and comes back is no news for a reader; what stays unseen is in the output.
+    logging.getLogger("caphv.runtime").setLevel(logging.CRITICAL)
+    query = Query(chosen.namespace, frozenset(chosen.keys), flags["deep"])
+    async with management_client(flags) as client, Follower(client, chosen.namespace) as follower:
+        async for objects in follower.changes():
+            found = (await answer_of(client, query, objects)).overview
+            if sys.stdout.isatty():
+                click.clear()
+            _write(found, chosen, flags)
+            if not sys.stdout.isatty():
+                click.echo()

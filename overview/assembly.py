@@ -85,13 +85,15 @@ def _on_harvester(cluster: Obj) -> bool:
     return kind in ("", resources.HARVESTER_CLUSTERS.kind)
 
 
-def _state(parts: Parts, problems: tuple[Problem, ...], replicas: Iterable[Replicas]) -> State:
+def _state(parts: Parts, problems: tuple[Problem, ...], replicas: tuple[Replicas, Replicas]) -> State:
     if being_deleted(parts.cluster):
         return State.DELETING
     if paused(parts):
         return State.PAUSED
-    available = condition_of(parts.cluster, "Available").get("status")
-    works = available == "True" if available else clusterapi.infrastructure_provisioned(parts.cluster)
+    control_plane, _ = replicas
+    available = condition_of(parts.cluster, "Available").get("status") == "True"
+    # The core calls a cluster unavailable for one worker less; a control plane with a majority serves its users.
+    works = available or 2 * control_plane.available > control_plane.desired
     if any(problem.severity.wrong for problem in problems):
         errors = any(problem.severity is Severity.ERROR for problem in problems)
         return State.FAILED if errors and not works else State.DEGRADED

@@ -64,8 +64,8 @@ _BY_REASON: dict[str, str] = {
     # Cluster API
     "TopologyReconcileFailed": "Correct spec.topology as it says: kubectl edit cluster {cluster} -n {namespace}",
     "ClusterClassNotReconciled": "Look at the ClusterClass: kubectl get clusterclass -A",
-    "ProbeFailed": "Check the control plane's address and its load balancer: caphv tree {ref} --deep",
-    "NodeNotHealthy": "Look at the Node in the workload cluster: caphv tree {ref} --deep",
+    "ProbeFailed": "Check the control plane's address and its load balancer: caphv tree {ref}",
+    "NodeNotHealthy": "Look at the Node in the workload cluster: caphv tree {ref}",
     "NodeDeleted": "Replace the machine: kubectl delete machine {machine} -n {namespace}",
     "Deleting": "See what the deletion waits for: caphv delete {ref} --explain",
 }

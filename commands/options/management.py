@@ -19,6 +19,7 @@ from commands.options.clusters import InputError, Step
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
+    from overview.query import Answer
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _T = TypeVar("_T")
@@ -52,13 +53,11 @@ class Selection:
     namespace: str
     keys: tuple[Key, ...] = ()
 
-    def takes(self, key: Key) -> bool:
-        """Whether a cluster is meant."""
-        return not self.keys or key in self.keys
-
-    def missing(self, keys: set[Key]) -> list[str]:
-        """Clusters that are named and do not exist."""
-        return [str(key) for key in self.keys if key not in keys]
+    def require(self, keys: set[Key]) -> None:
+        """Raise `InputError` when a cluster that is named does not exist."""
+        missing = [str(key) for key in self.keys if key not in keys]
+        if missing:
+            raise InputError(f"no such cluster on Harvester: {', '.join(missing)}")
 
 
 def selection(clusters: Sequence[str], flags: dict[str, Any]) -> Selection:
@@ -110,6 +109,33 @@ async def management_client(flags: dict[str, Any], **options: Any) -> AsyncItera
         yield client
     finally:
         await client.close()
+
+
+def read_overview(flags: dict[str, Any], chosen: Selection, step: Step, *, deep: bool) -> Answer:
+    """Look at the clusters that are meant. Raises `InputError` when they cannot be read, or one does not exist."""
+    from overview.query import Query, ask
+
+    async def read() -> Answer:
+        async with management_client(flags) as client:
+            return await ask(client, Query(chosen.namespace, frozenset(chosen.keys), deep), step)
+
+    answer = run(read())
+    chosen.require({cluster.key for cluster in answer.overview.clusters})
+    return answer
+
+
+def print_data(value: Any, output: str) -> None:
+    """Write data of the model as JSON or YAML."""
+    import json
+
+    import yaml
+
+    from overview.model import as_json
+
+    if output == "json":
+        click.echo(json.dumps(as_json(value), indent=2, ensure_ascii=False))
+    else:
+        click.echo(yaml.safe_dump(as_json(value), sort_keys=False, allow_unicode=True), nl=False)
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:

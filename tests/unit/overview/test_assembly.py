@@ -90,6 +90,8 @@ def test_a_cluster_that_does_not_work_has_failed_and_one_that_does_is_degraded()
     builder.break_machine("worker-1", "VMProvisioningFailed", "the VM cannot start")
     assert only(builder.objects()).state is State.DEGRADED
     builder.cluster["status"]["conditions"] = [condition("Available", "False")]
+    assert only(builder.objects()).state is State.DEGRADED
+    builder.cluster["status"]["controlPlane"]["availableReplicas"] = 0
     assert only(builder.objects()).state is State.FAILED
 
 

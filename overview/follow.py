@@ -1,0 +1,107 @@
+"""Keeps a look at clusters up to date by watches, so that a page or a terminal shows a change when it happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from caphv.api.object import Obj, Resource
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import find_resource
+from caphv.runtime.errors import ApiError, Unreachable
+from overview.objects import ManagementObjects
+from overview.reader import control_plane_kinds, kinds_of, unseen
+
+# Changes come in bursts: a machine that becomes ready changes half a dozen objects.
+_QUIET = 0.3
+_FIRST_SECONDS = 20.0
+
+
+class Follower:
+    """Watches what `read_management` reads. Use it as a context; `ManagementObjects` comes out of `changes`."""
+
+    def __init__(self, client: ApiClient, namespace: str = "") -> None:
+        self._client = client
+        self._namespace = namespace
+        self._informers: dict[str, Informer] = {}
+        self._control_planes: dict[tuple[str, str], Informer | None] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> Follower:
+        """Start all watches. Raises `ApiError`, `Unreachable`, `NoClusterApiError` where clusters cannot be read."""
+        kinds = await kinds_of(self._client)
+        await self._client.list(kinds["clusters"], self._namespace, limit=1)
+        for name, resource in kinds.items():
+            self._informers[name] = self._start(resource)
+        await self._filled(list(self._informers.values()))
+        await self._follow_control_planes()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """End all watches."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def snapshot(self) -> ManagementObjects:
+        """What is known now."""
+        found = ManagementObjects(server=self._client.server)
+        for name, informer in self._informers.items():
+            setattr(found, name, _with_kind(informer))
+            self._report(found, informer)
+        for own in self._control_planes.values():
+            if own is not None:
+                found.control_planes += _with_kind(own)
+                self._report(found, own)
+        return found
+
+    async def changes(self) -> AsyncIterator[ManagementObjects]:
+        """Yield what is known, now and whenever it has changed."""
+        while True:
+            self._changed.clear()
+            await self._follow_control_planes()
+            yield self.snapshot()
+            await self._changed.wait()
+            await asyncio.sleep(_QUIET)
+
+    def _start(self, resource: Resource) -> Informer:
+        informer = Informer(self._client, resource, namespace=self._namespace, on_error=self._failed)
+        informer.add_handler(self._wake)
+        self._tasks.append(informer.start())
+        return informer
+
+    def _wake(self, _change: Change) -> None:
+        self._changed.set()
+
+    def _failed(self, _error: Exception) -> None:
+        self._changed.set()
+
+    async def _filled(self, informers: list[Informer]) -> None:
+        """Wait until each has its first list, or has failed to read it."""
+        deadline = asyncio.get_running_loop().time() + _FIRST_SECONDS
+        while not all(informer.synced or informer.last_error for informer in informers):
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(0.02)
+
+    async def _follow_control_planes(self) -> None:
+        """Watch the kinds of control planes that clusters refer to; those of a provider may come later."""
+        fresh = control_plane_kinds(self._informers["clusters"].store) - self._control_planes.keys()
+        for kind in sorted(fresh):
+            try:
+                self._control_planes[kind] = self._start(await find_resource(self._client, *kind))
+            except (ApiError, Unreachable):
+                self._control_planes[kind] = None
+        await self._filled([informer for kind in fresh if (informer := self._control_planes[kind])])
+
+    def _report(self, found: ManagementObjects, informer: Informer) -> None:
+        error = informer.last_error
+        if isinstance(error, (ApiError, Unreachable)):
+            found.unseen.append(unseen(str(informer.resource), error))
+
+
+def _with_kind(informer: Informer) -> list[Obj]:
+    head = {"apiVersion": informer.resource.api_version, "kind": informer.resource.kind}
+    return [{**head, **obj} for obj in informer.store]

@@ -1,0 +1,230 @@
+"""Reads Harvesters and workload clusters, with the credentials that the management cluster holds for them.
+
+A deep look costs requests to servers that may be slow or gone. Each server has a deadline of its own, so that one that
+does not answer is named and delays nobody else. Identities are untrusted input, here as in the provider: kubeconfigs
+that run programs or read files are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from caphv.api import names, resources
+from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, Resource
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
+from overview.objects import HarvesterObjects, Unseen
+from overview.reader import list_all, unseen
+
+HARVESTER_SECONDS = 15.0
+WORKLOAD_SECONDS = 6.0
+_SERVERS_AT_ONCE = 16
+NETWORKS = Resource("k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition")
+SETTINGS = Resource("harvesterhci.io", "v1beta1", "settings", "Setting", namespaced=False)
+_CLUSTER_WIDE: dict[str, Resource] = {"hosts": NODES, "pools": resources.IP_POOLS}
+# What only checks of a whole Harvester need.
+_SURROUNDINGS: dict[str, Resource] = {
+    "images": resources.IMAGES,
+    "key_pairs": resources.KEY_PAIRS,
+    "networks": NETWORKS,
+    "settings": SETTINGS,
+}
+_IN_NAMESPACE: dict[str, Resource] = {
+    "vms": resources.VIRTUAL_MACHINES,
+    "instances": resources.VIRTUAL_MACHINE_INSTANCES,
+    "claims": PERSISTENT_VOLUME_CLAIMS,
+    "load_balancers": resources.LOAD_BALANCERS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Credentials of one identity Secret, and the target namespaces of the clusters that use it."""
+
+    identity: Key
+    access: Kubeconfig
+    namespaces: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Harvesters:
+    """What all Harvesters hold, by identity Secret; identities of one Harvester share it."""
+
+    by_identity: dict[Key, HarvesterObjects] = field(default_factory=dict)
+    accounts: dict[Key, Account] = field(default_factory=dict)
+    unseen: list[Unseen] = field(default_factory=list)
+
+    def all(self) -> list[HarvesterObjects]:
+        """Each Harvester once."""
+        return list({id(found): found for found in self.by_identity.values()}.values())
+
+    def of(self, harvester_cluster: Obj) -> HarvesterObjects | None:
+        """The Harvester of a HarvesterCluster; None where it could not be read."""
+        return self.by_identity.get(identity_of(harvester_cluster))
+
+
+def identity_of(harvester_cluster: Obj) -> Key:
+    """Namespace and name of the identity Secret."""
+    secret = (harvester_cluster.get("spec") or {}).get("identitySecret") or {}
+    return Key(str(secret.get("namespace") or ""), str(secret.get("name") or ""))
+
+
+async def read_harvesters(
+    client: ApiClient, harvester_clusters: Iterable[Obj], step: Callable[[str], None] = lambda _text: None
+) -> Harvesters:
+    """Read the Harvesters of these HarvesterClusters. Never raises: what cannot be read is in the answer."""
+    found = Harvesters()
+    namespaces: dict[Key, set[str]] = {}
+    for obj in harvester_clusters:
+        targets = namespaces.setdefault(identity_of(obj), set())
+        if target := (obj.get("spec") or {}).get("targetNamespace"):
+            targets.add(str(target))
+    step(f"reading {len(namespaces)} identities")
+    await asyncio.gather(*(_account(client, found, key, frozenset(each)) for key, each in namespaces.items()))
+    groups: dict[tuple[str, str], list[Account]] = {}
+    for account in found.accounts.values():
+        groups.setdefault((account.access.server, account.access.ca), []).append(account)
+    step(f"reading {len(groups)} Harvesters")
+    limit = asyncio.Semaphore(_SERVERS_AT_ONCE)
+    await asyncio.gather(*(_harvester(found, accounts, limit) for accounts in groups.values()))
+    return found
+
+
+async def read_nodes(client: ApiClient, clusters: Iterable[Key]) -> dict[Key, list[Obj] | Unseen]:
+    """Read the Nodes of workload clusters; of each, why they could not be read."""
+    limit = asyncio.Semaphore(_SERVERS_AT_ONCE)
+
+    async def read(key: Key) -> tuple[Key, list[Obj] | Unseen]:
+        what = f"Nodes of cluster {key}"
+        try:
+            async with limit:
+                access = await read_access(client, Key(key.namespace, f"{key.name}-kubeconfig"), "value")
+                return key, await nodes_of(access)
+        except (ApiError, Unreachable) as error:
+            return key, unseen(what, error)
+        except (KubeconfigError, TimeoutError) as error:
+            return key, Unseen(what, str(error) or f"no answer within {WORKLOAD_SECONDS:.0f} s")
+
+    return dict(await asyncio.gather(*map(read, clusters)))
+
+
+async def nodes_of(access: Kubeconfig) -> list[Obj]:
+    """Read the Nodes of one workload cluster. Raises `ApiError`, `Unreachable`, `TimeoutError`, `KubeconfigError`."""
+    client = access.client(name="workload", user_agent="caphv-cli", timeout=WORKLOAD_SECONDS)
+    try:
+        async with asyncio.timeout(WORKLOAD_SECONDS):
+            return await list_all(client, NODES)
+    finally:
+        await client.close()
+
+
+async def read_access(client: ApiClient, secret: Key, field_name: str = "kubeconfig") -> Kubeconfig:
+    """Read a kubeconfig in a Secret. Raises `ApiError`, `Unreachable`, `KubeconfigError`."""
+    obj = await client.get(SECRETS, secret.name, secret.namespace)
+    content = (obj.get("data") or {}).get(field_name)
+    if not content:
+        raise KubeconfigError(f"Secret {secret} has no key {field_name}")
+    try:
+        # Whoever asks sees the server's certificate fail, too: no reason to refuse to look.
+        return parse_kubeconfig(base64.b64decode(content), allow_insecure=True)
+    except binascii.Error:
+        raise KubeconfigError(f"Secret {secret}: key {field_name} is not base64") from None
+
+
+async def read_harvester(
+    client: ApiClient, namespaces: Iterable[str], *, surroundings: bool = False
+) -> HarvesterObjects:
+    """Read one Harvester with one client; with `surroundings` also images, keys, networks and settings.
+
+    Raises `ApiError` and `Unreachable` when it does not answer at all.
+    """
+    found = HarvesterObjects(server=client.server, namespaces=frozenset(namespaces))
+    wide = _CLUSTER_WIDE | (_SURROUNDINGS if surroundings else {})
+    await _probe(client, found)
+    await asyncio.gather(
+        *(_list(client, found, name, resource) for name, resource in wide.items()),
+        _list_services(client, found),
+        *(
+            _list(client, found, name, resource, namespace)
+            for name, resource in _IN_NAMESPACE.items()
+            for namespace in sorted(found.namespaces)
+        ),
+    )
+    return found
+
+
+async def _account(client: ApiClient, found: Harvesters, key: Key, namespaces: frozenset[str]) -> None:
+    try:
+        found.accounts[key] = Account(key, await read_access(client, key), namespaces)
+    except (ApiError, Unreachable) as error:
+        found.unseen.append(unseen(f"identity Secret {key}", error))
+    except (KubeconfigError, ValueError) as error:
+        found.unseen.append(Unseen(f"identity Secret {key}", str(error)))
+
+
+async def _harvester(found: Harvesters, accounts: list[Account], limit: asyncio.Semaphore) -> None:
+    """Read one Harvester by all accounts that lead to it: each sees its own namespaces, the first one the rest."""
+    whole: HarvesterObjects | None = None
+    async with limit:
+        for account in sorted(accounts, key=lambda account: account.identity):
+            what = f"Harvester {account.access.server} by identity {account.identity}"
+            client = account.access.client(name="harvester", user_agent="caphv-cli", timeout=HARVESTER_SECONDS)
+            try:
+                async with asyncio.timeout(HARVESTER_SECONDS):
+                    part = await read_harvester(client, account.namespaces)
+            except (ApiError, Unreachable) as error:
+                found.unseen.append(unseen(what, error))
+                continue
+            except TimeoutError:
+                found.unseen.append(Unseen(what, f"no answer within {HARVESTER_SECONDS:.0f} s"))
+                continue
+            finally:
+                await client.close()
+            whole = part if whole is None else _joined(whole, part)
+            found.by_identity[account.identity] = whole
+    for account in accounts:
+        if whole is not None and account.identity in found.by_identity:
+            found.by_identity[account.identity] = whole
+
+
+def _joined(one: HarvesterObjects, other: HarvesterObjects) -> HarvesterObjects:
+    """What two accounts see of one Harvester."""
+    fields: dict[str, list[Obj]] = {}
+    for name in (*_CLUSTER_WIDE, *_SURROUNDINGS, *_IN_NAMESPACE, "services"):
+        objs = {str(obj["metadata"].get("uid") or obj["metadata"]): obj for obj in getattr(one, name)}
+        objs |= {str(obj["metadata"].get("uid") or obj["metadata"]): obj for obj in getattr(other, name)}
+        fields[name] = list(objs.values())
+    hidden = {str(each.what) for each in one.unseen} & {str(each.what) for each in other.unseen}
+    missing = {each.what: each for each in (*one.unseen, *other.unseen)}
+    kept = [each for what, each in missing.items() if what in hidden or " of namespace " in what]
+    namespaces = one.namespaces | other.namespaces
+    return HarvesterObjects(one.server, one.version or other.version, namespaces=namespaces, unseen=kept, **fields)
+
+
+async def _probe(client: ApiClient, found: HarvesterObjects) -> None:
+    """Ask for the version first: a server that does not answer would cost the deadline of each list."""
+    answer = await client.request("GET", "/version")
+    found.version = str(answer.get("gitVersion") or "")
+
+
+async def _list(client: ApiClient, found: HarvesterObjects, name: str, resource: Resource, namespace: str = "") -> None:
+    try:
+        objs = await list_all(client, resource, namespace)
+    except NotFound:
+        return  # a Harvester without the kind has no such object
+    except (ApiError, Unreachable) as error:
+        found.unseen.append(unseen(f"{resource}{f' of namespace {namespace}' if namespace else ''}", error))
+        return
+    getattr(found, name).extend(objs)
+
+
+async def _list_services(client: ApiClient, found: HarvesterObjects) -> None:
+    try:
+        found.services = await list_all(client, SERVICES, label_selector=f"{names.SERVICE_LB_LABEL}=true")
+    except (ApiError, Unreachable) as error:
+        found.unseen.append(unseen(str(SERVICES), error))

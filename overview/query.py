@@ -1,0 +1,61 @@
+"""One look at clusters: read, put together, and where asked for with Harvesters and workload clusters."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from caphv.api.object import Key, key_of
+from caphv.runtime.client import ApiClient
+from overview.assembly import overview_of
+from overview.deep import deepened
+from overview.harvester import Harvesters, read_harvesters, read_nodes
+from overview.model import Overview
+from overview.objects import ManagementObjects
+from overview.reader import Step, read_management
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which clusters: all of a namespace (empty: of all), or those of `keys`; `deep` asks their servers, too."""
+
+    namespace: str = ""
+    keys: frozenset[Key] = frozenset()
+    deep: bool = False
+
+    def takes(self, key: Key) -> bool:
+        """Whether a cluster is meant."""
+        return not self.keys or key in self.keys
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model, and the objects it was made of for commands that need more of them."""
+
+    overview: Overview
+    objects: ManagementObjects
+    harvesters: Harvesters
+
+
+async def ask(client: ApiClient, query: Query, step: Step = lambda _text: None) -> Answer:
+    """Look at clusters. Raises `ApiError`, `Unreachable` and `NoClusterApiError` as `read_management` does."""
+    objects = await read_management(client, query.namespace, step)
+    return await answer_of(client, query, objects, step)
+
+
+async def answer_of(
+    client: ApiClient, query: Query, objects: ManagementObjects, step: Step = lambda _text: None
+) -> Answer:
+    """Put objects together that were read before."""
+    whole = overview_of(objects, datetime.now(UTC))
+    overview = replace(whole, clusters=tuple(cluster for cluster in whole.clusters if query.takes(cluster.key)))
+    if not query.deep:
+        return Answer(overview, objects, Harvesters())
+    own = {Key(cluster.namespace, cluster.infrastructure) for cluster in overview.clusters}
+    clusters = [obj for obj in objects.harvester_clusters if key_of(obj) in own]
+    working = [cluster.key for cluster in overview.clusters if any(each.node for each in cluster.machines)]
+    harvesters, nodes = await asyncio.gather(read_harvesters(client, clusters, step), read_nodes(client, working))
+    deep = deepened(overview, harvesters.by_identity, nodes)
+    hidden = tuple(map(str, harvesters.unseen))
+    return Answer(replace(deep, unseen=(*deep.unseen, *hidden)), objects, harvesters)

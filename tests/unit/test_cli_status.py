@@ -1,0 +1,102 @@
+"""What clusters look like on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import click
+import pytest
+from rich.console import Console
+
+from commands.output import overview as lines
+from commands.output import tree
+from overview.assembly import overview_of
+from overview.model import Condition, Overview
+from tests.support.clusters import NOW, Builder
+
+MESSAGE = "the VirtualMachine does not exist on Harvester, and this text is far too long for one line of a terminal"
+
+
+def broken() -> Overview:
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", MESSAGE, minutes=3)
+    return overview_of(builder.objects(), NOW)
+
+
+def console(width: int, *, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=terminal, no_color=True, highlight=False)
+
+
+def shown(found: Overview, width: int = 80, *, terminal: bool = True) -> list[str]:
+    out = console(width, terminal=terminal)
+    lines.show(out, found, with_namespace=True, now=NOW)
+    assert isinstance(out.file, io.StringIO)
+    return [click.unstyle(line).rstrip() for line in out.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    assert max(map(len, shown(broken(), width))) <= width
+
+
+def test_a_pipe_gets_one_line_a_fact() -> None:
+    header, cluster, cause, step = shown(broken(), 10_000, terminal=False)
+    assert header.split()[:2] == ["NAMESPACE", "CLUSTER"]
+    assert cluster.split()[:3] == ["team", "shop", "Degraded"]
+    assert cause == f"  ✗ HarvesterMachine/worker-1: {MESSAGE}  (3m)"
+    assert step.startswith("    Its owner replaces it")
+
+
+def test_an_upgrade_shows_from_which_version_to_which() -> None:
+    builder = Builder()
+    builder.cluster["spec"]["topology"]["version"] = "v1.36.3+rke2r1"
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    assert lines.version_text(cluster) == "v1.36.2 → v1.36.3"
+
+
+def test_many_objects_of_one_problem_are_counted() -> None:
+    (problem,) = broken().clusters[0].problems
+    many = replace(problem, objects=tuple(f"Machine/m{n}" for n in range(9)))
+    assert lines.who(many) == "Machine/m0, Machine/m1, Machine/m2 and 6 more"
+
+
+@pytest.mark.parametrize(
+    ("since", "text"),
+    [
+        ("2026-11-22T11:59:50Z", "10s"),
+        ("2026-11-22T11:58:30Z", "90s"),
+        ("2026-11-22T11:30:00Z", "30m"),
+        ("2026-11-22T02:00:00Z", "10h"),
+        ("2026-11-12T12:00:00Z", "10d"),
+        ("2026-11-22T12:00:01Z", "0s"),
+        ("", ""),
+    ],
+)
+def test_ages_are_those_of_kubectl(since: str, text: str) -> None:
+    assert lines.age(since, NOW) == text
+
+
+def tree_lines(*, conditions: bool) -> list[str]:
+    out = console(200, terminal=False)
+    (cluster,) = broken().clusters
+    bundles = Condition("AddonBundlesReady", "False", "AddonBundlesNotPushed", "the branch is protected")
+    tree.show(out, [replace(cluster, bundles=bundles)], conditions=conditions, now=NOW)
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue().splitlines()
+
+
+def test_a_tree_goes_from_the_cluster_to_its_nodes() -> None:
+    found = tree_lines(conditions=False)
+    text = "\n".join(found)
+    assert found[0].startswith("Cluster team/shop  Degraded")
+    for part in ("HarvesterCluster shop-x", "RKE2ControlPlane shop  1/1", "Machine worker-1", "Node cp-1  Ready"):
+        assert part in text
+    assert f"✗ HarvesterMachine Ready  MachineNotFound  {MESSAGE}  3m" in text
+    assert "✗ AddonBundlesReady  AddonBundlesNotPushed  the branch is protected" in text
+    assert all(line == line.rstrip() for line in found)
+
+
+def test_conditions_that_are_as_they_should_be_show_on_request() -> None:
+    assert not any("✓" in line for line in tree_lines(conditions=False))
+    assert any("✓ HarvesterMachine VMUpToDate" in line for line in tree_lines(conditions=True))
