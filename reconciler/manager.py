@@ -20,6 +20,7 @@ from caphv.runtime.election import LeaderElection
 from caphv.runtime.errors import NotFound, Unreachable
 from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
+from caphv.runtime.health import HealthServer
 from caphv.runtime.kubeconfig import own_configuration, own_namespace
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
@@ -42,6 +43,7 @@ from reconciler.status import Waiters
 log = logging.getLogger(__name__)
 
 COMPONENT = "caphv-controller-manager"
+_WAITING = "waiting for the management cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,13 @@ async def run(
     """Run the provider, and `parts` beside it, until `stop` is set. Raises `KubeconfigError`, `LeaseLost`."""
     client = ApiClient(await own_configuration(options.kubeconfig), name="management")
     try:
-        provider = await unless_stopped(Provider.connect(client, options), stop)
-        if provider is None:
-            return
-        for part in parts(client) if parts else ():
-            provider.manager.add_runnable(part)
-        await provider.manager.run(stop)
+        async with HealthServer(options.addresses.health, _WAITING) as health:
+            provider = await unless_stopped(Provider.connect(client, options, health), stop)
+            if provider is None:
+                return
+            for part in parts(client) if parts else ():
+                provider.manager.add_runnable(part)
+            await provider.manager.run(stop)
     finally:
         await client.close()
 
@@ -83,8 +86,17 @@ class Provider:
     """All parts, wired; `manager.run` starts them."""
 
     def __init__(
-        self, client: ApiClient, options: ProviderOptions, *, cluster_api_version: str, management_cluster: str
+        self,
+        client: ApiClient,
+        options: ProviderOptions,
+        *,
+        cluster_api_version: str,
+        management_cluster: str,
+        health: HealthServer | None = None,
     ) -> None:
+        election = _election(client, options)
+        if election:
+            client.fence = election.fence
         selector = f"{names.WATCH_FILTER_LABEL}={options.watch_filter}" if options.watch_filter else ""
         caches = Caches.create(
             client, cluster_api_version=cluster_api_version, namespace=options.namespace, selector=selector
@@ -107,7 +119,8 @@ class Provider:
         )
         self.manager = Manager(
             addresses=options.addresses,
-            election=_election(client, options),
+            election=election,
+            health=health,
             metrics_auth=MetricsAuth(client, options.metrics_certificate) if options.secure_metrics else None,
         )
         for informer in caches:
@@ -141,14 +154,20 @@ class Provider:
         )
 
     @classmethod
-    async def connect(cls, client: ApiClient, options: ProviderOptions) -> Provider:
+    async def connect(cls, client: ApiClient, options: ProviderOptions, health: HealthServer | None = None) -> Provider:
         """Ask the management cluster for its identity and API versions, and retry until it answers."""
         delay = 0.5
         while True:
             try:
                 version = await served_version(client, resources.CLUSTER_API_GROUP, resources.CLUSTER_API_VERSIONS)
                 management_cluster = uid_of(await client.get(NAMESPACES, "kube-system"))
-                return cls(client, options, cluster_api_version=version, management_cluster=management_cluster)
+                return cls(
+                    client,
+                    options,
+                    cluster_api_version=version,
+                    management_cluster=management_cluster,
+                    health=health,
+                )
             except (NotFound, Unreachable) as error:
                 log.warning("management cluster is not ready, retrying in %.1f s: %s", delay, error)
             await asyncio.sleep(delay)

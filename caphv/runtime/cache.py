@@ -1,14 +1,15 @@
-"""A local copy of a collection, kept true by list and watch.
+"""A cache of a collection, kept up to date by list and watch.
 
-Why: every decision of a provider needs several objects. Read from the server they cost a request each and a poll for
-each change; read from here they cost nothing and changes announce themselves. The rules that keep the copy true:
+Why: every decision of a provider needs several objects. Reading them from the server costs a request each and a poll
+for each change; here reads are free and changes call handlers. The rules:
 
-* after a list, objects that are not in it were deleted while nobody looked: handlers hear of them;
-* a watch goes on from the last resource version it saw (bookmarks move it when nothing happens), and starts over
-  with a list only when the server says 410 Gone;
-* an own write is put into the copy at once (`observe`), so that the next reconcile does not act on what was before;
-  when the watch brings the same version again, nobody is woken a second time;
-* of an absent object, only a write later than all the watch has told is believed: an earlier one was deleted since.
+* objects that are missing from a list were deleted while the watch was down: handlers are called for them;
+* a watch resumes from the last resource version (bookmarks advance it when nothing happens); it starts over with a
+  list only after 410 Gone;
+* own writes enter the cache at once (`observe`), so that the next reconcile does not act on the state before; when the
+  watch delivers the same version, handlers are not called again;
+* an own write of an object that is absent is only accepted if it is newer than all the watch has delivered: an older
+  one was deleted since.
 """
 
 from __future__ import annotations
@@ -23,24 +24,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import orjson
+
 from caphv.api.object import Key, Obj, Resource, key_of, resource_version
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Gone, TooManyRequests, Unreachable
+from caphv.runtime.errors import ApiError, Gone, TooLarge, TooManyRequests, Unreachable
 from caphv.runtime.freshness import Freshness
 
 log = logging.getLogger(__name__)
 
 IndexFunction = Callable[[Obj], Iterable[str]]
-_PAGE = 500
+_PAGE, _SMALLEST_PAGE = 500, 8
 _LASTING = 1.0
-# After this many seconds without contact nothing is taken for granted: the server may be another one by now.
+# After so many seconds without contact the cache lists again: the server may have been restored or replaced.
 _STALE = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of the copy: `old` is missing for an addition, `new` for a deletion."""
+    """One change of the cache: `old` is None for an addition, `new` for a deletion."""
 
     resource: Resource
     old: Obj | None
@@ -48,7 +51,7 @@ class Change:
 
     @property
     def obj(self) -> Obj:
-        """The newest state known, for a deletion the last one."""
+        """The newest known state, for a deletion the last one."""
         obj = self.new if self.new is not None else self.old
         assert obj is not None  # noqa: S101 - one of them is always there
         return obj
@@ -63,7 +66,7 @@ Handler = Callable[[Change], None]
 
 
 class Store:
-    """Objects by key, with indexes that are kept up to date with each change."""
+    """Objects by key, with indexes."""
 
     def __init__(self, indexes: Mapping[str, IndexFunction] | None = None) -> None:
         self._objects: dict[Key, Obj] = {}
@@ -81,7 +84,7 @@ class Store:
         return set(self._objects)
 
     def get(self, namespace: str, name: str) -> Obj | None:
-        """The object, or None. It is shared: nobody may change it."""
+        """The object, or None. It is shared: do not modify it."""
         return self._objects.get(Key(namespace, name))
 
     def by_index(self, index: str, value: str) -> list[Obj]:
@@ -89,14 +92,14 @@ class Store:
         return [self._objects[key] for key in sorted(self._indexes[index].get(value, ()))]
 
     def put(self, key: Key, obj: Obj) -> Obj | None:
-        """Store an object; answers the one before."""
+        """Store an object; return the previous one."""
         old = self._objects.get(key)
         self._reindex(key, old, obj)
         self._objects[key] = obj
         return old
 
     def remove(self, key: Key) -> Obj | None:
-        """Forget an object; answers it."""
+        """Remove and return an object."""
         old = self._objects.get(key)
         if old is not None:
             self._reindex(key, old, None)
@@ -120,12 +123,13 @@ class Store:
 
 
 class Informer:
-    """Keeps a `Store` of one collection true and tells handlers of each change.
+    """Keeps a `Store` of one collection up to date and calls handlers with each change.
 
-    `transform` makes the stored form of an object (drop what nobody reads) or None to leave it out.
-    `on_error` hears of each failed attempt, `on_contact` of each watch that the server accepts, so that an owner can
-    say on a condition why nothing happens. `probe` is an informer of the same server that tries often: while it fails,
-    this one waits `max_backoff` seconds, or for `retry_now`. Run it as a task; cancel the task to stop.
+    `transform` returns the stored form of an object, without the fields nobody reads, or None to skip it. `on_error` is
+    called with each failed attempt, `on_contact` with each watch that the server accepts. `probe` is an informer of the
+    same server that retries often: while it fails, this one waits `max_backoff` seconds, or for `retry_now`.
+    `first_from_cache` lets the server answer the first list from its own cache, which is cheaper and may be a little
+    old: not for collections where absence leads to a deletion. Run it as a task; cancel the task to stop.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class Informer:
         on_contact: Callable[[], None] | None = None,
         max_backoff: float = 30.0,
         probe: Informer | None = None,
+        first_from_cache: bool = False,
     ) -> None:
         self.resource = resource
         self.store = Store(indexes)
@@ -158,6 +163,9 @@ class Informer:
         self._on_contact = on_contact
         self._max_backoff = max_backoff
         self._probe = probe
+        self._first_from_cache = first_from_cache
+        self._sizes: dict[Key, int] = {}
+        self._limit = _PAGE
         self._handlers: list[Handler] = []
         self._synced = asyncio.Event()
         self._wake = asyncio.Event()
@@ -168,7 +176,7 @@ class Informer:
 
     @property
     def synced(self) -> bool:
-        """Whether a list has been read since the start; before, an absent object means nothing. See `current`."""
+        """Whether a list has been read since the start; before that, absence means nothing. See `current`."""
         return self._synced.is_set()
 
     @property
@@ -181,28 +189,28 @@ class Informer:
         await self._synced.wait()
 
     def add_handler(self, handler: Handler) -> None:
-        """Call the handler for each later change, and now for what is there already."""
+        """Call the handler for each object that is cached, and for each later change."""
         self._handlers.append(handler)
         for obj in self.store:
             handler(Change(self.resource, None, obj))
 
     def remove_handler(self, handler: Handler) -> None:
-        """Do not call the handler any more."""
+        """Stop calling the handler."""
         self._handlers.remove(handler)
 
     def get(self, namespace: str, name: str) -> Obj | None:
-        """The object in the local copy, or None. It is shared: nobody may change it."""
+        """The cached object, or None. It is shared: do not modify it."""
         return self.store.get(namespace, name)
 
     def observe(self, obj: Obj) -> None:
-        """Take over the server's answer to an own write."""
+        """Add the response to an own write to the cache."""
         key = key_of(obj)
-        # The copy holds all there was at `_version`: what is absent was deleted before this answer arrived.
+        # The cache holds all objects as of `_version`: an absent one was deleted before this response arrived.
         if self.store.get(*key) is not None or resource_version(obj) > int(self._version or 0):
             self._put(key, obj)
 
     def deleted(self, namespace: str, name: str, answer: Obj | None) -> bool:
-        """Take over the answer to an own deletion; tells whether the object is gone already."""
+        """Add the response to an own deletion to the cache; return whether the object is deleted already."""
         if answer is None:
             self.forget(namespace, name)
         else:
@@ -210,7 +218,7 @@ class Informer:
         return answer is None
 
     def forget(self, namespace: str, name: str) -> None:
-        """Take over that the server answered 404 to a read or an own write."""
+        """Remove an object for which the server has returned 404."""
         self._remove(Key(namespace, name), None)
 
     def retry_now(self) -> None:
@@ -219,16 +227,26 @@ class Informer:
             self._wake.set()
 
     def start(self) -> asyncio.Task[None]:
-        """Run it as a task of its own; it logs without the fields of whoever starts it."""
+        """Run as a task of its own, which does not log the fields of its caller."""
         return asyncio.create_task(self.run(), context=contextvars.Context())
 
     async def run(self) -> None:
         """List and watch until cancelled."""
+        try:
+            await self._run()
+        finally:
+            if self._client.budget:
+                self._client.budget.release(sum(self._sizes.values()))
+            self._sizes.clear()
+
+    # Inside
+
+    async def _run(self) -> None:
         failures = 0
         while True:
             self._opened = math.inf
             error = await self._attempt()
-            # A server (or proxy) that ends watches at once must not be asked in a circle.
+            # A server (or proxy) that ends watches at once must not be asked in a tight loop.
             lasted = time.monotonic() - self._opened > _LASTING
             if lasted and error is None:
                 failures = 0
@@ -245,8 +263,6 @@ class Informer:
                     self._version = ""
             await self._pause(failures, error.retry_after if isinstance(error, TooManyRequests) else 0)
 
-    # Inside
-
     async def _attempt(self) -> Exception | None:
         try:
             reason = "resume" if self._version else "list"
@@ -257,9 +273,9 @@ class Informer:
         except (ApiError, Unreachable) as error:
             return error
         except Exception as error:
-            # An object that a transform or an index cannot take, or an answer of some other server: the copy may have
-            # missed something, so it starts over, and does not end in silence.
-            log.exception("%s on %s cannot be taken over", self.resource, self._client.name)
+            # A transform or an index failed, or another server responded: the cache may have missed something. Start
+            # over instead of ending silently.
+            log.exception("cannot process the objects of %s on %s", self.resource, self._client.name)
             self._version = ""
             return error
         return None
@@ -269,33 +285,49 @@ class Informer:
         continue_token = ""
         rollback = False
         while True:
-            page = await self._client.list(
-                self.resource,
-                self._namespace,
-                limit=_PAGE,
-                continue_token=continue_token,
-                metadata_only=self._metadata_only,
-                **self._selectors,
-            )
+            page = await self._page(continue_token)
             listed = int(page["metadata"]["resourceVersion"])
-            # A server restored from a backup counts from an older version again: all that we know is from its future.
+            # A server restored from a backup counts from an older version again: all that is cached is from its future.
             rollback = rollback or listed < self._newest
             for obj in page.get("items") or ():
                 key = key_of(obj)
                 seen.add(key)
-                self._put(key, obj, believe=rollback)
+                self._put(key, obj, force=rollback)
             continue_token = page["metadata"].get("continue", "")
             if not continue_token:
                 break
         if rollback:
-            log.warning("%s on %s went back to an older state", self.resource, self._client.name)
+            log.warning("%s on %s was restored to an older state", self.resource, self._client.name)
         self._newest = listed
         for obj in self.store:
-            # A later one is an own write, made after the server took the list.
+            # A newer one is an own write, made after the list was taken.
             if key_of(obj) not in seen and (rollback or resource_version(obj) <= listed):
                 self._remove(key_of(obj), None)
         self._synced.set()
         return str(listed)
+
+    async def _page(self, continue_token: str) -> Obj:
+        """Read one page, smaller ones when the server's is too large."""
+        while True:
+            # Only the first list: of a later one from the cache of a server that lags nobody could tell it from a
+            # restored backup.
+            from_cache = self._first_from_cache and not self._newest and not continue_token
+            try:
+                return await self._client.list(
+                    self.resource,
+                    self._namespace,
+                    limit=self._limit,
+                    continue_token=continue_token,
+                    metadata_only=self._metadata_only,
+                    resource_version="0" if from_cache else "",
+                    **self._selectors,
+                )
+            except TooLarge:
+                # Older servers ignore the limit of a list from their cache.
+                if not from_cache and self._limit <= _SMALLEST_PAGE:
+                    raise
+                self._first_from_cache = False
+                self._limit = max(_SMALLEST_PAGE, self._limit // 4)
 
     async def _watch(self) -> None:
         watch = self._client.watch(
@@ -324,32 +356,43 @@ class Informer:
             self._events.inc()
         self.freshness.received(kind)
 
-    def _put(self, key: Key, obj: Obj, *, believe: bool = False) -> None:
+    def _put(self, key: Key, obj: Obj, *, force: bool = False) -> None:
         known = self.store.get(*key)
-        if known is not None and not believe and resource_version(known) >= resource_version(obj):
+        if known is not None and not force and resource_version(known) >= resource_version(obj):
             return
         slim = self._transform(obj)
         if slim is None:
             if known is not None:
                 self._remove(key, obj)
             return
+        self._account(key, slim)
         old = self.store.put(key, slim)
-        self._tell(Change(self.resource, old, slim))
+        self._notify(Change(self.resource, old, slim))
+
+    def _account(self, key: Key, slim: Obj | None) -> None:
+        if self._client.budget:
+            size = len(orjson.dumps(slim)) if slim is not None else 0
+            self._client.budget.charge(size - self._sizes.get(key, 0))
+            if slim is None:
+                self._sizes.pop(key, None)
+            else:
+                self._sizes[key] = size
 
     def _remove(self, key: Key, obj: Obj | None) -> None:
         known = self.store.get(*key)
         if known is None:
             return
         if obj is not None and resource_version(obj) < resource_version(known):
-            return  # an object of that name was made again, and we know the new one from our own write
-        self._tell(Change(self.resource, self.store.remove(key), None))
+            return  # it was recreated, and an own write has brought the new object
+        self._account(key, None)
+        self._notify(Change(self.resource, self.store.remove(key), None))
 
-    def _tell(self, change: Change) -> None:
+    def _notify(self, change: Change) -> None:
         for handler in list(self._handlers):
             try:
                 handler(change)
             except Exception:
-                # One faulty handler must not stop the copy for all others.
+                # One faulty handler must not stop the cache for all others.
                 log.exception("handler of %s failed for %s", self.resource, change.key)
 
     def _contact(self) -> None:
@@ -358,7 +401,7 @@ class Informer:
         self.freshness.opened()
         if self.last_error is not None:
             self.last_error = None
-            log.info("watch of %s on %s goes on", self.resource, self._client.name)
+            log.info("watch of %s on %s resumed", self.resource, self._client.name)
         if self._on_contact:
             self._on_contact()
 
@@ -370,7 +413,7 @@ class Informer:
             self._on_error(error)
 
     async def _pause(self, failures: int, at_least: float = 0) -> None:
-        # Full jitter: after an outage the watches of all processes come back spread over the interval.
+        # Jitter: after an outage the watches of all processes come back spread over the interval.
         probe_fails = self._probe is not None and self._probe.last_error is not None
         limit = self._max_backoff if probe_fails else min(0.2 * 2.0 ** min(failures, 20), self._max_backoff)
         # Not cleared before the wait: `retry_now` may have been called while the attempt that failed was hanging.
@@ -388,5 +431,5 @@ def _reason(error: Exception | None) -> str:
 
 
 def _without_managed_fields(obj: Obj) -> Obj:
-    # A copy: whoever made an own write may still use the answer.
+    # A copy: the caller of an own write may still use the response.
     return {**obj, "metadata": {name: value for name, value in obj["metadata"].items() if name != "managedFields"}}

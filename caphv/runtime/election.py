@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from caphv.api.object import LEASES, Obj, annotations_of
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, Fenced, NotFound, Unreachable
 
 log = logging.getLogger(__name__)
 
 _SYNC_ANNOTATION = "caphv.io/note-to-holder"
 _SYNC_ATTEMPTS = 5
+# Two requests fit into the deadline of a renewal.
+_REQUEST_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,14 @@ class Timing:
 class LeaderElection:
     """Compete for one Lease as `identity` (unique to each process).
 
+    Renewals use connections and a time-out of their own: behind other work they would come too late.
     `on_sync_request` is called when a standby asks for a sync while this process leads; it may be set at any time.
     """
 
     def __init__(
         self, client: ApiClient, *, namespace: str, name: str, identity: str, timing: Timing | None = None
     ) -> None:
-        self._client = client
+        self._client = client.dedicated(timeout=_REQUEST_SECONDS)
         self._namespace, self._name, self._identity = namespace, name, identity
         self._timing = timing or Timing()
         self.on_sync_request: Callable[[], None] = lambda: None
@@ -55,11 +58,21 @@ class LeaderElection:
         self._sync_request = ""
         self._seen: tuple[Obj, float] = ({}, 0.0)
         self._renewed = 0.0
+        self._leading = False
 
     @property
     def holding(self) -> bool:
         """Whether this process held the lease when it last looked."""
         return self._holding()
+
+    def fence(self) -> None:
+        """Raise `Fenced` once the lease may have expired, so that no delayed write meets those of the next holder."""
+        if self._leading and self._remaining() <= 0:
+            raise Fenced(f"lease {self._namespace}/{self._name} may have expired; nothing may be written any more")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
 
     async def request_sync(self) -> None:
         """Ask the leader to sync within seconds. Raises ApiError and Unreachable.
@@ -90,6 +103,7 @@ class LeaderElection:
                 waiting_for = holder
                 log.info("waiting for lease %s/%s, held by %s", self._namespace, self._name, holder)
             await asyncio.sleep(self._timing.retry * random.uniform(1.0, 1.2))
+        self._leading = True
         metrics.LEADER.set(1)
         log.info("holding lease %s/%s as %s", self._namespace, self._name, self._identity)
 

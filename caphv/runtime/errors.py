@@ -62,6 +62,14 @@ class Unreachable(Exception):
     """No response: name resolution, connection, TLS or time-out. The text names the server, never credentials."""
 
 
+class Fenced(Unreachable):
+    """Not sent: this process may no longer write."""
+
+
+class TooLarge(Unreachable):
+    """A response was larger than allowed and has been discarded; smaller pages may help."""
+
+
 _BY_STATUS: dict[int, type[ApiError]] = {
     400: Invalid,
     401: Unauthorized,

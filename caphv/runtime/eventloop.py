@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from caphv.runtime import openfiles
+
 try:
     import uvloop
 except ImportError:
@@ -16,6 +18,7 @@ _Answer = TypeVar("_Answer")
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to completion on a new event loop."""
+    openfiles.raise_limit()
     (uvloop or asyncio).run(main)
 
 

@@ -1,8 +1,7 @@
-"""From credentials to a client: the process's own (trusted) and those that users write into Secrets (hostile).
+"""Kubeconfigs: the trusted one of this process, and those in Secrets, which may be hostile.
 
-A kubeconfig can name programs to run (`exec`, `auth-provider`) and files to read. In the process's own kubeconfig that
-is a feature. In a Secret it would let whoever may write the Secret run commands in the controller, so that reader
-takes inline credentials only and refuses the rest by name.
+A kubeconfig can name programs to run (`exec`, `auth-provider`) and files to read. In a Secret that would let everybody
+who may write the Secret run commands in the controller, so only inline credentials are accepted there.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ import yaml
 from cryptography import x509
 from yarl import URL
 
-from caphv.runtime.client import ApiClient, Authorization, Connection
+from caphv.runtime.client import ApiClient
 from caphv.runtime.proxy import environment_proxy
+from caphv.runtime.transport import Authorization, Connection
 
 _DEFAULT_NAMESPACE = "caphv-system"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -47,7 +47,7 @@ _IMPERSONATION = {"as", "as-uid", "as-groups", "as-user-extra"}
 
 
 class KubeconfigError(ValueError):
-    """A kubeconfig cannot be used; the text names the field and the remedy, never a value that may be secret."""
+    """A kubeconfig is invalid; the text names the field and the remedy, never a value that may be secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +66,26 @@ class Kubeconfig:
 
     @property
     def fingerprint(self) -> str:
-        """Hash over server and credentials: equal for two Secrets that say the same, safe to log."""
+        """Hash over server and credentials: equal for Secrets with the same content, safe to log."""
         parts = [self.server, self.ca, self.token, self.client_certificate, self.client_key]
         parts += [self.tls_server_name, self.proxy_url, str(self.insecure)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def expires(self) -> datetime | None:
-        """When the first of token and client certificate expires; None when neither says.
+        """When token or client certificate expires, whichever is first; None if neither says.
 
-        Tokens of service accounts and of OpenID Connect say it in their claim `exp`; those of Rancher say nothing.
+        Tokens of ServiceAccounts and OpenID Connect have a claim `exp`; those of Rancher have none.
         """
         moments = (_token_expires(self.token), _certificate_expires(self.client_certificate))
         return min((moment for moment in moments if moment), default=None)
 
     def connection(self) -> Connection:
-        """How a client reaches the server with these credentials. Raises `KubeconfigError`."""
+        """The connection of a client with these credentials. Raises `KubeconfigError`."""
         try:
             tls = ssl.create_default_context(cadata=self.ca or None)
             if self.insecure:
                 tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-            # Certificates that users make by hand often lack extensions that OpenSSL's strict mode wants.
+            # Hand-made certificates often lack extensions that OpenSSL's strict mode requires.
             tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if self.client_certificate:
                 self._load_certificate(tls)
@@ -94,8 +94,11 @@ class Kubeconfig:
         return Connection(self.server, tls, _always(self.token), self.proxy_url or None, self.tls_server_name or None)
 
     def client(self, **options: Any) -> ApiClient:
-        """A client with these credentials; `options` are those of `ApiClient`. Raises `KubeconfigError`."""
-        return ApiClient(self.connection(), **options)
+        """A client with these credentials; `options` are those of `ApiClient`. Raises `KubeconfigError`.
+
+        Nobody vouches for a server that a Secret names, so it is untrusted unless the options say otherwise.
+        """
+        return ApiClient(self.connection(), **{"untrusted": True, **options})
 
     def _load_certificate(self, tls: ssl.SSLContext) -> None:
         # OpenSSL reads keys from files only.
@@ -107,10 +110,10 @@ class Kubeconfig:
 
 
 def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Kubeconfig:
-    """Read a kubeconfig from an untrusted source. Raises `KubeconfigError` that names all that is wrong with it.
+    """Read a kubeconfig from an untrusted source. Raises `KubeconfigError` with all problems.
 
     `current-context` is required (contract: identity Secret). Programs, files, passwords, impersonation, plain HTTP
-    and `insecure-skip-tls-verify` (unless allowed) are refused. Without a proxy in it, that of the environment counts.
+    and `insecure-skip-tls-verify` (unless allowed) are refused. Without `proxy-url`, that of the environment is used.
     """
     config = _mapping(_load(raw), "kubeconfig")
     if not config.get("current-context"):
@@ -140,10 +143,9 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Kubec
 
 
 async def own_configuration(kubeconfig: str = "", context: str = "") -> Connection:
-    """How this process reaches its server: by the named kubeconfig, else the Pod's service account, else `KUBECONFIG`.
+    """The connection of this process: the given kubeconfig, else the Pod's ServiceAccount, else `KUBECONFIG`.
 
-    A context names one of a kubeconfig, in place of its current one. Raises `KubeconfigError` when none of them is
-    there or can be read.
+    `context` overrides the current context of a kubeconfig. Raises `KubeconfigError` if none exists or is readable.
     """
     where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     in_cluster = not kubeconfig and not context and bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
@@ -151,18 +153,18 @@ async def own_configuration(kubeconfig: str = "", context: str = "") -> Connecti
         if in_cluster:
             return _in_cluster()
         if not any(file.exists() for file in _files(where)):
-            raise KubeconfigError("there is no such file; name one with --kubeconfig or in KUBECONFIG")
+            raise KubeconfigError("the file does not exist; set --kubeconfig or KUBECONFIG")
         if not context:
             with contextlib.suppress(KubeconfigError, OSError):
                 return _inline(where)
-        # Imported here: the `kubernetes` package takes 20 MiB, and what runs in a cluster does not need it.
+        # Imported here: the loaders of the `kubernetes` package take memory that processes in a cluster do not need.
         from caphv.runtime.user_kubeconfig import connection  # noqa: PLC0415
 
         return await connection(kubeconfig, context)
     except Exception as error:
         if in_cluster:
             raise KubeconfigError(f"cannot use the Pod's service account: {type(error).__name__}: {error}") from None
-        known = str(error) if isinstance(error, KubeconfigError) else _mistake(where, context)
+        known = str(error) if isinstance(error, KubeconfigError) else _explain(where, context)
         raise KubeconfigError(
             f"cannot read the kubeconfig {where}: {known or f'{type(error).__name__}: {error}'}"
         ) from None
@@ -179,12 +181,12 @@ def own_namespace() -> str:
 
 
 def _files(where: str) -> list[Path]:
-    """Files of a kubeconfig, or of several as `KUBECONFIG` has them."""
+    """The files that `KUBECONFIG` or a flag names."""
     return [Path(name).expanduser() for name in where.split(os.pathsep) if name]
 
 
-def _mistake(where: str, context: str) -> str:
-    """Say what a person has done wrong with a kubeconfig that could not be read; empty when nobody knows."""
+def _explain(where: str, context: str) -> str:
+    """Explain the user's mistake in a kubeconfig that could not be read; empty if unknown."""
     files = _files(where)
     if len(files) != 1:
         return ""
@@ -198,8 +200,8 @@ def _mistake(where: str, context: str) -> str:
     known = [str(entry.get("name")) for entry in contexts or () if isinstance(entry, Mapping)]
     wanted = context or config.get("current-context")
     if not wanted:
-        return "it has no current-context; set one with `kubectl config use-context`, or name one with --context"
-    return "" if wanted in known else f"it has no context {wanted!r}; there are: {', '.join(known) or 'none'}"
+        return "it has no current-context; set one with `kubectl config use-context`, or pass --context"
+    return "" if wanted in known else f"it has no context {wanted!r}; its contexts are: {', '.join(known) or 'none'}"
 
 
 def _inline(kubeconfig: str) -> Connection:
@@ -236,7 +238,7 @@ class _ServiceAccountToken:
 
 
 def _token_expires(token: str) -> datetime | None:
-    # The server judges the token; here nothing is trusted, so nothing is verified.
+    # Only the server can verify the token.
     parts = token.split(".")
     if len(parts) != 3:
         return None
@@ -265,13 +267,13 @@ def _load(raw: bytes | str) -> Any:
     except KubeconfigError:
         raise
     except Exception:
-        # Values of a wrong form make the constructors raise all kinds of errors; their messages quote the text, which
-        # holds credentials.
+        # Constructors raise all kinds of errors for malformed values, and their messages quote the text, which holds
+        # credentials.
         raise KubeconfigError("kubeconfig: is not valid YAML") from None
 
 
 def _refuse_bombs(events: Iterable[yaml.Event]) -> None:
-    # A kubeconfig needs neither; aliases make little text a lot of data, and deep nesting costs many seconds.
+    # Aliases expand little text to a lot of data, and deep nesting costs seconds; a kubeconfig needs neither.
     depth = 0
     for event in events:
         if getattr(event, "anchor", None):
@@ -288,7 +290,7 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _entry(config: Mapping[str, Any], kind: str, name: Any) -> tuple[Mapping[str, Any], str]:
-    """Find a named entry; answers it and its place for messages."""
+    """Find a named entry; return it and its path for messages."""
     if not isinstance(name, str):
         raise KubeconfigError(f"{kind}s: the current context must name one of them as text")
     entries = config.get(f"{kind}s")
@@ -311,7 +313,7 @@ def _is_url(value: str | None, schemes: tuple[str, ...]) -> bool:
     try:
         parts = urlsplit(value or "")
         return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0 and bool(URL(value or "").host)
-    except ValueError:  # brackets or a port that are none
+    except ValueError:  # malformed brackets or port
         return False
 
 
@@ -352,13 +354,13 @@ def _inline_only(section: Mapping[str, Any], where: str) -> Iterator[str]:
 
 def _decode(section: Mapping[str, Any], name: str) -> str:
     try:
-        # kubectl takes wrapped base64, too
+        # like kubectl, accept wrapped base64
         text = base64.b64decode("".join((section.get(name) or "").split()), validate=True).decode("ascii")
     except ValueError:
         text = "?"
     if text and "-----BEGIN" not in text:
         raise KubeconfigError(f"{name}: is not base64 of PEM text")
     if "ENCRYPTED" in text:
-        # OpenSSL would ask for the pass phrase on the terminal, and everything would wait.
+        # OpenSSL would ask for the pass phrase on the terminal and block the process.
         raise KubeconfigError(f"{name}: is encrypted; give the key without a pass phrase")
     return text

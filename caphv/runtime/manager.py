@@ -21,6 +21,7 @@ from caphv.runtime import metrics
 from caphv.runtime.cache import Informer
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
+from caphv.runtime.health import HealthServer
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable, listening_address
 
@@ -44,7 +45,10 @@ class BindAddresses:
 
 
 class Manager:
-    """Add informers, controllers and other tasks, then `run`."""
+    """Add informers, controllers and other tasks, then `run`.
+
+    `health` is a server that runs already; without it the manager starts its own.
+    """
 
     def __init__(
         self,
@@ -52,9 +56,11 @@ class Manager:
         addresses: BindAddresses,
         election: LeaderElection | None = None,
         metrics_auth: MetricsAuth | None = None,
+        health: HealthServer | None = None,
         grace: float = 20.0,
     ) -> None:
         self._addresses = addresses
+        self._health = health
         self._election = election
         self._grace = grace
         self._informers: list[Informer] = []
@@ -123,6 +129,8 @@ class Manager:
                     # Work that has not ended may still write: let the lease expire after the process instead.
                     if self._election and work.done():
                         await self._election.release()
+                    if self._election:
+                        await self._election.close()
             for task in background:
                 if task.done() and not task.cancelled() and task.exception():
                     raise task.exception() or RuntimeError
@@ -184,12 +192,6 @@ class Manager:
         reasons += [reason for runnable in self._runnables for reason in runnable.not_ready()]
         return reasons
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        return _report(self.unhealthy())
-
-    async def _readyz(self, _request: web.Request) -> web.Response:
-        return _report(self.not_ready() + self.unhealthy())
-
     async def _metrics(self, _request: web.Request) -> web.Response:
         for hook in self._on_scrape:
             hook()
@@ -197,26 +199,21 @@ class Manager:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
-        metrics_auth = self._metrics_auth
-        health = web.Application()
-        health.router.add_get("/healthz", self._healthz)
-        health.router.add_get("/readyz", self._readyz)
-        scraped = web.Application(middlewares=[metrics_auth.guard] if metrics_auth else ())
-        scraped.router.add_get("/metrics", self._metrics)
-        tls = metrics_auth.listener() if metrics_auth else None
-        servers = ((health, self._addresses.health, None), (scraped, self._addresses.metrics, tls))
-        for application, address, context in servers:
-            place = listening_address(address)
-            if place is None:
-                continue
-            runner = web.AppRunner(application, access_log=None)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, place[0] or None, place[1], ssl_context=context).start()
-
-
-def _report(reasons: list[str]) -> web.Response:
-    return web.Response(status=500 if reasons else 200, text="\n".join(reasons) or "ok")
+        health = self._health
+        if health is None:
+            health = await stack.enter_async_context(HealthServer(self._addresses.health))
+        health.report(self.unhealthy, self.not_ready)
+        place = listening_address(self._addresses.metrics)
+        if place is None:
+            return
+        auth = self._metrics_auth
+        application = web.Application(middlewares=[auth.guard] if auth else ())
+        application.router.add_get("/metrics", self._metrics)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        tls = auth.listener() if auth else None
+        await web.TCPSite(runner, place[0] or None, place[1], ssl_context=tls).start()
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

@@ -9,8 +9,8 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config import kube_config
 
-from caphv.runtime.client import Connection
 from caphv.runtime.proxy import environment_proxy
+from caphv.runtime.transport import Connection
 
 
 async def connection(kubeconfig: str = "", context: str = "") -> Connection:

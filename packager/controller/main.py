@@ -22,6 +22,7 @@ from caphv.runtime.election import LeaderElection
 from caphv.runtime.errors import NotFound, Unreachable
 from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
+from caphv.runtime.health import HealthServer
 from caphv.runtime.kubeconfig import own_configuration, own_namespace
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
@@ -74,7 +75,8 @@ async def connected(options: Options) -> AsyncIterator[Process]:
     """Lend a packager that knows its management cluster; `manager.run` makes it live."""
     client = ApiClient(await own_configuration(options.kubeconfig), name="management")
     try:
-        yield await Process.connect(client, options)
+        async with HealthServer(options.addresses.health, "waiting for the management cluster") as health:
+            yield await Process.connect(client, options, health)
     finally:
         await client.close()
 
@@ -94,11 +96,14 @@ class Metrics(Runnable):
 class Process:
     """All parts, wired; `manager.run` makes them live."""
 
-    def __init__(self, client: ApiClient, options: Options, version: str) -> None:
+    def __init__(self, client: ApiClient, options: Options, version: str, health: HealthServer | None = None) -> None:
         election = _election(client, options)
+        if election:
+            client.fence = election.fence
         self.manager = Manager(
             addresses=options.addresses,
             election=election,
+            health=health,
             metrics_auth=MetricsAuth(client, options.metrics_certificate) if options.secure_metrics else None,
         )
         events = EventRecorder(client, COMPONENT)
@@ -123,12 +128,13 @@ class Process:
         self.manager.on_stop(self._stop)
 
     @classmethod
-    async def connect(cls, client: ApiClient, options: Options) -> Process:
+    async def connect(cls, client: ApiClient, options: Options, health: HealthServer | None = None) -> Process:
         """Find out what the management cluster speaks, waiting for it as long as it takes."""
         delay = 0.5
         while True:
             try:
-                return cls(client, options, await served_version(client, CLUSTER_API_GROUP, CLUSTER_API_VERSIONS))
+                version = await served_version(client, CLUSTER_API_GROUP, CLUSTER_API_VERSIONS)
+                return cls(client, options, version, health)
             except (NotFound, Unreachable) as error:
                 log.warning("management cluster is not ready, trying again in %.1f s: %s", delay, error)
             await asyncio.sleep(delay)

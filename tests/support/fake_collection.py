@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, cast
 
 from caphv.api.object import Key, Obj, Resource, key_of
+from caphv.runtime.budget import MemoryBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Gone, Unreachable
@@ -23,6 +24,7 @@ class Collection:
     """
 
     name = "fake"
+    budget: MemoryBudget | None = None
 
     def __init__(self) -> None:
         self.version = 10

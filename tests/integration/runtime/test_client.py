@@ -73,7 +73,7 @@ async def test_preconditions_protect_objects_of_others(client: ApiClient) -> Non
     created = await client.create(CONFIG_MAPS, config_map("precious", a="1"))
     with pytest.raises(AlreadyExists):
         await client.create(CONFIG_MAPS, config_map("precious"))
-    with pytest.raises(NotFound, match="its name is used anew"):
+    with pytest.raises(NotFound, match="no longer exists"):
         await client.delete(CONFIG_MAPS, "precious", "runtime-client", uid="00000000-0000-0000-0000-000000000000")
     await client.patch(CONFIG_MAPS, "precious", "runtime-client", {"data": {"a": "2"}})
     with pytest.raises(Conflict):
@@ -167,7 +167,6 @@ async def test_closed_client_makes_no_new_connections(client: ApiClient) -> None
     await client.close()
     with pytest.raises(Unreachable, match="closed"):
         await client.get(SECRETS, "s", "default")
-    assert client._session is None
 
 
 async def test_watch_tells_refusals_by_type(client: ApiClient) -> None:

@@ -13,12 +13,10 @@ from caphv.api.object import Obj, Resource
 from caphv.runtime import election
 from caphv.runtime.client import ApiClient
 from caphv.runtime.election import LeaderElection, Timing
-from caphv.runtime.errors import AlreadyExists, Conflict, NotFound, Unreachable
+from caphv.runtime.errors import AlreadyExists, Conflict, Fenced, NotFound, Unreachable
 from tests.support.virtualtime import settle
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
-
-REQUEST_TIMEOUT = 15.0
 
 
 class LeaseServer:
@@ -47,6 +45,10 @@ class Wire:
         self.up = True
         self.requests = 0
 
+    def dedicated(self, *, timeout: float) -> "Wire":
+        self.timeout = timeout
+        return self
+
     async def get(self, _resource: Resource, _name: str, _namespace: str) -> Obj:
         def read() -> Obj:
             if self.server.lease is None:
@@ -74,7 +76,7 @@ class Wire:
     async def _request(self, effect: Callable[[], Obj]) -> Obj:
         self.requests += 1
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT):
+            async with asyncio.timeout(self.timeout):
                 await asyncio.sleep(self.there if self.up else 1e6)
                 try:
                     return effect()
@@ -342,3 +344,29 @@ async def test_timing_can_be_chosen() -> None:
 def cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
+
+
+async def test_writes_are_fenced_off_as_soon_as_the_lease_may_have_expired() -> None:
+    wire = Wire(LeaseServer())
+    elected = contender(wire, "a")
+    elected.fence()  # a standby may authorize scrapes
+    await elected.acquire()
+    await asyncio.sleep(9)
+    elected.fence()
+    await asyncio.sleep(2)  # as a process does that was suspended: nothing renews, nobody has noticed
+    with pytest.raises(Fenced):
+        elected.fence()
+
+
+async def test_hanging_renewal_leaves_time_for_another_one() -> None:
+    wire = Wire(LeaseServer())
+    elected = contender(wire, "a")
+    await elected.acquire()
+    holding = asyncio.create_task(elected.hold())
+    await asyncio.sleep(0.5)
+    wire.up = False
+    await asyncio.sleep(2.5)  # one renewal hangs now
+    wire.up = True
+    await asyncio.sleep(60)
+    assert not holding.done()
+    holding.cancel()

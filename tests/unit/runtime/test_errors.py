@@ -40,7 +40,7 @@ async def test_an_empty_name_is_never_taken_for_all_objects(verb: str) -> None:
         "replace": lambda: client.replace(SECRETS, {"metadata": {"name": "", "namespace": "ns"}}),
         "apply": lambda: client.apply(SECRETS, {"metadata": {"name": "", "namespace": "ns"}}, manager="m"),
     }
-    with pytest.raises(ValueError, match=r"secrets: the name .* is empty"):
+    with pytest.raises(ValueError, match=r"secrets: the name is empty"):
         await calls[verb]()
 
 

@@ -313,7 +313,7 @@ async def test_an_object_that_cannot_be_taken_over_is_an_error_and_not_the_end(
             await asyncio.sleep(60)
             assert it.informer.last_error is None
             assert it.versions() == server.versions()
-    assert "things.example.io on fake cannot be taken over" in caplog.text
+    assert "cannot process the objects of things.example.io on fake" in caplog.text
 
 
 async def test_informer_logs_without_the_fields_of_whoever_started_it() -> None:

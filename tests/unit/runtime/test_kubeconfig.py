@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from caphv.api.object import SECRETS
-from caphv.runtime.client import Connection
 from caphv.runtime.errors import Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, own_configuration, parse_kubeconfig
+from caphv.runtime.transport import Connection
 from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
@@ -295,7 +295,7 @@ def attempt(raw: str | bytes) -> None:
         access = parse_kubeconfig(raw)
         assert access.server.startswith("https://")
         client = access.client(name="test")
-        client._url(SECRETS.path("ns", "s"), {"limit": "1"})
+        assert access.server in repr(client)
     except KubeconfigError as error:
         text = str(error)
     else:
@@ -379,11 +379,11 @@ def test_client_key_is_on_disk_only_while_it_is_loaded(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("content", "context", "text"),
     [
-        (None, "", "there is no such file"),
+        (None, "", "the file does not exist"),
         ("{ no yaml", "", "is not valid YAML"),
         ("", "", "must be a mapping"),
         ("contexts: [{name: here}]", "", "no current-context"),
-        (yaml.safe_dump(valid()), "there", "no context 'there'; there are: here"),
+        (yaml.safe_dump(valid()), "there", "no context 'there'; its contexts are: here"),
     ],
 )
 def test_own_kubeconfig_that_cannot_be_used_says_why(

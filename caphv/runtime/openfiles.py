@@ -1,0 +1,34 @@
+"""The limit of open files: each watch is a connection, and the usual soft limit of 1,024 is a few clusters' worth."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+if sys.platform != "win32":
+    import resource
+
+log = logging.getLogger(__name__)
+
+ENOUGH = 4096
+
+
+def raise_limit() -> int:
+    """Raise the soft limit to the hard one and return it; warn if that is low. Without limits, return -1."""
+    if sys.platform == "win32":
+        return -1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (ValueError, OSError) as error:
+            log.debug("cannot raise the limit of open files: %s", error)
+    if soft != resource.RLIM_INFINITY and soft < ENOUGH:
+        log.warning(
+            "the limit of open files is %d; with many Harvesters and clusters more than %d are needed "
+            "(ulimit -n, or LimitNOFILE of the container runtime)",
+            soft,
+            soft,
+        )
+    return soft

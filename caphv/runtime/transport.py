@@ -1,0 +1,200 @@
+"""HTTP to one API server: connections, time-outs, and bounds on what a response may cost.
+
+An identity of a user leads to a server that nobody here controls. From such a server no compressed response is
+accepted, because a few KiB would expand to hundreds of MiB, and what one connection may hold at a time is limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from caphv.runtime.errors import TooLarge
+
+MIB = 1024 * 1024
+# A larger response is refused; informers then ask for smaller pages.
+MAX_RESPONSE = 16 * MIB
+_MAX_TRUSTED_RESPONSE = 256 * MIB
+_MAX_LINE = 16 * MIB
+# Bodies above _LARGE are read few at a time, the others wait while TCP holds their server back.
+_LARGE = MIB
+_LARGE_AT_ONCE = 2
+# JSON of many small lists and objects takes fifty times its size once it is parsed.
+_MAX_CONTAINERS = 1_000_000
+# Reads may take this many time-outs in total, as long as data arrives within each.
+_SLOW_READS = 20
+# TCP keep-alive: after so many idle seconds, so many probes, so many seconds apart.
+_KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+DEAD_CONNECTION_SECONDS = _KEEPALIVE["TCP_KEEPIDLE"] + _KEEPALIVE["TCP_KEEPINTVL"] * _KEEPALIVE["TCP_KEEPCNT"]
+
+# Returns the value of the header `Authorization`, empty for none; it may read a file or run a credential plugin first.
+Authorization = Callable[[], Awaitable[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach one API server; `server` is its URL, `server_name` the name in its certificate if different."""
+
+    server: str
+    tls: ssl.SSLContext = field(repr=False)
+    authorization: Authorization = field(repr=False)
+    proxy: str | None = field(repr=False)
+    server_name: str | None
+
+
+class Transport:
+    """A pool of connections to one API server. `untrusted`: its responses are bounded and never compressed."""
+
+    def __init__(self, connection: Connection, *, user_agent: str, untrusted: bool) -> None:
+        self.connection = connection
+        self.untrusted = untrusted
+        self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
+        if untrusted:
+            self._headers["Accept-Encoding"] = "identity"
+        self._max_response = MAX_RESPONSE if untrusted else _MAX_TRUSTED_RESPONSE
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._session: aiohttp.ClientSession | None = None
+        self.closed = False
+
+    async def close(self) -> None:
+        """Close all connections for good; later requests raise `aiohttp.ClientConnectionError`."""
+        self.closed = True
+        if self._session:
+            await self._session.close()
+            self._session = None
+
+    @contextlib.asynccontextmanager
+    async def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+        timeout: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and lend the response, whose body has not been read. Redirects are not followed."""
+        async with self._http().request(
+            method,
+            self._url(path, query),
+            data=data,
+            headers=headers,
+            timeout=timeout,
+            proxy=self.connection.proxy,
+            server_hostname=self.connection.server_name,
+            allow_redirects=False,
+        ) as response:
+            if self.untrusted and response.headers.get("Content-Encoding", "identity") != "identity":
+                raise ValueError("the response is compressed, which is not accepted from this server")
+            yield response
+
+    @contextlib.asynccontextmanager
+    async def websocket(
+        self, path: str, query: Sequence[tuple[str, str]], *, protocol: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Lend a WebSocket on a quoted path."""
+        async with self._http().ws_connect(
+            URL(self.connection.server + path, encoded=True).with_query(query),
+            protocols=(protocol,),
+            headers=headers,
+            proxy=self.connection.proxy,
+            server_hostname=self.connection.server_name,
+        ) as socket:
+            yield socket
+
+    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body. Raises `TooLarge`."""
+        async with contextlib.AsyncExitStack() as stack:
+            chunks, size, large = [], 0, False
+            async for chunk in response.content.iter_any():
+                size += len(chunk)
+                if size > self._max_response:
+                    raise TooLarge(f"{self.connection.server}: response is larger than {self._max_response} bytes")
+                if self.untrusted and size > _LARGE and not large:
+                    large = True
+                    await stack.enter_async_context(self._large)
+                chunks.append(chunk)
+            body = b"".join(chunks)
+        if large and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
+            raise TooLarge(f"{self.connection.server}: response has more than {_MAX_CONTAINERS} lists and objects")
+        return body
+
+    def _http(self) -> aiohttp.ClientSession:
+        if self.closed:
+            # A session made now would never be closed.
+            raise aiohttp.ClientConnectionError("the client has been closed")
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=0, ssl=self.connection.tls, keepalive_timeout=60, socket_factory=_keepalive_socket
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                auto_decompress=not self.untrusted,
+                # Looking up proxies and netrc for each request doubles its cost; the proxy is passed explicitly.
+                trust_env=False,
+            )
+        return self._session
+
+    def _url(self, path: str, query: Mapping[str, str] | None) -> URL:
+        url = URL(self.connection.server + path, encoded=True)
+        pairs = {name: value for name, value in (query or {}).items() if value}
+        return url.with_query(pairs) if pairs else url
+
+
+def read_timeout(seconds: float) -> aiohttp.ClientTimeout:
+    """Time-out of a read: data must arrive within `seconds` each time, so that slow links can transfer large lists."""
+    return aiohttp.ClientTimeout(
+        total=seconds * _SLOW_READS, connect=seconds, sock_connect=min(seconds, 10), sock_read=seconds
+    )
+
+
+def write_timeout(seconds: float) -> aiohttp.ClientTimeout:
+    """Time-out of a write: the response is small and must have arrived by then."""
+    return aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, 10))
+
+
+async def lines(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    """Split a chunked stream at new lines."""
+    parts: list[bytes] = []
+    size = 0
+    async for chunk in stream.iter_any():
+        size += len(chunk)
+        parts.append(chunk)
+        if b"\n" in chunk:
+            *complete, rest = b"".join(parts).split(b"\n")
+            parts, size = [rest], len(rest)
+            for line in complete:
+                if line:
+                    yield line
+        elif size > _MAX_LINE:
+            raise TooLarge(f"a watch event is larger than {_MAX_LINE} bytes")
+
+
+def describe(error: BaseException) -> str:
+    """What went wrong with a request, without credentials."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"HTTP {error.status} {error.message}"  # its own text has the URL of the proxy, password included
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the connection broke in the middle of a response"
+    return "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+
+
+def _keepalive_socket(addr_info: Any) -> socket.socket:
+    family, kind, proto = addr_info[:3]
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return sock

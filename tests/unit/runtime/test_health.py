@@ -1,0 +1,56 @@
+"""Health is answered from the first second; the limit of open files is raised."""
+
+import asyncio
+import logging
+import resource
+
+import aiohttp
+import pytest
+
+from caphv.runtime import openfiles
+from caphv.runtime.health import HealthServer
+from sandbox.processes.children import free_ports
+
+pytestmark = pytest.mark.unit
+
+
+def test_health_is_answered_before_anything_else_works() -> None:
+    async def main() -> None:
+        (port,) = free_ports(1)
+
+        async def status(path: str) -> tuple[int, str]:
+            async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/{path}") as response:
+                return response.status, await response.text()
+
+        async with HealthServer(f"127.0.0.1:{port}", "waiting for the management cluster") as health:
+            assert await status("healthz") == (200, "ok")
+            assert await status("readyz") == (500, "waiting for the management cluster")
+            health.report(lambda: ["stalled"], lambda: ["cache"])
+            assert await status("healthz") == (500, "stalled")
+            assert await status("readyz") == (500, "cache\nstalled")
+
+    asyncio.run(main())
+
+
+def test_a_health_server_without_an_address_does_nothing() -> None:
+    async def main() -> None:
+        async with HealthServer("0"):
+            pass
+
+    asyncio.run(main())
+
+
+def test_soft_limit_of_open_files_is_raised_to_the_hard_one(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+        assert openfiles.raise_limit() == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_low_limit_of_open_files_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (1024, 1024))
+    with caplog.at_level(logging.WARNING):
+        openfiles.raise_limit()
+    assert "limit of open files is 1024" in caplog.text

@@ -1,0 +1,253 @@
+"""What a server may do to a client: be slow, but neither silent nor without bound."""
+
+import asyncio
+import contextlib
+import gzip
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from caphv.api.object import Obj, Resource
+from caphv.runtime import transport
+from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Fenced, TooLarge, Unreachable
+from caphv.runtime.transport import Connection
+
+pytestmark = pytest.mark.unit
+
+THINGS = Resource("example.io", "v1", "things", "Thing")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+MIB = 1024 * 1024
+
+
+async def _anonymous() -> str:
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def serving(handler: Handler, **options: Any) -> AsyncIterator[ApiClient]:
+    """A client of a server that answers everything with the handler."""
+    server = web.Server(handler)
+    runner = web.ServerRunner(server, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    connection = Connection(f"http://127.0.0.1:{port}", ssl.create_default_context(), _anonymous, None, None)
+    client = ApiClient(connection, name="test", **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await runner.cleanup()
+
+
+def collection(*items: Obj, **metadata: str) -> bytes:
+    return orjson.dumps({"metadata": {"resourceVersion": "10", **metadata}, "items": items})
+
+
+def thing(number: int, size: int = 0) -> Obj:
+    metadata = {"namespace": "ns", "name": f"thing-{number}", "resourceVersion": str(number + 1)}
+    return {"metadata": metadata, "spec": {"text": "x" * size}}
+
+
+def test_list_over_a_slow_link_may_take_longer_than_the_time_out() -> None:
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        body = collection(thing(1, 2000))
+        for start in range(0, len(body), 200):
+            await response.write(body[start : start + 200])
+            await asyncio.sleep(0.1)
+        return response
+
+    async def main() -> None:
+        async with serving(slow, timeout=0.4) as client:
+            assert len((await client.list(THINGS))["items"]) == 1
+
+    asyncio.run(main())
+
+
+def test_list_that_makes_no_progress_times_out() -> None:
+    async def stalled(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"metadata"')
+        await asyncio.sleep(30)
+        return response
+
+    async def main() -> None:
+        async with serving(stalled, timeout=0.2) as client:
+            with pytest.raises(Unreachable, match=r"timed out|Timeout"):
+                await asyncio.wait_for(client.list(THINGS), 5)
+
+    asyncio.run(main())
+
+
+def test_write_has_its_time_out_in_total() -> None:
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(100):
+            await response.write(b" ")
+            await asyncio.sleep(0.05)
+        return response
+
+    async def main() -> None:
+        async with serving(slow, timeout=0.3) as client:
+            with pytest.raises(Unreachable):
+                await asyncio.wait_for(client.create(THINGS, thing(1)), 2)
+
+    asyncio.run(main())
+
+
+def test_compressed_response_of_an_untrusted_server_is_refused_unread() -> None:
+    asked: list[str] = []
+
+    async def bomb(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers["Accept-Encoding"])
+        return web.Response(body=gzip.compress(b" " * 20 * MIB), headers={"Content-Encoding": "gzip"})
+
+    async def main() -> None:
+        async with serving(bomb, untrusted=True) as client:
+            with pytest.raises(Unreachable, match="compressed"):
+                await client.list(THINGS)
+
+    asyncio.run(main())
+    assert asked == ["identity"]
+
+
+def test_response_that_is_too_large_is_not_read_to_its_end() -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await response.write(b" " * MIB)
+        return response
+
+    async def main() -> None:
+        async with serving(endless, untrusted=True) as client:
+            with pytest.raises(TooLarge):
+                await client.list(THINGS)
+
+    asyncio.run(main())
+
+
+def test_response_of_countless_tiny_lists_is_refused_before_it_is_parsed() -> None:
+    async def bomb(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=b'{"items":[' + b"[]," * 2_000_000 + b"[]]}")
+
+    async def main() -> None:
+        async with serving(bomb, untrusted=True) as client:
+            with pytest.raises(TooLarge, match="lists and objects"):
+                await client.list(THINGS)
+
+    asyncio.run(main())
+
+
+def test_collection_of_large_objects_is_read_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MAX_RESPONSE", MIB)
+    things = [thing(number, 50_000) for number in range(100)]
+    limits: list[int] = []
+
+    async def pages(request: web.Request) -> web.StreamResponse:
+        if request.query.get("watch"):
+            await asyncio.sleep(30)
+            return web.Response()
+        start, limit = int(request.query.get("continue") or 0), int(request.query["limit"])
+        limits.append(limit)
+        rest = {"continue": str(start + limit)} if start + limit < len(things) else {}
+        return web.Response(body=collection(*things[start : start + limit], **rest))
+
+    async def main() -> None:
+        async with serving(pages, untrusted=True) as client:
+            informer = Informer(client, THINGS)
+            task = informer.start()
+            async with asyncio.timeout(10):
+                await informer.wait_synced()
+            assert len(informer.store) == 100
+            task.cancel()
+
+    asyncio.run(main())
+    assert limits[0] == 500
+    assert set(limits[3:]) == {limits[-1]}, "the size that fits is kept"
+
+
+def test_first_list_that_may_come_from_a_cache_falls_back_when_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MAX_RESPONSE", MIB)
+    things = [thing(number, 50_000) for number in range(100)]
+    versions: list[str] = []
+
+    async def pages(request: web.Request) -> web.StreamResponse:
+        if request.query.get("watch"):
+            await asyncio.sleep(30)
+            return web.Response()
+        versions.append(request.query.get("resourceVersion", ""))
+        start, limit = int(request.query.get("continue") or 0), int(request.query["limit"])
+        if versions[-1] == "0":
+            limit = len(things)  # as older servers do
+        rest = {"continue": str(start + limit)} if start + limit < len(things) else {}
+        return web.Response(body=collection(*things[start : start + limit], **rest))
+
+    async def main() -> None:
+        async with serving(pages, untrusted=True) as client:
+            informer = Informer(client, THINGS, first_from_cache=True)
+            task = informer.start()
+            async with asyncio.timeout(10):
+                await informer.wait_synced()
+            assert len(informer.store) == 100
+            task.cancel()
+
+    asyncio.run(main())
+    assert versions[0] == "0"
+    assert set(versions[1:]) == {""}
+
+
+def test_caches_of_one_connection_stop_at_their_budget() -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        start = int(request.query.get("continue") or 0)
+        page = [thing(number, 100_000) for number in range(start, start + 100)]
+        return web.Response(body=collection(*page, **{"continue": str(start + 100)}))
+
+    async def main() -> None:
+        async with serving(endless, untrusted=True) as client:
+            informers = [Informer(client, THINGS) for _ in range(2)]
+            tasks = [informer.start() for informer in informers]
+            async with asyncio.timeout(20):
+                while not all(isinstance(informer.last_error, TooLarge) for informer in informers):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert client.budget is not None
+            assert client.budget.used <= 64 * MIB
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert client.budget.used == 0
+
+    asyncio.run(main())
+
+
+def test_a_fence_stops_writes_and_no_reads() -> None:
+    methods: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        methods.append(request.method)
+        return web.Response(body=collection())
+
+    def fence() -> None:
+        raise Fenced("the lease may have expired")
+
+    async def main() -> None:
+        async with serving(answer, fence=fence) as client:
+            await client.list(THINGS)
+            for write in (client.create(THINGS, thing(1)), client.delete(THINGS, "a", "ns")):
+                with pytest.raises(Fenced):
+                    await write
+
+    asyncio.run(main())
+    assert methods == ["GET"]
