@@ -189,7 +189,7 @@ class EventHandlers:
         name = change.key.name
         if change.resource.kind == "PersistentVolumeClaim":
             if change.new is not None:
-                return  # disks matter when they are gone
+                return  # only the deletion of disks matters
             name = name.rpartition("-disk-")[0]
         for machine in self._caches.harvester_machines.store.by_index("name", name):
             cluster = self._caches.cluster_of(machine)
@@ -268,5 +268,5 @@ def _architecture(obj: Obj) -> str | None:
 
 
 def _node_fields(obj: Obj) -> list[Any]:
-    # Not the labels: with somebody else who sets zone and region, too, each would wake the other for ever.
+    # Not the labels: with another client that sets zone and region, too, each would wake the other forever.
     return [obj["spec"].get("providerID"), obj["spec"].get("taints"), obj["metadata"].get("uid")]

@@ -68,7 +68,7 @@ class ProviderOptions:
 async def run(
     options: ProviderOptions, stop: asyncio.Event, parts: Callable[[ApiClient], Sequence[Runnable]] | None = None
 ) -> None:
-    """Run the provider, and `parts` beside it, until `stop` is set. Raises `KubeconfigError`, `LeaseLost`."""
+    """Run the provider and `parts` until `stop` is set. Raises `KubeconfigError`, `LeaseLost`."""
     client = ApiClient(await own_configuration(options.kubeconfig), name="management")
     try:
         async with HealthServer(options.addresses.health, _WAITING) as health:

@@ -1,6 +1,6 @@
-"""What reconciles remember between runs. A restart loses all of it, so nothing here may be needed for correctness.
+"""What reconciles remember between runs. A restart loses all of it, so correctness must not depend on it.
 
-Each field says what a reconcile does without it: it asks an API server once more, waits once more, or writes once more.
+Each field documents what happens without it: an additional request, delay, or status write.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from caphv.api.object import Key, Obj, key_of, uid_of
 
 @dataclass(slots=True)
 class MachineMemory:
-    """Of one HarvesterMachine, until it is gone."""
+    """Memory of one HarvesterMachine, until it was deleted."""
 
     uid: str
     vm_deleted_at: float | None = None
     """When (monotonic) this process had the VM deleted. Without it: leftover disks are deleted without a delay."""
     member_removed: bool = False
-    """The etcd member is gone while the deletion continues. Without it: the members are listed once more."""
+    """The etcd member was removed while the deletion continues. Without it: the members are listed again."""
     transient_since: float | None = None
-    """Since when (monotonic) an in-between state lasts. Without it: it is written to the status a second later."""
+    """Since when (monotonic) a transient state lasts. Without it: it is written to the status a second later."""
     drift: tuple[Hashable, str] | None = None
     """Versions of machine and VM that were compared, and the result. Without it: they are compared again."""
     metric_labels: tuple[str, str] | None = None
@@ -30,7 +30,7 @@ class MachineMemory:
 
 @dataclass(slots=True)
 class ClusterMemory:
-    """Of one HarvesterCluster, until it is gone."""
+    """Memory of one HarvesterCluster, until it was deleted."""
 
     uid: str
     guest_kubeconfig: str | None = field(default=None, repr=False)

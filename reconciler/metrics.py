@@ -1,4 +1,4 @@
-"""The provider's metrics, under the names, labels and buckets that dashboards and alerts of existing users rely on."""
+"""The provider's metrics, with the names, labels and buckets on which dashboards and alerts of existing users rely."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IPPOOL_ALLOCATION_ERRORS = Counter("caphv_ippool_allocation_errors_total", "Fail
 IPPOOL_RELEASES = Counter("caphv_ippool_releases_total", "Addresses given back to their pool.")
 IPPOOL_FREE = Gauge(
     "caphv_ippool_free_addresses",
-    "Addresses that nobody holds, of a pool from which machines get theirs.",
+    "Unallocated addresses of an IPPool that machines use.",
     ["harvester", "pool"],
 )
 ETCD_REMOVE = Counter("caphv_etcd_member_remove_total", "etcd member removal attempts.")
@@ -58,12 +58,12 @@ NODE_INIT_SECONDS = Histogram(
 )
 
 
-# Other refusals (404, 409, 410, 422) are answers that the work expects.
+# Other refusals (404, 409, 410, 422) are expected.
 _REFUSALS = (401, 403, 429)
 
 
 class IdentityRequests:
-    """Counts what one identity (`<namespace>/<Secret>`) asks of Harvester."""
+    """Counts the requests of one identity (`<namespace>/<Secret>`) to Harvester."""
 
     def __init__(self, identity: str) -> None:
         # Looked up once: this is called for each request.
@@ -71,7 +71,7 @@ class IdentityRequests:
         self._identity = identity
 
     def answered(self, code: int, seconds: float | None) -> None:
-        """Take one answer, as `ApiClient` tells it."""
+        """Count one response, as reported by `ApiClient`."""
         if seconds is not None:
             self._seconds.observe(seconds)
         if code == 0 or code >= 500 or code in _REFUSALS:
@@ -79,7 +79,7 @@ class IdentityRequests:
 
 
 def forget_identity(identity: str) -> None:
-    """Nobody asks Harvester with this identity any more."""
+    """Remove the series of an identity that is no longer used."""
     HARVESTER_SECONDS.remove_by_labels({"identity": identity})
     HARVESTER_ERRORS.remove_by_labels({"identity": identity})
 

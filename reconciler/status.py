@@ -1,7 +1,7 @@
-"""How a reconcile says that it cannot go on, and how it writes what it found out: once, at the end.
+"""How a reconcile reports that it cannot continue, and how it writes its findings: once, at the end.
 
-A phase either does its part or raises `Blocked`. That is no error: the condition it names tells the operator what is
-missing, and the watch of what is missing (or a timer, where only time can tell) brings the object back.
+A phase either completes or raises `Blocked`, which is not an error: its condition tells the user what is missing, and
+the watch of what is missing (or a delay, where no watch can report it) requeues the object.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from caphv.api.object import Key, Obj
 
 
 class Blocked(Exception):
-    """The rest of this reconcile has to wait. `after` is a delay in seconds where no watch tells of the change.
+    """The rest of this reconcile has to wait. `after` is a delay in seconds where no watch reports the change.
 
-    `warn`: somebody has to do something. `unknown`: nobody can tell how things are, for example while Harvester does
-    not answer; what was ready may well be.
+    `warn`: a user has to act. `unknown`: the state cannot be determined, for example while Harvester does not answer;
+    what was ready may still be.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Blocked(Exception):
 
 
 class StatusDraft:
-    """A working copy of an object's status; `patch` answers what differs from what the server has."""
+    """A working copy of an object's status; `patch` returns the difference to the status on the server."""
 
     def __init__(self, obj: Obj) -> None:
         self._before: dict[str, Any] = obj.get("status") or {}
@@ -50,15 +50,15 @@ class StatusDraft:
         self.fields: dict[str, Any] = _copy(self._before)
 
     def set_true(self, condition: ConditionType, message: str = "") -> None:
-        """Say that a condition holds, with the contract's reason for it."""
+        """Set a condition to True, with the contract's reason for it."""
         self._set(condition, "True", reason_when_true(condition), message)
 
     def set_false(self, condition: ConditionType, reason: str, message: str = "") -> None:
-        """Say why a condition does not hold."""
+        """Set a condition to False."""
         self._set(condition, "False", reason, message)
 
     def set_unknown(self, condition: ConditionType, reason: str, message: str = "") -> None:
-        """Say why nobody can tell whether a condition holds."""
+        """Set a condition to Unknown."""
         self._set(condition, "Unknown", reason, message)
 
     def is_true(self, condition: ConditionType) -> bool:
@@ -66,7 +66,7 @@ class StatusDraft:
         return conditions.is_true(self.fields.get("conditions") or [], condition)
 
     def has_message(self, condition: ConditionType, message: str) -> bool:
-        """Whether the server's status has this message already: an Event is for the change."""
+        """Whether the status on the server has this message already: only a change deserves an Event."""
         known = conditions.get_condition(self._before.get("conditions") or [], condition)
         return known is not None and known.get("message") == message
 
@@ -75,7 +75,7 @@ class StatusDraft:
         return conditions.get_condition(self.fields.get("conditions") or [], condition) is not None
 
     def drop(self, condition: ConditionType) -> None:
-        """Forget a condition that does not apply any more."""
+        """Remove a condition that no longer applies."""
         kept = [c for c in self.fields.get("conditions") or [] if c.get("type") != condition]
         if len(kept) != len(self.fields.get("conditions") or []):
             self.fields["conditions"] = kept
@@ -87,7 +87,7 @@ class StatusDraft:
             self.fields["initialization"] = {"provisioned": True}
 
     def moved_to(self, obj: Obj) -> None:
-        """An own write to the spec made this generation: what was observed of the one before holds for it, too."""
+        """Our own write to the spec created this generation: findings for the previous one apply to it, too."""
         before, self._generation = self._generation, int(obj["metadata"].get("generation") or 0)
         for condition in self.fields.get("conditions") or ():
             if condition.get("observedGeneration") == before:
@@ -122,7 +122,7 @@ def _copy(status: dict[str, Any]) -> dict[str, Any]:
 
 
 class Waiters:
-    """Objects that wait for something which has no owner to map back from, such as an image or a free address."""
+    """Objects that wait for something that cannot be mapped to them, such as an image or a free address."""
 
     def __init__(self, enqueue: Callable[[Key], None]) -> None:
         self._enqueue = enqueue
@@ -133,6 +133,6 @@ class Waiters:
         self._waiting[topic].add(key)
 
     def notify(self, topic: Hashable) -> None:
-        """The topic changed: wake all that wait for it."""
+        """The topic changed: requeue all objects that wait for it."""
         for key in self._waiting.pop(topic, ()):
             self._enqueue(key)

@@ -1,10 +1,7 @@
-"""What a provider reads from Cluster API's Cluster and Machine, whichever of v1beta1 and v1beta2 the server speaks."""
-
-from typing import Any
+"""Fields of Cluster API's Cluster and Machine that a provider reads, in v1beta1 and v1beta2."""
 
 from caphv.api import names
-
-Obj = dict[str, Any]
+from caphv.api.object import Obj
 
 
 def paused(cluster: Obj | None, obj: Obj) -> bool:
@@ -14,7 +11,7 @@ def paused(cluster: Obj | None, obj: Obj) -> bool:
 
 
 def externally_managed(obj: Obj) -> bool:
-    """Whether somebody else keeps this infrastructure (contract: annotation `cluster.x-k8s.io/managed-by`)."""
+    """Whether this infrastructure is externally managed (contract: annotation `cluster.x-k8s.io/managed-by`)."""
     return names.MANAGED_BY_ANNOTATION in (obj["metadata"].get("annotations") or {})
 
 
@@ -32,7 +29,7 @@ def infrastructure_ref(obj: Obj) -> tuple[str, str]:
 
 
 def bootstrap_secret_name(machine: Obj) -> str:
-    """Name of the Secret with bootstrap data, empty until the bootstrap provider has made it."""
+    """Name of the Secret with bootstrap data, empty until the bootstrap provider has created it."""
     return str(((machine.get("spec") or {}).get("bootstrap") or {}).get("dataSecretName") or "")
 
 

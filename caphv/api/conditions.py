@@ -7,9 +7,10 @@ would refuse the whole status for one condition that breaks them.
 
 import re
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
-Obj = dict[str, Any]
+from caphv.api.object import Obj
+
 Status = Literal["True", "False", "Unknown"]
 
 MAX_MESSAGE = 32768

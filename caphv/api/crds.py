@@ -18,8 +18,7 @@ from typing import Any
 import yaml
 
 from caphv import data
-
-Obj = dict[str, Any]
+from caphv.api.object import Obj
 
 # The C emitter is an optional part of PyYAML.
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -127,9 +126,9 @@ def _structural(form: _Form, file: str, node: Obj) -> Obj:
     """Return the structural form of `node`, a schema in `file`."""
     if "$ref" in node:
         target_file, target = _resolve(form.files, file, node["$ref"])
-        # What stands beside a reference says more of this place than what it leads to.
-        beside = {key: value for key, value in node.items() if key != "$ref"}
-        return _patched(_structural(form, target_file, target), _structural(form, file, beside))
+        # Siblings of a reference are more specific than its target.
+        siblings = {key: value for key, value in node.items() if key != "$ref"}
+        return _patched(_structural(form, target_file, target), _structural(form, file, siblings))
     own = {key: value for key, value in node.items() if key not in _DROPPED and not key.startswith("x-caphv-")}
     own = {key: _value(form, file, key, value) for key, value in own.items()}
     own = _patched(own, node.get("x-caphv-versions", {}).get(form.version, {}))

@@ -89,6 +89,7 @@ SERVICE_ACCOUNT_TOKEN_TYPE = "kubernetes.io/service-account-token"  # noqa: S105
 # Workload cluster
 UNINITIALIZED_TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
 PROVIDER_ID_PREFIX = "harvester://"
+HOSTNAME_LABEL = "kubernetes.io/hostname"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
 

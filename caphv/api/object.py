@@ -1,4 +1,4 @@
-"""The address of a kind of objects on an API server, and the small helpers on plain objects that everybody needs.
+"""Resources (kinds with their URL paths), and small helpers on plain objects.
 
 Objects stay plain dicts, as the API server sends them: typed models cost CPU and memory on every watch event
 and lose the fields that they do not know.
@@ -100,7 +100,7 @@ def uid_of(obj: Obj) -> str:
 
 
 def being_deleted(obj: Obj) -> bool:
-    """Whether somebody asked for the deletion of the object."""
+    """Whether the deletion of the object has been requested."""
     return "deletionTimestamp" in obj["metadata"]
 
 

@@ -1,4 +1,4 @@
-"""Writes `docs/reference`, a page a kind, from the JSON Schemas: what is said there is what is checked.
+"""Generates `docs/reference`, one page per kind, from the JSON Schemas that validation uses.
 
 `python -m caphv.api.reference` writes the pages; with `--check` it writes nothing and fails on stale ones.
 """
@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from caphv import data
 from caphv.api.names import GROUP
-
-Obj = dict[str, Any]
+from caphv.api.object import Obj
 
 # The last line of each page: pages without it are written by hand and left alone.
 MARK = "<!-- Generated from schemas/: python -m caphv.api.reference -->"
@@ -108,7 +107,7 @@ def _rows(files: dict[str, Obj], place: _Place, path: str) -> Iterator[str]:
 
 
 def _resolved(files: dict[str, Obj], place: _Place) -> _Place:
-    """Follow a reference; what stands beside it says more of this place than what it leads to."""
+    """Follow a reference; its siblings are more specific than its target."""
     file, node = place
     if "$ref" not in node:
         return place
@@ -137,16 +136,16 @@ def _type(files: dict[str, Obj], place: _Place) -> str:
         text = str(node.get("type", ""))
     if "enum" in node:
         text += ": " + ", ".join(_code(value) for value in node["enum"])
-    limits = [said.format(node[keyword]) for keyword, said in _LIMITS.items() if keyword in node]
+    limits = [text.format(node[keyword]) for keyword, text in _LIMITS.items() if keyword in node]
     return ", ".join([text, *limits])
 
 
 def _versions(node: Obj) -> str:
-    said = []
+    parts = []
     for version, patch in node.get("x-caphv-versions", {}).items():
         changes = [f"no `{key}`" if value is None else f"`{key}` {_code(value)}" for key, value in patch.items()]
-        said.append(f" In {version}: {', '.join(changes)}.")
-    return "".join(said) + (" Deprecated." if node.get("deprecated") else "")
+        parts.append(f" In {version}: {', '.join(changes)}.")
+    return "".join(parts) + (" Deprecated." if node.get("deprecated") else "")
 
 
 def _example(node: Obj) -> str:

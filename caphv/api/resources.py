@@ -1,4 +1,4 @@
-"""The kinds that the provider reads and writes beyond those of Kubernetes itself."""
+"""All kinds that this project reads and writes, except those of Kubernetes itself (see `object.py`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The account that a cluster's cloud provider has on Harvester, with its binding and tokens.
+"""The account of a cluster's cloud provider on Harvester, with its binding and tokens.
 
-Name of all of them is the Cluster's (contract). Where that name is taken, by another cluster or by something that is
-not of ours, a hash of the HarvesterCluster's uid makes it unique: a binding is cluster-scoped on Harvester, and a
-Cluster can be called `default` or `cluster-admin`.
+All of them have the Cluster's name (contract). If that name is taken, by another cluster or by an unrelated object, a
+hash of the HarvesterCluster's uid makes it unique: bindings are cluster-scoped on Harvester, and a Cluster can be
+called `default` or `cluster-admin`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROOT_CA = "kube-root-ca.crt"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A token with the CA (PEM) of the server that takes it; `expires` is None for one without an end."""
+    """A token with the CA (PEM) of the server that takes it; `expires` is None for one that never expires."""
 
     token: str = field(repr=False)
     ca: str = field(repr=False)
@@ -46,7 +46,7 @@ class Credentials:
 
 
 async def ensure_account(scope: ClusterScope) -> str:
-    """Account and binding exist and are ours; answers their name. Raises `Blocked` when all names are taken."""
+    """Ensure that account and binding exist and are ours; return their name. Raises `Blocked` if names are taken."""
     client, namespace, wanted = scope.connected().client, scope.target_namespace, record(scope.owner)
     for name in account_names(scope):
         account, binding = await _read(client, namespace, name)
@@ -62,14 +62,14 @@ async def ensure_account(scope: ClusterScope) -> str:
     raise Blocked(
         ConditionType.CLOUD_PROVIDER_CONFIG_READY,
         Reason.CLOUD_PROVIDER_CONFIG_FAILED,
-        f"ServiceAccount or ClusterRoleBinding {scope.cluster_key.name} on Harvester belongs to somebody else, and so "
-        "does the one with a hash in its name; remove them",
+        f"ServiceAccount or ClusterRoleBinding {scope.cluster_key.name} on Harvester belongs to another owner, and so "
+        "does the one with a hash in its name; delete them",
         warn=True,
     )
 
 
 async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
-    """A token without an end, from Secret `<account>-token` (contract). Raises `Blocked` until Harvester filled it."""
+    """A token that never expires, from Secret `<account>-token` (contract). Raises `Blocked` until it is filled."""
     client, name = scope.connected().client, f"{account}-token"
     try:
         secret = await client.get(SECRETS, name, scope.target_namespace)
@@ -82,7 +82,7 @@ async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
             ConditionType.CLOUD_PROVIDER_CONFIG_READY,
             Reason.CLOUD_PROVIDER_CONFIG_FAILED,
             f"Secret {scope.target_namespace}/{name} on Harvester is not the token of ServiceAccount {account}; "
-            "remove it",
+            "delete it",
             warn=True,
         )
     data = secret.get("data") or {}
@@ -97,7 +97,7 @@ async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
 
 
 async def bound_credentials(scope: ClusterScope, account: str, seconds: int) -> Credentials:
-    """A token that ends after `seconds`, or sooner where Harvester wants that, and with the account."""
+    """A token that expires after `seconds`, or sooner if Harvester limits it, and with the account."""
     session = scope.connected()
     request = {
         "apiVersion": "authentication.k8s.io/v1",
@@ -116,7 +116,7 @@ async def bound_credentials(scope: ClusterScope, account: str, seconds: int) -> 
 
 
 async def server(scope: ClusterScope) -> str:
-    """Where guests reach Harvester: its virtual address, else the server of the identity (contract)."""
+    """URL at which guests reach Harvester: its virtual address, else the server of the identity (contract)."""
     try:
         service = await scope.connected().client.get(SERVICES, _INGRESS.name, _INGRESS.namespace)
     except NotFound:
@@ -152,12 +152,12 @@ def usable(account: Obj | None, binding: Obj | None, key: Key, owner: Owner, *, 
     what it would mean for us: a binding of any other role, or an account alone, is something else that happens to have
     the name.
     """
-    judged = [ownership_of(obj, owner) for obj in (account, binding) if obj is not None]
-    if Ownership.FOREIGN in judged and not adopt:
+    ownerships = [ownership_of(obj, owner) for obj in (account, binding) if obj is not None]
+    if Ownership.FOREIGN in ownerships and not adopt:
         return False
     if binding is not None and not _grants(binding, key):
         return False
-    return binding is not None or all(judgement is Ownership.OURS for judgement in judged)
+    return binding is not None or all(ownership is Ownership.OURS for ownership in ownerships)
 
 
 def _usable(scope: ClusterScope, account: Obj | None, binding: Obj | None, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Objects of a cluster on Harvester: recognised, taken over, or refused; and deleted only when they are its own.
+"""Objects of a cluster on Harvester: adopted or refused, and deleted only if the cluster owns them.
 
-Nothing but a user's word proves that a cluster owns a load balancer or a pool (a machine has the uid of its VM), so
-after a move or the loss of the management cluster annotation `caphv.io/adopt` is asked for.
+Nothing on a load balancer or pool proves that a cluster owns it (a machine has the uid of its VM), so after a move or
+the loss of the management cluster the user has to set annotation `caphv.io/adopt`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from reconciler.status import Blocked
 
 
 def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
-    """Whether an object belongs to somebody else, and the user has not said that this cluster takes it over."""
+    """Whether an object belongs to another owner, and the user has not allowed this cluster to adopt it."""
     return ownership_of(obj, scope.owner) is Ownership.FOREIGN and not wants_adoption(scope.obj)
 
 
 async def adopt_or_refuse(
     scope: ClusterScope, informer: Informer, obj: Obj, condition: ConditionType, reason: Reason
 ) -> Obj:
-    """Write the cluster's record on an object that lacks it; raises `Blocked` when it is somebody else's."""
+    """Write the cluster's record on an object that lacks it. Raises `Blocked` if it has another owner."""
     what = f"{informer.resource.kind} {key_of(obj)}"
     if is_foreign(scope, obj):
-        owner = annotations_of(obj).get(names.OWNER_ANNOTATION, "somebody else")
+        owner = annotations_of(obj).get(names.OWNER_ANNOTATION, "another owner")
         raise Blocked(
             condition,
             reason,
-            f"{what} on Harvester belongs to {owner}; give this HarvesterCluster another name, or, if it is really "
-            f'that of this cluster, set annotation {names.ADOPT_ANNOTATION}: "true" on the HarvesterCluster',
+            f"{what} on Harvester belongs to {owner}; rename this HarvesterCluster, or, if the object belongs to this "
+            f'cluster, set annotation {names.ADOPT_ANNOTATION}: "true" on the HarvesterCluster',
             warn=True,
         )
     if ownership_of(obj, scope.owner) is Ownership.OURS:
@@ -42,12 +42,12 @@ async def adopt_or_refuse(
     client = scope.connected().client
     taken = await client.patch(informer.resource, metadata["name"], metadata.get("namespace", ""), patch)
     informer.observe(taken)
-    scope.event("Adopted", f"took over {what} on Harvester")
+    scope.event("Adopted", f"adopted {what} on Harvester")
     return taken
 
 
 async def delete(scope: ClusterScope, informer: Informer, obj: Obj | None) -> None:
-    """Delete an object of the cluster's; returns once it is gone, raises `Blocked` until then."""
+    """Delete an object of the cluster. Raises `Blocked` until it has been deleted."""
     if obj is None or is_foreign(scope, obj):
         return
     key = key_of(obj)
@@ -62,5 +62,5 @@ async def delete(scope: ClusterScope, informer: Informer, obj: Obj | None) -> No
     raise Blocked(
         ConditionType.INFRASTRUCTURE_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-        f"waiting for {informer.resource.kind} {key} on Harvester to go",
+        f"waiting for {informer.resource.kind} {key} on Harvester to be deleted",
     )

@@ -1,15 +1,15 @@
-"""The kubeconfig with which cloud provider and CSI driver of a workload cluster talk to Harvester.
+"""The kubeconfig with which cloud provider and CSI driver of a workload cluster connect to Harvester.
 
-Three ways to it, each from a field of the HarvesterCluster:
+There are three ways of delivery, each from a field of the HarvesterCluster:
 
 * `updateCloudProviderConfig` (contract): into the Secret inside a ConfigMap's manifests, which a ClusterResourceSet
-  applies; with a token that has no end, because nobody would bring a new one.
-* `cloudConfig.delivery: Secret`: into a Secret in the workload cluster that we keep ourselves, with a token that is
-  renewed when two thirds of its life are over.
-* `cloudConfig.delivery: File`: into a file of each guest at its first boot; the token has no end either.
+  applies; with a token that never expires, because the manifests are applied only once.
+* `cloudConfig.delivery: Secret`: into a Secret in the workload cluster that this provider maintains, with a token that
+  is renewed after two thirds of its lifetime.
+* `cloudConfig.delivery: File`: into a file of each guest at its first boot; this token never expires either.
 
-None of them gates machines: a cloud provider starts when the cluster runs. Nothing here is asked again while nothing
-changed: what was found right is remembered by the version of the object.
+None of them gates machines: a cloud provider starts when the cluster runs. Unchanged objects cause no requests: the
+version of a verified object is remembered.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from reconciler.status import Blocked
 
 SECRET = Key(SECRET_NAMESPACE, "harvester-cloud-config")
 SECRET_KEYS = ("cloud-config", "cloud-provider-config")
-"""The same content twice: the chart of the cloud provider reads the first, that of the CSI driver only the second."""
+"""The same content twice: the cloud provider's chart reads the first key, the CSI driver's only the second."""
 TOKEN_SECONDS = 7 * 24 * 3600
-"""Life of a bound token: a provider that is away for less than a third of it is not noticed."""
+"""Lifetime of a bound token: an outage of the provider shorter than a third of it has no effect."""
 
 _PAUSE = 5.0
 _READY = ConditionType.CLOUD_PROVIDER_CONFIG_READY
@@ -46,9 +46,9 @@ _Step = Callable[[ClusterScope], Awaitable[float | None]]
 
 
 async def ensure_cloud_config(scope: ClusterScope) -> None:
-    """Bring the cloud config to where the spec wants it, and come back when a token is to be renewed.
+    """Deliver the cloud config as the spec says, and requeue for the renewal of a token.
 
-    What stands in the way goes into the condition `CloudProviderConfigReady` and nowhere else.
+    Failures affect only condition `CloudProviderConfigReady`.
     """
     steps = _steps(scope.obj["spec"])
     if not steps:
@@ -65,7 +65,7 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
         scope.draft.set_false(_READY, blocked.reason, blocked.message)
         scope.requeue_within(blocked.after)
     except (Forbidden, Invalid) as error:
-        message = f"an API server refuses what the cloud config needs: {error.message}"
+        message = f"a request for the cloud config was refused: {error.message}"
         if not scope.draft.has_message(_READY, message):
             scope.warning_event(Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
         scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
@@ -75,7 +75,7 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
 
 
 async def delete_cloud_config(scope: ClusterScope) -> None:
-    """Account, binding and tokens go, and with them the worth of every kubeconfig that was given out."""
+    """Delete account, binding and tokens, which invalidates every kubeconfig that was delivered."""
     if not _steps(scope.obj["spec"]) and not scope.draft.has(_READY):
         return
     scope.context.memory.forget_cluster(scope.key)
@@ -84,7 +84,7 @@ async def delete_cloud_config(scope: ClusterScope) -> None:
 
 
 def renewal(secret: Obj, inputs: str, now: datetime) -> float | None:
-    """Seconds until the token in a Secret of ours (metadata) is to be renewed; None when it must be written now."""
+    """Seconds until the token in our Secret (metadata) has to be renewed; None if it has to be written now."""
     notes = annotations_of(secret)
     try:
         left = (datetime.fromisoformat(notes.get(names.RENEW_AT_ANNOTATION, "")) - now).total_seconds()
@@ -115,7 +115,7 @@ def secret_object(uid: str, content: str, inputs: str, renew_at: datetime) -> Ob
 
 
 def intact(secret: Obj) -> bool:
-    """Whether a Secret of ours holds what was written into it, and nothing else."""
+    """Whether our Secret contains exactly what was written into it."""
     data = secret.get("data") or {}
     try:
         digests = {_digest(base64.b64decode(value or "")) for value in data.values()}
@@ -124,7 +124,7 @@ def intact(secret: Obj) -> bool:
     return set(data) == set(SECRET_KEYS) and digests == {annotations_of(secret).get(names.CONTENT_ANNOTATION)}
 
 
-# The three ways
+# Ways of delivery
 
 
 async def _manifest(scope: ClusterScope) -> float | None:
@@ -160,7 +160,7 @@ async def _manifest(scope: ClusterScope) -> float | None:
         patch = {"metadata": {"resourceVersion": version}, "data": {manifest_key: after}}
         config_map = await scope.context.client.patch(CONFIG_MAPS, target.name, target.namespace, patch)
         watch.observe(config_map)
-        scope.event("CloudConfigWritten", f"wrote the credentials of the cloud provider into ConfigMap {target}")
+        scope.event("CloudConfigWritten", f"wrote the credentials of the cloud provider to ConfigMap {target}")
     scope.memory.verified_cloud_configs[_manifest.__name__] = (config_map["metadata"]["resourceVersion"], inputs)
     return None
 
@@ -174,7 +174,7 @@ async def _secret(scope: ClusterScope) -> float | None:
         raise _in_progress(f"reading Secret {SECRET} of the workload cluster")
     known, inputs = watch.get(*SECRET), _inputs(scope)
     if known and not _ours(known):
-        raise _failed(f"Secret {SECRET} of the workload cluster exists and is not ours; remove it")
+        raise _failed(f"Secret {SECRET} of the workload cluster exists and was not created by this provider; delete it")
     left = renewal(known, inputs, datetime.now(UTC)) if known else None
     if known and left:
         version = (known["metadata"]["resourceVersion"], inputs)
@@ -193,7 +193,7 @@ async def _secret(scope: ClusterScope) -> float | None:
     if written_at is not None and time.monotonic() - written_at < _PAUSE:
         # Another client keeps changing it, and each rewrite costs a token.
         raise _in_progress(
-            f"Secret {SECRET} of the workload cluster was changed just after it was written", after=_PAUSE
+            f"Secret {SECRET} of the workload cluster was modified right after it was written", after=_PAUSE
         )
     name = await account.ensure_account(scope)
     credentials = await account.bound_credentials(scope, name, TOKEN_SECONDS)
@@ -212,7 +212,9 @@ async def _secret(scope: ClusterScope) -> float | None:
     watch.observe(written)
     scope.memory.cloud_config_written_at = time.monotonic()
     scope.memory.verified_cloud_configs[_secret.__name__] = (written["metadata"]["resourceVersion"], inputs)
-    scope.event("CloudConfigWritten", f"wrote Secret {SECRET} of the workload cluster, with a token for {_days(life)}")
+    scope.event(
+        "CloudConfigWritten", f"wrote Secret {SECRET} of the workload cluster with a token valid for {_days(life)}"
+    )
     return max(1.0, (life * 2 / 3).total_seconds())
 
 
@@ -223,9 +225,6 @@ async def _file(scope: ClusterScope) -> float | None:
         scope.memory.verified_cloud_configs[_file.__name__] = ("", inputs)
         scope.context.waiters.notify(("cloud-config", scope.key))
     return None
-
-
-# Inside
 
 
 def _ours(secret: Obj) -> bool:
@@ -239,7 +238,7 @@ def _steps(spec: Obj) -> list[_Step]:
 
 
 def _inputs(scope: ClusterScope) -> str:
-    """Hash over all that a cloud config is made from; no part of it is a secret."""
+    """Hash of all inputs of a cloud config; none of them is secret."""
     spec = scope.obj["spec"]
     parts = [
         scope.connected().fingerprint,

@@ -1,4 +1,4 @@
-"""From a session to a Harvester that answers, is the one the cluster lives on, and has the target namespace."""
+"""Checks that Harvester answers, that it is the Harvester of this cluster, and that the target namespace exists."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _READ_AGAIN = 5.0
 
 
 async def ensure_connection(scope: ClusterScope) -> None:
-    """Harvester answers, is the right one, and its own Deployment is available (contract)."""
+    """Ensure that Harvester answers, is the same as before, and that its Deployment is available (contract)."""
     session = scope.connected()
     if session.unauthorized:
         raise refused(scope)
     if session.error:
         away = isinstance(session.error, Unreachable)
-        how = "Harvester cannot be reached" if away else f"Harvester at {session.server} refuses"
+        how = "Harvester is unreachable" if away else f"Harvester at {session.server} refuses"
         raise failed(f"{how}: {session.error}")
     if not session.synced and session.sync_error:
         raise failed(f"Harvester at {session.server} cannot be read: {session.sync_error}", after=_READ_AGAIN)
@@ -35,7 +35,7 @@ async def ensure_connection(scope: ClusterScope) -> None:
 
 
 async def ensure_namespace(scope: ClusterScope) -> None:
-    """The target namespace exists; a missing one is created (contract)."""
+    """Ensure that the target namespace exists; create it if not (contract)."""
     if not scope.draft.is_true(ConditionType.TARGET_NAMESPACE_READY):
         client, name = scope.connected().client, scope.target_namespace
         try:
@@ -51,9 +51,9 @@ async def ensure_namespace(scope: ClusterScope) -> None:
 
 
 def refused(scope: ClusterScope, *, after: float | None = None) -> Blocked:
-    """Harvester answered 401."""
+    """What to report after Harvester answered 401."""
     message = (
-        f"Harvester refuses the credentials in identity Secret {secret_of(scope.obj)} (401): "
+        f"Harvester rejects the credentials in identity Secret {secret_of(scope.obj)} (401): "
         "the token may have expired; put a new kubeconfig into the Secret"
     )
     scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, Reason.HARVESTER_AUTHENTICATION_FAILED, message)
@@ -61,7 +61,7 @@ def refused(scope: ClusterScope, *, after: float | None = None) -> Blocked:
 
 
 async def _ensure_same_harvester(scope: ClusterScope) -> None:
-    """Remember the Harvester, and refuse another one: there all machines would look as if they were lost."""
+    """Remember the Harvester, and refuse another one, on which all machines would seem to be lost."""
     session = scope.connected()
     uid = await scope.context.sessions.identify(session)
     known = str((scope.draft.fields.get("harvester") or {}).get("uid") or "")
@@ -71,13 +71,15 @@ async def _ensure_same_harvester(scope: ClusterScope) -> None:
             raise Blocked(
                 _CONNECTION,
                 Reason.ANOTHER_HARVESTER,
-                f"{session.server} is another Harvester (kube-system has uid {uid}) than the one this cluster lives on "
-                f"({known}); put a kubeconfig of the old one into identity Secret {secret_of(scope.obj)}, "
-                "or delete the machines first",
+                f"{session.server} is not the Harvester of this cluster: its kube-system has uid {uid}, not {known}; "
+                f"put a kubeconfig of the previous Harvester into identity Secret {secret_of(scope.obj)}, or delete "
+                "the machines first",
                 warn=True,
             )
         scope.draft.set_false(ConditionType.TARGET_NAMESPACE_READY, Reason.TARGET_NAMESPACE_CHECKING)
-        scope.warning_event("HarvesterChanged", f"moved to Harvester {uid}; what was made on {known} is still there")
+        scope.warning_event(
+            "HarvesterChanged", f"now on Harvester {uid}; objects on Harvester {known} were not deleted"
+        )
     if uid:
         scope.draft.fields["harvester"] = {"uid": uid}
     if scope.context.sessions.accept(scope.key):

@@ -1,4 +1,4 @@
-"""Reconcile one HarvesterCluster: its phases in order, one status patch at the end."""
+"""Reconciles one HarvesterCluster: its phases in order, one status patch at the end."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from reconciler.status import Blocked, StatusDraft
 
 log = logging.getLogger(__name__)
 
-# Seconds until what was refused once is tried again.
+# Seconds until a request that was refused once is retried.
 _REFUSED_ONCE = 5.0
 _FINALIZERS = {names.CLUSTER_FINALIZER, names.LEGACY_CLUSTER_FINALIZER}
 
 
 class ClusterReconciler:
-    """`reconcile` takes the key of a HarvesterCluster and answers when to come back, if time alone decides."""
+    """`reconcile` takes the key of a HarvesterCluster."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -73,9 +73,9 @@ class ClusterReconciler:
         return await self._attempt(scope)
 
     async def _without_cluster(self, obj: Obj) -> Result | None:
-        """A deletion whose Cluster is not there, or not any more."""
+        """Handle a deletion without a Cluster."""
         if not obj["metadata"].get("ownerReferences"):
-            await self._remove_finalizer(obj)  # nothing was ever made before Cluster API has set the owner
+            await self._remove_finalizer(obj)  # nothing is created before Cluster API has set the owner
         elif not clusterapi.paused(None, obj) and set(obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
             scope = ClusterScope(self._context, obj, _lost_cluster(obj), StatusDraft(obj))
             try:
@@ -99,7 +99,7 @@ class ClusterReconciler:
             scope.session.probe()
             return await self._blocked(scope, connection.refused(scope, after=_REFUSED_ONCE))
         except (ApiError, Unreachable) as error:
-            # Only somebody else can help where a request is refused. What runs is not worse off for it.
+            # A refused request needs a user's action. A cluster that is ready stays so.
             waits = being_deleted(scope.obj) or not scope.draft.fields.get("ready")
             if isinstance(error, (Forbidden, Invalid)) and waits:
                 self._report(scope, _refused(error))
@@ -124,7 +124,7 @@ class ClusterReconciler:
         await endpoint.ensure_endpoint(scope)
         await loadbalancer.ensure_load_balancer(scope)
         if not scope.draft.is_true(ConditionType.INFRASTRUCTURE_READY):
-            scope.event("InfrastructureReady", "the cluster's infrastructure is ready for machines")
+            scope.event("InfrastructureReady", "infrastructure is ready for machines")
         scope.draft.set_true(ConditionType.INFRASTRUCTURE_READY)
         scope.draft.set_true(ConditionType.READY)
         scope.draft.provisioned(ready=True)
@@ -132,18 +132,18 @@ class ClusterReconciler:
         await fleet.ensure_fleet_labels(scope)
         await cloudconfig.ensure_cloud_config(scope)
         if wants_adoption(scope.obj):
-            # Once: with two management clusters told to, they would take everything from each other for ever.
+            # Once: otherwise two management clusters with the annotation would adopt from each other forever.
             await scope.drop_annotation(names.ADOPT_ANNOTATION)
 
     async def _delete(self, scope: ClusterScope) -> None:
         if not set(scope.obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
-            return  # done; finalizers of others keep the object
+            return  # done; other finalizers keep the object
         deletion.require_no_machines(scope)
         await identity.ensure_session(scope, self._identities)
         await connection.ensure_connection(scope)
         await deletion.delete_infrastructure(scope)
         await cloudconfig.delete_cloud_config(scope)
-        scope.event("InfrastructureDeleted", "nothing of this cluster is left on Harvester")
+        scope.event("InfrastructureDeleted", "deleted all objects of this cluster on Harvester")
         await self._remove_finalizer(scope.obj)
 
     async def _blocked(self, scope: ClusterScope, blocked: Blocked) -> Result | None:
@@ -158,7 +158,7 @@ class ClusterReconciler:
         return Result(requeue_after=scope.requeue_after)
 
     async def _force_delete(self, scope: ClusterScope, blocked: Blocked) -> None:
-        message = f"let go by annotation while {blocked.message}; {deletion.left_over(scope.obj)}"
+        message = f"force-deleted because {blocked.message}; {deletion.left_over(scope.obj)}"
         log.warning("HarvesterCluster %s: %s", scope.key, message)
         scope.warning_event("ForcedDeletion", message)
         await self._remove_finalizer(scope.obj)

@@ -1,4 +1,4 @@
-"""Taking a cluster's infrastructure down, each thing certain before the next; or, when a user says so, letting go."""
+"""Deletes a cluster's infrastructure, each object verified before the next, or force-deletes it at a user's request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from reconciler.cluster.endpoint import delete_placeholder, release_address
 from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
 from reconciler.status import Blocked
 
-# What passes by itself; with anything else a user who has asked for it need not wait.
-_PASSES = (
+# Reasons that are temporary; with any other, a requested force-deletion does not wait.
+_TEMPORARY = (
     Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
     Reason.HARVESTER_CONNECTION_IN_PROGRESS,
     Reason.TARGET_NAMESPACE_CHECKING,
@@ -19,18 +19,18 @@ _PASSES = (
 
 
 def require_no_machines(scope: ClusterScope) -> None:
-    """Machines go first: they need the connection. Raises `Blocked` while there are any."""
+    """Raises `Blocked` while there are machines: their deletion needs the connection."""
     machines = scope.context.caches.machines_of(scope.cluster)
     if machines:
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-            f"waiting for {len(machines)} HarvesterMachine(s) to go, first {machines[0]['metadata']['name']}",
+            f"waiting for {len(machines)} HarvesterMachine(s) to be deleted, first {machines[0]['metadata']['name']}",
         )
 
 
 async def delete_infrastructure(scope: ClusterScope) -> None:
-    """Delete all that was made on Harvester; raises `Blocked` while something of it is still there."""
+    """Delete all objects on Harvester. Raises `Blocked` while one of them exists."""
     scope.namespace()
     await loadbalancer.delete_load_balancer(scope)
     if scope.draft.is_true(ConditionType.CUSTOM_IP_POOL_CREATED):
@@ -42,32 +42,32 @@ async def delete_infrastructure(scope: ClusterScope) -> None:
 
 
 def orphaned() -> Blocked:
-    """The Cluster is gone: was it moved, another management cluster lives on what would be deleted here."""
+    """The Cluster was deleted: if it was moved, another management cluster uses what would be deleted here."""
     return Blocked(
         ConditionType.INFRASTRUCTURE_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
-        "the Cluster is gone, so that nobody can tell whether another management cluster has it now",
+        "the Cluster no longer exists, and may have been moved to another management cluster",
         warn=True,
     )
 
 
 def may_force_delete(obj: Obj, blocked: Blocked) -> bool:
-    """Whether annotation `caphv.io/force-delete` ends a deletion that cannot go on."""
-    return annotations_of(obj).get(names.FORCE_DELETE_ANNOTATION) == "true" and blocked.reason not in _PASSES
+    """Whether annotation `caphv.io/force-delete` ends a deletion that cannot continue."""
+    return annotations_of(obj).get(names.FORCE_DELETE_ANNOTATION) == "true" and blocked.reason not in _TEMPORARY
 
 
 def advice(blocked: Blocked) -> str:
-    """What a user can do about a deletion that does not pass by itself; empty when it does."""
-    if blocked.reason in _PASSES:
+    """What a user can do about a blocked deletion; empty if the reason is temporary."""
+    if blocked.reason in _TEMPORARY:
         return ""
     return (
-        f'; the deletion waits for that. Annotation {names.FORCE_DELETE_ANNOTATION}: "true" ends it without Harvester, '
-        "and leaves there what is there"
+        f'; deletion is blocked. To delete without Harvester, set annotation {names.FORCE_DELETE_ANNOTATION}: "true"; '
+        "objects on Harvester are then left behind"
     )
 
 
 def left_over(obj: Obj) -> str:
-    """What a cluster that is let go may leave on its Harvester, for an Event and the log."""
+    """What a force-deleted cluster may leave on Harvester, for an Event and the log."""
     spec = obj["spec"]
     name = " or ".join(f"{spec['targetNamespace']}/{name}" for name in generated_names(obj, LOAD_BALANCER))
     parts = [f"LoadBalancer and Service {name}"]
@@ -79,4 +79,4 @@ def left_over(obj: Obj) -> str:
             parts.append(f"IPPool {' or '.join(generated_names(obj, suffix))}")
     if spec.get("cloudConfig") or spec.get("updateCloudProviderConfig"):
         parts.append("ServiceAccount, ClusterRoleBinding and token of the cloud provider")
-    return f"on Harvester {spec.get('server') or '(unknown)'} there may be left: {', '.join(parts)}"
+    return f"may remain on Harvester {spec.get('server') or '(unknown)'}: {', '.join(parts)}"

@@ -1,7 +1,8 @@
-"""The control plane's address, from a placeholder Service: it is there before the first VM is.
+"""The control plane's address, from a placeholder Service that exists before the first VM.
 
-Bootstrap data has to contain the endpoint. Harvester's LoadBalancer of the same name comes when a control plane VM
-does, because its controller wants backends; it then takes the Service over without owning it, so we delete both.
+Bootstrap data has to contain the endpoint. Harvester's LoadBalancer of the same name is created with the first control
+plane VM, because its controller requires backends. It then adopts the Service without owning it, so this provider
+deletes both.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _READY = ConditionType.LOAD_BALANCER_READY
 
 
 async def ensure_endpoint(scope: ClusterScope) -> None:
-    """Placeholder Service, its address, and `spec.controlPlaneEndpoint` (overwritten whatever it was: contract)."""
+    """Ensure the placeholder Service, its address, and `spec.controlPlaneEndpoint` (always overwritten: contract)."""
     await adopt_load_balancer_pool(scope)
     services = scope.connected().services
     service = services.get(scope.target_namespace, scope.load_balancer_name)
@@ -35,7 +36,7 @@ async def ensure_endpoint(scope: ClusterScope) -> None:
         raise Blocked(
             _READY,
             Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-            f"waiting for kube-vip on Harvester to give Service {key_of(service)} an address",
+            f"waiting for kube-vip on Harvester to assign an address to Service {key_of(service)}",
         )
     endpoint = {"host": address, "port": API_PORT}
     if scope.obj["spec"].get("controlPlaneEndpoint") != endpoint:
@@ -44,27 +45,27 @@ async def ensure_endpoint(scope: ClusterScope) -> None:
 
 
 async def delete_placeholder(scope: ClusterScope) -> None:
-    """Delete the Service; returns once it is gone: as long as it lives, it announces the address."""
+    """Delete the Service. Raises `Blocked` while it exists, because it announces the address."""
     services = scope.connected().services
     await adoption.delete(scope, services, services.get(scope.target_namespace, scope.load_balancer_name))
 
 
 async def release_address(scope: ClusterScope) -> None:
-    """Give back what pools still hold for this control plane, whether or not the LoadBalancer had taken over."""
+    """Release the control plane's addresses in all pools, whether or not the LoadBalancer had adopted the Service."""
     session = scope.connected()
     candidates = generated_names(scope.obj, LOAD_BALANCER)
     own = scope.reservation(candidates[0])
-    ids = {scope.reservation(name) for name in candidates if not _somebody_elses(scope, name)}
+    ids = {scope.reservation(name) for name in candidates if not _is_foreign_service(scope, name)}
     endpoint = (scope.obj["spec"].get("controlPlaneEndpoint") or {}).get("host")
     for pool in session.pools.store:
         for address, holder in ((pool.get("status") or {}).get("allocated") or {}).items():
-            # Clusters with long names may have the Go provider's name for them in common, but not the address.
+            # Two clusters with long names may share the Go provider's name, but not the address.
             if holder in ids and (holder == own or address == endpoint):
                 await session.allocator.release(pool["metadata"]["name"], address, holder)
 
 
 def service_address(service: Obj) -> str:
-    """Address that kube-vip gave a Service, empty for none yet."""
+    """Address that kube-vip has assigned to a Service, empty for none."""
     ingress = (service.get("status") or {}).get("loadBalancer", {}).get("ingress") or ()
     return next((entry["ip"] for entry in ingress if entry.get("ip")), "")
 
@@ -90,7 +91,7 @@ def placeholder_service(scope: ClusterScope, address: str) -> Obj:
     }
 
 
-def _somebody_elses(scope: ClusterScope, name: str) -> bool:
+def _is_foreign_service(scope: ClusterScope, name: str) -> bool:
     service = scope.connected().services.get(scope.target_namespace, name)
     return service is not None and adoption.is_foreign(scope, service)
 

@@ -1,8 +1,9 @@
 """Labels of a cluster on its Fleet Cluster, so that bundles for CNI, CSI and cloud provider find it.
 
 Rancher imports a Cluster with label `cluster-api.cattle.io/rancher-auto-import=true` in one of two ways (contract):
-older ones make a `provisioning.cattle.io` Cluster of the same name, whose status names the managed cluster; today's
-make the managed cluster with labels that say whose it is. The Fleet Cluster has the managed cluster's name.
+older versions create a `provisioning.cattle.io` Cluster of the same name, whose status names the managed cluster;
+current ones create the managed cluster with labels that name its Cluster. The Fleet Cluster has the name of the managed
+cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TOPIC = "rancher"
 
 
 async def ensure_fleet_labels(scope: ClusterScope) -> None:
-    """Label the Fleet Cluster; what it waits for is in the condition `FleetIntegrationReady` and gates nothing."""
+    """Label the Fleet Cluster. Condition `FleetIntegrationReady` reports progress and gates nothing."""
     if labels_of(scope.cluster).get(names.AUTO_IMPORT_LABEL) != "true":
         scope.draft.drop(_READY)
         return
@@ -31,7 +32,7 @@ async def ensure_fleet_labels(scope: ClusterScope) -> None:
     rancher.start()
     managed, fleet = rancher.informer(resources.MANAGED_CLUSTERS), rancher.informer(resources.FLEET_CLUSTERS)
     if rancher.installed is None or not rancher.synced:
-        scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_IN_PROGRESS, "reading what Rancher knows")
+        scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_IN_PROGRESS, "reading the clusters of Rancher")
     elif managed is None or fleet is None:
         message = "this management cluster has no Rancher with Fleet: their CRDs are missing"
         scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_NOT_APPLICABLE, message)
@@ -57,9 +58,9 @@ def managed_cluster_name(cluster: Key, imported: Obj | None, managed: Iterable[O
 
 
 def fleet_labels(cluster: Obj) -> dict[str, str]:
-    """Labels that the Fleet Cluster gets: whose it is, and those of the Cluster that bundles are chosen by.
+    """Labels of the Fleet Cluster: its Cluster, and the labels of the Cluster by which bundles are selected.
 
-    Only name and namespace together tell two clusters of one workspace apart.
+    Only name and namespace together identify a cluster within a workspace.
     """
     own, (namespace, name) = labels_of(cluster), key_of(cluster)
     chosen = {label: own[label] for label in names.FLEET_LABELS if label in own}
@@ -68,7 +69,7 @@ def fleet_labels(cluster: Obj) -> dict[str, str]:
 
 
 async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str:
-    """Write workspace and labels; answers what is not there yet."""
+    """Write workspace and labels; return what is still missing."""
     imports = scope.context.rancher.informer(resources.RANCHER_CLUSTERS)
     imported = imports.get(*scope.cluster_key) if imports else None
     name = managed_cluster_name(scope.cluster_key, imported, managed.store)
@@ -88,12 +89,12 @@ async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str
     if not wanted.items() <= labels_of(target).items():
         patch = {"metadata": {"labels": wanted}}
         fleet.observe(await client.patch(resources.FLEET_CLUSTERS, name, workspace, patch))
-        scope.event("FleetClusterLabelled", f"wrote the labels of the Cluster on Fleet Cluster {key_of(target)}")
+        scope.event("FleetClusterLabelled", f"copied the labels of the Cluster to Fleet Cluster {key_of(target)}")
     return ""
 
 
 def _failed(scope: ClusterScope, error: ApiError) -> None:
-    message = f"the Fleet Cluster cannot be labelled: {error.message}"
+    message = f"cannot label the Fleet Cluster: {error.message}"
     if not scope.draft.has_message(_READY, message):
         scope.warning_event(Reason.FLEET_INTEGRATION_FAILED, message)
     scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_FAILED, message)

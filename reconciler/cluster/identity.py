@@ -1,7 +1,7 @@
-"""From the identity Secret to credentials, and when these expire.
+"""Reads credentials from identity Secrets, and reports when they expire.
 
-Expiry is told ahead of time, because Rancher's and Kubernetes' tokens end without a warning, and from then on every
-request is refused. One timer for each cluster brings it back at the right moment; nothing polls.
+Expiry is reported ahead of time, because tokens of Rancher and Kubernetes expire without a warning, and then every
+request is refused. One delayed requeue per cluster is enough; nothing polls.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WARN_AHEAD = timedelta(days=7)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What one version of an identity Secret says."""
+    """The content of one version of an identity Secret."""
 
     version: str
     access: Kubeconfig
@@ -36,7 +36,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Expiry:
-    """What to say about an expiry, without a reason when all is well; in `check_after` seconds it is something else."""
+    """What to report of an expiry: no reason if all is well; it changes after `check_after` seconds."""
 
     message: str
     reason: Reason | None = None
@@ -44,9 +44,9 @@ class Expiry:
 
 
 class Identities:
-    """Identity Secrets that were read, each version once, and which cluster uses which of them.
+    """Parsed identity Secrets, each version read once, and which cluster uses which of them.
 
-    With a `namespace`, those in others are refused: their changes would not be seen, and rights may end there.
+    With a `namespace`, Secrets in other namespaces are refused: the provider neither watches them nor may read them.
     """
 
     def __init__(self, *, allow_insecure: bool, namespace: str = "") -> None:
@@ -56,15 +56,15 @@ class Identities:
         self._uses: dict[Key, tuple[Key, str]] = {}
 
     async def read(self, scope: ClusterScope) -> Identity:
-        """The identity of a cluster. Raises `Blocked` that names what is wrong with it.
+        """The identity of a cluster. Raises `Blocked` if it is invalid.
 
-        It is read anew when the Secret has changed, and when the cluster's `caphv.io/reconcile-at` has.
+        It is read again when the Secret or the cluster's `caphv.io/reconcile-at` has changed.
         """
         secret = secret_of(scope.obj)
         if self._namespace and secret.namespace != self._namespace:
             raise failed(
                 f"identity Secret {secret}: this provider reads Secrets in namespace {self._namespace} only "
-                "(--namespace); put it there, and name it in spec.identitySecret"
+                "(--namespace); create it there, and set spec.identitySecret"
             )
         use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
         listed, known = scope.context.caches.secrets.get(*secret), self._read.get(secret)
@@ -88,7 +88,7 @@ class Identities:
         return identity
 
     def release(self, cluster: Key) -> None:
-        """The cluster is gone, or uses another Secret."""
+        """Release the identity of a cluster that was deleted or uses another Secret."""
         secret, _ = self._uses.pop(cluster, (None, ""))
         if secret and not any(used == secret for used, _ in self._uses.values()):
             self._drop(secret)
@@ -97,7 +97,7 @@ class Identities:
         value = (secret.get("data") or {}).get("kubeconfig")
         if not value:
             raise failed(
-                f"identity Secret {where}: has no key kubeconfig; put the kubeconfig of Harvester under that key"
+                f"identity Secret {where}: key kubeconfig is missing; store the kubeconfig of Harvester under it"
             )
         try:
             access = parse_kubeconfig(base64.b64decode(value), allow_insecure=self._allow_insecure)
@@ -112,7 +112,7 @@ class Identities:
 
 
 async def ensure_session(scope: ClusterScope, identities: Identities) -> None:
-    """Read the identity and give the cluster its session; `spec.server` follows the kubeconfig (contract)."""
+    """Read the identity and assign a session to the cluster; `spec.server` follows the kubeconfig (contract)."""
     identity = await identities.read(scope)
     _report_expiry(scope, identity)
     access = identity.access
@@ -133,7 +133,7 @@ def secret_of(obj: Obj) -> Key:
 
 
 def failed(message: str, *, after: float | None = None) -> Blocked:
-    """There is no connection until somebody changes something."""
+    """The connection fails until a user changes something."""
     return Blocked(
         ConditionType.HARVESTER_CONNECTION_READY, Reason.HARVESTER_CONNECTION_FAILED, message, warn=True, after=after
     )
@@ -147,9 +147,9 @@ def _seconds_until(moment: datetime) -> Callable[[], float]:
 
 
 def expiry_of(expires: datetime | None, now: datetime) -> Expiry:
-    """What to say of credentials that expire then."""
+    """What to report of credentials that expire at that time."""
     if expires is None:
-        return Expiry("the credentials do not say when they expire")
+        return Expiry("the credentials do not state an expiry date")
     left, date = expires - now, conditions.rfc3339(expires)
     if left > WARN_AHEAD:
         return Expiry(f"the credentials are valid until {date}", check_after=(left - WARN_AHEAD).total_seconds())

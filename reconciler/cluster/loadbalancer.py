@@ -1,4 +1,4 @@
-"""Harvester's LoadBalancer before the control plane: made with the first of its VMs, and kept as the spec says."""
+"""Harvester's LoadBalancer of the control plane: created with its first VM, and kept in sync with the spec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backen
 
 
 async def ensure_load_balancer(scope: ClusterScope) -> None:
-    """LoadBalancer in front of the control plane, as soon as one of its VMs exists."""
+    """Ensure the LoadBalancer of the control plane as soon as one of its VMs exists."""
     vms = control_plane_vms(scope)
     if vms:
         scope.draft.set_true(ConditionType.INIT_MACHINE_CREATED)
@@ -47,15 +47,15 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
 
 
 async def delete_load_balancer(scope: ClusterScope) -> None:
-    """Delete the LoadBalancer; returns once it is gone."""
+    """Delete the LoadBalancer. Raises `Blocked` while it exists."""
     load_balancers = scope.namespace().load_balancers
     await adoption.delete(scope, load_balancers, load_balancers.get(scope.target_namespace, scope.load_balancer_name))
 
 
 def control_plane_vms(scope: ClusterScope) -> list[Obj]:
-    """VMs of the cluster's control plane machines, without those that belong to somebody else.
+    """VMs of the cluster's control plane machines, without those of other owners.
 
-    They are not found by the Go provider's label, which two clusters of one name have in common.
+    The Go provider's label is not used to find them: two clusters with the same name share it.
     """
     vms = scope.namespace().vms
     found = []
@@ -100,14 +100,14 @@ def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]]) -> Obj
 
 
 def drift(wanted: Obj, found: Obj) -> Obj:
-    """Merge patch that makes the spec `found` on Harvester what is `wanted`, empty when it is.
+    """Merge patch from the spec `found` on Harvester to the one that is `wanted`, empty if they match.
 
-    What Harvester's webhook adds inside of what we set (defaults of a health check, of a listener) is no drift.
+    Defaults that Harvester's webhook adds to our fields (of a health check, of a listener) are not drift.
     """
     patch = {name: wanted.get(name) for name in _FIELDS if _differs(wanted.get(name), found.get(name))}
     selector, selected = wanted["backendServerSelector"], found.get("backendServerSelector") or {}
     if selector != selected:
-        # A key too many leaves backends out, and a merge keeps what is not named.
+        # An additional key excludes backends, and a merge patch keeps keys that it does not name.
         patch["backendServerSelector"] = {**dict.fromkeys(selected), **selector}
     return patch
 
@@ -121,9 +121,9 @@ def _differs(wanted: Any, found: Any) -> bool:
 
 
 def backend_selector(scope: ClusterScope, vms: list[Obj]) -> dict[str, list[str]]:
-    """Which VMIs are backends: the Go provider's label, and ours as soon as all of the control plane have it.
+    """Labels of the VMIs that are backends: the Go provider's, and ours as soon as all control plane VMs have it.
 
-    Go's names the cluster without its namespace, so that two of one name would get each other's traffic.
+    The Go provider's label lacks the namespace, so two clusters with the same name would share their traffic.
     """
     selector = {names.MACHINE_TYPE_LABEL: [control_plane_selector(scope.cluster_key.name)]}
     label, instances = cluster_label(scope.cluster_key), scope.namespace().instances
@@ -136,9 +136,9 @@ def backend_selector(scope: ClusterScope, vms: list[Obj]) -> dict[str, list[str]
 
 
 async def _ensure_label(scope: ClusterScope, vm: Obj) -> Obj:
-    """Put our label on a VM that was made by the Go provider, once it has our record.
+    """Add our label to a VM of the Go provider once it has our record.
 
-    Its instance gets what the template gets, and neither restarts by that.
+    KubeVirt copies labels of the template to the instance; neither restarts.
     """
     label = {CLUSTER_LABEL: cluster_label(scope.cluster_key)}
     template = (vm["spec"].get("template") or {}).get("metadata") or {}
@@ -179,11 +179,11 @@ async def _repair(scope: ClusterScope, found: Obj, vms: list[Obj]) -> None:
             resources.LOAD_BALANCERS, metadata["name"], metadata["namespace"], body
         )
     except (Forbidden, Invalid) as error:
-        message = f"Harvester refuses the change of {fields} of LoadBalancer {key_of(found)}: {error.message}"
+        message = f"Harvester refuses to update {fields} of LoadBalancer {key_of(found)}: {error.message}"
         raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, message, warn=True, after=60) from None
     scope.namespace().load_balancers.observe(repaired)
     if repaired["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
-        scope.event("LoadBalancerUpdated", f"set {fields} of LoadBalancer {key_of(found)} to what the spec says")
+        scope.event("LoadBalancerUpdated", f"updated {fields} of LoadBalancer {key_of(found)} to match the spec")
 
 
 def _is_control_plane(scope: ClusterScope, machine: Obj) -> bool:

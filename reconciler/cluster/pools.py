@@ -1,4 +1,4 @@
-"""IPPools that a cluster asks for: made from `ipPool`, or looked up; those that we made go with the cluster."""
+"""IPPools of a cluster: created from `ipPool` and deleted with the cluster, or referenced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VM_SUFFIX = "vm-ippool"
 
 
 async def ensure_vm_pool(scope: ClusterScope) -> None:
-    """The pools for VM addresses exist; one described in `vmNetworkConfig.ipPool` is created (contract)."""
+    """Ensure that the pools for VM addresses exist; create the one in `vmNetworkConfig.ipPool` (contract)."""
     config = scope.obj["spec"].get("vmNetworkConfig")
     if not config:
         scope.draft.drop(ConditionType.VM_IP_POOL_READY)
@@ -61,7 +61,7 @@ async def ensure_load_balancer_pool(scope: ClusterScope) -> str:
     raise Blocked(
         ConditionType.LOAD_BALANCER_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
-        "loadBalancerConfig.ipamType is pool, but neither ipPoolRef nor ipPool says which; set one of them",
+        "loadBalancerConfig.ipamType is pool, but neither ipPoolRef nor ipPool is set; set one of them",
         warn=True,
     )
 
@@ -76,12 +76,12 @@ def load_balancer_pool(cluster_spec: Obj) -> str:
 
 
 async def adopt_load_balancer_pool(scope: ClusterScope) -> None:
-    """The pool for the control plane address, if it was made for this cluster, has the record that says so."""
+    """Adopt the pool of the control plane address if it was created for this cluster."""
     await _adopt_created(scope, LOAD_BALANCER_SUFFIX, ConditionType.CUSTOM_IP_POOL_CREATED)
 
 
 async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str) -> None:
-    """Delete a pool that was made for this cluster; answers once it is gone."""
+    """Delete a pool that was created for this cluster."""
     session, pool = scope.connected(), _created(scope, suffix, condition)
     if pool is None:
         return
@@ -96,7 +96,7 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
-            f"Harvester does not delete IPPool {name}: {error.message}",
+            f"Harvester refuses to delete IPPool {name}: {error.message}",
             warn=True,
             after=10,
         ) from None
@@ -116,7 +116,7 @@ def used_pools(context: Context) -> Iterator[tuple[Session, list[str]]]:
 
 
 def pool_object(name: str, spec: dict[str, Any], annotations: dict[str, str]) -> Obj:
-    """IPPool from the description in a HarvesterCluster. Harvester's webhook counts it; the CRD wants the fields."""
+    """IPPool from `ipPool` of a HarvesterCluster. The CRD requires the counts, which Harvester's webhook corrects."""
     source = {field: spec[field] for field in ("subnet", "gateway", "rangeStart", "rangeEnd") if spec.get(field)}
     pool: Obj = {
         "apiVersion": resources.IP_POOLS.api_version,
@@ -155,7 +155,7 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
 
 
 async def _adopt_created(scope: ClusterScope, suffix: str, condition: ConditionType) -> None:
-    """Take over what was made for this cluster; a status that was lost in a move says so again."""
+    """Adopt a pool that was created for this cluster, and restore its condition, which a move loses."""
     pool = _created(scope, suffix, condition)
     if pool:
         await adoption.adopt_or_refuse(scope, scope.connected().pools, pool, condition, _failure(condition))
@@ -163,15 +163,15 @@ async def _adopt_created(scope: ClusterScope, suffix: str, condition: ConditionT
 
 
 def _created(scope: ClusterScope, suffix: str, condition: ConditionType) -> Obj | None:
-    """The pool that was made for this cluster: by its record, or, without one, by the condition (contract)."""
+    """The pool that was created for this cluster: by its record, or, without one, by the condition (contract)."""
     pools = (scope.connected().pools.get("", name) for name in generated_names(scope.obj, suffix))
     pool = next(filter(None, pools), None)
     if pool is None:
         return None
-    judged = ownership_of(pool, scope.owner)
-    if judged is Ownership.FOREIGN:
+    ownership = ownership_of(pool, scope.owner)
+    if ownership is Ownership.FOREIGN:
         return pool if wants_adoption(scope.obj) and same_name(pool, scope.owner) else None
-    return pool if judged is Ownership.OURS or scope.draft.is_true(condition) else None
+    return pool if ownership is Ownership.OURS or scope.draft.is_true(condition) else None
 
 
 def _failure(condition: ConditionType) -> Reason:

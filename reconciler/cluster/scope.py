@@ -1,4 +1,4 @@
-"""One reconcile of one HarvesterCluster: the objects it is about and what its phases found out."""
+"""Scope of one reconcile of one HarvesterCluster: its objects and the findings of its phases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOAD_BALANCER = "lb"
 
 @dataclass(slots=True)
 class ClusterScope:
-    """`obj` is the HarvesterCluster, `cluster` its Cluster; the session is there after the identity phase.
+    """`obj` is the HarvesterCluster, `cluster` its Cluster; the session exists after the identity phase.
 
     `requeue_after` is a delay in seconds, set where time alone decides.
     """
@@ -47,17 +47,17 @@ class ClusterScope:
 
     @property
     def target_namespace(self) -> str:
-        """Namespace on Harvester for everything that is namespaced."""
+        """Namespace on Harvester of all namespaced objects."""
         return str(self.obj["spec"]["targetNamespace"])
 
     @property
     def owner(self) -> Owner:
-        """Record on what is made for this cluster on Harvester."""
+        """Owner record of the cluster's objects on Harvester."""
         return self.context.owner(resources.HARVESTER_CLUSTERS.kind, self.obj)
 
     @property
     def load_balancer_name(self) -> str:
-        """Name of LoadBalancer and placeholder Service; the Go provider's where this cluster has one under it."""
+        """Name of LoadBalancer and placeholder Service; the Go provider's if it exists for the cluster."""
         name, *former = generated_names(self.obj, LOAD_BALANCER)
         for candidate in former:
             for informer in (self.connected().services, self.namespace().load_balancers):
@@ -87,18 +87,18 @@ class ClusterScope:
             raise Blocked(
                 ConditionType.TARGET_NAMESPACE_READY,
                 Reason.TARGET_NAMESPACE_CHECKING,
-                namespace.sync_error or f"reading what exists in namespace {self.target_namespace} on Harvester",
+                namespace.sync_error or f"reading namespace {self.target_namespace} on Harvester",
                 warn=bool(namespace.sync_error),
                 after=0.2,
             )
         return namespace
 
     def warning_event(self, reason: str, message: str) -> None:
-        """Event for an operator: something is wrong."""
+        """Emit an Event of type Warning."""
         self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Warning", reason, message)
 
     def event(self, reason: str, message: str) -> None:
-        """Event for an operator: something went well."""
+        """Emit an Event of type Normal."""
         self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Normal", reason, message)
 
     def requeue_within(self, delay: float | None) -> None:
@@ -106,7 +106,7 @@ class ClusterScope:
         self.requeue_after = min((wanted for wanted in (self.requeue_after, delay) if wanted), default=None)
 
     async def drop_annotation(self, name: str) -> None:
-        """Take an annotation off the HarvesterCluster that has done its work."""
+        """Remove an annotation from the HarvesterCluster."""
         patch = {"metadata": {"annotations": {name: None}}}
         informer = self.context.caches.harvester_clusters
         self.obj = await self.context.client.patch(informer.resource, self.key.name, self.key.namespace, patch)

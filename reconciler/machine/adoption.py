@@ -1,8 +1,8 @@
-"""Whose the VM of a machine's name is, and taking it over without touching the guest.
+"""Decides who owns the VM with a machine's name, and adopts it without affecting the guest.
 
-A VM without a record was made by the Go provider, or by hand: it gets one, and nothing else happens. One that is
-recorded for somebody else is taken over on proof only: after a move or a restored backup the machine's providerID
-carries the VM's uid; in any other case an operator has to say so with annotation `caphv.io/adopt`.
+A VM without a record was created by the Go provider or by hand: adoption adds the record and changes nothing else. A VM
+with the record of another owner is adopted only with proof: after a move or a restored backup, the machine's providerID
+carries the VM's uid; in any other case, the user has to set annotation `caphv.io/adopt`.
 """
 
 from __future__ import annotations
@@ -16,73 +16,71 @@ from caphv.runtime.errors import NotFound
 from reconciler.harvester.ownership import Ownership, ownership_of, record, wants_adoption
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.disks import is_machine_pvc
-from reconciler.machine.ipaddress import take_over_address
+from reconciler.machine.ipaddress import adopt_address
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked
 
 
-def gone(scope: MachineScope) -> Blocked:
-    """The machine had a VM and has none any more."""
+def vm_lost(scope: MachineScope) -> Blocked:
+    """The VM of the machine no longer exists."""
     return Blocked(
         ConditionType.VM_PROVISIONING_READY,
         Reason.MACHINE_NOT_FOUND,
-        f"VirtualMachine {scope.target_namespace}/{scope.name} is gone from Harvester and is not made again under "
-        "its old identity; delete the Machine, or let a MachineHealthCheck replace it",
+        f"VirtualMachine {scope.target_namespace}/{scope.name} no longer exists and will not be recreated; "
+        "delete the Machine, or have a MachineHealthCheck replace it",
         warn=True,
     )
 
 
-def judge(scope: MachineScope, vm: Obj) -> Ownership:
-    """Whose the VM is. The providerID proves nothing any more once the VM was ours and got another record.
+def vm_ownership(scope: MachineScope, vm: Obj) -> Ownership:
+    """Ownership of the VM. The providerID proves nothing once the VM was ours and has another record now.
 
-    Otherwise a machine that was left behind on a former management cluster would take the VM back, or delete it.
+    Otherwise a machine left behind on a former management cluster would take the VM back, or delete it.
     """
     known = _known_uid(scope) == uid_of(vm)
     return ownership_of(vm, scope.owner, provider_id="" if known else str(scope.spec.get("providerID") or ""))
 
 
 async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
-    """The VM with our record on it. Raises `Blocked` when it belongs to somebody else, or is another than ours was."""
-    told = wants_adoption(scope.obj)
-    if _known_uid(scope) not in ("", uid_of(vm)) and not told:
-        raise gone(scope)
-    judged = judge(scope, vm)
-    if judged is Ownership.FOREIGN and not told:
-        owner = annotations_of(vm).get(names.OWNER_ANNOTATION, "somebody else")
+    """Return the VM with our record. Raises `Blocked` if it belongs to another owner or is not the previous VM."""
+    adopt = wants_adoption(scope.obj)
+    if _known_uid(scope) not in ("", uid_of(vm)) and not adopt:
+        raise vm_lost(scope)
+    if vm_ownership(scope, vm) is Ownership.FOREIGN and not adopt:
+        owner = annotations_of(vm).get(names.OWNER_ANNOTATION, "another owner")
         raise scope.failed(
-            f"VirtualMachine {key_of(vm)} exists on Harvester and belongs to {owner}; give this machine "
-            "another name or its cluster another targetNamespace, or take the VM over with annotation "
-            f'{names.ADOPT_ANNOTATION}: "true"'
+            f"VirtualMachine {key_of(vm)} exists on Harvester and belongs to {owner}; rename this machine, use another "
+            f'targetNamespace for its cluster, or adopt the VM with annotation {names.ADOPT_ANNOTATION}: "true"'
         )
     wanted = record(scope.owner)
     before = {name: value for name, value in annotations_of(vm).items() if name in wanted}
     if before != wanted:
         if before:
-            await _take_over_belongings(scope, before)
-        # Last, because what comes before is found by the VM's old record. Nothing restarts by an annotation.
+            await _adopt_belongings(scope, before)
+        # Last, because the steps before depend on the VM's old record. An annotation restarts nothing.
         patch = {"metadata": {"resourceVersion": vm["metadata"]["resourceVersion"], "annotations": wanted}}
         client = scope.session().client
         vm = await client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
         scope.namespace().vms.observe(vm)
-        scope.event("VMAdopted", f"took over VirtualMachine {key_of(vm)}")
-    if told:
+        scope.event("VMAdopted", f"adopted VirtualMachine {key_of(vm)}")
+    if adopt:
         scope.draft.fields["virtualMachine"] = {"uid": uid_of(vm)}
         await scope.context.write_status(scope.context.caches.harvester_machines, scope.obj, scope.draft)
-        # Once: with two management clusters told to, they would take the VM from each other for ever.
+        # Once: otherwise two management clusters with the annotation would adopt the VM from each other forever.
         await scope.drop_annotation(names.ADOPT_ANNOTATION)
     return vm
 
 
 def _known_uid(scope: MachineScope) -> str:
-    """Uid of the VM that the status remembers, empty for none."""
+    """Uid of the VM in the status, empty for none."""
     return str((scope.draft.fields.get("virtualMachine") or {}).get("uid") or "")
 
 
-async def _take_over_belongings(scope: MachineScope, before: dict[str, str]) -> None:
-    """Disks, cloud-init Secret and address that were recorded for the VM's former owner.
+async def _adopt_belongings(scope: MachineScope, before: dict[str, str]) -> None:
+    """Adopt disks, cloud-init Secret and address with the record of the VM's former owner.
 
-    Raises `Conflict` when somebody writes the Secret meanwhile: the VM still has its old record then, so that all of it
-    is done again.
+    Raises `Conflict` if the Secret is modified concurrently: the VM still has its old record, so the retry repeats all
+    steps.
     """
     client, namespace = scope.session().client, scope.namespace()
     patch = {"metadata": {"annotations": record(scope.owner)}}
@@ -95,4 +93,4 @@ async def _take_over_belongings(scope: MachineScope, before: dict[str, str]) -> 
         if before.items() <= annotations_of(secret).items():
             guarded = {"metadata": {**patch["metadata"], "resourceVersion": secret["metadata"]["resourceVersion"]}}
             await client.patch(SECRETS, secret_name(scope.name), scope.target_namespace, guarded)
-    await take_over_address(scope, before.get(names.OWNER_CLUSTER_ANNOTATION, ""))
+    await adopt_address(scope, before.get(names.OWNER_CLUSTER_ANNOTATION, ""))

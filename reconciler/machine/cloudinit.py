@@ -1,9 +1,9 @@
-"""The cloud-init data of a VM: what the provider needs in the guest, joined with what the bootstrap provider wants.
+"""The cloud-init data of a VM: what the provider needs in the guest, merged into the bootstrap data.
 
-The bootstrap data is never parsed and written anew. Its text is kept byte for byte and ours is inserted, because it may
-be a Jinja template: `{{ … }}` is no YAML, a quote or a block scalar around it matters once the guest has filled it in,
-and `{% if %}` lines have no place in a parsed document. A copy in which Jinja is blanked out tells where to insert, and
-proves afterwards that nothing else has changed.
+The bootstrap data is never parsed and serialised again. Its text is kept byte for byte and ours is inserted, because it
+may be a Jinja template: `{{ … }}` is not YAML, quotes and block scalars around it matter after rendering, and `{% %}`
+lines have no place in a parsed document. A copy without Jinja shows where to insert, and proves afterwards that nothing
+else has changed.
 
 Bootstrap data holds join tokens and keys: no error of this module quotes it.
 """
@@ -197,7 +197,7 @@ def _extra(text: str) -> dict[str, Any]:
         raise CloudInitError(f"{_EXTRA.name} has {error}: {_EXTRA.remedy}") from None
     for key, value in found.items():
         if not isinstance(key, str) or not _TOP_KEY.fullmatch(key):
-            raise CloudInitError(f"{_EXTRA.name} has a key that is no name of cloud-config: {_EXTRA.remedy}")
+            raise CloudInitError(f"{_EXTRA.name} has a key that is not valid in cloud-config: {_EXTRA.remedy}")
         if key in JOINED and not isinstance(value, list | None):
             raise CloudInitError(f"{key} of {_EXTRA.name} is not a list: write it as one")
     return {key: value for key, value in found.items() if key not in JOINED or value is not None}
@@ -278,14 +278,14 @@ def _insert(body: str, masked: str, root: yaml.MappingNode | None, ours: dict[st
         if key in found and key in JOINED and isinstance(items, list):
             if _in_block(body, root if root.flow_style else found[key][0]):
                 raise CloudInitError(
-                    f"{key} of the bootstrap data stands in a Jinja block: move the block into the list"
+                    f"{key} of the bootstrap data is inside a Jinja block: move the block into the list"
                 )
             edits.append(_list_edit(key, items, *found[key], lines=lines, flow=bool(root.flow_style)))
     return _apply(edits, _LINE.findall(body))
 
 
 def _in_block(body: str, node: yaml.Node) -> bool:
-    """Tell whether `node` stands between a Jinja statement and its end."""
+    """Return whether `node` is inside a Jinja block."""
     before = "".join(_LINE.findall(body)[: node.start_mark.line])
     return len(_BLOCK_START.findall(before)) > len(_BLOCK_END.findall(before))
 

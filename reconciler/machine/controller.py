@@ -1,4 +1,4 @@
-"""Reconcile one HarvesterMachine: from the Machine's bootstrap data to an initialized Node, and back to nothing."""
+"""Reconciles one HarvesterMachine: from the Machine's bootstrap data to an initialized Node, and its deletion."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from reconciler.machine.vmstatus import VmPhase, vm_state
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked, StatusDraft
 
-# States that do not pass without somebody doing something about them.
+# States that do not end without a user's action.
 _FAILED = (
-    VmPhase.GONE,
+    VmPhase.MISSING,
     VmPhase.STOPPED,
     VmPhase.PAUSED,
     VmPhase.UNSCHEDULABLE,
@@ -30,14 +30,14 @@ _FAILED = (
     VmPhase.UNKNOWN,
 )
 
-# Seconds that an in-between state has to last to be worth a write.
+# Seconds that a transient state has to last before it is written.
 _DEBOUNCE = 1.0
-# Seconds that nobody may know how a machine is before it says so: a new process needs a moment to look.
+# The same for an unknown state: a new process needs some time to fill its caches.
 _DEBOUNCE_UNKNOWN = 5.0
 
 
 class MachineReconciler:
-    """`reconcile` takes the key of a HarvesterMachine and answers when to come back, if time alone decides."""
+    """`reconcile` takes the key of a HarvesterMachine."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -80,7 +80,7 @@ class MachineReconciler:
                 await self._write(scope)
             return Result(requeue_after=min((delay for delay in (debounce, blocked.after) if delay), default=None))
         except (ApiError, Unreachable) as error:
-            # Only somebody else can help where a request is refused. What runs is not worse off for it.
+            # A refused request needs a user's action. A machine that is ready stays so.
             if isinstance(error, (Forbidden, Invalid)) and (being_deleted(obj) or not scope.draft.fields.get("ready")):
                 self._report(scope, scope.failed(f"a request was refused: {error.message}"))
             await self._write(scope)
@@ -98,7 +98,7 @@ class MachineReconciler:
         vmi = scope.namespace().instances.get(scope.target_namespace, scope.name)
         scope.draft.set_true(ConditionType.MACHINE_CREATED)
         if scope.cluster_key and self._context.workloads.node(scope.cluster_key, scope.name):
-            # Before the VM reports anything: its guest agent may wait for what itself waits for the taint to go.
+            # Before the VM reports anything: its guest agent may depend on Pods that wait for the removal of the taint.
             await initialize_node(scope, await self._ensure_provider_id(scope, vm))
         first = not scope.draft.fields.get("initialization")
         if not first:
@@ -133,10 +133,10 @@ class MachineReconciler:
             )
 
     def _require_running(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
-        """What is seen of the VM into the status; raises `Blocked` unless it runs and has an address."""
+        """Update the status from the VM. Raises `Blocked` unless it runs and has an address."""
         state = vm_state(vm, vmi)
         has_address = observe(scope, vm, vmi)
-        # Normal on the way up; of a machine that was ready it is news, for an Event and at once.
+        # Normal during creation; for a machine that was ready it deserves an Event at once.
         was_ready = bool(scope.draft.fields.get("ready"))
         if state.phase in _FAILED:
             raise scope.failed(state.message)
@@ -151,7 +151,7 @@ class MachineReconciler:
             self._context.workloads.hint(scope.cluster_key)
 
     async def _ensure_provider_id(self, scope: MachineScope, vm: Obj) -> str:
-        """Contract: the Node's own where it has one (another cloud provider may set it), else that of the VM."""
+        """Contract: the Node's own if it has one (another cloud provider may set it), else that of the VM."""
         assert scope.cluster_key is not None  # noqa: S101 - checked by the caller
         node = self._context.workloads.node(scope.cluster_key, scope.name)
         own = node["spec"].get("providerID") if node else None
@@ -181,9 +181,9 @@ class MachineReconciler:
         return MachineScope(self._context, obj, machine, cluster, harvester_cluster, StatusDraft(obj))
 
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
-        tell = scope.draft.set_unknown if blocked.unknown else scope.draft.set_false
+        set_condition = scope.draft.set_unknown if blocked.unknown else scope.draft.set_false
         for condition in (blocked.condition, ConditionType.INFRASTRUCTURE_READY, ConditionType.READY):
-            tell(condition, blocked.reason, blocked.message)
+            set_condition(condition, blocked.reason, blocked.message)
         if not blocked.unknown:
             scope.draft.provisioned(ready=False)
         if blocked.warn and not scope.draft.has_message(blocked.condition, blocked.message):

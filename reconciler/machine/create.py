@@ -1,7 +1,7 @@
-"""The machine's VM: found and recognised, or made with its cloud-init Secret.
+"""The machine's VM: adopted, or created with its cloud-init Secret.
 
-A VM that existed and is gone is never made again: its disks, its etcd member and its Node are lost, and a new VM under
-the old providerID would look like the old one. The machine says so, and its owner replaces it.
+A lost VM is never recreated: its disks, its etcd member and its Node are lost, and a new VM under the old providerID
+would look like the old one. The machine reports the loss, and its owner replaces it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Forbidden, I
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.machine import cloudinit, talos
-from reconciler.machine.adoption import adopt_or_refuse, gone
+from reconciler.machine.adoption import adopt_or_refuse, vm_lost
 from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
 from reconciler.machine.guest import guest_config
 from reconciler.machine.ipaddress import ensure_address, recall_address
@@ -28,7 +28,7 @@ from reconciler.status import Blocked
 
 
 async def ensure_vm(scope: MachineScope) -> Obj:
-    """The machine's VM, made if it never existed. Raises `Blocked` when it cannot be or belongs to somebody else."""
+    """The machine's VM, created if it never existed. Raises `Blocked` if it cannot be or belongs to another owner."""
     namespace = scope.namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name)
     if vm is not None:
@@ -36,7 +36,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
         await recall_address(scope)
         return vm
     if scope.spec.get("providerID") or scope.draft.is_true(ConditionType.MACHINE_CREATED):
-        raise gone(scope)
+        raise vm_lost(scope)
     inputs = _checked_inputs(scope)
     network = await ensure_address(scope)
     bootstrap = await _bootstrap_data(scope)
@@ -54,7 +54,7 @@ def _checked_inputs(scope: MachineScope) -> VirtualMachineInputs:
 
 
 def inputs_of(scope: MachineScope) -> VirtualMachineInputs:
-    """All that the machine's VM depends on, from caches."""
+    """All inputs of the machine's VM, from caches."""
     assert scope.cluster_key is not None  # noqa: S101 - the caller checked
     status = (scope.harvester_cluster or {}).get("status") or {}
     return VirtualMachineInputs(
@@ -97,7 +97,7 @@ async def _bootstrap_data(scope: MachineScope) -> str:
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-            "waiting for the bootstrap provider to name its data (spec.bootstrap.dataSecretName of the Machine)",
+            "waiting for the bootstrap provider to set spec.bootstrap.dataSecretName of the Machine",
         )
     try:
         secret = await scope.context.client.get(SECRETS, name, scope.key.namespace)
@@ -120,7 +120,7 @@ async def _bootstrap_data(scope: MachineScope) -> str:
 
 
 def _guest_files(scope: MachineScope) -> list[Obj]:
-    """The kubeconfig for Harvester, where the cluster wants it in a file. Raises `Blocked` until it was made."""
+    """The kubeconfig for Harvester, if the cluster delivers it in a file. Raises `Blocked` until it exists."""
     if (scope.cluster_spec.get("cloudConfig") or {}).get("delivery") != "File" or scope.harvester_cluster is None:
         return []
     cluster = key_of(scope.harvester_cluster)
@@ -142,15 +142,15 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
             network_data=cloudinit.networkdata(network, nics) if isinstance(network, StaticAddress) else "",
         )
     except cloudinit.CloudInitError as error:
-        raise scope.failed(f"cloud-init data cannot be made: {error}") from None
+        raise scope.failed(f"cannot create cloud-init data: {error}") from None
     client = scope.session().client
     try:
         await client.create(SECRETS, secret)
     except AlreadyExists:
-        # From an attempt that did not get to the VM; what it holds may be of older bootstrap data.
+        # From an attempt that did not create the VM; its content may be outdated.
         existing = await client.get(SECRETS, secret["metadata"]["name"], scope.target_namespace)
         if ownership_of(existing, scope.owner) is Ownership.FOREIGN:
-            owner = annotations_of(existing).get(names.OWNER_ANNOTATION, "somebody else")
+            owner = annotations_of(existing).get(names.OWNER_ANNOTATION, "another owner")
             raise scope.failed(f"Secret {key_of(existing)} on Harvester belongs to {owner}") from None
         secret["metadata"]["resourceVersion"] = existing["metadata"]["resourceVersion"]
         await client.replace(SECRETS, secret)
@@ -178,7 +178,7 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
         metrics.MACHINE_CREATE_ERRORS.inc()
         raise scope.failed(str(error)) from None
     except (Forbidden, Invalid) as error:
-        # Harvester's admission says what it wants, and may want something that comes later (a network, quota).
+        # Harvester's admission names what it requires, which may appear later (a network, quota).
         metrics.MACHINE_CREATE_ERRORS.inc()
         raise scope.failed(f"Harvester refuses VirtualMachine {key}: {error.message}", after=15) from None
     except (ApiError, Unreachable) as error:

@@ -1,4 +1,4 @@
-"""Taking a machine down: VM, disks, cloud-init Secret, address, finalizer, each certain before the next."""
+"""Deletes a machine: VM, disks, cloud-init Secret, address, finalizer, each verified before the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.harvester.session import TargetNamespace
-from reconciler.machine.adoption import judge
+from reconciler.machine.adoption import vm_ownership
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.etcd import ensure_member_removed
 from reconciler.machine.ipaddress import release_address
@@ -19,12 +19,12 @@ from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import is_machine_pvc
 from reconciler.status import Blocked
 
-# Seconds that Harvester has to delete the disks that it was told to delete with a VM.
+# Seconds that Harvester gets to delete the disks that it should delete with a VM.
 _HARVESTER_DELETES = 5.0
 
 
 async def delete_machine(scope: MachineScope) -> None:
-    """Go as far as possible; raises `Blocked` while something of the machine is still there."""
+    """Delete everything on Harvester. Raises `Blocked` while something of the machine exists."""
     if _nothing_was_made(scope) or _force_delete(scope):
         return
     namespace = scope.namespace()
@@ -42,7 +42,7 @@ async def delete_machine(scope: MachineScope) -> None:
 
 
 def _nothing_was_made(scope: MachineScope) -> bool:
-    """Whether the machine never got as far as Harvester."""
+    """Whether nothing was ever created on Harvester."""
     touched = (names.ConditionType.MACHINE_CREATED, names.ConditionType.VM_IP_ALLOCATED)
     return (
         not scope.spec.get("providerID")
@@ -53,7 +53,7 @@ def _nothing_was_made(scope: MachineScope) -> bool:
 
 
 def _force_delete(scope: MachineScope) -> bool:
-    """Whether an operator gives up what is on a Harvester that cannot be asked; raises `Blocked` if nobody does."""
+    """Whether the user force-deletes a machine whose Harvester is unreachable. Raises `Blocked` if not."""
     why = _out_of_reach(scope)
     if not why:
         return False
@@ -61,27 +61,27 @@ def _force_delete(scope: MachineScope) -> bool:
         raise Blocked(
             names.ConditionType.VM_PROVISIONING_READY,
             names.Reason.HARVESTER_CONNECTION_FAILED,
-            f"{why}, so it is not known what is left of the machine; it waits, or annotation "
-            f'{names.FORCE_DELETE_ANNOTATION}: "true" lets it go with what is there',
+            f"{why}; deletion is blocked. To delete without Harvester, set annotation {names.FORCE_DELETE_ANNOTATION}: "
+            '"true"; objects on Harvester are then left behind',
         )
     place = f"{scope.target_namespace}/{scope.name}" if scope.target_namespace else scope.name
     address, pool = (scope.draft.fields.get(name) for name in ("allocatedIPAddress", "allocatedPoolRef"))
     reserved = f", address {address} in IPPool {pool}" if address else ""
     scope.warning_event(
         "ForcedDeletion",
-        f"let go on request, because {why}; on Harvester may be left: VirtualMachine {place}, its disks "
+        f"force-deleted because {why}; may remain on Harvester: VirtualMachine {place}, its disks "
         f"{scope.name}-disk-*, Secret {secret_name(scope.name)}{reserved}",
     )
     return True
 
 
 def _out_of_reach(scope: MachineScope) -> str:
-    """Why Harvester cannot be asked, empty when it can or is about to be."""
+    """Why Harvester is unreachable, empty if it is reachable or not yet known."""
     if scope.harvester_cluster is None:
-        return "the Cluster or its HarvesterCluster is gone"
+        return "the Cluster or its HarvesterCluster no longer exists"
     session = scope.context.sessions.of(key_of(scope.harvester_cluster))
     if session and session.error:
-        how = "refuses the credentials" if session.unauthorized else "does not answer"
+        how = "rejects the credentials" if session.unauthorized else "does not answer"
         return f"Harvester at {session.server} {how}"
     connection = conditions.get_condition(
         (scope.harvester_cluster.get("status") or {}).get("conditions") or [],
@@ -96,7 +96,7 @@ def _out_of_reach(scope: MachineScope) -> str:
 def _ours(scope: MachineScope, vm: Obj | None) -> bool:
     if vm is None:
         return True
-    return judge(scope, vm) is not Ownership.FOREIGN
+    return vm_ownership(scope, vm) is not Ownership.FOREIGN
 
 
 async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
@@ -104,7 +104,7 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
         client = scope.session().client
         metrics.MACHINE_DELETE.inc()
         try:
-            await _give_up_disks(scope, vm)
+            await _mark_disks_for_removal(scope, vm)
             answer = await client.delete(
                 resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
             )
@@ -120,24 +120,24 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
         if namespace.vms.deleted(scope.target_namespace, scope.name, answer):
             return
         scope.event("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}")
-    raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to go")
+    raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to be deleted")
 
 
-async def _give_up_disks(scope: MachineScope, vm: Obj) -> None:
-    """Harvester deletes the disks that this annotation lists at the time of deletion, and keeps all others."""
+async def _mark_disks_for_removal(scope: MachineScope, vm: Obj) -> None:
+    """List the disks in the annotation by which Harvester deletes them with the VM; it keeps all others."""
     annotations = annotations_of(vm)
     try:
         templates = json.loads(annotations.get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or "[]")
         claims = ",".join(template["metadata"]["name"] for template in templates)
     except (ValueError, KeyError, TypeError):
-        return  # somebody edited it; the disks are found by name and record afterwards
+        return  # the annotation is invalid; disks are found by name and record afterwards
     if claims and annotations.get(names.REMOVED_VOLUMES_ANNOTATION) != claims:
         patch = {"metadata": {"annotations": {names.REMOVED_VOLUMES_ANNOTATION: claims}}}
         await scope.session().client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
 
 
 async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None:
-    """Disks that Harvester left, for example because somebody else had deleted the VM."""
+    """Delete disks that Harvester left, for example because another client had deleted the VM."""
     left = [
         claim
         for claim in namespace.claims.store
@@ -146,7 +146,7 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None
     ]
     deleted_at = scope.memory.vm_deleted_at
     if left and deleted_at is not None and time.monotonic() - deleted_at < _HARVESTER_DELETES:
-        # We had the VM deleted with its disks: Harvester is at it.
+        # Harvester is deleting the disks with the VM.
         raise _disks_left(scope, left, after=_HARVESTER_DELETES)
     for claim in left:
         name = claim["metadata"]["name"]
@@ -166,14 +166,14 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None
 
 def _disks_left(scope: MachineScope, left: list[Obj], *, after: float | None = None) -> Blocked:
     names_left = ", ".join(claim["metadata"]["name"] for claim in left)
-    return scope.in_progress(f"waiting for disks on Harvester to go: {names_left}", after=after)
+    return scope.in_progress(f"waiting for disks on Harvester to be deleted: {names_left}", after=after)
 
 
 async def _delete_secret(scope: MachineScope) -> None:
     client, name = scope.session().client, secret_name(scope.name)
     try:
         if scope.memory.vm_deleted_at is not None:
-            # The VM that used it was ours, and so is it.
+            # The VM that used it was ours, and so is the Secret.
             await client.delete(SECRETS, name, scope.target_namespace)
             return
         secret = await client.get(SECRETS, name, scope.target_namespace)

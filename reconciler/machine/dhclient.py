@@ -61,7 +61,7 @@ def boot_commands(interfaces: Iterable[str]) -> list[str]:
 
 
 def _ask(interface: str) -> str:
-    # -1: one attempt, then on in the background; the boot must not wait for ever for a server that is not there.
+    # -1: one attempt, then in the background: the boot must not wait forever for a missing server.
     files = f"-lf {_LEASES}/dhclient-{interface}.lease -pf /run/dhclient-{interface}.pid"
     return (
         f"[ ! -e /sys/class/net/{interface} ] || ip -4 address show dev {interface} scope global | grep -q inet || "

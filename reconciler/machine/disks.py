@@ -1,4 +1,4 @@
-"""The disks of a VM: their names, the claims Harvester makes them from, and the images they start as."""
+"""The disks of a VM: their names, claims and images."""
 
 import hashlib
 import re

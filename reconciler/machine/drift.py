@@ -1,8 +1,8 @@
-"""Where a VM differs from what its machine asks for now: somebody edited the VM, or the machine's spec.
+"""Drift: fields in which a VM differs from its machine's spec, because one of them was edited.
 
-Only what the spec decides is compared. Left out is what Harvester changes at admission (guest memory, requests, MACs,
-grace period, more affinity, the strategy after a restart), what KubeVirt fills in, volumes that a CSI driver plugs in
-while the VM runs, and what the Go provider did in another way (names of disks, anti-affinity).
+Only fields that the spec determines are compared. Ignored are changes by Harvester's admission (guest memory, requests,
+MACs, grace period, more affinity, the strategy after a restart), KubeVirt's defaults, volumes that a CSI driver
+hot-plugs, and what the Go provider did differently (names of disks, anti-affinity).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _differences(wanted: Obj, actual: Obj) -> Iterator[str]:
 
 
 def _view(vm: Obj) -> Obj:
-    """What is compared, by the field's name for people, in a form that is equal when it means the same."""
+    """What is compared, by a readable name of the field, normalised so that equivalent values are equal."""
     template = vm["spec"]["template"]
     spec = template.get("spec") or {}
     domain = spec.get("domain") or {}
@@ -124,7 +124,7 @@ def _covers(have: Any, want: Any) -> bool:
 
 
 def _parsed(obj: Obj, annotation: str) -> Any:
-    """JSON of an annotation; None when it is missing, or somebody broke it."""
+    """JSON of an annotation; None if it is missing or invalid."""
     try:
         return json.loads((obj.get("metadata") or {}).get("annotations", {}).get(annotation) or "null")
     except ValueError:

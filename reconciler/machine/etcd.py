@@ -1,8 +1,8 @@
-"""Take a control plane machine out of etcd before its VM goes.
+"""Removes the etcd member of a control plane machine before its VM is deleted.
 
-A member whose machine is gone for good still counts for the quorum: after two such losses a cluster of three could
-write no more. Control plane providers of RKE2, kubeadm and Talos do this themselves; for others, and for Machines
-without a control plane object, we do, by `etcdctl` in an etcd Pod on another node.
+A member without a machine still counts for the quorum: after two such losses, a cluster of three members cannot write
+any more. The control plane providers of RKE2, kubeadm and Talos remove members themselves; for others, and for Machines
+without a control plane object, this module runs `etcdctl` in an etcd Pod on another node.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"
 _PROVIDERS = ("RKE2ControlPlane", "KubeadmControlPlane", "TalosControlPlane")
 _HASH = re.compile(r"[0-9a-f]{8}")
 
-# Seconds for which the VM waits when etcd cannot be asked, and between two attempts.
+# Seconds for which the VM is kept while etcd does not answer, and between two attempts.
 PATIENCE = 30.0
-_AGAIN = 3.0
+_RETRY_AFTER = 3.0
 _TIMEOUT = 10.0
 
 
@@ -51,7 +51,7 @@ class Member:
 
 
 async def ensure_member_removed(scope: MachineScope) -> None:
-    """Return when the machine's member is gone, or nobody has to or can remove it; raises `Blocked` until then."""
+    """Remove the machine's member, unless there is none or it cannot be removed. Raises `Blocked` to retry."""
     if scope.cluster_key is None or scope.memory.member_removed or not _is_due(scope):
         return
     await scope.context.workloads.ensure(scope.cluster_key)
@@ -67,12 +67,10 @@ async def ensure_member_removed(scope: MachineScope) -> None:
         metrics.ETCD_REMOVE.inc()
         metrics.ETCD_REMOVE_ERRORS.inc()
         waited = metrics.age(scope.obj["metadata"]["deletionTimestamp"])
-        message = f"the etcd member of this machine cannot be removed: {error}"
+        message = f"cannot remove the etcd member of this machine: {error}"
         if waited < PATIENCE:
-            raise scope.in_progress(message, after=_AGAIN) from None
-        scope.warning_event(
-            "EtcdMemberRemovalFailed", f"{message}; its VM is deleted all the same, after {waited:.0f} s"
-        )
+            raise scope.in_progress(message, after=_RETRY_AFTER) from None
+        scope.warning_event("EtcdMemberRemovalFailed", f"{message}; deleting its VM nevertheless, after {waited:.0f} s")
     scope.memory.member_removed = True
 
 
@@ -88,13 +86,13 @@ def members(output: bytes) -> list[Member]:
     try:
         return [Member(entry["ID"], entry.get("name", "")) for entry in orjson.loads(output)["members"]]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ExecError("etcdctl member list: the answer is not the JSON that it should be") from None
+        raise ExecError("etcdctl member list: unexpected output") from None
 
 
 def members_of(node: str, found: Iterable[Member], others: Collection[str]) -> list[Member]:
-    """Members that a node has or had: named like it (kubeadm), or like it with a hash of 8 digits (RKE2, K3s).
+    """Members of a node: with its name (kubeadm), or with its name and a hash of 8 digits (RKE2, K3s).
 
-    Never those of another node whose name begins alike; `others` are the names of the other machines.
+    Never members of another node with a longer name; `others` are the names of the other machines.
     """
     return [
         member
@@ -134,14 +132,14 @@ def _is_due(scope: MachineScope) -> bool:
 
 
 async def _remove(scope: MachineScope, client: ApiClient, others: Collection[str]) -> None:
-    # Static Pods on nodes: a handful, so one list is less than a list by label and another one by name.
+    # There are few static Pods: one list is cheaper than one by label and another by name.
     pods = pods_to_ask((await client.list(PODS, NAMESPACE))["items"], scope.name)
     for pod in pods:
         try:
             found = members(await _etcdctl(client, pod, "member", "list", "-w", "json"))
             own = members_of(scope.name, found, others)
             if len(own) == len(found):
-                return  # the last member: the cluster ends with it
+                return  # the last member is not removed
             for member in own:
                 await _etcdctl(client, pod, "member", "remove", f"{member.id:x}")
                 metrics.ETCD_REMOVE.inc()

@@ -1,4 +1,4 @@
-"""The machine's static address: reserved before its VM is made, given back after the VM is gone."""
+"""The machine's static address: reserved before its VM is created, released after the VM was deleted."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from reconciler.machine.network import (
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked
 
-# Characters of a management cluster's uid that mark its addresses: random, and short in pools of thousands.
+# Characters of a management cluster's uid that mark its addresses: random, and short for pools of thousands.
 _SHORT = 8
 
 
 async def ensure_address(scope: MachineScope) -> Network:
-    """Network of the VM, with an address reserved for it where it comes from a pool. Raises `Blocked` without one."""
+    """Network of the VM, with an address reserved if it comes from a pool. Raises `Blocked` if there is none."""
     network = effective_network(scope.spec, scope.cluster_spec)
     if isinstance(network, StaticAddress):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
@@ -57,9 +57,9 @@ async def ensure_address(scope: MachineScope) -> Network:
 
 
 async def recall_address(scope: MachineScope) -> None:
-    """Put into the status which address a machine has whose VM exists, when the status does not say.
+    """Restore the address of a machine with a VM in its status.
 
-    A process that ended between reservation and status write leaves it in the pool alone.
+    A process that ended between reservation and status write leaves the address only in the pool.
     """
     if scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
         return
@@ -74,38 +74,38 @@ async def recall_address(scope: MachineScope) -> None:
             scope.draft.fields["allocatedPoolRef"] = pool
             scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     if not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
-        # It waited for an address when its VM was taken over, and does not any more.
+        # It waited for an address when its VM was adopted, and does not any more.
         scope.draft.drop(ConditionType.VM_IP_ALLOCATED)
 
 
 async def release_address(scope: MachineScope) -> None:
-    """Give back every address that a pool holds under the machine's id.
+    """Release every address that a pool holds for the machine's id.
 
-    The pools are asked, not the status: a crash after the reservation leaves it in the pool alone.
+    Pools are read instead of the status: a crash after the reservation leaves the address only in the pool.
     """
     for pool, address in await _held(scope):
         if await scope.session().allocator.release(pool, address, scope.reservation, _cluster(scope)):
             metrics.IPPOOL_RELEASES.inc()
 
 
-async def take_over_address(scope: MachineScope, before: str) -> None:
-    """Mark what management cluster `before` (its uid) reserved for this machine as ours."""
+async def adopt_address(scope: MachineScope, before: str) -> None:
+    """Mark addresses that management cluster `before` (its uid) reserved for this machine as ours."""
     allocator = scope.session().allocator
     for pool, address, _ in _entries(scope, before):
         await allocator.mark(pool, address, _cluster(scope))
 
 
 async def _held(scope: MachineScope) -> list[tuple[str, str]]:
-    """Pool and address of all that is reserved for the machine."""
+    """Pool and address of all reservations of the machine."""
     entries = list(_entries(scope, scope.owner.management_cluster))
     contested = await _contested(scope)
     return [(pool, address) for pool, address, proven in entries if proven or not contested]
 
 
 async def _contested(scope: MachineScope) -> bool:
-    """Whether an entry under the machine's id may belong to a machine of that name in another management cluster.
+    """Whether an entry of the machine's id may belong to a machine of that name in another management cluster.
 
-    Entries with a mark tell. For one without, of the Go provider or made by hand, Harvester is asked for such a VM.
+    Marks decide. For an unmarked entry, of the Go provider or made by hand, look for such a VM on Harvester.
     """
     if all(proven for _, _, proven in _entries(scope, scope.owner.management_cluster)):
         return False
@@ -127,7 +127,7 @@ def _may_hold(scope: MachineScope, vm: Obj) -> bool:
 
 
 def _entries(scope: MachineScope, management_cluster: str) -> Iterator[tuple[str, str, bool]]:
-    """Pool, address, and whether it is certain that this machine holds it, of what may be the machine's."""
+    """Pool, address, and whether this machine certainly holds it, for all entries that may be the machine's."""
     known = scope.draft.fields.get("allocatedIPAddress")
     for pool in scope.session().pools.store:
         for address, marked in ipam.held(pool, scope.reservation, management_cluster[:_SHORT]).items():

@@ -1,7 +1,8 @@
 """The machine's Node in the workload cluster: its providerID, and the taint that waits for a cloud provider.
 
-Why the provider does this from outside: the cloud controller manager cannot run before the taint is gone on some node
-(a deadlock on the first one), and the providerID must be that of the VM even when no cloud provider is installed.
+The provider does this from outside, because the cloud controller manager cannot run until the taint has been removed
+from some node (a deadlock on the first one), and because the providerID must be that of the VM even without a cloud
+provider.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def initialization(node: Obj, provider_id: str) -> list[dict[str, object]]:
 
 
 def topology(host: Obj) -> dict[str, str]:
-    """Region and zone of a host of Harvester, as far as its labels tell."""
+    """Region and zone of a host of Harvester, from its labels."""
     return {name: value for name, value in labels_of(host).items() if name in (names.REGION_LABEL, names.ZONE_LABEL)}
 
 
@@ -50,7 +51,7 @@ def labelling(node: Obj, wanted: dict[str, str]) -> list[dict[str, object]]:
 async def initialize_node(scope: MachineScope, provider_id: str) -> None:
     """Initialize the Node if it is there, and have its zone and region follow the VM's host, in one patch.
 
-    A workload API that cannot be reached brings the machine back later.
+    Does nothing while the Node is not in the cache; its event requeues the machine.
     """
     if scope.cluster_key is None:
         return
@@ -71,7 +72,7 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
     except NotFound:
         return
     except Invalid as error:
-        # The test in the patch failed: somebody changed the taints, and the watch brings what they are now.
+        # The test in the patch failed: the taints were modified concurrently; retry.
         raise Conflict(error.status, error.reason, error.message) from None
     except (ApiError, Unreachable) as error:
         metrics.NODE_INIT_ERRORS.inc(bool(initializes))

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from caphv.api import names
 from caphv.api.object import Key, Obj
 
-HOSTNAME = "kubernetes.io/hostname"
 CLUSTER_LABEL = "caphv.io/cluster"
 DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
 
@@ -61,7 +60,7 @@ def domain_requirement(failure_domain: str, published: Iterable[Obj]) -> Obj | N
         for domain in published
         if domain.get("name") == failure_domain
     )
-    return {"key": next(keys, None) or HOSTNAME, "operator": "In", "values": [failure_domain]}
+    return {"key": next(keys, None) or names.HOSTNAME_LABEL, "operator": "In", "values": [failure_domain]}
 
 
 def affinity(spec: Obj, group: dict[str, str], requirement: Obj | None) -> Obj:
@@ -71,7 +70,10 @@ def affinity(spec: Obj, group: dict[str, str], requirement: Obj | None) -> Obj:
             "preferredDuringSchedulingIgnoredDuringExecution": [
                 {
                     "weight": 100,
-                    "podAffinityTerm": {"topologyKey": HOSTNAME, "labelSelector": {"matchLabels": dict(group)}},
+                    "podAffinityTerm": {
+                        "topologyKey": names.HOSTNAME_LABEL,
+                        "labelSelector": {"matchLabels": dict(group)},
+                    },
                 }
             ]
         }

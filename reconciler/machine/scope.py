@@ -1,4 +1,4 @@
-"""One reconcile of one HarvesterMachine: the objects it is about and what its phases found out."""
+"""Scope of one reconcile of one HarvesterMachine: its objects and the findings of its phases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class MachineScope:
 
     @property
     def cluster_spec(self) -> Obj:
-        """The HarvesterCluster's spec, empty when it is gone."""
+        """The HarvesterCluster's spec, empty if it does not exist."""
         return dict((self.harvester_cluster or {}).get("spec") or {})
 
     @property
@@ -62,7 +62,7 @@ class MachineScope:
 
     @property
     def owner(self) -> Owner:
-        """Record on what is made for this machine on Harvester."""
+        """Owner record of the machine's objects on Harvester."""
         return self.context.owner(resources.HARVESTER_MACHINES.kind, self.obj)
 
     @property
@@ -92,7 +92,7 @@ class MachineScope:
                 unknown=True,
             )
         if session.error:
-            how = "refuses the credentials" if session.unauthorized else "does not answer"
+            how = "rejects the credentials" if session.unauthorized else "does not answer"
             raise Blocked(
                 ConditionType.VM_PROVISIONING_READY,
                 Reason.HARVESTER_AUTHENTICATION_FAILED if session.unauthorized else Reason.HARVESTER_CONNECTION_FAILED,
@@ -109,9 +109,7 @@ class MachineScope:
             raise Blocked(
                 ConditionType.VM_PROVISIONING_READY,
                 Reason.VM_PROVISIONING_IN_PROGRESS,
-                namespace.sync_error
-                or session.sync_error
-                or f"reading what exists in namespace {self.target_namespace} on Harvester",
+                namespace.sync_error or session.sync_error or f"reading namespace {self.target_namespace} on Harvester",
                 unknown=True,
                 after=0.2,
             )
@@ -124,26 +122,26 @@ class MachineScope:
         return self.session().hosts.get("", name) if name else None
 
     def in_progress(self, message: str, *, warn: bool = False, after: float | None = None) -> Blocked:
-        """The VM has to wait for something that passes by itself."""
+        """Provisioning waits for something temporary."""
         reason = Reason.VM_PROVISIONING_IN_PROGRESS
         return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, warn=warn, after=after)
 
     def failed(self, message: str, *, after: float | None = None) -> Blocked:
-        """The VM cannot be made until somebody changes something."""
+        """Provisioning fails until a user changes something."""
         return Blocked(
             ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_FAILED, message, warn=True, after=after
         )
 
     def warning_event(self, reason: str, message: str) -> None:
-        """Event for an operator: something is wrong."""
+        """Emit an Event of type Warning."""
         self.context.events.event(with_kind(resources.HARVESTER_MACHINES, self.obj), "Warning", reason, message)
 
     def event(self, reason: str, message: str) -> None:
-        """Event for an operator: something went well."""
+        """Emit an Event of type Normal."""
         self.context.events.event(with_kind(resources.HARVESTER_MACHINES, self.obj), "Normal", reason, message)
 
     async def drop_annotation(self, name: str) -> None:
-        """Take an annotation off the HarvesterMachine that has done its work."""
+        """Remove an annotation from the HarvesterMachine."""
         patch = {"metadata": {"annotations": {name: None}}}
         informer = self.context.caches.harvester_machines
         self.obj = await self.context.client.patch(informer.resource, self.name, self.key.namespace, patch)

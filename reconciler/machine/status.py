@@ -1,7 +1,7 @@
-"""What the status says of a VM that exists: addresses, failure domain, which instance runs where, and drift.
+"""The status of a machine with a VM: addresses, failure domain, instance and host, drift.
 
-The last seen instance is kept in the status, so that a restart or a live migration is noticed whenever it happened,
-even while no provider was running.
+The last observed instance is kept in the status, so that restarts and live migrations are noticed even if they happened
+while no provider was running.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, uid_of
-from reconciler.cluster.failuredomains import domain_of_host
+from reconciler.harvester.failuredomains import domain_of_host
 from reconciler.machine.create import inputs_of
 from reconciler.machine.drift import drift
 from reconciler.machine.scope import MachineScope
@@ -20,7 +20,7 @@ from reconciler.machine.vmstatus import addresses
 
 
 def observe(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
-    """Take over what Harvester says into the status; answers whether the VM has an address."""
+    """Update the status from VM and instance; return whether the VM has an address."""
     found = addresses(vmi) if vmi else []
     if found:
         scope.draft.fields["addresses"] = found
@@ -38,10 +38,10 @@ def _placed(scope: MachineScope, before: dict[str, Any], instance: str, host: st
         scope.draft.fields["failureDomain"] = domain
     earlier = before.get("host")
     if before.get("instanceUID") not in (None, instance):
-        moved = f"; before, it ran on {earlier}" if earlier not in (None, host) else ""
-        scope.warning_event("VMRestarted", f"the VM was started anew on host {host}{moved}")
+        moved = f", previously on {earlier}" if earlier not in (None, host) else ""
+        scope.warning_event("VMRestarted", f"VM restarted on host {host}{moved}")
     elif earlier not in (None, host):
-        scope.event("VMMigrated", f"the VM moved from host {earlier} to {host}")
+        scope.event("VMMigrated", f"VM migrated from host {earlier} to {host}")
 
 
 def _failure_domain(scope: MachineScope) -> str:
@@ -75,5 +75,5 @@ def _differences(scope: MachineScope, vm: Obj) -> str:
     try:
         found = drift(virtual_machine(inputs_of(scope)), vm)
     except InvalidSpecError as error:
-        return f"no VM could be made from the machine's spec now: {error}"
+        return f"the machine's spec is not valid for a VM: {error}"
     return f"{'; '.join(found)}: correct the VM on Harvester, or replace the machine" if found else ""

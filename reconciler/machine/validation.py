@@ -1,4 +1,4 @@
-"""What is wrong with a HarvesterMachine's spec, said all at once.
+"""Validates a HarvesterMachine's spec, and reports all errors at once.
 
 Objects stored before the admission checks existed, or with these switched off, reach the controller unchecked: a
 missing size must end in a condition that names it, not in a crash.
@@ -29,7 +29,7 @@ class SpecError:
 
 
 class InvalidSpecError(ValueError):
-    """A spec no VM can be made from; `errors` has every reason."""
+    """A spec from which no VM can be created; `errors` has every reason."""
 
     def __init__(self, errors: tuple[SpecError, ...]) -> None:
         super().__init__("; ".join(map(str, errors)))

@@ -1,4 +1,4 @@
-"""What Harvester says of a running machine: its addresses and the state of its VM."""
+"""Addresses of a machine and the state of its VM, from VirtualMachine and VirtualMachineInstance."""
 
 import ipaddress
 import re
@@ -12,7 +12,7 @@ from caphv.api.object import Obj
 class VmPhase(Enum):
     """State of a VM, as far as a machine depends on it."""
 
-    GONE = "gone"
+    MISSING = "missing"
     DELETING = "deleting"
     STARTING = "starting"
     RUNNING = "running"
@@ -26,7 +26,7 @@ class VmPhase(Enum):
 
 @dataclass(frozen=True)
 class VmState:
-    """Phase, a message an operator can act on, and the host, empty while there is none."""
+    """Phase, a message for the user, and the host, empty for none."""
 
     phase: VmPhase
     message: str
@@ -55,7 +55,7 @@ _PHASES = {
 }
 
 _ADVICE = {
-    VmPhase.GONE: "the VirtualMachine does not exist on Harvester",
+    VmPhase.MISSING: "the VirtualMachine does not exist on Harvester",
     VmPhase.DELETING: "the VirtualMachine is being deleted",
     VmPhase.STARTING: "the VM is starting",
     VmPhase.RUNNING: "the VM is running",
@@ -63,8 +63,8 @@ _ADVICE = {
     VmPhase.STOPPED: "the VM is stopped: start it on Harvester",
     VmPhase.PAUSED: "the VM is paused: unpause it on Harvester, where a storage problem may have stopped it",
     VmPhase.UNSCHEDULABLE: "no host of Harvester can run the VM: free CPU or memory, or change its affinity",
-    VmPhase.FAILED: "the VM cannot start: look at its events and volumes on Harvester",
-    VmPhase.UNKNOWN: "the host of the VM does not answer: look at the host on Harvester",
+    VmPhase.FAILED: "the VM cannot start: check its events and volumes on Harvester",
+    VmPhase.UNKNOWN: "the host of the VM does not answer: check the host on Harvester",
 }
 
 
@@ -113,7 +113,7 @@ def vm_state(vm: Obj | None, vmi: Obj | None) -> VmState:
     message = _ADVICE[phase]
     if status and status not in ("Running", "Starting", "Stopped", "Stopping", "Paused"):
         message = f"{message} ({status})"
-    if phase not in (VmPhase.RUNNING, VmPhase.GONE) and (detail := _detail(vm, vmi)):
+    if phase not in (VmPhase.RUNNING, VmPhase.MISSING) and (detail := _detail(vm, vmi)):
         message = f"{message}; Harvester says: {detail}"
     return VmState(phase, message, host)
 
@@ -121,7 +121,7 @@ def vm_state(vm: Obj | None, vmi: Obj | None) -> VmState:
 def _phase(vm: Obj | None, vmi: Obj | None) -> tuple[VmPhase, str]:
     """Return the phase and the word of KubeVirt that says so."""
     if vm is None:
-        return VmPhase.GONE, ""
+        return VmPhase.MISSING, ""
     if vm["metadata"].get("deletionTimestamp"):
         return VmPhase.DELETING, ""
     printable = str((vm.get("status") or {}).get("printableStatus") or "")
@@ -138,7 +138,7 @@ def _phase(vm: Obj | None, vmi: Obj | None) -> tuple[VmPhase, str]:
 
 
 def paused(vmi: Obj) -> bool:
-    """Whether the instance stands still: somebody paused it, or its disk has errors. Its VM says so a moment later."""
+    """Whether the instance is paused, by a user or because of disk errors. The status of its VM follows later."""
     conditions = (vmi.get("status") or {}).get("conditions") or ()
     return any((condition.get("type"), condition.get("status")) == ("Paused", "True") for condition in conditions)
 

@@ -1,7 +1,7 @@
-"""Says in the status of a HarvesterMachineTemplate what one of its machines offers.
+"""Writes the capacity of a machine to the status of its HarvesterMachineTemplate.
 
-The cluster autoscaler reads it there to scale a group of machines that has none yet (contract of infrastructure
-providers: `status.capacity` and `status.nodeInfo`).
+The cluster autoscaler reads it to scale up from zero (contract of infrastructure providers: `status.capacity` and
+`status.nodeInfo`).
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class MachineTemplateReconciler:
                 )
 
     def _hosts(self, cluster: Obj | None) -> list[Obj]:
-        """Hosts of the Harvester that machines of the cluster run on; none while it is not known."""
+        """Hosts of the cluster's Harvester; none while it is unknown."""
         harvester_cluster = self._context.caches.harvester_cluster_of(cluster) if cluster else None
         session = self._context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
         return list(session.hosts.store) if session else []
 
 
 def capacity(spec: Obj) -> dict[str, str]:
-    """Resources of a machine with this spec; a size that is no quantity is left out."""
+    """Resources of a machine with this spec; invalid sizes are omitted."""
     volumes = spec.get("volumes") or [{}]
     boot = min(volumes, key=lambda volume: volume.get("bootOrder") or len(volumes) + 1)
     found = {
@@ -65,7 +65,7 @@ def capacity(spec: Obj) -> dict[str, str]:
 
 
 def node_info(hosts: Iterable[Obj]) -> dict[str, str]:
-    """Platform of the nodes: guests have the architecture of their host, which must be the same for all to be told."""
+    """Platform of the nodes; guests have the architecture of their host, which is omitted if hosts differ."""
     architectures = {labels_of(host).get(ARCHITECTURE, "") for host in hosts}
     if len(architectures) == 1 and architectures <= _ARCHITECTURES:
         return {"architecture": architectures.pop(), "operatingSystem": "linux"}
@@ -73,7 +73,7 @@ def node_info(hosts: Iterable[Obj]) -> dict[str, str]:
 
 
 def changes(status: Obj, new_capacity: dict[str, str], new_node_info: dict[str, str]) -> Obj:
-    """Merge patch for a status, empty when it says all that already."""
+    """Merge patch for a status, empty if nothing differs."""
     wanted = {"capacity": new_capacity, "nodeInfo": new_node_info}
     return {
         field: {**dict.fromkeys(status.get(field) or ()), **value}

@@ -248,7 +248,9 @@ async def test_machine_without_its_cluster_waits_until_it_is_let_go(case: Case) 
     await case.ask_deletion(CLUSTERS, case.name)
     await case.until_gone(CLUSTERS, case.name)
     await case.ask_deletion(HARVESTER_MACHINES, "one")
-    says = lacks("VMProvisioningReady", "HarvesterConnectionFailed", "the Cluster or its HarvesterCluster is gone")
+    says = lacks(
+        "VMProvisioningReady", "HarvesterConnectionFailed", "the Cluster or its HarvesterCluster no longer exists"
+    )
     await case.until(HARVESTER_MACHINES, "one", says)
     await case.patch(HARVESTER_MACHINES, "one", FORCE)
     await case.until_gone(HARVESTER_MACHINES, "one", timeout=AT_ONCE)

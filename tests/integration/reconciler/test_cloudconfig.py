@@ -220,7 +220,11 @@ async def test_secret_of_somebody_else_is_left_alone(case: Case) -> None:
     theirs = await case.workload.create(SECRETS, {"metadata": metadata, "stringData": {KEY: "theirs"}})
     await case.connect_workload()
     await case.ready_cluster(cloudConfig={"delivery": "Secret"})
-    await case.until(HARVESTER_CLUSTERS, case.name, lacks(READY, "CloudProviderConfigGenerationFailed", "not ours"))
+    await case.until(
+        HARVESTER_CLUSTERS,
+        case.name,
+        lacks(READY, "CloudProviderConfigGenerationFailed", "not created by this provider"),
+    )
     await case.until_event(case.name, "Warning", "CloudProviderConfigGenerationFailed")
     assert content(await workload_secret(case)) == "theirs"
     await case.workload.delete(SECRETS, SECRET, "kube-system", uid=theirs["metadata"]["uid"])

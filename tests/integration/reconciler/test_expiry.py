@@ -70,7 +70,7 @@ async def test_token_that_ends_soon_is_told_and_a_lasting_identity_recovers(case
 async def test_opaque_token_has_no_date_and_no_series(case: Case) -> None:
     await case.cluster()
     found = await case.ready()
-    assert "do not say" in condition_of(found, "IdentityUpToDate")["message"]
+    assert "do not state" in condition_of(found, "IdentityUpToDate")["message"]
     assert await series(case, EXPIRY, identity=f"{case.name}/identity") is None
 
 

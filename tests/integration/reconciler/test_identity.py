@@ -33,7 +33,7 @@ async def test_missing_secret_is_named_and_picked_up_when_it_comes(case: Case) -
 async def test_missing_key_is_named_and_picked_up_when_it_comes(case: Case) -> None:
     await case.identity(key="config")
     await case.create_cluster()
-    says = lacks(CONNECTION, "HarvesterConnectionFailed", "has no key kubeconfig")
+    says = lacks(CONNECTION, "HarvesterConnectionFailed", "key kubeconfig is missing")
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await corrected(case)
 

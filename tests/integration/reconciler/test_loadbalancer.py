@@ -318,7 +318,7 @@ async def test_deletion_without_harvester_waits_until_somebody_lets_go(case: Cas
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})
     await case.until_gone(HARVESTER_CLUSTERS, case.name, timeout=AT_ONCE)
     await case.until_event(case.name, "Warning", "ForcedDeletion")
-    assert f"there may be left: LoadBalancer and Service {case.target}/{case.balancer}" in case.environment.provider.log
+    assert f"LoadBalancer and Service {case.target}/{case.balancer}" in case.environment.provider.log
     await case.ask_deletion(SERVICES, case.balancer)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import Obj
-from reconciler.cluster.failuredomains import failure_domains
+from reconciler.harvester.failuredomains import failure_domains
 
 pytestmark = pytest.mark.unit
 

@@ -459,7 +459,7 @@ def test_dates_stay_text() -> None:
         ("a: [secret\n", "not valid YAML at line"),
         ("secret: !!binary c2VjcmV0\n", "bytes"),
         ("x: .nan\n", "not finite"),
-        ("1: secret\n", "no name of cloud-config"),
+        ("1: secret\n", "not valid in cloud-config"),
         ("packages: secret\n", "packages of spec.guestConfig.userData is not a list"),
     ],
 )

@@ -71,8 +71,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("machine", "instance", "phase"),
         [
-            (None, None, VmPhase.GONE),
-            (None, vmi(), VmPhase.GONE),
+            (None, None, VmPhase.MISSING),
+            (None, vmi(), VmPhase.MISSING),
             (vm("Running", deletionTimestamp="t"), vmi(), VmPhase.DELETING),
             (vm("Terminating"), vmi(), VmPhase.DELETING),
             (vm(), None, VmPhase.STARTING),
