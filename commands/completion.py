@@ -1,4 +1,4 @@
-"""`caphv completion`: scripts that teach a shell the commands and options."""
+"""`caphv completion`: shell completion scripts."""
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ZshComplete
@@ -15,6 +15,6 @@ Examples:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the completion script of a shell."""
+    """Print the completion script for a shell."""
     complete = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}[shell]
     click.echo(complete(ctx.find_root().command, {}, "caphv", "_CAPHV_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""`caphv identity`: an account for the provider on Harvester, and the Secret by which HarvesterClusters name it."""
+"""`caphv identity`: accounts for the provider on Harvester, and their identity Secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def _check_names(_ctx: click.Context, _option: click.Parameter, value: Any) -> Any:
     for name in (value,) if isinstance(value, str) else value:
         if not (name.isascii() and name.replace("-", "").isalnum() and name == name.lower()):
-            raise click.BadParameter(f"{name!r} is not made of lower case letters, digits and dashes")
+            raise click.BadParameter(f"{name!r}: must consist of lower case letters, digits and dashes")
     return value
 
 
@@ -28,11 +28,11 @@ Examples:
 """
 )
 def identity() -> None:
-    """Accounts for the provider on Harvester."""
+    """Manage accounts for the provider on Harvester."""
 
 
 @identity.command(
-    short_help="Make an account on Harvester, and its identity Secret.",
+    short_help="Create an account on Harvester and its identity Secret.",
     context_settings={"show_default": True},
     epilog="""\b
 Examples:
@@ -45,34 +45,44 @@ Examples:
     "--harvester-kubeconfig",
     type=click.Path(exists=True, dir_okay=False),
     required=True,
-    help="Kubeconfig of an administrator of Harvester.",
+    help="Administrator's kubeconfig for Harvester.",
 )
 @click.option("--name", default="caphv", callback=_check_names, help="Name of the ServiceAccount on Harvester.")
-@click.option("--namespace", default="caphv-system", callback=_check_names, help="Its namespace on Harvester.")
+@click.option(
+    "--namespace", default="caphv-system", callback=_check_names, help="Namespace of the ServiceAccount on Harvester."
+)
 @click.option(
     "--target-namespace",
     "targets",
     multiple=True,
     callback=_check_names,
-    help="Namespace for VMs; give it for each. Without it the account may work in all, and make new ones.",
+    help="Namespace for VMs; may be repeated. By default the account may use and create all namespaces.",
 )
 @click.option(
     "--server",
     default="",
     show_default=False,
-    help="URL of Harvester's API server for the identity.  [default: from the kubeconfig, Rancher's proxy left out]",
+    help="URL of Harvester's API server for the identity.  [default: from the kubeconfig, without Rancher's proxy]",
 )
 @click.option("--secret-name", default="harvester-identity", callback=_check_names, help="Name of the identity Secret.")
 @click.option(
-    "--secret-namespace", default="default", callback=_check_names, help="Its namespace, beside the clusters."
+    "--secret-namespace",
+    default="default",
+    callback=_check_names,
+    help="Namespace of the identity Secret, that of the clusters.",
 )
-@click.option("-o", "--output", type=click.Choice(["secret", "kubeconfig"]), default="secret", help="What to write.")
-@click.option("--file", "file", type=click.Path(path_type=Path), help="Where to write it, readable by you alone.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; print what would be applied on Harvester.")
+@click.option("-o", "--output", type=click.Choice(["secret", "kubeconfig"]), default="secret", help="Output format.")
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(path_type=Path),
+    help="File to write, with mode 0600; default: standard output.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the objects for Harvester without applying them.")
 def create(**options: Any) -> None:
-    """Make an account on Harvester with the rights that the provider needs, and write its identity Secret.
+    """Create an account on Harvester with the rights that the provider needs, and write its identity Secret.
 
-    What is written holds a token without an end: whoever has it can do on Harvester what the account can.
+    The output contains a token that does not expire and grants all rights of the account.
     """
     import yaml
 
@@ -110,7 +120,7 @@ def _write(content: str, file: Path | None) -> None:
         click.echo(content, nl=False)
         return
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
-        # An older file keeps its mode when it is opened.
+        # Opening an existing file does not change its mode.
         os.fchmod(target.fileno(), 0o600)
         target.write(content)
     click.echo(f"wrote {file}")

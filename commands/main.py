@@ -1,4 +1,4 @@
-"""The command line. A command's module is imported when it is called, so that help and completion answer at once."""
+"""The command line. Each command's module is imported on demand, to keep help and completion fast."""
 
 import errno
 import importlib
@@ -8,31 +8,31 @@ from typing import Any
 
 import click
 
-# Command -> where it is, and the line in the list of commands.
+# Command -> its location, and its line in the list of commands.
 COMMANDS = {
     "run": ("commands.run:run", "Run the Cluster API provider for Harvester."),
-    "webhook": ("commands.webhook:webhook", "Serve the admission webhooks apart from the provider."),
-    "packager": ("commands.packager.group:packager", "Keep the bundles of clusters in a Git repository."),
+    "webhook": ("commands.webhook:webhook", "Serve the admission webhooks in a separate process."),
+    "packager": ("commands.packager.group:packager", "Render add-on bundles of clusters into a Git repository."),
     "status": ("commands.status:status", "Show clusters, what is wrong with them, and what to do."),
     "tree": ("commands.tree:tree", "Show all that belongs to a cluster."),
-    "identity": ("commands.identity:identity", "Accounts for the provider on Harvester."),
-    "validate": ("commands.validate:validate", "Check manifests without a cluster, as the webhook would."),
-    "generate": ("commands.generate:generate", "Make all objects of a cluster from flags or a definition."),
-    "bundles": ("commands.bundles.group:bundles", "Fleet bundles of clusters: rendered, compared, committed."),
-    "schema": ("commands.schema:schema", "JSON Schemas of the kinds, for editors."),
-    "sandbox": ("commands.sandbox.group:sandbox", "Real API servers and a simulated Harvester on this machine."),
-    "completion": ("commands.completion:completion", "Print the completion script of a shell."),
+    "identity": ("commands.identity:identity", "Manage accounts for the provider on Harvester."),
+    "validate": ("commands.validate:validate", "Validate manifests offline with the rules of the webhooks."),
+    "generate": ("commands.generate:generate", "Generate the objects of a cluster from flags or a definition."),
+    "bundles": ("commands.bundles.group:bundles", "Render, compare and commit Fleet bundles of clusters."),
+    "schema": ("commands.schema:schema", "Print JSON Schemas for editors."),
+    "sandbox": ("commands.sandbox.group:sandbox", "Run real API servers and a simulated Harvester on this machine."),
+    "completion": ("commands.completion:completion", "Print the completion script for a shell."),
 }
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class HelpfulGroup(click.Group):
-    """Names commands like one that there is not, also where commands are made when they are asked for."""
+    """A group that suggests similar names for an unknown command, including lazily created ones."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is called. Raises `click.UsageError`."""
+        """Find the command to run. Raises `click.UsageError`."""
         name = args[0]
         if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
             import difflib
@@ -44,18 +44,18 @@ class HelpfulGroup(click.Group):
 
 
 class LazyGroup(HelpfulGroup):
-    """A group whose commands are named in a table like `COMMANDS` and imported when they are called."""
+    """A group whose commands are listed in a table like `COMMANDS` and imported on demand."""
 
     def __init__(self, *args: Any, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name all commands, in the order of the table."""
+        """Return all commands, in the order of the table."""
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None when the table has none of that name."""
+        """Import a command; None if the table does not list it."""
         if cmd_name not in self._table:
             return None
         module, _, attribute = self._table[cmd_name][0].partition(":")
@@ -63,7 +63,7 @@ class LazyGroup(HelpfulGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table, without importing any."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in self._table.items()])
 
@@ -85,27 +85,34 @@ def _print_version(ctx: click.Context, _option: click.Parameter, wanted: Any) ->
     context_settings=CONTEXT_SETTINGS,
     epilog="""\b
 Examples:
-  caphv sandbox up                         a place to try things, on this machine only
-  caphv run --kubeconfig management.yaml   the provider, outside of a cluster
-  eval "$(caphv completion bash)"          completion in this shell
+  caphv sandbox up                         start a test environment on this machine
+  caphv run --kubeconfig management.yaml   run the provider outside of a cluster
+  eval "$(caphv completion bash)"          enable completion in this shell
 
 \b
-Exit status: 0 done, 1 failed or not running, 2 wrong usage; what else there is, the command's own help says.
-Each command explains itself: caphv COMMAND --help
+Exit status: 0 success, 1 failure or not running, 2 usage error; some commands define others.
+Run "caphv COMMAND --help" for details on a command.
 """,
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
-    """Kubernetes clusters on Harvester with Cluster API."""
+    """Manage Kubernetes clusters on Harvester with Cluster API."""
 
 
 def main() -> None:
-    """Entry point of the command `caphv`."""
+    """Run the command line."""
     try:
         cli(prog_name="caphv")
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        # What is printed may go into a file.
+        # The output may be redirected to a full disk.
         click.echo(f"Error: {error.strerror}", err=True)
         sys.exit(1)

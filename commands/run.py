@@ -1,4 +1,4 @@
-"""`caphv run`: the provider as a process. Options of the Go provider are taken as they are."""
+"""`caphv run`: the provider as a process. It accepts the Go provider's flags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ZAP_UNUSED = ("zap-stacktrace-level", "zap-time-encoding")
 
 
 class _GoFlags(click.Command):
-    """Accepts what Go's flag package accepts: one dash for long options, and `=true` or `=false` after a switch."""
+    """Accepts the syntax of Go's flag package: one dash for long options, and `=true` or `=false` after a switch."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [_as_click(arg) for arg in args])
@@ -51,51 +51,48 @@ def _zap(_ctx: click.Context, option: click.Parameter, value: Any) -> Any:
 Examples:
   caphv run --kubeconfig ~/.kube/management.yaml
   caphv run --leader-elect --log-format json
-  caphv run --namespace team-a            only objects of one namespace
-  caphv run --watch-filter blue           only objects with label cluster.x-k8s.io/watch-filter=blue
+  caphv run --namespace team-a            only watch one namespace
+  caphv run --watch-filter blue           only watch objects with label cluster.x-k8s.io/watch-filter=blue
 
 \b
-Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3 it lost its lease.
+Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage error, 3 lost its lease.
 """,
 )
 @click.option(
     "--kubeconfig",
     default="",
     show_default=False,
-    help="Kubeconfig of the management cluster; default: the Pod's own account.",
+    help="Kubeconfig of the management cluster; default: the Pod's service account.",
 )
 @click.option(
     "--namespace",
     default="",
     show_default=False,
-    help="Care only for objects in this namespace, identity Secrets among them; default: all.",
+    help="Namespace to watch, including identity Secrets; default: all namespaces.",
 )
 @click.option(
     "--watch-filter",
     default="",
     show_default=False,
-    help="Care only for objects whose label cluster.x-k8s.io/watch-filter has this value, "
-    "so that several deployments can share the load.",
+    help="Only watch objects whose label cluster.x-k8s.io/watch-filter has this value, to share the load among several "
+    "deployments.",
 )
 @metrics_options
 @probe_option
-@click.option("--leader-elect/--no-leader-elect", help="Run only while holding the lease; for several replicas.")
+@click.option("--leader-elect/--no-leader-elect", help="Enable leader election, for several replicas.")
 @click.option(
     "--enable-webhooks/--no-enable-webhooks",
-    help="Serve the admission webhooks, too, in a process beside the provider; see `caphv webhook --help`.",
+    help="Also serve the admission webhooks, in a child process; see `caphv webhook --help`.",
 )
 @webhook_options
 @click.option(
     "--with-packager/--no-with-packager",
-    help="Run the packager, too, in a process beside the provider; variables CAPHV_* have its settings, see "
-    "`caphv packager run --help`.",
+    help="Also run the packager, in a child process configured by CAPHV_* variables; see `caphv packager run --help`.",
 )
-@click.option(
-    "--concurrency", type=click.IntRange(1, 1000), default=32, help="Objects of a kind that are worked on at a time."
-)
+@click.option("--concurrency", type=click.IntRange(1, 1000), default=32, help="Max concurrent reconciles per kind.")
 @click.option(
     "--allow-insecure-identities/--no-allow-insecure-identities",
-    help="Accept identity Secrets with insecure-skip-tls-verify: whoever stands in between reads their credentials.",
+    help="Accept identity Secrets with insecure-skip-tls-verify; exposes credentials to man-in-the-middle attacks.",
 )
 @log_options
 @click.option("--zap-log-level", default=None, hidden=True)
@@ -106,8 +103,8 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
 def run(**flags: Any) -> None:
     """Run the Cluster API provider for Harvester.
 
-    It watches HarvesterClusters and HarvesterMachines on the management cluster and keeps virtual machines, disks,
-    addresses and load balancers on Harvester as they say. It stops on SIGTERM after the work in hand.
+    The provider watches HarvesterClusters and HarvesterMachines on the management cluster and reconciles virtual
+    machines, disks, addresses and load balancers on Harvester. On SIGTERM it completes running reconciles and exits.
     """
     from caphv.runtime import logs
 
@@ -128,7 +125,7 @@ def _log_settings(flags: dict[str, Any]) -> tuple[str, Any]:
     level, log_format = flags["log_level"], flags["log_format"]
     zap = flags["zap_log_level"]
     if zap:
-        # Numbers are verbosities: everything above 0 is debug.
+        # A number is a verbosity; everything above 0 is debug.
         level = _ZAP_LEVELS.get(zap) or ("debug" if zap.isdigit() and int(zap) > 0 else "info")
     elif flags["zap_devel"] == "true":
         level = "debug"

@@ -1,4 +1,4 @@
-"""`caphv schema`: the schemas for editors, which need files and no network."""
+"""`caphv schema`: JSON Schemas for editors, without network access."""
 
 import json
 from typing import Any
@@ -19,16 +19,16 @@ Examples:
 """,
 )
 def schema() -> None:
-    """JSON Schemas of the kinds, for editors.
+    """Print JSON Schemas for editors.
 
-    Completion, explanations and errors while typing: print the schema into a file, and begin a manifest with the line
-    `# yaml-language-server: $schema=.caphv-schema.json`. No network is needed.
+    For completion, documentation and validation in an editor, write the schema to a file and start each manifest with
+    the line `# yaml-language-server: $schema=.caphv-schema.json`. This needs no network access.
     """
 
 
 @schema.command(epilog="\b\nExamples:\n  ls $(caphv schema path)")
 def path() -> None:
-    """Print the folder with the schemas, a file a kind."""
+    """Print the folder with one schema file per kind."""
     from caphv import data
 
     click.echo(data.folder("schemas"))
@@ -38,20 +38,20 @@ def path() -> None:
     "print",
     epilog="""\b
 Examples:
-  caphv schema print > .caphv-schema.json        for files with any kinds
+  caphv schema print > .caphv-schema.json
 """,
 )
 def print_schema() -> None:
-    """Print one schema for all kinds in all versions, complete in itself.
+    """Print one self-contained schema for all kinds and versions.
 
-    It chooses by apiVersion and kind, knows no field but those that there are, and leaves other kinds alone, so that it
-    fits files with several documents.
+    The schema selects by apiVersion and kind, rejects unknown fields and ignores other kinds, so that it suits files
+    with several documents.
     """
     click.echo(json.dumps(combined(), indent=2))
 
 
 def combined() -> Obj:
-    """Return the schema that `caphv schema print` prints, in JSON Schema draft 7 as editors read it best."""
+    """Return the schema of `caphv schema print`, in JSON Schema draft 7, which editors support best."""
     from caphv.api import crds
 
     choices = []
@@ -74,7 +74,7 @@ def _choice(wanted: Obj, schema: Obj) -> Obj:
 
 
 def _closed(node: Any) -> Any:
-    """The same schema without room for unknown fields."""
+    """The schema with unknown fields rejected."""
     if isinstance(node, list):
         return [_closed(item) for item in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""Write the files of a release: `python -m release --help`."""
+"""Write the release artifacts: `python -m release --help`."""
 
 import hashlib
 import json
@@ -21,16 +21,16 @@ Examples:
   python -m release --image registry.example.com/caphv:test && kubectl apply --server-side -f out/caphv.yaml
 """,
 )
-@click.option("--image", default="", help="Image of the provider; default: the released one of this version.")
+@click.option("--image", default="", help="Image of the provider; default: the released image of this version.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     default=CHECKOUT / "out",
-    help="Folder to write to.",
+    help="Output folder.",
     show_default="out",
 )
 def main(image: str, output: Path) -> None:
-    """Write manifests for kubectl, clusterctl and Turtles, the Helm chart, a bill of materials and check sums."""
+    """Write manifests for kubectl, clusterctl and Turtles, the Helm chart, a bill of materials and checksums."""
     output.mkdir(parents=True, exist_ok=True)
     files = contents(image)
     for name, content in sorted(files.items()):
@@ -39,7 +39,7 @@ def main(image: str, output: Path) -> None:
 
 
 def contents(image: str = "") -> dict[str, bytes]:
-    """All files of a release by name; the same checkout gives the same bytes."""
+    """All release artifacts by file name; reproducible byte for byte."""
     version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     image = image or f"{components.IMAGE}:v{version}"
     objects = components.with_image(components.objects(DEPLOY / "kustomize" / "base"), image)
@@ -59,7 +59,7 @@ def contents(image: str = "") -> dict[str, bytes]:
     templates = components.templates(DEPLOY / "clusterctl" / "parts")
     files |= {name: text.encode() for name, text in templates.items()}
     for folder in sorted(path for path in (CHECKOUT / "clusterclass").iterdir() if path.is_dir()):
-        # The name under which clusterctl looks for the class of a Cluster.
+        # The name clusterctl expects for the ClusterClass of a Cluster.
         parts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.yaml"))]
         files[f"clusterclass-{folder.name}.yaml"] = "---\n".join(parts).encode()
     for name in ("clusterctl", "turtles"):

@@ -1,4 +1,4 @@
-"""The Helm chart as one archive, as `helm package` makes it, but the same bytes for the same files."""
+"""The Helm chart as an archive, like `helm package` but reproducible."""
 
 import gzip
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def archive(chart: Path) -> bytes:
-    """A gzipped tar of the chart's folder; what symbolic links lead to is in it as files."""
+    """A gzipped tar of the chart's folder, with symbolic links resolved to files."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(_files(chart)):

@@ -1,7 +1,6 @@
-"""The objects of an installation, read from `deploy/kustomize`, and their forms for kubectl and for clusterctl.
+"""Installation manifests from `deploy/kustomize`, for kubectl and for clusterctl.
 
-The files there are the one source: kustomize and the Helm chart read the same ones, and no program of a user's machine
-is needed to make a release.
+These files are the single source, also for kustomize and the Helm chart. A release needs no external programs.
 """
 
 import copy
@@ -13,8 +12,7 @@ import yaml
 from caphv.api.object import Obj
 
 IMAGE = "ghcr.io/rancher-sandbox/cluster-api-provider-harvester"
-# Options of `caphv run` that `clusterctl init` (and a CAPIProvider's configSecret) can set, with what the manifest has
-# as their default.
+# Flags of `caphv run` that `clusterctl init` and a CAPIProvider's configSecret can set; the manifest has the defaults.
 VARIABLES = {"--log-level": "CAPHV_LOG_LEVEL", "--concurrency": "CAPHV_CONCURRENCY"}
 # Template for `clusterctl generate cluster` -> its parts in `deploy/clusterctl/parts`.
 TEMPLATES = {
@@ -27,14 +25,14 @@ TEMPLATES = {
     "cluster-template-topology-k3s.yaml": ("topology-k3s",),
     "cluster-template-topology-kubeadm.yaml": ("topology-kubeadm",),
 }
-# The C ones, where they are there, take a tenth of the time for CRDs.
+# The C versions, where available, take a tenth of the time for CRDs.
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _KUSTOMIZATIONS = ("kustomization.yaml", "Kustomization")
 
 
 def objects(folder: Path) -> list[Obj]:
-    """All objects of a kustomization that only collects files and folders, in its order, ConfigMaps of files last."""
+    """All objects of a kustomization of files and folders in order, generated ConfigMaps last."""
     kustomization = next(folder / name for name in _KUSTOMIZATIONS if (folder / name).is_file())
     content = yaml.safe_load(kustomization.read_text(encoding="utf-8"))
     found: list[Obj] = []
@@ -45,12 +43,12 @@ def objects(folder: Path) -> list[Obj]:
 
 
 def alerts(source: list[Obj]) -> list[Obj]:
-    """Groups of alert rules, as a Prometheus without the operator takes them."""
+    """Groups of alerting rules, for a Prometheus without the operator."""
     return [group for obj in source if obj["kind"] == "PrometheusRule" for group in obj["spec"]["groups"]]
 
 
 def with_image(source: list[Obj], image: str) -> list[Obj]:
-    """The same objects, with this image in all containers of Deployments."""
+    """The objects with this image in all containers of Deployments."""
     changed = copy.deepcopy(source)
     for container in _containers(changed):
         container["image"] = image
@@ -58,7 +56,7 @@ def with_image(source: list[Obj], image: str) -> list[Obj]:
 
 
 def with_variables(source: list[Obj]) -> list[Obj]:
-    """The same objects, with clusterctl's `${NAME:=default}` for what `VARIABLES` lists."""
+    """The objects with clusterctl's `${NAME:=default}` for the flags in `VARIABLES`."""
     changed = copy.deepcopy(source)
     for container in _containers(changed):
         container["args"] = [_variable(argument) for argument in container["args"]]
@@ -66,7 +64,7 @@ def with_variables(source: list[Obj]) -> list[Obj]:
 
 
 def templates(folder: Path) -> dict[str, str]:
-    """Cluster templates by file name; `folder` has their parts."""
+    """Cluster templates by file name, from their parts in `folder`."""
     return {
         name: "---\n".join((folder / f"{part}.yaml").read_text(encoding="utf-8") for part in parts)
         for name, parts in TEMPLATES.items()
@@ -74,7 +72,7 @@ def templates(folder: Path) -> dict[str, str]:
 
 
 def dump(source: list[Obj]) -> str:
-    """YAML documents in this order."""
+    """The objects as YAML documents."""
     options: dict[str, Any] = {"sort_keys": False, "width": 10_000, "allow_unicode": True}
     return "---\n".join(yaml.dump(obj, Dumper=_Dumper, **options) for obj in source)
 

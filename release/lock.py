@@ -1,7 +1,7 @@
-"""What requirements.lock pins, and which of it caphv needs to run: the image and the bill of materials hold that alone.
+"""The pins of requirements.lock, and the subset that caphv needs at run time, for the image and bill of materials.
 
-`python -m release.lock` prints those pins with their hashes, for `pip install --require-hashes`; with names, those
-packages and what they need instead. Only the standard library is used: the image is built before anything is installed.
+`python -m release.lock` prints these pins with hashes, for `pip install --require-hashes`; with package names, it
+prints those packages and their dependencies. It only uses the standard library, because the image build runs it first.
 """
 
 import re
@@ -12,14 +12,14 @@ from pathlib import Path
 
 _PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^ \\;]+)(?: ; (?P<marker>[^\\]+?))? \\")
 _HASH = re.compile(r" {4}--hash=sha256:(?P<digest>[0-9a-f]{64})(?: \\)?")
-# `# via name` on one line, or `# via` with a name on each of the next ones; the project itself is not lower case only.
+# `# via name` on one line, or `# via` with one name per following line; the project's own name may have upper case.
 _VIA = re.compile(r" {4}# via(?: (?P<parent>\S+).*)?|(?: {4}# {3})(?P<next>\S+).*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class Package:
-    """A pin; `hashes` (SHA-256) are those of all its files, `marker` says where it is installed, `needed_by` why."""
+    """A pin: SHA-256 `hashes` of all its files, environment `marker`, and the packages it is `needed_by`."""
 
     name: str
     version: str
@@ -29,13 +29,13 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """The pin as pip reads it."""
+        """The pin in pip's syntax."""
         marker = f" ; {self.marker}" if self.marker else ""
         return " \\\n    ".join([f"{self.name}=={self.version}{marker}", *(f"--hash=sha256:{d}" for d in self.hashes)])
 
 
 def packages(lock: str) -> list[Package]:
-    """All pins of a lock file. Raises ValueError for a line that is none of pin, hash and comment."""
+    """All pins of a lock file. Raises ValueError for an unknown line."""
     found: list[Package] = []
     for number, line in enumerate(lock.splitlines(), 1):
         if pin := _PIN.fullmatch(line):
@@ -53,7 +53,7 @@ def packages(lock: str) -> list[Package]:
 
 
 def needed(pinned: list[Package], roots: set[str]) -> list[Package]:
-    """The pins of `roots` and of all that they need, in their order. Raises ValueError for a root without a pin."""
+    """The pins of `roots` and their dependencies, in order. Raises ValueError for a root without a pin."""
     missing = roots - {package.name for package in pinned}
     if missing:
         raise ValueError(f"requirements.lock does not pin {', '.join(sorted(missing))}: run `make lock`")
@@ -66,7 +66,7 @@ def needed(pinned: list[Package], roots: set[str]) -> list[Package]:
 
 
 def at_run_time(checkout: Path) -> list[Package]:
-    """What caphv needs to run, as the checkout's pyproject.toml and requirements.lock say."""
+    """The run time dependencies of caphv, from pyproject.toml and requirements.lock."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = (_NAME.match(requirement) for requirement in project["dependencies"])
     return needed(_pins(checkout), {name[0].lower().replace("_", "-") for name in names if name})

@@ -1,4 +1,4 @@
-"""The bill of materials: what the image holds of Python packages, in the form of CycloneDX 1.6."""
+"""The bill of materials: the Python packages in the image, as CycloneDX 1.6."""
 
 import uuid
 from typing import Any
@@ -7,7 +7,7 @@ from release.lock import Package
 
 
 def bill(needed: list[Package], version: str) -> dict[str, Any]:
-    """CycloneDX document of caphv in a version with the packages that it needs; the same input gives the same bytes."""
+    """CycloneDX document of a version of caphv and its dependencies; reproducible."""
     own = f"pkg:pypi/caphv@{version}"
     components = [_component(package) for package in needed]
     edges = [{"ref": own, "dependsOn": [_purl(package) for package in needed if "caphv" in package.needed_by]}]
@@ -44,7 +44,7 @@ def _component(package: Package) -> dict[str, Any]:
         "name": package.name,
         "version": package.version,
         "purl": _purl(package),
-        # A package has a file, and so a hash, for each platform: which of them is installed is the image's business.
+        # A package has a file, and so a hash, per platform.
         "properties": [{"name": "caphv:file-sha256", "value": digest} for digest in package.hashes],
     }
     if package.marker:

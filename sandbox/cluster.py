@@ -1,7 +1,7 @@
-"""The objects that somebody applies to get a cluster in a sandbox: a Cluster of the shipped ClusterClass, no more.
+"""The objects that a user applies to create a cluster in a sandbox: a Cluster of the shipped ClusterClass.
 
-All else follows from its topology, as for users: the core makes the objects, stand-ins for the providers of RKE2, K3s
-and kubeadm the machines of the control plane and the bootstrap data.
+As for users, everything else follows from its topology: the core creates the objects; stand-ins for the providers of
+RKE2, K3s and kubeadm create control plane machines and bootstrap data.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from caphv.api.object import Obj
 from sandbox.clusterclass import HARVESTER_K3S, HARVESTER_KUBEADM, HARVESTER_RKE2
 
 KUBERNETES_VERSION = "v1.36.3"
-# What distributions put behind the version of Kubernetes.
+# The suffix of each distribution to the Kubernetes version.
 RELEASES = {HARVESTER_RKE2: "+rke2r1", HARVESTER_K3S: "+k3s1", HARVESTER_KUBEADM: ""}
-# A patch release before it, for clusters that are to be upgraded.
+# The previous patch release, for clusters that will be upgraded.
 EARLIER_VERSION = f"v1.36.2{RELEASES[HARVESTER_RKE2]}"
 LATER_VERSION = f"{KUBERNETES_VERSION}{RELEASES[HARVESTER_RKE2]}"
 CORE_VERSION = "cluster.x-k8s.io/v1beta2"
@@ -25,10 +25,10 @@ INFRASTRUCTURE_VERSION = "infrastructure.cluster.x-k8s.io/v1beta1"
 CLUSTER_LABEL = "cluster.x-k8s.io/cluster-name"
 CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"
 IDENTITY = "harvester-identity"
-# Where `up` puts the ClusterClass.
+# Where `up` creates the ClusterClasses.
 CLASS_NAMESPACE = "default"
 WORKERS = "md-0"
-# RKE2 reads this folder at its first start; the file shows in a guest's user data.
+# RKE2 reads this folder at its first start; the file appears in a guest's user data.
 CNI_FILE = "/var/lib/rancher/rke2/server/manifests/rke2-calico-config.yaml"
 _CNI_CONFIG = """\
 apiVersion: helm.cattle.io/v1
@@ -42,7 +42,7 @@ spec:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A cluster to build. `load_balancer` and `machines` name IPPools; without `machines` VMs ask DHCP."""
+    """A cluster to create. `load_balancer` and `machines` name IPPools; without `machines`, VMs use DHCP."""
 
     name: str = "demo"
     namespace: str = "demo"
@@ -66,7 +66,7 @@ class ClusterSpec:
 
 
 def manifest(spec: ClusterSpec) -> Obj:
-    """The Cluster, from which all else follows."""
+    """The Cluster."""
     return {
         "apiVersion": CORE_VERSION,
         "kind": "Cluster",
@@ -76,7 +76,7 @@ def manifest(spec: ClusterSpec) -> Obj:
 
 
 def identity(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
-    """The namespace, with the Secret that leads to Harvester."""
+    """The namespace and its identity Secret for Harvester."""
     encoded = base64.b64encode(harvester_kubeconfig).decode()
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": spec.namespace}},
@@ -90,7 +90,7 @@ def identity(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
 
 
 def definition(spec: ClusterSpec, mtu: int) -> Obj:
-    """The same cluster as one small file, with the MTU of its Pod network; machines have pools."""
+    """The cluster as a ClusterDefinition, with the MTU of its Pod network; machines use IPPools."""
     return {
         "apiVersion": "caphv.io/v1alpha1",
         "kind": "ClusterDefinition",
@@ -125,7 +125,7 @@ def definition(spec: ClusterSpec, mtu: int) -> Obj:
 
 
 def topology(spec: ClusterSpec) -> Obj:
-    """The topology of the Cluster. Machines are replaced sooner than the class says, and workers one by one."""
+    """The topology of the Cluster; unhealthy machines are replaced sooner than by the class's default."""
     health = {
         "checks": {
             "unhealthyNodeConditions": [

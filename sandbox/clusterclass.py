@@ -23,7 +23,7 @@ def objects(namespace: str, name: str) -> list[Obj]:
 
 
 def renamed(found: list[Obj], name: str, new_name: str) -> list[Obj]:
-    """The same ClusterClass as another one: its name and those of its templates begin with the new name."""
+    """A copy of a ClusterClass in which its name and those of its templates start with the new name."""
     return [_renamed(obj, name, new_name) for obj in found]
 
 

@@ -1,7 +1,7 @@
-"""A whole sandbox below one folder: etcd, API servers, Cluster API core, simulated Harvester and the provider.
+"""A sandbox in one folder: etcd, API servers, Cluster API core, simulated Harvester and the provider.
 
-Everything goes on after the command that started it has ended; the folder's `sandbox.json` and the mark in the
-processes' environment are all that later commands need.
+Its processes outlive the command that started them. Later commands find them by the folder's `sandbox.json` and a
+variable in the processes' environment.
 """
 
 import asyncio
@@ -36,25 +36,26 @@ STATE_FILE = "sandbox.json"
 SIMULATOR_READY_FILE = "simulator.ready"
 SIMULATOR_SECONDS = 60.0
 PROVIDER_SECONDS = 30.0
-# Different, so that nobody mistakes an address of one cluster for one of the other.
+# Distinct ranges, so that addresses of the two clusters are not confused.
 SERVICE_RANGES = {"management": "10.96.0.0/16", "harvester": "10.53.0.0/16"}
 
 _T = TypeVar("_T")
-# (part, seconds it took)
+# (component, seconds)
 Progress = Callable[[str, float], None]
 
 
 class SandboxError(Exception):
-    """A sandbox cannot be made in this folder; the message says why and what to do."""
+    """A sandbox cannot be started in this folder; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be chosen for a sandbox.
+    """Settings of a sandbox.
 
-    A simulated VM boots in `boot_seconds`, give or take `boot_spread` of it, and its node registers `register_seconds`
-    later. `audit` makes the management and Harvester API servers write audit logs. Without `provider` only its CRDs
-    are installed, so that a provider can be run by hand; with `webhooks` it serves them, too.
+    A simulated VM boots in `boot_seconds`, varied by up to the fraction `boot_spread`, and its Node registers
+    `register_seconds` later. `audit` enables audit logs of the management and Harvester API servers. Without
+    `provider`, only its CRDs are installed, to run a provider by hand; with `webhooks`, the provider serves its
+    admission webhooks.
     """
 
     provider: bool = True
@@ -67,9 +68,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class State:
-    """Content of `sandbox.json`; `ready` says that `up` came to its end.
+    """Content of `sandbox.json`; `ready` is set when `up` has completed.
 
-    `network` is the loopback network for VM addresses, `servers` has the URL of each API server, `processes` pids.
+    `network` is the loopback network for VM addresses; `servers` has the URL of each API server, `processes` the pids.
     """
 
     settings: Settings
@@ -81,7 +82,7 @@ class State:
 
     @classmethod
     def load(cls, folder: Path) -> "State | None":
-        """Read the state of a folder; None when it has none, or only half of one."""
+        """Read the state of a folder; None if missing or invalid."""
         try:
             raw: dict[str, Any] = json.loads((folder / STATE_FILE).read_bytes())
             return cls(**{**raw, "settings": Settings(**raw["settings"])})
@@ -94,13 +95,13 @@ class State:
 
 
 def default_folder(name: str = "default") -> Path:
-    """Return where a named sandbox lives: below `XDG_STATE_HOME`, by default `~/.local/state`."""
+    """Return the folder of a named sandbox, below `XDG_STATE_HOME` (default `~/.local/state`)."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state).absolute() / "caphv" / "sandbox" / name
 
 
 class Sandbox:
-    """One sandbox; `folder` is its identity and holds all it writes."""
+    """One sandbox, identified by its `folder`, which has all its files."""
 
     def __init__(self, folder: Path, settings: Settings | None = None) -> None:
         self.folder = folder.resolve()
@@ -109,7 +110,7 @@ class Sandbox:
     def kubeconfig(self, server: str) -> Path:
         """Return the administrator's kubeconfig file of the API server `management` or `harvester`.
 
-        `identity` is for Secrets of the management cluster: a token for Harvester, by way of the fault proxy.
+        `identity` is for identity Secrets: a token for Harvester, through the fault proxy.
         """
         return self.folder / f"{server}.kubeconfig"
 
@@ -180,7 +181,7 @@ class Sandbox:
         state = dataclasses.replace(
             state, network=str(claimed), servers={name: server.url for name, server in servers.items()}
         )
-        # The simulator reads it.
+        # The simulator reads this file.
         state.save(self.folder)
         management = servers["management"]
         started = [part for part in (etcd.process, *(server.process for server in servers.values())) if part]
@@ -229,14 +230,14 @@ class Sandbox:
         return process
 
     def _python(self, name: str, module: str, *arguments: str) -> Process:
-        """Start a module of ours, which need not be installed. -P: what lies in the sandbox's folder is no module."""
+        """Start one of our modules, installed or not; -P keeps the sandbox's folder off sys.path."""
         path = os.pathsep.join([str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-P", "-m", module, *arguments]
         return children.start(self.folder, name, command, env={"PYTHONPATH": path})
 
     async def _clean(self) -> None:
         if any(self.folder.iterdir()) and not (self.folder / STATE_FILE).exists():
-            raise SandboxError(f"{self.folder} holds other files than a sandbox's: name an empty or new folder")
+            raise SandboxError(f"{self.folder} is not the folder of a sandbox: choose an empty or new folder")
         await children.stop_all(self.folder)
         for path in sorted(self.folder.iterdir(), key=lambda path: path.name == STATE_FILE):
             if path.is_dir() and not path.is_symlink():
@@ -246,7 +247,7 @@ class Sandbox:
 
     @contextlib.asynccontextmanager
     async def _locked(self) -> AsyncIterator[None]:
-        """Hold the folder against other commands; the lock is on the folder itself, so that no file of it is left."""
+        """Lock the folder against other commands; the lock is on the folder itself and leaves no file."""
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             while True:
@@ -255,14 +256,14 @@ class Sandbox:
                     break
                 await asyncio.sleep(0.1)
             if not self.folder.exists() or not os.path.samestat(os.fstat(handle), self.folder.stat()):
-                raise SandboxError(f"{self.folder} was removed by another command meanwhile: try again")
+                raise SandboxError(f"{self.folder} was removed by another command: try again")
             yield
         finally:
             os.close(handle)
 
 
 def _identity(harvester: ApiServer, token: Token) -> Obj:
-    """The kubeconfig of the fault proxy, which shows the API server's own certificate on a port of its own."""
+    """The kubeconfig of the fault proxy, which uses the API server's certificate on a port of its own."""
     (port,) = children.free_ports(1)
     return pki.kubeconfig(
         f"https://{harvester.address}:{port}",

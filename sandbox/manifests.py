@@ -1,4 +1,4 @@
-"""Put manifests on an API server: what `kubectl apply` would do for the CRDs and objects that a sandbox begins with."""
+"""Apply manifests, like `kubectl apply`, for the CRDs and objects that a sandbox starts with."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from caphv.runtime.errors import AlreadyExists
 
 MANAGER = "caphv-sandbox"
 ESTABLISHED_SECONDS = 30.0
-# Safe as SafeLoader is, and ten times as fast where libyaml is there.
+# As safe as SafeLoader, and ten times as fast with libyaml.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -24,9 +24,9 @@ def read(files: Iterable[Path]) -> list[Obj]:
 
 
 async def apply(client: ApiClient, objects: Sequence[Obj]) -> None:
-    """Create or update objects; CRDs are served when this returns, and then the rest is applied.
+    """Create or update objects: CRDs first; the rest once the CRDs are served.
 
-    Raises ApiError for a refusal, and TimeoutError for a CRD that is not established.
+    Raises ApiError, and TimeoutError for a CRD that is not established.
     """
     crds = [obj for obj in objects if obj["kind"] == CUSTOM_RESOURCE_DEFINITIONS.kind]
     rest = [obj for obj in objects if obj["kind"] != CUSTOM_RESOURCE_DEFINITIONS.kind]
@@ -40,7 +40,7 @@ async def apply(client: ApiClient, objects: Sequence[Obj]) -> None:
 
 
 async def _apply(client: ApiClient, resource: Resource, obj: Obj) -> None:
-    # On a new API server everything is new, and creating costs it far less than server side apply.
+    # On a new API server all objects are new, and creating is far cheaper than server-side apply.
     try:
         await client.create(resource, obj)
     except AlreadyExists:

@@ -1,7 +1,7 @@
-"""Runs all simulated parts of a sandbox in one process: `python -m sandbox.simulate --dir <folder>`.
+"""Run all simulated parts of a sandbox in one process: `python -m sandbox.simulate --dir <folder>`.
 
-The folder holds `sandbox.json` and the kubeconfigs of the API servers, as `sandbox.environment` writes them. A file
-`simulator.ready` appears when Harvester is furnished and its webhooks are asked.
+The folder has `sandbox.json` and the kubeconfigs of the API servers, written by `sandbox.environment`. The file
+`simulator.ready` appears once Harvester's objects exist and its webhooks are called.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from sandbox.guest.guests import Guests
 from sandbox.guest.workload import Workloads
 from sandbox.harvester.addresses import Addresses
 from sandbox.harvester.admission import Admission
+from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.faultproxy import FaultProxy, proxy_of
-from sandbox.harvester.fixtures import World, define, seed
-from sandbox.harvester.informers import Stores
+from sandbox.harvester.fixtures import define, seed
+from sandbox.harvester.informers import Informers
 from sandbox.harvester.kubevip import DataPath, KubeVip
 from sandbox.harvester.loadbalancer import LoadBalancers
 from sandbox.harvester.virtualmachines import VirtualMachines
-from sandbox.processes.garbage import Garbage
-from sandbox.processes.tokens import Tokens
+from sandbox.processes.garbage import GarbageCollector
+from sandbox.processes.tokens import TokenController
 
 log = logging.getLogger(__name__)
 
@@ -41,21 +42,21 @@ READY_FILE = "simulator.ready"
 
 
 class Simulator:
-    """The simulated parts of one sandbox; `folder` is where its etcd runs, for the API servers of workload clusters.
+    """The simulated parts of one sandbox; `folder` has its etcd, for the API servers of workload clusters.
 
-    `management` is the management cluster, where only the stand-ins for kube-controller-manager work. `fault_proxy`
-    stands before Harvester for who wants to meet faults.
+    On the `management` cluster, the stand-ins for kube-controller-manager and for bootstrap and control plane providers
+    run. `fault_proxy` is the proxy in front of Harvester for fault injection.
     """
 
     def __init__(
         self,
         folder: Path,
-        world: World,
+        config: SimulatorConfig,
         harvester: Kubeconfig,
         management: Kubeconfig | None = None,
         fault_proxy: FaultProxy | None = None,
     ) -> None:
-        self.world = world
+        self.config = config
         self._folder = folder
         self._harvester = harvester
         self._management = management
@@ -63,24 +64,24 @@ class Simulator:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Simulator]:
-        """Simulate for as long as the context is open; API servers of workload clusters end with it.
+        """Simulate inside the block; API servers of workload clusters stop with it.
 
-        Raises ApiError or Unreachable when Harvester cannot be furnished.
+        Raises ApiError or Unreachable if Harvester's objects cannot be created.
         """
         async with contextlib.AsyncExitStack() as stack:
             client = await self._client(stack, "harvester", self._harvester)
             await define(client)
-            stores = Stores(client)
-            await stack.enter_async_context(_background(stores.run()))
-            await stores.wait_synced()
-            # Before anything is written: a simulator that was killed left webhooks behind that nobody answers.
-            await stack.enter_async_context(Admission(stores, self.world).served(client))
-            await seed(client, self.world)
-            works = self._parts(stack, stores)
+            informers = Informers(client)
+            await stack.enter_async_context(_background(informers.run()))
+            await informers.wait_synced()
+            # Before anything is written: a killed simulator leaves webhooks behind that nothing serves.
+            await stack.enter_async_context(Admission(informers, self.config).served(client))
+            await seed(client, self.config)
+            works = self._parts(stack, informers)
             for name, access in (("harvester", self._harvester), ("management", self._management)):
                 if access:
                     other = await self._client(stack, name, access)
-                    works += [Tokens(other, access.ca).run(), Garbage(other).run()]
+                    works += [TokenController(other, access.ca).run(), GarbageCollector(other).run()]
                     if access is self._management:
                         works.append(standins.run(other))
             if self._fault_proxy:
@@ -88,17 +89,17 @@ class Simulator:
             await stack.enter_async_context(_background(*works))
             yield self
 
-    def _parts(self, stack: contextlib.AsyncExitStack, stores: Stores) -> list[Coroutine[Any, Any, None]]:
+    def _parts(self, stack: contextlib.AsyncExitStack, informers: Informers) -> list[Coroutine[Any, Any, None]]:
         addresses, workloads, data_path = Addresses(), Workloads(self._folder), DataPath()
         stack.push_async_callback(workloads.close)
         stack.push_async_callback(data_path.close)
-        load_balancers = LoadBalancers(stores, self.world, data_path, workloads.answers)
+        load_balancers = LoadBalancers(informers, self.config, data_path, workloads.answers)
         workloads.on_change = load_balancers.health_changed
         return [
-            VirtualMachines(stores, self.world).run(),
-            KubeVip(stores, addresses, self.world.networks[0].dhcp).run(),
+            VirtualMachines(informers, self.config).run(),
+            KubeVip(informers, addresses, self.config.networks[0].dhcp).run(),
             load_balancers.run(),
-            Guests(stores, self.world, addresses, workloads).run(),
+            Guests(informers, self.config, addresses, workloads).run(),
         ]
 
     async def _client(self, stack: contextlib.AsyncExitStack, name: str, access: Kubeconfig) -> ApiClient:
@@ -122,20 +123,20 @@ async def _background(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 def _log_failure(task: asyncio.Future[None]) -> None:
     if not task.cancelled() and task.exception():
-        log.error("a part of the simulator failed", exc_info=task.exception())
+        log.error("a simulator component failed", exc_info=task.exception())
 
 
 def from_folder(folder: Path) -> Simulator:
-    """The simulator for a sandbox folder; unknown settings in `sandbox.json` belong to other parts."""
+    """The simulator for a sandbox folder; it ignores settings of other parts in `sandbox.json`."""
     state = json.loads((folder / "sandbox.json").read_text())
-    known = {field.name for field in dataclasses.fields(World)} - {"network"}
+    known = {field.name for field in dataclasses.fields(SimulatorConfig)} - {"network"}
     settings = {name: value for name, value in state.get("settings", {}).items() if name in known}
-    world = World.from_settings(state["network"], settings)
+    config = SimulatorConfig.from_settings(state["network"], settings)
     harvester, management = (_access(folder, name) for name in ("harvester", "management"))
     proxy = None
     if (folder / "identity.kubeconfig").exists():
         proxy = proxy_of(_access(folder, "identity"), harvester, folder / "harvester")
-    return Simulator(folder, world, harvester, management, proxy)
+    return Simulator(folder, config, harvester, management, proxy)
 
 
 def _access(folder: Path, name: str) -> Kubeconfig:
@@ -148,14 +149,16 @@ async def _run(folder: Path) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with from_folder(folder).running():
         (folder / READY_FILE).touch()
-        log.info("the simulated Harvester is ready")
+        log.info("simulated Harvester ready")
         await stop.wait()
     (folder / READY_FILE).unlink(missing_ok=True)
 
 
 def main() -> None:
     """Run until SIGTERM."""
-    parser = argparse.ArgumentParser(prog="python -m sandbox.simulate", description="Run the simulated parts.")
+    parser = argparse.ArgumentParser(
+        prog="python -m sandbox.simulate", description="Run the simulated parts of a sandbox."
+    )
     parser.add_argument("--dir", type=Path, required=True, help="folder of the sandbox")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

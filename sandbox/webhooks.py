@@ -1,4 +1,4 @@
-"""What a provider in a sandbox needs to serve webhooks: a certificate, a port, and how the API server gets there."""
+"""Certificate, port and options with which a provider in a sandbox serves its webhooks."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Options that say which clusters a command is about, how they are read, and progress while it takes long."""
+"""Options that select clusters, how they are read, and progress output."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Step = Callable[[str], None]
-"""Says what goes on now."""
+"""Called with a description of the current step."""
 
-_PATIENCE = 5.0
+_QUIET_SECONDS = 5.0
 
 
 class InputError(click.ClickException):
-    """Input, server or repository cannot be read: exit status 2."""
+    """An input file, server or repository cannot be read: exit status 2."""
 
     exit_code = 2
 
 
 def cluster_options(command: _Command) -> _Command:
-    """Add the options that say where clusters are read from, and which of them are meant."""
+    """Add the options for the source and the selection of clusters."""
     for add in (
         click.option(
-            "-l", "--selector", default="", metavar="LABELS", help="Only clusters with these labels, a=b,c!=d."
+            "-l", "--selector", default="", metavar="LABELS", help="Label selector for clusters, e.g. a=b,c!=d."
         ),
-        click.option("-n", "--namespace", default="", help="Only clusters of this namespace.  [default: all]"),
-        click.option("--context", default="", help="Context of the kubeconfig."),
+        click.option("-n", "--namespace", default="", help="Namespace of the clusters.  [default: all]"),
+        click.option("--context", default="", help="Context in the kubeconfig."),
         click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster."),
         click.argument("paths", metavar="[FILE|FOLDER|-]...", nargs=-1, type=click.Path(allow_dash=True)),
     ):
@@ -46,7 +46,7 @@ def cluster_options(command: _Command) -> _Command:
 
 @dataclass(frozen=True)
 class SelectedClusters:
-    """Clusters that were read; `selected` tells that labels chose them, so there may be more."""
+    """The selected clusters; `selected` is set if a label selector applied, so there may be others."""
 
     input: Input
     namespace: str
@@ -54,21 +54,21 @@ class SelectedClusters:
 
     @property
     def clusters(self) -> tuple[ClusterFacts, ...]:
-        """Facts of the clusters, by namespace and name."""
+        """Facts about the clusters, by namespace and name."""
         return self.input.clusters
 
 
 def read_clusters(flags: dict[str, Any], step: Step) -> SelectedClusters:
-    """Read the clusters that the options of `cluster_options` mean: of files, else of the management cluster.
+    """Read the clusters selected by `cluster_options`, from files or else from the management cluster.
 
-    Raises InputError where the management cluster does not answer; what is wrong with files is in the result.
+    Raises InputError if the management cluster cannot be read; problems in files are part of the result.
     """
     from packager.addons.gather import labels_of_cluster
     from packager.inputs import read_files
 
     paths, namespace = flags["paths"], flags["namespace"]
     if paths and (flags["kubeconfig"] or flags["context"]):
-        raise click.UsageError("files and a management cluster are given: name one of them")
+        raise click.UsageError("give either files or a management cluster, not both")
     chosen = _selector(flags["selector"])
     if paths:
         step("reading files")
@@ -111,23 +111,23 @@ def _live(kubeconfig: str, context: str, namespace: str) -> Input:
     try:
         return asyncio.run(read())
     except (KubeconfigError, ApiError, Unreachable) as error:
-        hint = "" if kubeconfig or context else "; or give files or folders with clusters"
-        raise InputError(f"the management cluster cannot be read: {error}{hint}") from None
+        hint = "" if kubeconfig or context else "; alternatively, give files or folders with clusters"
+        raise InputError(f"cannot read the management cluster: {error}{hint}") from None
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Step]:
-    """Show what goes on: a line that moves on a terminal; elsewhere a line when it takes long."""
+    """Show the current step: a spinner on a terminal, otherwise a line when it takes long."""
     if not sys.stderr.isatty():
-        told = time.monotonic()
+        reported = time.monotonic()
 
-        def say(text: str) -> None:
-            nonlocal told
-            if time.monotonic() - told > _PATIENCE:
-                told = time.monotonic()
+        def report(text: str) -> None:
+            nonlocal reported
+            if time.monotonic() - reported > _QUIET_SECONDS:
+                reported = time.monotonic()
                 click.echo(f"{text} …", err=True)
 
-        yield say
+        yield report
         return
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""Options that every process of caphv has: its endpoints and its logs."""
+"""Options for endpoints and logs, shared by all long-running commands."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ def _check_address(_ctx: click.Context, _option: click.Parameter, address: str) 
 
 
 def metrics_options(command: _Command) -> _Command:
-    """Add the options that say where metrics are served, and to whom."""
+    """Add the options for the metrics endpoint."""
     for option in (
         click.option(
             "--metrics-cert-dir",
             default="",
             show_default=False,
-            help="Folder with tls.crt and tls.key for --metrics-secure, read again on changes; "
-            "default: a certificate that the process signs itself.",
+            help="Folder with tls.crt and tls.key for --metrics-secure, reloaded on changes; default: self-signed.",
         ),
         click.option(
             "--metrics-secure/--no-metrics-secure",
-            help="Serve metrics by TLS, and only to bearer tokens of accounts that may get /metrics.",
+            help="Serve metrics over TLS, only to bearer tokens of accounts with the right to get /metrics.",
         ),
         click.option(
             "--metrics-bind-address",
             default=":8080",
             callback=_check_address,
-            help="Where to serve /metrics; 0 turns it off.",
+            help="Address of the /metrics endpoint; 0 disables it.",
         ),
     ):
         command = option(command)
@@ -51,12 +50,12 @@ def metrics_options(command: _Command) -> _Command:
 
 
 def probe_option(command: _Command) -> _Command:
-    """Add the option that says where the process tells how it is."""
+    """Add the option for the health endpoint."""
     return click.option(
         "--health-probe-bind-address",
         default=":9440",
         callback=_check_address,
-        help="Where to serve /healthz and /readyz; 0 turns it off.",
+        help="Address of the /healthz and /readyz endpoints; 0 disables them.",
     )(command)
 
 
@@ -66,13 +65,13 @@ def log_options(command: _Command) -> _Command:
         "--log-format",
         type=click.Choice(["auto", "json", "text"]),
         default="auto",
-        help="auto: text on a terminal, JSON elsewhere.",
+        help="Log format; auto is text on a terminal, otherwise JSON.",
     )(command)
     return click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
-        help="Least level to log.",
+        help="Minimum log level.",
     )(command)
 
 
@@ -87,7 +86,7 @@ def metrics_auth(flags: dict[str, Any], client: ApiClient | None) -> MetricsAuth
 
 
 def certificate_folder(flags: dict[str, Any]) -> Path | None:
-    """Return the folder of the certificate for metrics. Raises `click.UsageError` when nothing would use it."""
+    """Return the folder of the metrics certificate. Raises `click.UsageError` without --metrics-secure."""
     folder = flags["metrics_cert_dir"]
     if folder and not flags["metrics_secure"]:
         raise click.UsageError("--metrics-cert-dir has no effect without --metrics-secure")

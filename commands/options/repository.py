@@ -1,7 +1,7 @@
-"""Options that say which Git repository, or folder in its place, a command reads or writes.
+"""Options for the Git repository, or local folder, that a command reads or writes.
 
-Credentials are no options: command lines are seen by everybody on a machine. They come from the environment or from the
-folder of a mounted Secret.
+Credentials are not options, because other users of a machine can see command lines. They come from the environment or
+from the folder of a mounted Secret.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def repository_options(command: _Command) -> _Command:
-    """Add the options that name a repository, or a folder in its place."""
+    """Add the options for a repository or a local folder."""
     folder = click.option(
-        "--folder", type=click.Path(file_okay=False, path_type=Path), help="A folder, for example a checkout."
+        "--folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Local folder instead of a repository, e.g. a checkout.",
     )
     return folder(remote_options(command))
 
 
 def remote_options(command: _Command) -> _Command:
-    """Add the options that name a repository and say how it is reached."""
+    """Add the options for a remote repository."""
     for add in (
         click.option(
             "--git-timeout",
@@ -43,13 +45,13 @@ def remote_options(command: _Command) -> _Command:
             type=click.FloatRange(1, 3600),
             default=60.0,
             show_default=True,
-            help="Seconds that one exchange with the remote may take.",
+            help="Timeout of a Git network operation in seconds.",
         ),
         click.option(
             "--git-cache",
             envvar="CAPHV_GIT_CACHE",
             type=click.Path(path_type=Path),
-            help="Folder for the clone, for this repository alone.  [default: below ~/.cache/caphv]",
+            help="Folder for the clone of this repository.  [default: below ~/.cache/caphv]",
         ),
         click.option(
             "--git-credentials",
@@ -64,7 +66,7 @@ def remote_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="PATH",
-            help="Folder in the repository.",
+            help="Path in the repository.",
         ),
         click.option(
             "--branch", envvar="CAPHV_GIT_BRANCH", default="main", show_default=True, help="Branch that Fleet reads."
@@ -75,7 +77,7 @@ def remote_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="URL",
-            help="Git repository, without password.",
+            help="URL of the Git repository, without a password.",
         ),
     ):
         command = add(command)
@@ -83,13 +85,13 @@ def remote_options(command: _Command) -> _Command:
 
 
 def source_options(command: _Command) -> _Command:
-    """Add the options that name a repository with definitions of clusters."""
+    """Add the options for a repository with cluster definitions."""
     for add in (
         click.option(
             "--source-credentials",
             envvar="CAPHV_SOURCE_CREDENTIALS",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Folder of a mounted Secret, as --git-credentials.  [default: the same as for --repo]",
+            help="Folder of a mounted Secret, see --git-credentials.  [default: the credentials of --repo]",
         ),
         click.option(
             "--source-path",
@@ -97,10 +99,14 @@ def source_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="PATH",
-            help="Folder in it.",
+            help="Path in that repository.",
         ),
         click.option(
-            "--source-branch", envvar="CAPHV_SOURCE_BRANCH", default="main", show_default=True, help="Its branch."
+            "--source-branch",
+            envvar="CAPHV_SOURCE_BRANCH",
+            default="main",
+            show_default=True,
+            help="Branch of that repository.",
         ),
         click.option(
             "--source-repo",
@@ -108,7 +114,7 @@ def source_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="URL",
-            help="Repository with the definitions.",
+            help="URL of the Git repository with cluster definitions.",
         ),
     ):
         command = add(command)
@@ -116,15 +122,19 @@ def source_options(command: _Command) -> _Command:
 
 
 def commit_options(command: _Command) -> _Command:
-    """Add the options that say how a commit is made, and why."""
+    """Add the options for a commit."""
     message = click.option(
-        "--message", default="", show_default=False, metavar="TEXT", help="Why, for the message of the commit."
+        "--message",
+        default="",
+        show_default=False,
+        metavar="TEXT",
+        help="Reason for the change, added to the commit message.",
     )
     return message(author_options(command))
 
 
 def author_options(command: _Command) -> _Command:
-    """Add the options that say by whom a commit is made, and where to."""
+    """Add the options for the author and the branch of a commit."""
     for add in (
         click.option(
             "--author",
@@ -132,6 +142,7 @@ def author_options(command: _Command) -> _Command:
             default="caphv <caphv@localhost>",
             show_default=True,
             metavar="NAME <EMAIL>",
+            help="Author of the commits.",
         ),
         click.option(
             "--review",
@@ -139,7 +150,7 @@ def author_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="BRANCH",
-            help="Push to this branch (caphv/…) for a pull request, in place of the branch itself.",
+            help="Push to this branch (caphv/…) for a pull request, instead of --branch.",
         ),
     ):
         command = add(command)
@@ -147,32 +158,32 @@ def author_options(command: _Command) -> _Command:
 
 
 def prune_option(command: _Command) -> _Command:
-    """Add the option that limits removals: the same for all commands that commit."""
+    """Add the option that limits removals per commit."""
     return click.option(
         "--max-prune",
         type=click.IntRange(0),
         default=10,
         show_default=True,
         envvar="CAPHV_MAX_PRUNE",
-        help="Bundles and definitions that one commit may remove; when more are to go, all of them stay.",
+        help="Max bundles and definitions that one commit may remove; if exceeded, none are removed.",
     )(command)
 
 
 def names_repository(flags: dict[str, Any]) -> bool:
-    """Whether a repository or folder is named. A folder wins over a repository that only the environment names."""
+    """Whether a repository or folder is given. A folder overrides a repository from the environment."""
     if flags["folder"]:
         source = click.get_current_context().get_parameter_source
         for name in ("repo", "review"):
             if flags.get(name) and source(name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--folder and --{name} exclude each other")
+                raise click.UsageError(f"--folder and --{name} are mutually exclusive")
     return bool(flags["repo"] or flags["folder"])
 
 
 @contextlib.contextmanager
 def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
-    """Give what the options of `repository_options` and `commit_options` mean; only with `new` a folder may be missing.
+    """Open the repository or folder of `repository_options` and `commit_options`; with `new` the folder may be missing.
 
-    Raises InputError for what goes wrong with a repository inside of the block.
+    Raises InputError for errors of the repository inside the block.
     """
     from packager.git.directory import Directory
     from packager.git.errors import GitError, InvalidRemote
@@ -180,12 +191,12 @@ def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
     from packager.git.repository import Repository
 
     if not names_repository(flags):
-        raise click.UsageError("name the repository with --repo URL, or a folder with --folder")
+        raise click.UsageError("give a repository with --repo URL or a folder with --folder")
     try:
         if flags["folder"]:
             directory = Directory(flags["folder"], _inner(flags["inner"]))
             if not (new or flags["folder"].is_dir()):
-                raise InputError(f"{flags['folder']}: there is no such folder")
+                raise InputError(f"{flags['folder']}: no such folder")
             yield directory
             return
         try:
@@ -201,7 +212,7 @@ def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
     except GitError as error:
         raise InputError(str(error)) from None
     except OSError as error:
-        # The cache, or a folder of somebody else's.
+        # The cache, or a folder without permissions.
         raise InputError(f"{error.filename}: {error.strerror}") from None
 
 
@@ -231,7 +242,7 @@ def _identity(author: str) -> Identity | None:
 
 
 def _cache(remote: Any) -> Path:
-    """Folder for the clone of a remote: by its address and branches, so that no two share one."""
+    """Folder for the clone of a remote, unique by its URL, branches and path."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     what = "\0".join((remote.url, remote.branch, remote.path, remote.review))
     return base / "caphv" / "git" / hashlib.sha256(what.encode()).hexdigest()[:16]

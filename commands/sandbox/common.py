@@ -1,4 +1,4 @@
-"""What several commands have in common: options, messages for what can go wrong, and progress."""
+"""Shared parts of the `caphv sandbox` commands: options, error messages and progress."""
 
 import contextlib
 import sys
@@ -16,35 +16,35 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def sandbox_options(command: _Command) -> _Command:
-    """Add the options that tell which sandbox is meant: `name` and `folder`."""
+    """Add the options that select a sandbox: `name` and `folder`."""
     command = click.option(
-        "--dir", "folder", type=click.Path(path_type=Path), help="Folder of the sandbox, in place of a name."
+        "--dir", "folder", type=click.Path(path_type=Path), help="Folder of the sandbox, instead of a name."
     )(command)
     return click.option(
         "--name",
         metavar="NAME",
-        help="Which sandbox, when there are several.  [default: default]",
+        help="Name of the sandbox.  [default: default]",
         callback=_check_name,
     )(command)
 
 
 def _check_name(_ctx: click.Context, _option: click.Parameter, name: str | None) -> str | None:
     if name is not None and not (name.replace("-", "").isalnum() and name.isascii() and name[0].isalnum()):
-        raise click.BadParameter(f"{name!r} is not made of letters, digits and dashes; it becomes the name of a folder")
+        raise click.BadParameter(f"{name!r}: must consist of letters, digits and dashes, because it names a folder")
     return name
 
 
 def named_sandbox(name: str | None, folder: Path | None, settings: "Settings | None" = None) -> "Sandbox":
-    """The sandbox that the options of `sandbox_options` mean, whether or not it is there."""
+    """The sandbox that `sandbox_options` select; it may not exist."""
     from sandbox.environment import Sandbox, default_folder
 
     if name and folder:
-        raise click.UsageError("--name and --dir both say which sandbox: give one of them")
+        raise click.UsageError("--name and --dir are mutually exclusive")
     return Sandbox(folder or default_folder(name or "default"), settings)
 
 
 def running_sandbox(name: str | None, folder: Path | None) -> "Sandbox":
-    """The sandbox of that name or folder; it is there, though perhaps not as a whole."""
+    """The existing sandbox of that name or folder; parts of it may have stopped."""
     box = named_sandbox(name, folder)
     if box.status()["status"] == "absent":
         which = f" --dir {folder}" if folder else f" --name {name}" if name else ""
@@ -54,7 +54,7 @@ def running_sandbox(name: str | None, folder: Path | None) -> "Sandbox":
 
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
-    """Turn what can go wrong into a message and exit status 1."""
+    """Turn errors into a message and exit status 1."""
     from caphv.runtime.errors import ApiError, Unreachable
     from sandbox.environment import SandboxError
     from sandbox.processes.children import ProcessError
@@ -69,7 +69,7 @@ def failures() -> Iterator[None]:
 
 @contextlib.contextmanager
 def build_report() -> Iterator["Report"]:
-    """Show the progress of builds: bars on a terminal, a line now and then elsewhere."""
+    """Show the progress of builds: bars on a terminal, otherwise occasional lines."""
     from sandbox.processes import binaries
 
     if not sys.stderr.isatty():
@@ -96,5 +96,5 @@ def _print_build(name: str, step: str, done: int, total: int) -> None:
 
 
 def print_part(part: str, seconds: float) -> None:
-    """Print a line for a part of a sandbox that is up."""
+    """Print a line for a component that has started."""
     click.echo(f"  {part:<22} {seconds:5.1f} s")

@@ -1,4 +1,4 @@
-"""`caphv sandbox fault`: let something go wrong on the simulated Harvester, and let it get well again."""
+"""`caphv sandbox fault`: inject and clear faults on the simulated Harvester."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,16 +16,16 @@ _Answer = TypeVar("_Answer")
 
 
 class FaultGroup(HelpfulGroup):
-    """A command for each kind of fault, made from their table when it is asked for."""
+    """A command for each kind of fault, created on demand from the table of kinds."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name `list`, `clear` and all kinds."""
+        """Return `list`, `clear` and all kinds."""
         from sandbox.harvester.faults import KINDS
 
         return [*super().list_commands(ctx), *KINDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """A command of our own, or that of a kind."""
+        """Return `list`, `clear`, or the command of a kind."""
         from sandbox.harvester.faults import KINDS
 
         own = super().get_command(ctx, cmd_name)
@@ -46,13 +46,13 @@ Examples:
 )
 @sandbox_options
 def fault(**_which: Any) -> None:
-    """Let something go wrong on the simulated Harvester.
+    """Inject faults on the simulated Harvester.
 
-    Faults of objects (hosts, VMs, images, …) are seen by everybody. Faults in transport (slow, away, refusals) meet
-    only clusters whose identity Secret holds `caphv sandbox kubeconfig identity`; watch what the provider makes of them
-    with `kubectl get harvesterclusters,harvestermachines -A` and in the Events.
+    Object faults (hosts, VMs, images, …) affect all clients. Transport faults (slow, away, HTTP errors) only affect
+    clusters whose identity Secret holds `caphv sandbox kubeconfig identity`. Watch the provider's reaction with
+    `kubectl get harvesterclusters,harvestermachines -A` and in the Events.
 
-    A fault goes on until `clear`, except for what happens at once: vm-vanishes, migration, address-change.
+    A fault stays active until `clear`; vm-vanishes, migration and address-change happen once.
     """
 
 
@@ -60,7 +60,7 @@ def fault(**_which: Any) -> None:
 @sandbox_options
 @click.pass_context
 def list_faults(ctx: click.Context, /, **_which: Any) -> None:
-    """Show the faults that go on."""
+    """List active faults."""
     active = _with_faults(ctx, lambda faults: faults.active())
     for item in active:
         click.echo(str(item))
@@ -68,22 +68,22 @@ def list_faults(ctx: click.Context, /, **_which: Any) -> None:
         click.echo("no faults")
 
 
-@fault.command(short_help="End all faults, or some of them.")
+@fault.command(short_help="Clear all or some faults.")
 @click.argument("kind", required=False, default="")
 @click.argument("target", required=False, default="")
 @sandbox_options
 @click.pass_context
 def clear(ctx: click.Context, /, kind: str, target: str, **_which: Any) -> None:
-    """End all faults, or those of a KIND, or that of a KIND and TARGET."""
+    """Clear all faults, those of a KIND, or that of a KIND and TARGET."""
     from sandbox.harvester.faults import KINDS
 
     if kind and kind not in KINDS:
-        raise click.BadParameter(f"{kind!r} is no kind of fault; see `caphv sandbox fault --help`", param_hint="KIND")
-    ended = _with_faults(ctx, lambda faults: faults.clear(kind, target))
-    for item in ended:
+        raise click.BadParameter(f"unknown kind of fault {kind!r}; see `caphv sandbox fault --help`", param_hint="KIND")
+    cleared = _with_faults(ctx, lambda faults: faults.clear(kind, target))
+    for item in cleared:
         click.echo(f"cleared: {item}")
-    if not ended:
-        click.echo("no such fault goes on" if kind else "no faults")
+    if not cleared:
+        click.echo("no such fault is active" if kind else "no faults")
 
 
 def _command(kind: "Kind") -> click.Command:
@@ -93,35 +93,39 @@ def _command(kind: "Kind") -> click.Command:
 
         settings = {name: options[name] for name in options.keys() & {"share", "delay"}}
         ctx = click.get_current_context()
-        click.echo(_with_faults(ctx, lambda faults: faults.cause(Fault(kind.name, target, **settings))))
+        click.echo(_with_faults(ctx, lambda faults: faults.inject(Fault(kind.name, target, **settings))))
 
     parameters: list[click.Parameter] = []
     if kind.target:
         parameters.append(click.Argument(["target"], metavar=kind.target))
     if kind.in_transport:
-        share, of = click.FloatRange(0, 1, min_open=True), "Which part of the requests meets it."
+        share, of = click.FloatRange(0, 1, min_open=True), "Fraction of requests that are affected."
         parameters.append(click.Option(["--share"], type=share, default=1.0, show_default=True, help=of))
     if kind.name == "slow":
         delay = click.FloatRange(0, min_open=True)
-        parameters.append(click.Option(["--delay"], type=delay, default=2.0, show_default=True, help="Seconds."))
-    return click.command(kind.name, params=parameters, help=_explained(kind), short_help=kind.summary)(call)
+        parameters.append(
+            click.Option(["--delay"], type=delay, default=2.0, show_default=True, help="Delay in seconds.")
+        )
+    return click.command(kind.name, params=parameters, help=_help_text(kind), short_help=kind.summary)(call)
 
 
-def _explained(kind: "Kind") -> str:
+def _help_text(kind: "Kind") -> str:
     if not kind.lasting:
-        return f"{kind.summary} This happens once."
-    clear_it = f"`caphv sandbox fault clear {kind.name}` ends it."
-    return f"{kind.summary} {clear_it}" + (" Met with `kubeconfig identity` only." if kind.in_transport else "")
+        return f"{kind.summary} Happens once."
+    clear_it = f"Clear it with `caphv sandbox fault clear {kind.name}`."
+    return f"{kind.summary} {clear_it}" + (
+        " Only affects clients with `kubeconfig identity`." if kind.in_transport else ""
+    )
 
 
 def _with_faults(ctx: click.Context, work: Callable[["Faults"], Awaitable[_Answer]]) -> _Answer:
-    """Do something with the faults of the sandbox that the options of the group name."""
+    """Run `work` on the faults of the selected sandbox."""
     from caphv.runtime.kubeconfig import parse_kubeconfig
     from commands.sandbox.common import failures, running_sandbox
     from sandbox.harvester.fault_actions import FaultError
     from sandbox.harvester.faults import Faults
 
-    # Said before the kind of fault or behind it.
+    # The options may precede or follow the kind of fault.
     group = ctx.parent.params if ctx.parent else {}
     box = running_sandbox(ctx.params["name"] or group.get("name"), ctx.params["folder"] or group.get("folder"))
 

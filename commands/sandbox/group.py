@@ -1,4 +1,4 @@
-"""`caphv sandbox`: start, look at and remove a sandbox on this machine."""
+"""`caphv sandbox`: start, inspect and remove a sandbox on this machine."""
 
 import asyncio
 import json
@@ -28,11 +28,11 @@ Examples:
 """,
 )
 def sandbox() -> None:
-    """Real API servers and a simulated Harvester on this machine.
+    """Run real API servers and a simulated Harvester on this machine.
 
-    A sandbox runs etcd, a management API server with the real Cluster API core, and an API server that stands for
-    Harvester, as plain processes on loopback addresses: no containers, no root, nothing outside of one folder. Several
-    can run side by side under different names.
+    A sandbox runs etcd, a management API server with the real Cluster API core, and an API server that simulates
+    Harvester, as plain processes on loopback addresses. It needs no containers and no root, and writes to one folder
+    only. Several sandboxes can run side by side under different names.
     """
 
 
@@ -45,32 +45,32 @@ Examples:
 """,
 )
 @sandbox_options
-@click.option("--provider/--no-provider", default=True, show_default=True, help="Run the provider in it, too.")
-@click.option("--webhooks/--no-webhooks", default=False, help="Let that provider serve its admission webhooks.")
-@click.option("--audit/--no-audit", default=False, help="Write audit logs: one line a request, with its user.")
+@click.option("--provider/--no-provider", default=True, show_default=True, help="Also run the provider.")
+@click.option("--webhooks/--no-webhooks", default=False, help="Have the provider serve its admission webhooks.")
+@click.option("--audit/--no-audit", default=False, help="Write audit logs with one line per request.")
 @click.option(
-    "--boot-seconds", type=click.FloatRange(0), default=2.0, show_default=True, help="How long a virtual machine boots."
+    "--boot-seconds", type=click.FloatRange(0), default=2.0, show_default=True, help="Boot time of a virtual machine."
 )
 @click.option(
     "--boot-spread",
     type=click.FloatRange(0, 1),
     default=0.25,
     show_default=True,
-    help="Boot times differ by up to this share, in both directions.",
+    help="Variation of boot times, as a fraction.",
 )
 @click.option(
     "--register-seconds",
     type=click.FloatRange(0),
     default=1.0,
     show_default=True,
-    help="From the end of the boot until the node is registered.",
+    help="Time from the end of the boot until the Node registers.",
 )
 def up(name: str | None, folder: Path | None, **settings: Any) -> None:
-    """Start a sandbox; it goes on in the background.
+    """Start a sandbox in the background.
 
-    The first time, etcd, kube-apiserver and the Cluster API core are built from their Go modules, unless they are on
-    PATH or in the folder KUBEBUILDER_ASSETS: some ten minutes on two cores. Starting takes some ten seconds from then
-    on. What a killed sandbox left is removed first; a running one is left as it is.
+    The first start builds etcd, kube-apiserver and the Cluster API core from their Go modules, unless they are on PATH
+    or in the folder KUBEBUILDER_ASSETS. This takes about ten minutes on two cores; later starts take about ten seconds.
+    Leftovers of a killed sandbox are removed first; a running sandbox is left unchanged.
     """
     from sandbox.environment import Settings
     from sandbox.processes import binaries
@@ -80,7 +80,7 @@ def up(name: str | None, folder: Path | None, **settings: Any) -> None:
         with build_report() as report:
             binaries.prepare(report)
         started = asyncio.run(box.up(print_part))
-    click.echo(f"Sandbox {box.folder.name} {'is up' if started else 'is running already'}: {box.folder}")
+    click.echo(f"Sandbox {box.folder.name} {'is up' if started else 'is already running'}: {box.folder}")
     options = f" --dir {folder}" if folder else f" --name {name}" if name else ""
     click.echo(f"  export KUBECONFIG=$(caphv sandbox kubeconfig{options} --path)")
     click.echo(f"  caphv sandbox down{options}")
@@ -95,10 +95,15 @@ Examples:
 )
 @sandbox_options
 @click.option(
-    "-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True, help="Format."
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "yaml"]),
+    default="table",
+    show_default=True,
+    help="Output format.",
 )
 def status(name: str | None, folder: Path | None, output: str) -> None:
-    """Show the parts of a sandbox. Exit status 1 when it is not running, or not as a whole."""
+    """Show the parts of a sandbox. The exit status is 1 unless all of them are running."""
     found = named_sandbox(name, folder).status()
     if output == "json":
         click.echo(json.dumps(found, indent=2))
@@ -122,18 +127,18 @@ Examples:
 """,
 )
 @sandbox_options
-@click.option("--path", is_flag=True, help="Print the name of the file, not what is in it.")
+@click.option("--path", is_flag=True, help="Print the path of the file instead of its content.")
 @click.argument("server", type=click.Choice(_SERVERS), default=_SERVERS[0])
 def kubeconfig(name: str | None, folder: Path | None, *, path: bool, server: str) -> None:
     """Print the administrator's kubeconfig of an API server: management (default) or harvester.
 
-    With identity, print one for the identity Secret of a cluster: it leads to Harvester by way of the fault proxy, so
-    that the cluster meets what `caphv sandbox fault` causes.
+    With identity, print a kubeconfig for the identity Secret of a cluster. It connects to Harvester through the fault
+    proxy, so that the transport faults of `caphv sandbox fault` affect the cluster.
     """
     box = running_sandbox(name, folder)
     file = box.kubeconfig(server)
     if not file.exists():
-        raise click.ClickException(f"{file} is not there: start the sandbox again with `caphv sandbox up`")
+        raise click.ClickException(f"{file} does not exist: restart the sandbox with `caphv sandbox up`")
     click.echo(str(file) if path else file.read_text(), nl=path)
 
 
@@ -147,11 +152,11 @@ Examples:
 )
 @sandbox_options
 def down(name: str | None, folder: Path | None) -> None:
-    """Stop all processes of a sandbox and remove its folder, whatever state it is in."""
+    """Stop all processes of a sandbox and remove its folder, in any state."""
     box = named_sandbox(name, folder)
     with failures():
         removed = asyncio.run(box.down())
-    click.echo(f"Sandbox {box.folder.name} {'is removed' if removed else 'was not there'}: {box.folder}")
+    click.echo(f"Sandbox {box.folder.name} {'removed' if removed else 'does not exist'}: {box.folder}")
 
 
 def _print_table(found: dict[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""Stand-ins for bootstrap and control plane providers of RKE2, K3s and kubeadm: the same objects and no software."""
+"""Stand-ins for the bootstrap and control plane providers of RKE2, K3s and kubeadm: same objects, no software."""

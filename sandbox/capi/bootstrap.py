@@ -1,6 +1,6 @@
-"""Stand-in for a bootstrap provider: bootstrap data for each bootstrap object (such as RKE2Config) that a Machine owns.
+"""Stand-in for a bootstrap provider: creates bootstrap data for each bootstrap object (e.g. RKE2Config) of a Machine.
 
-By contract the data is a Secret of the object's name, made once; a change of the spec later has no effect.
+By contract the data is a Secret of the same name, created once; later changes of the spec have no effect.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from sandbox.capi.caches import Caches, cluster_key
 from sandbox.capi.distribution import Node
 from sandbox.capi.resources import MACHINES, condition, merged_conditions, paused
 
-# A file whose source is not there yet is looked for again after so many seconds.
-_AGAIN = 2.0
+# Retry interval for a file whose source does not exist yet.
+_RETRY_SECONDS = 2.0
 
 
 class Bootstrap:
@@ -47,7 +47,7 @@ class Bootstrap:
 
     def _enqueue(self, cluster: Key | None) -> None:
         for config in self._caches.configs.store:
-            # Those that are done are looked at no more, however often their cluster changes.
+            # Completed objects are not reconciled again when their cluster changes.
             if cluster is not None and cluster_key(config) == cluster and not _done(config):
                 self.controller.enqueue(key_of(config))
 
@@ -61,7 +61,7 @@ class Bootstrap:
         if machine is None or cluster is None or paused(cluster, config):
             return None
         found = secrets.credentials(self._caches.secrets, key_of(cluster))
-        waiting = waits_for(cluster, machine, has_credentials=found is not None)
+        waiting = missing_prerequisite(cluster, machine, has_credentials=found is not None)
         if waiting or found is None:
             await self._report(config, waiting)
             return None
@@ -69,7 +69,7 @@ class Bootstrap:
             files = [await self._file(key.namespace, entry) for entry in config.get("spec", {}).get("files") or ()]
         except LookupError as missing:
             await self._report(config, str(missing))
-            return Result(requeue_after=_AGAIN)
+            return Result(requeue_after=_RETRY_SECONDS)
         node = Node(endpoint_of(cluster), config.get("spec") or {}, self._server(machine), found.token)
         guest = cloudconfig.Guest(node, machine["spec"]["version"], found.authority, files)
         await self._write(key_of(cluster), config, cloudconfig.render(self._distribution, guest))
@@ -91,7 +91,7 @@ class Bootstrap:
             await self._client.replace(SECRETS, secret)
 
     async def _file(self, namespace: str, entry: Obj) -> Obj:
-        """The file with its content. Raises LookupError."""
+        """Resolve the content of a file. Raises LookupError."""
         source = entry.get("contentFrom") or {}
         for field, resource in (("secret", SECRETS), ("configMap", CONFIG_MAPS)):
             if field not in source:
@@ -127,24 +127,24 @@ class Bootstrap:
             self._caches.configs.observe(answer)
 
 
-def waits_for(cluster: Obj, machine: Obj, *, has_credentials: bool) -> str:
-    """What must be there before a machine's bootstrap data can be made; empty when all is."""
+def missing_prerequisite(cluster: Obj, machine: Obj, *, has_credentials: bool) -> str:
+    """What a machine's bootstrap data waits for; empty if nothing."""
     if not is_provisioned(cluster):
         return "the infrastructure of the cluster"
     if not endpoint_of(cluster):
         return "the endpoint of the control plane"
     if CONTROL_PLANE_LABEL not in labels_of(machine) and condition(cluster, "ControlPlaneInitialized") != "True":
         return "the control plane"
-    return "" if has_credentials else "CA and token of the cluster"
+    return "" if has_credentials else "the CA and token of the cluster"
 
 
 def is_provisioned(cluster: Obj) -> bool:
-    """Whether the infrastructure of a cluster stands; its failure domains are known from then on."""
+    """Whether the infrastructure of a cluster is provisioned; its failure domains are known from then on."""
     return bool(((cluster.get("status") or {}).get("initialization") or {}).get("infrastructureProvisioned"))
 
 
 def endpoint_of(cluster: Obj) -> str:
-    """`host:port` of the workload API, empty until it is known."""
+    """`host:port` of the workload API; empty if unknown."""
     endpoint = cluster["spec"].get("controlPlaneEndpoint") or {}
     return f"{endpoint['host']}:{endpoint['port']}" if endpoint.get("host") and endpoint.get("port") else ""
 

@@ -1,4 +1,4 @@
-"""What the providers read of the management cluster."""
+"""Informers of the providers on the management cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BY_CLUSTER = "cluster"
 
 
 class Shared:
-    """Local copies of kinds that the providers of all distributions read."""
+    """Informers shared by the providers of all distributions."""
 
     def __init__(self, client: ApiClient) -> None:
         self.clusters = Informer(client, CLUSTERS, max_backoff=2)
@@ -27,7 +27,7 @@ class Shared:
 
     @contextlib.asynccontextmanager
     async def running(self, *caches: Caches) -> AsyncIterator[None]:
-        """Keep these and those of distributions true inside the block, which begins when all have been read once."""
+        """Run the informers inside the block, which starts once all have synced."""
         informers = [self.clusters, self.machines, self.harvester_machines, self.secrets]
         informers += [informer for own in caches for informer in (own.control_planes, own.configs)]
         tasks = [informer.start() for informer in informers]
@@ -41,7 +41,7 @@ class Shared:
 
 
 class Caches:
-    """What the two providers of one distribution read."""
+    """Informers of the two providers of one distribution."""
 
     def __init__(self, client: ApiClient, shared: Shared, distribution: Distribution) -> None:
         self.distribution = distribution
@@ -51,7 +51,7 @@ class Caches:
         self.configs = Informer(client, distribution.configs, max_backoff=2)
 
     def machines_of(self, cluster: Key, *, control_plane: bool) -> list[Obj]:
-        """Machines of a cluster: those of its control plane, or all others."""
+        """Machines of a cluster, either of its control plane or all others."""
         found = self.machines.store.by_index(_BY_CLUSTER, str(cluster))
         return [machine for machine in found if (CONTROL_PLANE_LABEL in labels_of(machine)) is control_plane]
 

@@ -1,4 +1,4 @@
-"""The cloud-config of a guest: what its bootstrap object says, and the sandbox's join file for Kubernetes. Pure."""
+"""The cloud-config of a guest, from its bootstrap object and with the sandbox's join file. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENCODINGS = {"base64": "b64", "gzip": "gzip", "gzip+base64": "gz+b64"}
 
 @dataclass(frozen=True)
 class Guest:
-    """A guest: the node that it is to become, and `files` of its bootstrap object with all their contents."""
+    """A guest: its node, and the resolved `files` of its bootstrap object."""
 
     node: Node
     version: str

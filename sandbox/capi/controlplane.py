@@ -1,7 +1,7 @@
 """Stand-in for a control plane provider: the Machines of a control plane object, one step at a time.
 
-Everything follows from what is read, so it may be stopped anywhere. A machine is three objects; when a stop leaves the
-first of them behind, the next attempt goes on with its name.
+It is level-based, so it may be stopped anywhere. A machine consists of three objects; if only the first ones exist
+after a stop, the next reconcile completes them under the same name.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ class ControlPlanes:
             if ownership_of(machine, control_plane)
         ]
         if being_deleted(control_plane):
-            await self._end(control_plane, cluster, machines)
+            await self._reconcile_deletion(control_plane, cluster, machines)
             return
-        await self._hold(control_plane)
+        await self._ensure_finalizer(control_plane)
         endpoint = endpoint_of(cluster) if is_provisioned(cluster) else ""
         if endpoint:
             await secrets.ensure(self._client, self._caches.secrets, key_of(cluster), endpoint, control_plane)
         access = secrets.access(self._caches.secrets, key_of(cluster))
         connection = await self.connections.ensure(key, access) if access else None
         members = self._members(control_plane, cluster, machines, connection)
-        step: Step = Wait("the infrastructure of the cluster is not there yet")
+        step: Step = Wait("the infrastructure of the cluster is not provisioned yet")
         if endpoint:
             step = next_step(
                 members,
@@ -91,10 +91,10 @@ class ControlPlanes:
             )
         for machine in machines:
             await self._release(machine, None if being_deleted(cluster) else connection)
-            await self._mark(machine, next(m for m in members if m.name == machine["metadata"]["name"]))
+            await self._set_up_to_date(machine, next(m for m in members if m.name == machine["metadata"]["name"]))
         joinable = connection is not None and connection.has_control_plane()
         await self._report(control_plane, self._status(control_plane, machines, members, step, joinable=joinable), step)
-        await self._take(control_plane, cluster, step)
+        await self._execute(control_plane, cluster, step)
 
     def _members(
         self, control_plane: Obj, cluster: Obj, machines: list[Obj], connection: Connection | None
@@ -115,7 +115,7 @@ class ControlPlanes:
 
     # Steps
 
-    async def _take(self, control_plane: Obj, cluster: Obj, step: Step) -> None:
+    async def _execute(self, control_plane: Obj, cluster: Obj, step: Step) -> None:
         match step:
             case Create(failure_domain):
                 await self._create(control_plane, key_of(cluster), failure_domain)
@@ -128,8 +128,8 @@ class ControlPlanes:
             self._distribution.template_name(control_plane),
             cluster.namespace,
         )
-        name = self._begun(control_plane, cluster) or _new_name(control_plane)
-        log.info("machine %s of control plane %s", name, key_of(control_plane))
+        name = self._incomplete(control_plane, cluster) or _new_name(control_plane)
+        log.info("creating machine %s of control plane %s", name, key_of(control_plane))
         infrastructure = state.new_harvester_machine(control_plane, cluster, name, template)
         config = state.new_config(control_plane, self._distribution, cluster, name)
         machine = state.new_machine(control_plane, self._distribution, cluster, name, failure_domain)
@@ -141,8 +141,8 @@ class ControlPlanes:
             with contextlib.suppress(AlreadyExists):
                 informer.observe(await self._client.create(informer.resource, obj))
 
-    def _begun(self, control_plane: Obj, cluster: Key) -> str:
-        """Name of a machine of which only the first objects were made, empty when there is none."""
+    def _incomplete(self, control_plane: Obj, cluster: Key) -> str:
+        """Name of an incomplete machine; empty if none."""
         for obj in alive(self._caches.harvester_machines_of(cluster)):
             key = key_of(obj)
             if ownership_of(obj, control_plane) and self._caches.machines.get(*key) is None:
@@ -152,15 +152,15 @@ class ControlPlanes:
     async def _delete(self, namespace: str, name: str) -> None:
         machine = self._caches.machines.get(namespace, name)
         if machine is not None and not being_deleted(machine):
-            log.info("machine %s goes", name)
+            log.info("deleting machine %s", name)
             with contextlib.suppress(NotFound):
                 answer = await self._client.delete(MACHINES, name, namespace, uid=uid_of(machine))
                 self._caches.machines.deleted(namespace, name, answer)
 
-    # The end of a machine, and of all
+    # Deletion
 
     async def _release(self, machine: Obj, connection: Connection | None) -> None:
-        """Let a machine go on with its deletion once its etcd member is removed; without a connection at once."""
+        """Remove the pre-terminate hook once the etcd member is removed; without a connection, at once."""
         if not being_deleted(machine) or self._distribution.hook not in annotations_of(machine):
             return
         key = key_of(machine)
@@ -178,22 +178,22 @@ class ControlPlanes:
         with contextlib.suppress(NotFound):
             self._caches.machines.observe(await self._client.patch(MACHINES, key.name, key.namespace, patch))
 
-    async def _end(self, control_plane: Obj, cluster: Obj, machines: list[Obj]) -> None:
-        """Workers first: without a control plane nobody could drain them."""
+    async def _reconcile_deletion(self, control_plane: Obj, cluster: Obj, machines: list[Obj]) -> None:
+        """Delete after the workers, which cannot be drained without a control plane."""
         workers = self._caches.machines_of(key_of(cluster), control_plane=False)
         if not workers:
             for machine in machines:
                 await self._delete(key_of(machine).namespace, key_of(machine).name)
                 await self._release(self._caches.machines.get(*key_of(machine)) or machine, None)
         members = self._members(control_plane, cluster, machines, None)
-        step = Wait(f"{len(workers)} workers are there" if workers else f"{len(machines)} machines are there")
+        step = Wait(f"{len(workers)} workers remain" if workers else f"{len(machines)} machines remain")
         await self._report(control_plane, self._status(control_plane, machines, members, step, joinable=False), step)
         if not workers and not machines:
             finalizers = control_plane["metadata"].get("finalizers") or ()
             left = [name for name in finalizers if name != self._distribution.finalizer]
             await self._patch_finalizers(control_plane, left)
 
-    async def _hold(self, control_plane: Obj) -> None:
+    async def _ensure_finalizer(self, control_plane: Obj) -> None:
         finalizers = control_plane["metadata"].get("finalizers") or []
         if self._distribution.finalizer not in finalizers:
             await self._patch_finalizers(control_plane, [*finalizers, self._distribution.finalizer])
@@ -207,17 +207,17 @@ class ControlPlanes:
             if answer["metadata"].get("finalizers") or not being_deleted(answer):
                 self._caches.control_planes.observe(answer)
 
-    # What others see
+    # Status
 
-    async def _mark(self, machine: Obj, member: Member) -> None:
-        """Say on the Machine whether it is up to date: by contract that is its owner's part."""
+    async def _set_up_to_date(self, machine: Obj, member: Member) -> None:
+        """Set the Machine's condition UpToDate; by contract this is the owner's task."""
         reason = "UpToDate" if member.current else "NotUpToDate"
         conditions = (machine.get("status") or {}).get("conditions") or []
         if member.deleting or any(c["type"] == "UpToDate" and c["reason"] == reason for c in conditions):
             return
         entry = {"type": "UpToDate", "status": str(member.current), "reason": reason, "message": ""}
         others = [condition for condition in conditions if condition["type"] != "UpToDate"]
-        # The core writes the other conditions: only over what it wrote last.
+        # The core writes the other conditions, hence the precondition.
         patch = {
             "metadata": {"resourceVersion": machine["metadata"]["resourceVersion"]},
             "status": {"conditions": [*others, *merged_conditions(machine, [entry])]},
@@ -251,7 +251,7 @@ class ControlPlanes:
 
 
 def _cluster_of(control_plane: Obj) -> Key | None:
-    """The Cluster that owns a control plane: the core says so as soon as it has seen both."""
+    """The Cluster that owns a control plane; the core sets the reference."""
     owner = owner_reference(control_plane, CLUSTERS.kind, CLUSTERS.group)
     return Key(key_of(control_plane).namespace, owner["name"]) if owner else None
 

@@ -1,7 +1,7 @@
-"""The real Cluster API core, run as a process beside the management API server instead of in a Pod.
+"""The real Cluster API core, run as a process next to the management API server instead of in a Pod.
 
-Its CRDs and webhooks come from its own module; what kustomize and cert-manager would do to them happens here: contract
-labels, and URLs with a CA instead of references to a Service.
+Its CRDs and webhooks come from its Go module. This module does what kustomize and cert-manager would do with them: it
+adds contract labels and replaces references to a Service by URLs with a CA.
 """
 
 import base64
@@ -21,25 +21,25 @@ from sandbox.processes.children import Process
 NAMESPACE = "capi-system"
 START_SECONDS = 90.0
 PORT_ATTEMPTS = 5
-# From the module's config/crd and metadata.yaml: which versions of its kinds follow which contract.
+# From the module's config/crd and metadata.yaml: the contract of each API version.
 LABELS = {
     "cluster.x-k8s.io/provider": "cluster-api",
     "cluster.x-k8s.io/v1beta1": "v1beta1",
     "cluster.x-k8s.io/v1beta2": "v1beta2",
 }
-# The older of the served versions, so that conversion is proved as well as admission.
+# The older served version, so that the probe covers conversion as well as admission.
 PROBE_RESOURCE = Resource("cluster.x-k8s.io", "v1beta1", "clusters", "Cluster")
 PROBE = {
     "apiVersion": "cluster.x-k8s.io/v1beta1",
     "kind": "Cluster",
     "metadata": {"name": "probe", "namespace": "default"},
-    # The core looks for the CRDs of references, which are not there yet; a missing ClusterClass is only a warning.
+    # The core requires the CRDs of references, which do not exist yet; a missing ClusterClass is only a warning.
     "spec": {"topology": {"class": "probe", "version": "v1.36.3"}},
 }
 
 
 async def install(folder: Path, client: ApiClient, webhook_url: str, ca: pki.CA) -> None:
-    """Put CRDs, namespace and webhooks of the core on the management API server."""
+    """Install CRDs, namespace and webhooks of the core on the management API server."""
     own = folder / "core"
     own.mkdir(mode=0o700, exist_ok=True)
     server = ca.server([urlsplit(webhook_url).hostname or "127.0.0.1"])
@@ -49,9 +49,9 @@ async def install(folder: Path, client: ApiClient, webhook_url: str, ca: pki.CA)
 
 
 async def start(folder: Path, server: ApiServer) -> Process:
-    """Install and start the core for a management API server; returns when it admits and converts Clusters.
+    """Install and start the core for a management API server; returns once it admits and converts Clusters.
 
-    Raises ProcessError, or ApiError when the API server refuses its manifests.
+    Raises ProcessError, or ApiError if the API server rejects its manifests.
     """
     private_file(folder / "core.kubeconfig", pki.to_yaml(server.kubeconfig("cluster-api-core", ["system:masters"])))
     ca = pki.CA.create("caphv-sandbox-webhooks")
@@ -69,11 +69,11 @@ async def start(folder: Path, server: ApiServer) -> Process:
                     raise
             else:
                 return process
-    raise children.ProcessError(f"core: all {PORT_ATTEMPTS} pairs of ports that were tried were taken meanwhile")
+    raise children.ProcessError(f"core: all {PORT_ATTEMPTS} attempted pairs of ports were taken by other processes")
 
 
 def objects(config: Path, webhook_url: str, ca: bytes) -> Iterator[Obj]:
-    """Make the objects to install from the module's `config` folder; `ca` (PEM) signed the webhooks' certificate."""
+    """The objects to install, from the module's `config` folder; `ca` (PEM) signed the webhooks' certificate."""
     bundle = base64.b64encode(ca).decode()
     yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     for crd in manifests.read(sorted((config / "crd" / "bases").glob("*.yaml"))):
@@ -105,7 +105,7 @@ def _command(folder: Path, webhook_port: int, health_port: int) -> list[str | Pa
         "--insecure-diagnostics",
         "--leader-elect=false",
         "--feature-gates=ClusterTopology=true",
-        # One process with the machine to itself need not spare the API server.
+        # The default limits protect a shared API server.
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
     ]

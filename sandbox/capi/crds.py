@@ -1,7 +1,7 @@
-"""The CRDs of the providers as far as the stand-ins and the ClusterClasses use them.
+"""CRDs of the providers, reduced to the fields that the stand-ins and the ClusterClasses use.
 
-The template kinds are not written down a second time: by contract each is the spec of its kind, wrapped. Nor is the
-spec of a bootstrap object where a control plane has all of it inside its own.
+Template kinds are derived: by contract each wraps the spec of its kind. So is the spec of a bootstrap object inside a
+control plane's spec.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from sandbox import manifests
 from sandbox.capi.distribution import ALL
 
 FOLDER = Path(__file__).parent.parent / "crds" / "providers"
-# What a template need not say, because each object made from it has its own.
+# Fields that templates omit, because each created object has its own.
 _OWN = ("machineTemplate", "replicas", "version")
 
 
 def custom_resource_definitions() -> list[Obj]:
-    """The CRDs of four kinds for each distribution, with the label of the contract that they follow."""
+    """The CRDs of four kinds per distribution, with their contract label."""
     kinds = {crd["spec"]["names"]["kind"]: crd for crd in manifests.read(sorted(FOLDER.glob("*.yaml")))}
     for distribution in ALL:
         if isinstance(distribution.config, str):

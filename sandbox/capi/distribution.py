@@ -1,7 +1,7 @@
-"""What tells the providers of one distribution of Kubernetes from those of another: kinds, fields and names. Pure.
+"""Differences between the providers of Kubernetes distributions: kinds, fields and names. Pure.
 
-The control plane kinds of RKE2 and kubeadm follow contract v1beta2 of Cluster API, K3s's follows v1beta1, which names
-the reference to the infrastructure and parts of the status differently.
+The control plane kinds of RKE2 and kubeadm follow Cluster API contract v1beta2. That of K3s follows v1beta1, in which
+the infrastructure reference and parts of the status have different names.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _BOOTSTRAP, _CONTROL_PLANE = "bootstrap.cluster.x-k8s.io", "controlplane.cluster
 _HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io"
 _RKE2_REGISTRATION_PORT = 9345
 
-# The content of a distribution's own configuration file in a guest, from what the guest is to become.
+# Renders the content of a distribution's configuration file in a guest.
 Configuration = Callable[["Node"], Obj]
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a guest is to become. `config` is the spec of its bootstrap object, `server` None for a worker.
+    """The node of a guest. `config` is the spec of its bootstrap object; `server` is None for a worker.
 
     `endpoint` is `host:port` of the workload API.
     """
@@ -42,14 +42,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Distribution:
-    """One distribution with its two providers; `name` is what these call it.
+    """One distribution with its two providers; `name` is the one the providers use.
 
-    Below the spec of a control plane: `config` is what each bootstrap object gets, for RKE2 single fields, for others
-    one object; `server` leads to what only servers have, with further names of the API server at `cert_sans` in it;
-    `rollout` leads to the strategy. `commands` are the fields of a bootstrap object for what runs before and after the
-    start. `hook` holds the end of a machine until its etcd member is gone, `remediated_at` is the field for the time of
-    the last remediation. `file` is the distribution's own configuration in a guest, `configuration` makes its content;
-    with `jinja` cloud-init fills in names. Nodes join at `registration_port`, by default at the port of the API server.
+    Paths in the spec of a control plane: `config`, the spec of each bootstrap object (for RKE2 a list of fields, for
+    others one object); `server`, settings for servers only; `cert_sans` in it, additional names of the API server;
+    `rollout`, the rollout strategy. `commands` are the fields of a bootstrap object with commands to run before and
+    after the start. `hook` delays the deletion of a machine until its etcd member is removed; `remediated_at` is the
+    field with the time of the last remediation. `file` is the distribution's configuration file in a guest,
+    `configuration` renders it; with `jinja`, cloud-init substitutes names. Nodes join at `registration_port`, by
+    default the API server's port.
     """
 
     name: str
@@ -71,40 +72,40 @@ class Distribution:
 
     @property
     def server_annotation(self) -> str:
-        """What a Machine was made with; its bootstrap object need not say."""
+        """Annotation of a Machine with the server settings it was created with."""
         return f"{_CONTROL_PLANE}/{self.name}-server-configuration"
 
     def config_spec(self, control_plane: Obj) -> Obj:
-        """Spec of the bootstrap object of each machine."""
+        """Spec of each machine's bootstrap object."""
         spec = control_plane["spec"]
         if isinstance(self.config, str):
             return dict(spec.get(self.config) or {})
         return {name: spec[name] for name in self.config if name in spec}
 
     def server_spec(self, control_plane: Obj) -> Obj:
-        """The part of a control plane's spec that is for servers only."""
+        """The settings in a control plane's spec for servers only."""
         return dict(_below(control_plane["spec"], self.server) or {})
 
     def template_name(self, control_plane: Obj) -> str:
-        """Name of the template that machines are cloned from."""
+        """Name of the machines' infrastructure template."""
         inner = () if self.contract == "v1beta1" else ("spec",)
         return str(_below(control_plane["spec"], ("machineTemplate", *inner, "infrastructureRef", "name")))
 
     def max_surge(self, control_plane: Obj) -> int:
-        """How many machines more than wanted a roll-out may have: 0 or 1."""
+        """Number of extra machines during a rollout: 0 or 1."""
         wanted = _below(control_plane["spec"], (*self.rollout, "rollingUpdate", "maxSurge"))
         return 1 if wanted is None else min(int(wanted), 1)
 
     def joins_at(self, node: Node) -> str:
-        """URL at which a worker joins."""
+        """URL where a worker joins."""
         return f"https://{node.endpoint if self.registration_port is None else f'{node.host}:{self.registration_port}'}"
 
     def sans(self, server: Obj) -> list[str]:
-        """Further names of the API server."""
+        """Additional names of the API server."""
         return list(_below(server, self.cert_sans) or ())
 
     def has_cni(self, node: Node) -> bool:
-        """Whether the guest gets a CNI at its first boot, or later from somebody in whose place the sandbox has it."""
+        """Whether the guest has a CNI: from its distribution, or else from an add-on that the sandbox assumes."""
         if (node.server or {}).get("cni") == "none":
             return False
         extra = [entry for entry in node.config.get("files") or () if str(entry["path"]).startswith(f"{self.file}.d/")]
@@ -199,7 +200,7 @@ KUBEADM = Distribution(
     remediated_at="time",
     file="/run/kubeadm/kubeadm-join-config.yaml",
     configuration=_kubeadm,
-    # kubeadm's provider has the names of nodes filled in by cloud-init.
+    # In kubeadm's bootstrap data, cloud-init substitutes node names.
     jinja=True,
 )
 ALL = (RKE2, K3S, KUBEADM)

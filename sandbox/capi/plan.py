@@ -1,7 +1,7 @@
-"""What a control plane does next: one step at a time, from what stands now. Pure.
+"""The next step of a control plane, from its current state. Pure.
 
-The order is the one that keeps etcd's quorum: nothing while a machine goes, then broken machines, then the roll-out of
-a change, then the wanted number. A machine is made or deleted only while all others work.
+The order preserves etcd's quorum: wait for deletions, then replace unhealthy machines, then roll out changes, then
+scale. A machine is created or deleted only while all others are ready.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# So many members of etcd can do without one.
-_SPARING = 3
+# With this many members, etcd tolerates the loss of one.
+_TOLERATES_LOSS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """A Machine of the control plane.
 
-    `created` orders members by age. `joined`: its Node has been seen; `ready`: its Node is ready now; `settled`: the
-    core sees that, too, which can take it half a minute; `unhealthy`: a MachineHealthCheck has marked it; `current`: it
-    is what the control plane's spec would make today.
+    `created` orders members by age. `joined`: its Node exists or existed; `ready`: its Node is ready now; `settled`:
+    the core sees it ready too, which can take half a minute; `unhealthy`: marked by a MachineHealthCheck; `current`:
+    matches the control plane's spec.
     """
 
     name: str
@@ -36,14 +36,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make one more machine, in a failure domain if the cluster has any."""
+    """Create a machine, in a failure domain if the cluster has any."""
 
     failure_domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a machine; `remediation` when it is because it was marked as unhealthy."""
+    """Delete a machine; `remediation` if it is unhealthy."""
 
     name: str
     remediation: bool = False
@@ -51,7 +51,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing until something changes; `reason` is for people, empty when all is as it should be."""
+    """Do nothing until something changes; `reason` is for people, empty if the control plane is converged."""
 
     reason: str = ""
 
@@ -60,10 +60,10 @@ Step = Create | Delete | Wait
 
 
 def next_step(members: Sequence[Member], replicas: int, max_surge: int, failure_domains: Sequence[str]) -> Step:
-    """The next step towards `replicas` machines that are all current.
+    """The next step towards `replicas` current machines.
 
-    `max_surge` (0 or 1) is how many machines over `replicas` a roll-out may have; below three machines it is 1, as etcd
-    could not spare one.
+    `max_surge` (0 or 1) is the number of extra machines during a rollout; below three machines it is 1, because etcd
+    would not tolerate the loss of a member.
     """
     deleting = [member.name for member in members if member.deleting]
     if deleting:
@@ -72,17 +72,17 @@ def next_step(members: Sequence[Member], replicas: int, max_surge: int, failure_
     if unhealthy:
         return _remediate(unhealthy[0], members)
     outdated = [member for member in members if not member.current]
-    # A roll-out replaces machines in pairs of steps: one more, then the oldest outdated one less.
-    surge = max_surge if replicas >= _SPARING else 1
+    # A rollout alternates: create a machine, delete the oldest outdated one.
+    surge = max_surge if replicas >= _TOLERATES_LOSS else 1
     wanted = replicas + surge if outdated else replicas
     if len(members) < wanted:
         waiting = _not_ready(members)
         return Wait(waiting) if waiting else Create(_emptiest(members, failure_domains))
     if len(members) > replicas or outdated:
-        leaving = _leaving(outdated or members, members, failure_domains)
-        staying = [member for member in members if member is not leaving]
+        chosen = _to_delete(outdated or members, members, failure_domains)
+        staying = [member for member in members if member is not chosen]
         waiting = _not_ready(staying) or _not_settled(staying)
-        return Wait(waiting) if waiting else Delete(leaving.name)
+        return Wait(waiting) if waiting else Delete(chosen.name)
     return Wait(_not_ready(members))
 
 
@@ -106,11 +106,11 @@ def _not_ready(members: Iterable[Member]) -> str:
 
 def _not_settled(members: Iterable[Member]) -> str:
     names = [member.name for member in members if not member.settled]
-    return f"the core has not seen that {', '.join(names)} is ready" if names else ""
+    return f"the core has not seen {', '.join(names)} ready" if names else ""
 
 
 def _emptiest(members: Sequence[Member], failure_domains: Sequence[str]) -> str:
-    """The failure domain with the fewest machines that will stay, then with the fewest at all."""
+    """The failure domain with the fewest current machines, then with the fewest machines."""
     if not failure_domains:
         return ""
     staying = Counter(member.failure_domain for member in members if member.current)
@@ -118,12 +118,12 @@ def _emptiest(members: Sequence[Member], failure_domains: Sequence[str]) -> str:
     return min(failure_domains, key=lambda domain: (staying[domain], everything[domain], domain))
 
 
-def _leaving(candidates: Sequence[Member], members: Sequence[Member], failure_domains: Sequence[str]) -> Member:
-    """Who goes: one in a failure domain that is no more, one that does not work, one of a crowd, the oldest."""
-    crowd = Counter(member.failure_domain for member in members)
+def _to_delete(candidates: Sequence[Member], members: Sequence[Member], failure_domains: Sequence[str]) -> Member:
+    """The machine to delete: in a removed failure domain, not ready, in the fullest failure domain, the oldest."""
+    population = Counter(member.failure_domain for member in members)
 
     def order(member: Member) -> tuple[bool, bool, int, str, str]:
-        gone = bool(failure_domains) and member.failure_domain not in failure_domains
-        return (not gone, member.ready, -crowd[member.failure_domain], member.created, member.name)
+        removed = bool(failure_domains) and member.failure_domain not in failure_domains
+        return (not removed, member.ready, -population[member.failure_domain], member.created, member.name)
 
     return min(candidates, key=order)

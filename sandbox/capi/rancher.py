@@ -1,7 +1,7 @@
-"""Rancher's import of Cluster API clusters: a stand-in that makes the same objects, and no connection to anything.
+"""Stand-in for Rancher's import of Cluster API clusters: same objects, no connections.
 
-A Cluster with label `cluster-api.cattle.io/rancher-auto-import=true` gets a managed cluster `c-…`: by today's Turtles
-with labels that say whose it is, or as before by a `provisioning.cattle.io` Cluster of the same name. Once it has a
+A Cluster with label `cluster-api.cattle.io/rancher-auto-import=true` gets a managed cluster `c-…`: with current Turtles
+one with owner labels, with older versions through a `provisioning.cattle.io` Cluster of the same name. Once it has a
 workspace, Fleet's Cluster of its name appears there.
 """
 
@@ -29,12 +29,12 @@ CRDS = Path(__file__).parent.parent / "crds" / "rancher"
 
 
 async def install(client: ApiClient) -> None:
-    """Create Rancher's CRDs, as far as the import needs them."""
+    """Install the CRDs of Rancher that the import needs."""
     await manifests.apply(client, manifests.read(sorted(CRDS.glob("*.yaml"))))
 
 
 class Rancher:
-    """The import for all Clusters of a management cluster; `turtles` is today's way."""
+    """The import for all Clusters of a management cluster; `turtles` selects the current way."""
 
     def __init__(self, client: ApiClient, *, turtles: bool = True) -> None:
         self._client = client
@@ -44,7 +44,7 @@ class Rancher:
         self._controller = Controller("rancher", self._reconcile, concurrency=2)
 
     async def run(self) -> None:
-        """Import clusters until cancelled; the CRDs must be there."""
+        """Import clusters until cancelled; the CRDs must exist."""
         tasks = [self._clusters.start(), self._managed.start()]
         try:
             await asyncio.gather(self._clusters.wait_synced(), self._managed.wait_synced())
@@ -89,5 +89,5 @@ class Rancher:
 
 
 def managed_name(cluster: Key) -> str:
-    """Name that the managed cluster of a Cluster gets; Rancher's are random, these can be told."""
+    """Name of the managed cluster of a Cluster; Rancher's are random, these are predictable."""
     return f"c-{hashlib.sha256(str(cluster).encode()).hexdigest()[:5]}"

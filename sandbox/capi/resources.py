@@ -22,7 +22,7 @@ SECRET_TYPE = "cluster.x-k8s.io/secret"  # noqa: S105 - a type, not a secret
 
 
 def now() -> str:
-    """The time as Kubernetes writes it."""
+    """The current time in the API's format."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -38,24 +38,24 @@ def reference(owner: Obj, *, controller: bool = False) -> Obj:
 
 
 def ownership_of(obj: Obj, control_plane: Obj) -> bool:
-    """Whether an object belongs to exactly this control plane, not to an earlier one of its name."""
+    """Whether an object belongs to this control plane, by uid."""
     owner = owner_reference(obj, control_plane["kind"], control_plane["apiVersion"].partition("/")[0])
     return owner is not None and owner["uid"] == uid_of(control_plane)
 
 
 def paused(cluster: Obj, obj: Obj) -> bool:
-    """Whether somebody wants nothing to be done about an object of a cluster."""
+    """Whether a cluster or an object of it is paused."""
     return bool(cluster["spec"].get("paused")) or names.PAUSED_ANNOTATION in annotations_of(obj)
 
 
 def condition(obj: Obj, kind: str) -> str:
-    """Status of a condition, empty when there is none."""
+    """Status of a condition; empty if missing."""
     found = (obj.get("status") or {}).get("conditions") or ()
     return next((str(entry["status"]) for entry in found if entry["type"] == kind), "")
 
 
 def merged_conditions(obj: Obj, wanted: Iterable[Obj]) -> list[Obj]:
-    """Conditions with their times: that of the last one stays for as long as its status does."""
+    """Conditions with their transition times, kept while the status is unchanged."""
     before = {entry["type"]: entry for entry in (obj.get("status") or {}).get("conditions") or ()}
     result = []
     for entry in wanted:
@@ -66,5 +66,5 @@ def merged_conditions(obj: Obj, wanted: Iterable[Obj]) -> list[Obj]:
 
 
 def alive(objects: Iterable[Obj]) -> list[Obj]:
-    """Those that nobody has asked to delete."""
+    """The objects that are not being deleted."""
     return [obj for obj in objects if not being_deleted(obj)]

@@ -1,4 +1,4 @@
-"""The Secrets of a cluster that its control plane provider makes: CA, join token, kubeconfig."""
+"""Secrets of a cluster that its control plane provider creates: CA, join token, kubeconfig."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sandbox.processes import pki
 
 @dataclass(frozen=True)
 class Credentials:
-    """What guests join with."""
+    """Credentials with which guests join."""
 
     authority: pki.CA = field(repr=False)
     token: str = field(repr=False)
@@ -29,7 +29,7 @@ def values(secret: Obj) -> dict[str, bytes]:
 
 
 def credentials(store: Informer, cluster: Key) -> Credentials | None:
-    """CA and token of a cluster, None until both are there."""
+    """CA and token of a cluster; None until both exist."""
     authority = store.get(cluster.namespace, f"{cluster.name}-ca")
     token = store.get(cluster.namespace, f"{cluster.name}-token")
     if authority is None or token is None:
@@ -39,13 +39,13 @@ def credentials(store: Informer, cluster: Key) -> Credentials | None:
 
 
 def access(store: Informer, cluster: Key) -> Kubeconfig | None:
-    """How to reach the workload API of a cluster, None until its kubeconfig is there."""
+    """Access to the workload API of a cluster; None until its kubeconfig exists."""
     secret = store.get(cluster.namespace, f"{cluster.name}-kubeconfig")
     return parse_kubeconfig(values(secret)["value"]) if secret is not None else None
 
 
 async def ensure(client: ApiClient, store: Informer, cluster: Key, endpoint: str, owner: Obj) -> None:
-    """Make what is missing; a CA that the user brought along is taken as it is."""
+    """Create missing Secrets; a CA provided by the user is kept."""
 
     async def make(suffix: str, data: dict[str, bytes]) -> None:
         if store.get(cluster.namespace, f"{cluster.name}-{suffix}") is None:
@@ -63,7 +63,7 @@ async def ensure(client: ApiClient, store: Informer, cluster: Key, endpoint: str
 
 
 def cluster_secret(cluster: Key, name: str, data: dict[str, bytes], owner: Obj) -> Obj:
-    """A Secret that belongs to a cluster and goes with its owner."""
+    """A Secret of a cluster, deleted with its owner."""
     metadata = {
         "name": name,
         "namespace": cluster.namespace,

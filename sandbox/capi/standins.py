@@ -1,4 +1,4 @@
-"""All stand-ins together, as one part of the simulator."""
+"""All stand-ins, as one component of the simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandbox.capi.distribution import ALL
 
 
 async def run(client: ApiClient) -> None:
-    """Work on a management cluster until cancelled; the CRDs of the core and of the providers may come later."""
+    """Run on a management cluster until cancelled; the CRDs may be installed later."""
     shared = Shared(client)
     caches = [Caches(client, shared, distribution) for distribution in ALL]
     async with shared.running(*caches):

@@ -1,4 +1,4 @@
-"""Reads a control plane's objects as what the plan decides on, and says what a machine of it is made of. Pure."""
+"""The plan's view of a control plane's objects, and the objects of a new machine. Pure."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def member_of(
     known: Collection[str],
     ready: Collection[str],
 ) -> Member:
-    """A machine as the plan sees it; `known` and `ready` are provider IDs of Nodes."""
+    """The plan's view of a machine; `known` and `ready` are provider IDs of Nodes."""
     provider_id = machine["spec"].get("providerID") or ""
-    # Where a machine without a wish was placed counts, too.
+    # A machine without a requested failure domain counts where it was placed.
     placed = ((harvester_machine or {}).get("status") or {}).get("failureDomain")
     marked = [condition(machine, kind) for kind in ("HealthCheckSucceeded", "OwnerRemediated")]
     found = bool((machine.get("status") or {}).get("nodeRef"))
@@ -44,7 +44,7 @@ def member_of(
         failure_domain=machine["spec"].get("failureDomain") or placed or "",
         joined=provider_id in known or found,
         ready=provider_id in ready,
-        # The core writes conditions first, and what they follow from a moment later.
+        # The core writes conditions slightly before the fields they derive from.
         settled=found and condition(machine, "Ready") == "True",
         current=is_current(machine, harvester_machine, config, control_plane, distribution),
         unhealthy=marked == ["False", "False"],
@@ -59,7 +59,7 @@ def is_current(
     control_plane: Obj,
     distribution: Distribution,
 ) -> bool:
-    """Whether a machine is what the control plane would make now. Objects that are missing are not held against it."""
+    """Whether a machine matches the control plane's spec; missing objects are ignored."""
     template = distribution.template_name(control_plane)
     server = annotations_of(machine).get(distribution.server_annotation)
     return (
@@ -71,12 +71,12 @@ def is_current(
 
 
 def failure_domains(cluster: Obj) -> list[str]:
-    """Failure domains that may have machines of the control plane."""
+    """Failure domains for control plane machines."""
     domains = (cluster.get("status") or {}).get("failureDomains") or ()
     return sorted(domain["name"] for domain in domains if domain.get("controlPlane"))
 
 
-# The objects of one machine, by its name. The first two belong to the control plane until the core sees the Machine.
+# The objects of one machine. The control plane owns the first two until the core sees the Machine.
 
 
 def new_harvester_machine(control_plane: Obj, cluster: Key, name: str, template: Obj) -> Obj:
@@ -112,7 +112,7 @@ def new_config(control_plane: Obj, distribution: Distribution, cluster: Key, nam
 
 
 def new_machine(control_plane: Obj, distribution: Distribution, cluster: Key, name: str, failure_domain: str) -> Obj:
-    """The Machine; with it the two others become its own."""
+    """The Machine, which takes over the other two."""
     metadata = _metadata(control_plane, cluster, name)
     server = _server_configuration(control_plane, distribution)
     metadata["annotations"] |= {distribution.server_annotation: server, distribution.hook: ""}
@@ -134,7 +134,7 @@ def new_machine(control_plane: Obj, distribution: Distribution, cluster: Key, na
 
 
 def _server_configuration(control_plane: Obj, distribution: Distribution) -> str:
-    """The part of a control plane's spec that its Machines remember."""
+    """The server settings that Machines record in an annotation."""
     return json.dumps(distribution.server_spec(control_plane), sort_keys=True, separators=(",", ":"))
 
 

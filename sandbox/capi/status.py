@@ -1,4 +1,4 @@
-"""The status that a control plane reports: what the core's topology controller reads before it goes on. Pure."""
+"""The status of a control plane, which the core's topology controller waits for. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandbox.capi.resources import condition, merged_conditions
 def status_of(
     control_plane: Obj, machines: Sequence[Obj], members: Sequence[Member], step: Step, joinable: bool
 ) -> Obj:
-    """The status, merged over the one before; `joinable`: a control plane Node is ready."""
+    """The status, merged into the previous one; `joinable`: a control plane Node is ready."""
     before = control_plane.get("status") or {}
     was = before.get("initialized") or (before.get("initialization") or {}).get("controlPlaneInitialized")
     initialized = joinable or bool(was)
@@ -36,7 +36,7 @@ def status_of(
 
 
 def in_contract_v1beta1(status: Obj) -> Obj:
-    """The same status in the words of contract v1beta1."""
+    """The same status with the fields of contract v1beta1."""
     found = dict(status)
     initialization = found.pop("initialization", None) or {}
     available, up_to_date = found.pop("availableReplicas"), found.pop("upToDateReplicas")
@@ -64,7 +64,7 @@ def _conditions(control_plane: Obj, members: Sequence[Member], step: Step, *, in
     deleting = being_deleted(control_plane)
     size = f"{len(members)} of {desired} machines"
     return [
-        _condition("Available", available, f"{working} of {len(members)} machines work"),
+        _condition("Available", available, f"{working} of {len(members)} machines are ready"),
         _condition("Initialized", initialized, "" if initialized else "no control plane Node is ready yet"),
         _condition("RollingOut", outdated > 0, f"{outdated} machines are not up to date" if outdated else ""),
         _condition("ScalingUp", len(members) < desired or isinstance(step, Create), f"{size}; {waiting}"),

@@ -1,7 +1,7 @@
-"""Connections to workload clusters: their Nodes, and the etcd members of machines that go.
+"""Connections to workload clusters: their Nodes, and the etcd members of deleted machines.
 
-The core has connections of its own and tries one again only every 30 s, so a control plane that waited for what the
-core knows of Nodes would come up slowly. The real providers look themselves, too.
+The core retries its own connections only every 30 s, so a control plane that relied on the core's view of Nodes would
+come up slowly. The real providers have their own connections, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Connection:
         )
 
     async def remove_etcd_member(self, name: str) -> None:
-        """Remove the member of a Node by asking another control plane Node's etcd; fine when it is the last one.
+        """Remove the etcd member of a Node through another control plane Node; the last member stays.
 
         Raises ApiError, Unreachable, ExecError.
         """
@@ -60,12 +60,12 @@ class Connection:
             return
         members = json.loads(await self._etcdctl(others[0], "member", "list", "-w", "json"))["members"]
         for member in members:
-            # RKE2 names a member after its node, with a hash behind it.
+            # RKE2 names a member after its node, with a hash suffix.
             if str(member["name"]).rpartition("-")[0] == name:
                 await self._etcdctl(others[0], "member", "remove", f"{member['ID']:x}")
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._client.close()
@@ -77,14 +77,14 @@ class Connection:
 
 
 class Connections:
-    """All workload clusters; `changed` is called with a cluster's key when one of its Nodes changes."""
+    """Connections to all workload clusters; `changed` is called with a cluster's key when one of its Nodes changes."""
 
     def __init__(self, changed: Callable[[Key], None]) -> None:
         self._changed = changed
         self._connections: dict[Key, Connection] = {}
 
     async def ensure(self, cluster: Key, access: Kubeconfig) -> Connection:
-        """The connection to a cluster with these credentials."""
+        """The connection to a cluster; reconnects with changed credentials."""
         found = self._connections.get(cluster)
         if found is not None and found.access == access:
             return found
@@ -94,19 +94,19 @@ class Connections:
         return connection
 
     async def forget(self, cluster: Key) -> None:
-        """End the connection to a cluster that is gone."""
+        """Close the connection to a deleted cluster."""
         found = self._connections.pop(cluster, None)
         if found is not None:
             await found.close()
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for cluster in list(self._connections):
             await self.forget(cluster)
 
 
 def provider_id(node: Obj) -> str:
-    """Provider ID of a Node, empty until the infrastructure provider has set it."""
+    """Provider ID of a Node; empty until the infrastructure provider has set it."""
     return str((node.get("spec") or {}).get("providerID") or "")
 
 

@@ -1,6 +1,6 @@
-"""Reads cloud-init user and network data as a guest does, but without mercy.
+"""Strict parsing of cloud-init user and network data, as a guest reads it.
 
-What cloud-init would only warn about, or drop in silence, is an error here, so that a mistake of a provider is seen.
+What cloud-init only warns about or silently ignores is an error here, so that a provider's mistake is noticed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _FILE_FIELDS = frozenset({"append", "content", "defer", "encoding", "owner", "pa
 _PLACEHOLDER = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
 
 
-class Broken(Exception):
-    """A guest cannot use what it was given; the text names the field, never content that may be secret."""
+class GuestError(Exception):
+    """A guest cannot use its data; the message names the field, never content that may be secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class UserData:
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """Configuration of one interface: static when it has an address, else by DHCP."""
+    """Configuration of one interface: static if it has an address, otherwise by DHCP."""
 
     name: str
     address: str = ""
@@ -67,20 +67,20 @@ class Nic:
 
 
 def parse_user_data(text: str, hostname: str) -> UserData:
-    """Read `#cloud-config` user data; `hostname` replaces the placeholders of a jinja template. Raises `Broken`."""
+    """Read `#cloud-config` user data; `hostname` replaces the placeholders of a jinja template. Raises GuestError."""
     lines = text.split("\n", 2)
     if lines[0].strip() == JINJA:
         text = _rendered(text, hostname)
         lines = lines[1:]
     if not lines or lines[0].rstrip() != HEADER:
-        raise Broken(f"userdata: the first line is not {HEADER}")
+        raise GuestError(f"userdata: the first line must be {HEADER}")
     config = _load(text, "userdata")
     unknown = sorted(config.keys() - set(_KNOWN.split()))
     if unknown:
-        raise Broken(f"userdata: unknown keys {', '.join(unknown)}")
+        raise GuestError(f"userdata: unknown keys {', '.join(unknown)}")
     for name in sorted(_LISTS & config.keys()):
         if not isinstance(config[name], list):
-            raise Broken(f"userdata.{name}: is not a list")
+            raise GuestError(f"userdata.{name}: must be a list")
     _check_commands(config)
     _check_texts(config)
     _check_users(config.get("users") or ())
@@ -89,11 +89,11 @@ def parse_user_data(text: str, hostname: str) -> UserData:
 
 
 def parse_network_data(text: str) -> list[Nic]:
-    """Read network configuration version 1: physical interfaces with one subnet each. Raises `Broken`."""
+    """Read network configuration version 1: physical interfaces with one subnet each. Raises GuestError."""
     config = _load(text, "networkdata")
     config = config.get("network", config)
     if config.get("version") != 1 or not isinstance(config.get("config"), list):
-        raise Broken("networkdata: is not a configuration of version 1")
+        raise GuestError("networkdata: must be a version 1 configuration")
     nics = []
     for n, entry in enumerate(config["config"]):
         where = f"networkdata.config[{n}]"
@@ -103,17 +103,17 @@ def parse_network_data(text: str) -> list[Nic]:
             case "nameserver":
                 _check_nameservers(entry, where)
             case other:
-                raise Broken(f"{where}.type: {other!r} is not physical or nameserver")
+                raise GuestError(f"{where}.type: {other!r} must be physical or nameserver")
     return nics
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: the parser of cloud-init drops one of them in silence."""
+    """Rejects duplicate keys; cloud-init's parser silently ignores one of them."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names = [key.value for key, _ in node.value]
         if len(names) != len(set(names)):
-            raise Broken(f"a key stands twice in line {node.start_mark.line + 1}")
+            raise GuestError(f"duplicate key in line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
 
 
@@ -121,15 +121,15 @@ def _load(text: str, where: str) -> dict[str, Any]:
     try:
         config = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.MarkedYAMLError as error:
-        # The parser's own message quotes the text.
+        # The parser's message quotes the text.
         line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise Broken(f"{where}: is not YAML (line {line})") from None
+        raise GuestError(f"{where}: invalid YAML (line {line})") from None
     except yaml.YAMLError:
-        raise Broken(f"{where}: is not YAML") from None
-    except Broken as error:
-        raise Broken(f"{where}: {error}") from None
+        raise GuestError(f"{where}: invalid YAML") from None
+    except GuestError as error:
+        raise GuestError(f"{where}: {error}") from None
     if not isinstance(config, dict):
-        raise Broken(f"{where}: is not a mapping")
+        raise GuestError(f"{where}: must be a mapping")
     return config
 
 
@@ -139,7 +139,7 @@ def _rendered(text: str, hostname: str) -> str:
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:
-            raise Broken(f"userdata: template variable {match[1]} is undefined")
+            raise GuestError(f"userdata: template variable {match[1]} is undefined")
         return values[match[1]]
 
     return _PLACEHOLDER.sub(value, text)
@@ -150,40 +150,40 @@ def _check_commands(config: Mapping[str, Any]) -> None:
         for n, command in enumerate(config.get(name) or ()):
             parts = command if isinstance(command, list) else [command]
             if not parts or not all(isinstance(part, str | int) for part in parts):
-                raise Broken(f"userdata.{name}[{n}]: is not a command")
+                raise GuestError(f"userdata.{name}[{n}]: must be a command")
 
 
 def _check_texts(config: Mapping[str, Any]) -> None:
     for n, key in enumerate(config.get("ssh_authorized_keys") or ()):
         if not isinstance(key, str) or len(key.split()) < 2:
-            raise Broken(f"userdata.ssh_authorized_keys[{n}]: is not a public key")
+            raise GuestError(f"userdata.ssh_authorized_keys[{n}]: must be a public key")
 
 
 def _check_users(users: Any) -> None:
     for n, user in enumerate(users):
         if not isinstance(user, str) and not (isinstance(user, dict) and isinstance(user.get("name"), str)):
-            raise Broken(f"userdata.users[{n}]: has no name")
+            raise GuestError(f"userdata.users[{n}]: must have a name")
 
 
 def _package_names(packages: Any) -> list[str]:
     names = [package[0] if isinstance(package, list) and package else package for package in packages]
     if not all(isinstance(name, str) for name in names):
-        raise Broken("userdata.packages: is not a list of names")
+        raise GuestError("userdata.packages: must be a list of names")
     return names
 
 
 def _file(entry: Any, where: str) -> File:
     if not isinstance(entry, dict) or not str(entry.get("path", "")).startswith("/"):
-        raise Broken(f"{where}.path: is not an absolute path")
+        raise GuestError(f"{where}.path: must be an absolute path")
     unknown = sorted(entry.keys() - _FILE_FIELDS)
     if unknown:
-        raise Broken(f"{where}: unknown fields {', '.join(map(str, unknown))}")
+        raise GuestError(f"{where}: unknown fields {', '.join(map(str, unknown))}")
     mode = entry.get("permissions", "0644")
     if not isinstance(mode, str) or not re.fullmatch(r"0?[0-7]{3,4}", mode):
-        raise Broken(f"{where}.permissions: is not a text with an octal number")
+        raise GuestError(f"{where}.permissions: must be a string with an octal number")
     content = entry.get("content", "")
     if not isinstance(content, str):
-        raise Broken(f"{where}.content: is not a text")
+        raise GuestError(f"{where}.content: must be a string")
     return File(entry["path"], _decoded(content, str(entry.get("encoding", "text/plain")).lower(), where))
 
 
@@ -191,30 +191,30 @@ def _decoded(content: str, encoding: str, where: str) -> str:
     if encoding == "text/plain":
         return content
     if encoding not in ("b64", "base64", "gz+b64", "gz+base64", "gzip+b64", "gzip+base64"):
-        raise Broken(f"{where}.encoding: {encoding} is unknown")
+        raise GuestError(f"{where}.encoding: unknown encoding {encoding}")
     try:
         data = base64.b64decode("".join(content.split()), validate=True)
         return (gzip.decompress(data) if encoding.startswith("gz") else data).decode()
     except (binascii.Error, OSError, EOFError, UnicodeDecodeError):
-        raise Broken(f"{where}.content: is not {encoding}") from None
+        raise GuestError(f"{where}.content: must be {encoding}") from None
 
 
 def _nic(entry: Mapping[str, Any], where: str) -> Nic:
     name, subnets = entry.get("name"), entry.get("subnets")
     if not isinstance(name, str) or not isinstance(subnets, list) or len(subnets) != 1:
-        raise Broken(f"{where}: needs a name and one subnet")
+        raise GuestError(f"{where}: must have a name and one subnet")
     subnet = subnets[0]
     if subnet.get("type") in ("dhcp", "dhcp4"):
         return Nic(name)
     if subnet.get("type") != "static":
-        raise Broken(f"{where}.subnets[0].type: is not static or dhcp")
+        raise GuestError(f"{where}.subnets[0].type: must be static or dhcp")
     address, _, length = str(subnet.get("address", "")).partition("/")
     mask = length or str(subnet.get("netmask", ""))
     try:
         network = ipaddress.IPv4Interface(f"{ipaddress.IPv4Address(address)}/{mask}").network
         gateway = str(ipaddress.IPv4Address(subnet["gateway"])) if subnet.get("gateway") else ""
     except ValueError as error:
-        raise Broken(f"{where}.subnets[0]: {error}") from None
+        raise GuestError(f"{where}.subnets[0]: {error}") from None
     _check_addresses(subnet.get("dns_nameservers") or (), f"{where}.subnets[0].dns_nameservers")
     return Nic(name, address, str(network.netmask), gateway)
 
@@ -229,4 +229,4 @@ def _check_addresses(addresses: Any, where: str) -> None:
         try:
             ipaddress.ip_address(address)
         except ValueError:
-            raise Broken(f"{where}: {address!r} is not an address") from None
+            raise GuestError(f"{where}: {address!r} must be an IP address") from None

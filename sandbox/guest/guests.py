@@ -1,8 +1,8 @@
-"""The guests: what happens inside a VM from its boot to its end.
+"""The simulated guest operating systems, from boot to shutdown.
 
-A guest boots when its instance runs, reads the cloud-init data that the provider wrote, brings up its interfaces,
-reports them through the guest agent, and joins a cluster when its data says how. A guest that is given something
-broken stays silent, as a real one does; the instance's condition `AgentConnected` says why.
+A guest boots when its instance runs, reads its cloud-init data, configures its interfaces, reports them through the
+guest agent, and joins a cluster if its data says how. A guest with invalid data stays silent, like a real one; the
+instance's condition `AgentConnected` says why.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from caphv.runtime.cache import Change
 from caphv.runtime.errors import ApiError, NotFound, ServerFault, TooManyRequests, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from sandbox.guest import nodes
-from sandbox.guest.cloudinit import Broken, Nic, UserData, parse_network_data, parse_user_data
+from sandbox.guest.cloudinit import GuestError, Nic, UserData, parse_network_data, parse_user_data
 from sandbox.guest.join import CONTROL_PLANE, Join, check_nic, interface_names, join_of
 from sandbox.guest.workload import Member, Workloads
 from sandbox.harvester import kinds
 from sandbox.harvester.addresses import Addresses
-from sandbox.harvester.fixtures import World
-from sandbox.harvester.informers import Stores
+from sandbox.harvester.config import SimulatorConfig
+from sandbox.harvester.informers import Informers
 from sandbox.processes.children import ProcessError
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """One run of a VM: a restart makes another guest with the same disk."""
+    """One run of a VM; a restart is a new guest with the same disk."""
 
     key: Key
     uid: str
@@ -53,32 +53,34 @@ class Guest:
         return (self.spec["domain"].get("devices") or {}).get("interfaces") or []
 
     def holder(self, interface: Obj) -> str:
-        """Who has the address of an interface; the same after a restart."""
+        """Holder of an interface's address; unchanged by a restart."""
         return f"VM {self.key} {interface['name']}"
 
 
 class Guests:
     """All guests on one Harvester."""
 
-    def __init__(self, stores: Stores, world: World, addresses: Addresses, workloads: Workloads) -> None:
-        self._stores = stores
-        self._world = world
+    def __init__(
+        self, informers: Informers, config: SimulatorConfig, addresses: Addresses, workloads: Workloads
+    ) -> None:
+        self._informers = informers
+        self._config = config
         self._addresses = addresses
         self._workloads = workloads
-        self._sessions = nodes.Sessions()
+        self._clients = nodes.ClientPool()
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._marks: set[asyncio.Task[None]] = set()
-        # Which life registered a Node last, so that the end of an earlier one does not mark it lost.
+        # Which guest registered a Node last, so that the end of an earlier one does not mark it lost.
         self._registered: dict[tuple[str, str], object] = {}
 
     async def run(self) -> None:
-        """Boot and end guests as instances come and go, until cancelled; the stores must be synced."""
-        self._stores.vmis.add_handler(self._instance_changed)
-        self._stores.vms.add_handler(self._vm_changed)
+        """Boot and stop guests with their instances until cancelled; the informers must be synced."""
+        self._informers.vmis.add_handler(self._instance_changed)
+        self._informers.vms.add_handler(self._vm_changed)
         try:
             await asyncio.Event().wait()
         finally:
-            self._stores.vmis.remove_handler(self._instance_changed)
+            self._informers.vmis.remove_handler(self._instance_changed)
             await _cancel(self._lives.values())
             await _cancel(self._marks)
 
@@ -104,12 +106,12 @@ class Guests:
     # Life of a guest
 
     async def _boot(self, guest: Guest) -> None:
-        spread = self._world.boot_spread
-        await asyncio.sleep(self._world.boot_seconds * random.uniform(1 - spread, 1 + spread))
+        spread = self._config.boot_spread
+        await asyncio.sleep(self._config.boot_seconds * random.uniform(1 - spread, 1 + spread))
         await self._life(guest)
 
     async def _renew(self, guest: Guest, before: asyncio.Task[None]) -> None:
-        """Go on with other addresses, if the guest has some by DHCP."""
+        """Restart the guest's network with new DHCP leases."""
         for interface in guest.interfaces:
             self._addresses.expire(guest.holder(interface))
         await _cancel([before])
@@ -121,16 +123,14 @@ class Guests:
             join = join_of(user_data) if user_data else None
             addresses = self._bring_up(guest, network_data)
             if user_data is None or not user_data.has_agent:
-                await self._complain(
-                    guest, "the guest agent is not installed: userdata has no package qemu-guest-agent"
-                )
+                await self._report_failure(guest, "guest agent not installed: userdata has no package qemu-guest-agent")
             else:
                 await self._report(guest, addresses)
             if join:
                 await self._join(guest, join, addresses)
             await asyncio.Event().wait()
-        except (Broken, LookupError, KubeconfigError, ProcessError, OSError) as error:
-            await self._complain(guest, str(error))
+        except (GuestError, LookupError, KubeconfigError, ProcessError, OSError) as error:
+            await self._report_failure(guest, str(error))
             await asyncio.Event().wait()
         finally:
             for interface in guest.interfaces:
@@ -151,25 +151,29 @@ class Guests:
         return user_data, parse_network_data(network) if network else None
 
     async def _secret(self, guest: Guest, name: str) -> dict[str, str]:
-        """The values of a Secret by their keys in lower case: KubeVirt takes `userdata` and `userData`."""
+        """Values of a Secret by lower-case key: KubeVirt accepts both `userdata` and `userData`."""
         try:
-            secret = await _patiently(lambda: self._stores.client.get(SECRETS, name, guest.key.namespace))
+            secret = await _retry_until_available(
+                lambda: self._informers.client.get(SECRETS, name, guest.key.namespace)
+            )
             data = secret.get("data") or {}
             return {key.lower(): base64.b64decode(value).decode() for key, value in data.items()}
         except NotFound:
-            raise Broken(f"Secret {name} is not there") from None
+            raise GuestError(f"Secret {name} not found") from None
         except UnicodeDecodeError:
-            raise Broken(f"Secret {name}: is not text") from None
+            raise GuestError(f"Secret {name}: must be text") from None
 
     def _bring_up(self, guest: Guest, nics: list[Nic] | None) -> list[str]:
-        """Configure the interfaces; their addresses, empty for those without. Raises `Broken`, LookupError."""
+        """Configure the interfaces; returns their addresses, empty where unset. Raises GuestError, LookupError."""
         names = interface_names(len(guest.interfaces))
         if nics is None:
             nics = [Nic(name) for name in names[:1]]  # without network data cloud-init tries DHCP on the first
         configured = {nic.name: nic for nic in nics}
         unknown = sorted(configured.keys() - set(names))
         if unknown:
-            raise Broken(f"networkdata: interface {unknown[0]} does not exist; there are {', '.join(names) or 'none'}")
+            raise GuestError(
+                f"networkdata: interface {unknown[0]} does not exist; existing: {', '.join(names) or 'none'}"
+            )
         pairs = zip(names, guest.interfaces, strict=True)
         return [self._bring_up_one(guest, nic, configured[name]) if name in configured else "" for name, nic in pairs]
 
@@ -178,22 +182,22 @@ class Guests:
         if not nic.address:
             dhcp = annotations_of(network).get(kinds.NETWORK_DHCP) if network else None
             if not dhcp:
-                raise Broken(f"{nic.name}: no DHCP server answers on the network")
+                raise GuestError(f"{nic.name}: no DHCP server on the network")
             return self._addresses.lease(dhcp, holder)
         route = json.loads(annotations_of(network).get(kinds.NETWORK_ROUTE) or "{}") if network else {}
         if route.get("cidr"):
             check_nic(nic, route["cidr"], route.get("gateway", ""))
         other = self._addresses.claim(nic.address, holder)
         if other:
-            raise Broken(f"{nic.name}: address {nic.address} is taken by {other}")
+            raise GuestError(f"{nic.name}: address {nic.address} is used by {other}")
         return nic.address
 
     def _network(self, guest: Guest, name: str) -> Obj | None:
         named = {network["name"]: network.get("multus") or {} for network in guest.spec.get("networks") or ()}
         space, _, bare = str(named.get(name, {}).get("networkName", "")).rpartition("/")
-        return self._stores.networks.get(space or guest.key.namespace, bare)
+        return self._informers.networks.get(space or guest.key.namespace, bare)
 
-    # What others see
+    # Status
 
     async def _report(self, guest: Guest, addresses: list[str]) -> None:
         interfaces = [
@@ -204,25 +208,25 @@ class Guests:
         ]
         await self._patch(guest, {"interfaces": interfaces}, kinds.condition("AgentConnected", True))
 
-    async def _complain(self, guest: Guest, message: str) -> None:
+    async def _report_failure(self, guest: Guest, message: str) -> None:
         log.warning("guest %s: %s", guest.key, message)
         await self._patch(guest, {}, kinds.condition("AgentConnected", False, "GuestNotReady", message))
 
     async def _patch(self, guest: Guest, status: Obj, condition: Obj) -> None:
-        vmi = self._stores.vmis.get(*guest.key)
+        vmi = self._informers.vmis.get(*guest.key)
         if vmi is None or uid_of(vmi) != guest.uid:
             return
         patch = {"status": {**status, "conditions": kinds.with_condition(vmi, condition)}}
         with contextlib.suppress(NotFound):
-            answer = await _patiently(
-                lambda: self._stores.client.patch(kinds.INSTANCES, guest.key.name, guest.key.namespace, patch)
+            answer = await _retry_until_available(
+                lambda: self._informers.client.patch(kinds.INSTANCES, guest.key.name, guest.key.namespace, patch)
             )
-            self._stores.vmis.observe(answer)
+            self._informers.vmis.observe(answer)
 
     # Joining a cluster
 
     async def _join(self, guest: Guest, join: Join, addresses: list[str]) -> None:
-        """Register the Node and stay until the guest ends."""
+        """Register the Node and keep it until the guest stops."""
         if join.role == CONTROL_PLANE:
             await self._serve(guest, join, addresses)
         else:
@@ -230,7 +234,7 @@ class Guests:
 
     async def _serve(self, guest: Guest, join: Join, addresses: list[str]) -> None:
         if join.authority is None or not addresses or not addresses[0]:
-            raise Broken("a control plane guest needs a CA and an address on its first interface")
+            raise GuestError("a control plane guest must have a CA and an address on its first interface")
         try:
             member = Member(addresses[0], guest.disk, guest.hostname, join.port)
             local = await self._workloads.serve(member, join.authority, join.token, join.sans)
@@ -239,7 +243,7 @@ class Guests:
             await self._workloads.leave(addresses[0])
 
     async def _register(self, guest: Guest, join: Join, server: str, addresses: list[str]) -> None:
-        await asyncio.sleep(self._world.register_seconds)
+        await asyncio.sleep(self._config.register_seconds)
         info = nodes.NodeInfo(
             name=guest.hostname,
             addresses=tuple(address for address in addresses if address),
@@ -249,24 +253,24 @@ class Guests:
             ready=join.cni,
         )
         access = Kubeconfig(server=server, ca=join.ca, token=join.token)
-        async with self._sessions.client(access) as client:
+        async with self._clients.client(access) as client:
             await nodes.register(client, info)
             life = self._registered[server, guest.hostname] = object()
             try:
                 await asyncio.Event().wait()
             finally:
-                self._spawn(self._lose_node(guest, access, life))
+                self._start_task(self._lose_node(guest, access, life))
 
     async def _lose_node(self, guest: Guest, access: Kubeconfig, life: object) -> None:
-        await asyncio.sleep(self._world.node_lost_seconds)
+        await asyncio.sleep(self._config.node_lost_seconds)
         node = (access.server, guest.hostname)
         if self._registered.get(node) is life:
             del self._registered[node]
-            async with self._sessions.client(access) as client:
+            async with self._clients.client(access) as client:
                 await nodes.mark_lost(client, guest.hostname)
                 await nodes.delete_etcd_pod(client, guest.hostname)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._marks.add(task)
         task.add_done_callback(self._marks.discard)
@@ -289,13 +293,13 @@ def _interface(interface: Obj, name: str, address: str) -> Obj:
     return entry | ({"ipAddress": address, "ipAddresses": [address]} if address else {})
 
 
-async def _patiently(call: Callable[[], Awaitable[_T]]) -> _T:
-    """The answer to a request that is made again while the API server is away."""
+async def _retry_until_available(call: Callable[[], Awaitable[_T]]) -> _T:
+    """Retry a request while the API server is unavailable."""
     while True:
         try:
             return await call()
         except (Unreachable, ServerFault, TooManyRequests) as error:
-            log.info("trying again: %s", error)
+            log.info("retrying: %s", error)
         except ApiError:
             raise
         await asyncio.sleep(RETRY_SECONDS)

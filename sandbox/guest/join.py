@@ -1,6 +1,6 @@
-"""The sandbox's stand-in for what kubeadm or RKE2 find in a guest: one file that says how the guest joins a cluster.
+"""The join file: the sandbox's replacement for the configuration that kubeadm or RKE2 read in a guest.
 
-Bootstrap data puts it into `write_files` as `/etc/caphv-sandbox/join.yaml`; `docs/sandbox.md` describes its fields.
+Bootstrap data writes it to `/etc/caphv-sandbox/join.yaml`; `docs/sandbox.md` describes its fields.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from sandbox.guest.cloudinit import Broken, File, Nic, UserData
+from sandbox.guest.cloudinit import File, GuestError, Nic, UserData
 from sandbox.processes.pki import CA, KeyPair
 
 JOIN_FILE = "/etc/caphv-sandbox/join.yaml"
@@ -43,16 +43,16 @@ class Join:
 
 
 def join_of(user_data: UserData) -> Join | None:
-    """How the guest joins, None when its user data does not say. Raises `Broken`."""
+    """How the guest joins; None without a join file. Raises GuestError."""
     file = user_data.files.get(JOIN_FILE)
     if file is None:
         return None
     values = _fields(file)
     if values["role"] not in (CONTROL_PLANE, WORKER):
-        raise Broken(f"{JOIN_FILE}: role is not {CONTROL_PLANE} or {WORKER}")
+        raise GuestError(f"{JOIN_FILE}: role must be {CONTROL_PLANE} or {WORKER}")
     url = urlsplit(values["server"])
     if url.scheme != "https" or not url.hostname:
-        raise Broken(f"{JOIN_FILE}: server is not an https:// URL")
+        raise GuestError(f"{JOIN_FILE}: server must be an https:// URL")
     return Join(
         values["role"],
         values["server"].rstrip("/"),
@@ -66,16 +66,16 @@ def join_of(user_data: UserData) -> Join | None:
 
 
 def check_nic(nic: Nic, cidr: str, gateway: str) -> None:
-    """Raise `Broken` when a static configuration would not work on a network."""
+    """Raise GuestError if a static configuration would not work on a network."""
     network = ipaddress.IPv4Network(cidr)
     if ipaddress.IPv4Address(nic.address) not in network:
-        raise Broken(f"{nic.name}: address {nic.address} does not belong to the network {cidr}")
+        raise GuestError(f"{nic.name}: address {nic.address} is outside the network {cidr}")
     if nic.mask != str(network.netmask):
-        raise Broken(f"{nic.name}: mask {nic.mask} is not that of the network {cidr} ({network.netmask})")
+        raise GuestError(f"{nic.name}: mask {nic.mask} must be that of the network {cidr} ({network.netmask})")
     if nic.gateway and nic.gateway != gateway:
-        raise Broken(f"{nic.name}: gateway {nic.gateway} is not that of the network ({gateway})")
+        raise GuestError(f"{nic.name}: gateway {nic.gateway} must be that of the network ({gateway})")
     if nic.address == gateway:
-        raise Broken(f"{nic.name}: address {nic.address} is that of the gateway")
+        raise GuestError(f"{nic.name}: address {nic.address} is the gateway's")
 
 
 def interface_names(count: int) -> Sequence[str]:
@@ -87,15 +87,15 @@ def _fields(file: File) -> Mapping[str, Any]:
     try:
         values = yaml.safe_load(file.content)
     except yaml.YAMLError:
-        raise Broken(f"{JOIN_FILE}: is not YAML") from None
+        raise GuestError(f"{JOIN_FILE}: invalid YAML") from None
     if not isinstance(values, dict):
-        raise Broken(f"{JOIN_FILE}: is not a mapping")
+        raise GuestError(f"{JOIN_FILE}: must be a mapping")
     for name, value in values.items():
         if name not in _FIELDS or not isinstance(value, _FIELDS[name]):
-            raise Broken(f"{JOIN_FILE}: field {name} is unknown or of a wrong type")
+            raise GuestError(f"{JOIN_FILE}: field {name} is unknown or has the wrong type")
     missing = [name for name in _REQUIRED if not values.get(name)]
     if missing:
-        raise Broken(f"{JOIN_FILE}: {missing[0]} is missing")
+        raise GuestError(f"{JOIN_FILE}: {missing[0]} is missing")
     return values
 
 
@@ -103,6 +103,6 @@ def _authority(user_data: UserData) -> CA:
     files = [user_data.files.get(path) for path in CA_FILES]
     missing = [path for path, file in zip(CA_FILES, files, strict=True) if file is None]
     if missing:
-        raise Broken(f"userdata.write_files: a control plane guest needs {missing[0]}")
+        raise GuestError(f"userdata.write_files: a control plane guest must have {missing[0]}")
     certificate, key = (file.content.encode() for file in files if file is not None)
     return CA(KeyPair(certificate, key))

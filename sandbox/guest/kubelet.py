@@ -1,8 +1,8 @@
-"""The kubelet behind `kubectl exec`: a stand-in that knows one container, `etcd`, and one program in it, `etcdctl`.
+"""A simulated kubelet for `kubectl exec`, with one container, `etcd`, and one program in it, `etcdctl`.
 
-Each control plane guest has one, on port 10250 of its address, where the real API server finds it by the Node's status.
-Behind it there is no etcd but a list of members, one for each control plane guest that ever joined: like a real member,
-it stays until somebody removes it, whatever becomes of its guest.
+Each control plane guest has one on port 10250 of its address, where the API server finds it by the Node's status.
+Instead of an etcd it has a list of members, one for each control plane guest that ever joined. Like a real member, each
+stays until it is removed, even after its guest is deleted.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ _OPTIONS = {
     "--cert": f"{_TLS}/server-client.crt",
     "--key": f"{_TLS}/server-client.key",
 }
-# As RKE2 has it in its etcd Pods.
+# The arguments that RKE2's etcd Pods use.
 ETCDCTL = ("etcdctl", *(f"{name}={value}" for name, value in _OPTIONS.items()))
 
 
 class EtcdError(Exception):
-    """What etcdctl writes to its standard error before it ends with exit code 1."""
+    """The standard error of etcdctl when it exits with code 1."""
 
 
 @dataclass
 class Etcd:
-    """Members of one cluster's etcd: id → name; and the disks (uids of VMs) that hold the data of a member."""
+    """Members of one cluster's etcd by id, and the member whose data each disk (uid of a VM) holds."""
 
     members: dict[int, str] = field(default_factory=dict)
     disks: dict[str, int] = field(default_factory=dict)
 
     def join(self, disk: str, node: str) -> None:
-        """A control plane guest starts its etcd; with the data of an earlier start it is the same member."""
+        """Start the etcd of a control plane guest; a disk with data keeps its member."""
         if disk not in self.disks:
             member = self.disks[disk] = secrets.randbits(64)
             self.members[member] = f"{node}-{secrets.token_hex(4)}"
 
     def etcdctl(self, arguments: Sequence[str]) -> str:
-        """Run `etcdctl <arguments>` in a container of RKE2's; answers its output. Raises `EtcdError`."""
+        """Run `etcdctl <arguments>` as in an etcd Pod of RKE2; returns its output. Raises EtcdError."""
         options = dict(
             argument.split("=", 1) for argument in arguments if argument.startswith("--") and "=" in argument
         )
         wrong = [name for name, value in _OPTIONS.items() if options.get(name) != value]
         if wrong:
-            raise EtcdError(f"Error: {wrong[0]} is not {_OPTIONS[wrong[0]]}")
+            raise EtcdError(f"Error: {wrong[0]} must be {_OPTIONS[wrong[0]]}")
         match [argument for argument in arguments if not argument.startswith("--")]:
             case ["member", "list", "-w", "json"]:
                 return json.dumps({"members": [{"ID": id_, "name": name} for id_, name in self.members.items()]})
@@ -73,7 +73,7 @@ class Etcd:
 
 
 class Kubelet:
-    """Answers exec on an address; certificates of kubelets are not verified by API servers unless they are told to."""
+    """Serves exec on an address. API servers do not verify certificates of kubelets by default."""
 
     def __init__(self, address: str, etcd: Etcd, ca: pki.CA) -> None:
         self._address = address
@@ -82,7 +82,7 @@ class Kubelet:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the port is taken."""
+        """Listen. Raises OSError if the port is in use."""
         application = web.Application()
         application.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
         self._runner = web.AppRunner(application, access_log=None)
@@ -90,7 +90,7 @@ class Kubelet:
         await web.TCPSite(self._runner, self._address, PORT, ssl_context=self._context()).start()
 
     async def close(self) -> None:
-        """End it with all its connections."""
+        """Stop it and close all its connections."""
         if self._runner:
             await self._runner.cleanup()
 
@@ -133,7 +133,7 @@ def pod_name(node: str) -> str:
 
 
 def etcd_pod(node: str) -> Obj:
-    """The Pod by which a kubelet shows that it runs etcd."""
+    """The mirror Pod of a control plane node's etcd."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -146,7 +146,7 @@ def etcd_pod(node: str) -> Obj:
         "spec": {
             "nodeName": node,
             "hostNetwork": True,
-            # There is nobody to confirm that the container has ended.
+            # No kubelet confirms that the container has stopped.
             "terminationGracePeriodSeconds": 0,
             "tolerations": [{"operator": "Exists"}],
             "containers": [{"name": CONTAINER, "image": "sandbox/etcd"}],

@@ -1,7 +1,7 @@
-"""The Node objects of guests: registered by them in their workload cluster, and marked when a guest is gone.
+"""Node objects of guests: registered in the workload cluster, and marked Unknown after a guest stops.
 
-The mark stands for kube-controller-manager's node lifecycle controller, which waits for missed heartbeats; the guests
-here send none, so the end of a guest is what starts the wait.
+Marking replaces kube-controller-manager's node lifecycle controller, which waits for missed heartbeats. Simulated
+guests send none, so the wait starts when a guest stops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MARK_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What a kubelet says of its machine when it registers."""
+    """What a kubelet reports when it registers its Node."""
 
     name: str
     addresses: tuple[str, ...]
@@ -40,7 +40,7 @@ class NodeInfo:
     ready: bool
 
 
-class Sessions:
+class ClientPool:
     """Clients of workload API servers, shared by all guests that use the same server and credentials."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def client(self, access: Kubeconfig) -> AsyncIterator[ApiClient]:
-        """Lend a client; it is closed when nobody uses it any more. Raises KubeconfigError for a broken CA."""
+        """Lend a client, closed after its last use. Raises KubeconfigError for an invalid CA."""
         if access not in self._clients:
             self._clients[access] = access.client(name="workload", user_agent="caphv-sandbox", timeout=5.0)
         self._users[access] = self._users.get(access, 0) + 1
@@ -63,7 +63,7 @@ class Sessions:
 
 
 async def register(client: ApiClient, node: NodeInfo) -> None:
-    """Create the Node, or say that it is back; again and again until the API server takes it."""
+    """Create the Node or update its status; retries until the API server accepts it."""
     pause = FIRST_PAUSE
     while True:
         try:
@@ -77,7 +77,7 @@ async def register(client: ApiClient, node: NodeInfo) -> None:
 
 
 async def mark_lost(client: ApiClient, name: str) -> None:
-    """Set the Node's conditions to unknown, if it is still there; gives up when the API server stays away."""
+    """Set the conditions of an existing Node to Unknown; gives up if the API server stays unavailable."""
     lost = {"status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": kinds.now()}
     lost["message"] = "Kubelet stopped posting node status."
     patch = {"status": {"conditions": [{"type": kind, **lost} for kind in ("Ready", *PRESSURES)]}}
@@ -93,7 +93,7 @@ async def mark_lost(client: ApiClient, name: str) -> None:
 
 
 async def delete_etcd_pod(client: ApiClient, node: str) -> None:
-    """Delete the Pod of a control plane node that was lost, as the Pod garbage collector does in the end."""
+    """Delete the etcd Pod of a lost control plane node, like the Pod garbage collector."""
     with contextlib.suppress(ApiError, Unreachable):
         await client.delete(PODS, kubelet.pod_name(node), kubelet.NAMESPACE)
 
@@ -121,7 +121,7 @@ def _node(node: NodeInfo) -> Obj:
         "message": "" if node.ready else "container runtime network not ready: cni plugin not initialized",
         "lastTransitionTime": kinds.now(),
     }
-    # Without them the core would not take a machine for available.
+    # Without them the core does not consider the Machine available.
     calm = [
         {"type": kind, "status": "False", "reason": "Sufficient", "lastTransitionTime": kinds.now()}
         for kind in PRESSURES

@@ -1,9 +1,9 @@
-"""The API servers of workload clusters: real ones, reachable for as long as a control plane guest of the cluster runs.
+"""API servers of workload clusters: real ones, reachable while a control plane guest of the cluster runs.
 
-A cluster is known by its CA. Its first control plane guest starts a kube-apiserver with that CA; every control plane
-guest answers for it on port 6443 of its own address, and on the port where nodes join. What the API server stores lies
-in the sandbox's etcd and outlives guests that stop, as their disks would, until the last VM of the cluster's control
-plane is deleted. There is no etcd quorum: one control plane guest of three is enough.
+A cluster is identified by its CA. Its first control plane guest starts a kube-apiserver with that CA; each control
+plane guest forwards to it from port 6443 of its own address, and from the port where nodes join. Its data is in the
+sandbox's etcd and, like the guests' disks, outlives stopped guests until the last control plane VM of the cluster is
+deleted. There is no etcd quorum: one control plane guest of three is enough.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sandbox.processes.proxy import TcpProxy
 log = logging.getLogger(__name__)
 
 PORT = 6443
-# Nobody would take away the taint that this plugin puts on new Nodes.
+# Nothing here would remove the taint that this plugin adds to new Nodes.
 FLAGS = (
     "--disable-admission-plugins=TaintNodesByCondition",
-    # Host names of guests are known to no name server.
+    # Host names of guests cannot be resolved.
     "--kubelet-preferred-address-types=InternalIP",
 )
 
@@ -46,7 +46,7 @@ class _Cluster:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     server: ApiServer | None = None
     sans: set[str] = field(default_factory=set)
-    # uids of the VMs whose disks hold the cluster's data, and the listeners of the guests that run, by their address
+    # uids of the VMs whose disks hold the cluster's data, and the listeners of running guests by address
     disks: set[str] = field(default_factory=set)
     listeners: dict[str, list[TcpProxy]] = field(default_factory=dict)
     etcd: Etcd = field(default_factory=Etcd)
@@ -54,7 +54,7 @@ class _Cluster:
 
 
 class Workloads:
-    """All workload clusters with control plane guests; `on_change` is called when a guest begins or ends to answer."""
+    """All workload clusters; `on_change` is called when a control plane guest starts or stops listening."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -66,15 +66,15 @@ class Workloads:
         return port == PORT and any(address in cluster.listeners for cluster in self._clusters.values())
 
     async def serve(self, member: Member, ca: pki.CA, token: str, sans: tuple[str, ...]) -> str:
-        """Answer on a guest's address; answers the URL of the API server on the guest itself.
+        """Listen on a guest's address; returns the URL of the API server behind it.
 
-        Raises ProcessError when the API server does not start, OSError when the guest cannot listen on its address.
+        Raises ProcessError if the API server does not start, OSError if the guest cannot listen on its address.
         """
         address, disk = member.address, member.disk
         cluster = self._clusters.setdefault(_fingerprint(ca.certificate), _Cluster())
         async with cluster.lock:
             if not cluster.disks and not cluster.listeners:
-                # The disks with the data of an earlier cluster of this CA are gone.
+                # The disks with the data of an earlier cluster of this CA were deleted.
                 cluster.server, cluster.etcd = None, Etcd()
             cluster.disks.add(disk)
             if cluster.server is None:
@@ -99,7 +99,7 @@ class Workloads:
         return server.url
 
     async def leave(self, address: str) -> None:
-        """The guest of that address has ended; with the last one of a cluster its API server ends, too."""
+        """Stop listening on a guest's address; the API server stops with the last guest of the cluster."""
         for cluster in self._clusters.values():
             if address not in cluster.listeners:
                 continue
@@ -113,18 +113,18 @@ class Workloads:
                     await cluster.server.stop()
 
     def forget(self, disk: str) -> None:
-        """A VM was deleted, and with it what its disks held."""
+        """Forget the disks of a deleted VM."""
         for cluster in self._clusters.values():
             cluster.disks.discard(disk)
 
     async def close(self) -> None:
-        """End all API servers."""
+        """Stop all API servers."""
         for cluster in self._clusters.values():
             for address in list(cluster.listeners):
                 await self.leave(address)
 
     def _sign(self, cluster: _Cluster, names: set[str]) -> None:
-        """Renew the certificate when names are new; the API server reads it again when the file changes."""
+        """Renew the certificate for new names; the API server reloads the changed file."""
         if names <= cluster.sans or cluster.server is None:
             return
         cluster.sans |= names

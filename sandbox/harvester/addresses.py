@@ -1,4 +1,4 @@
-"""Who uses which address on the simulated networks, and the DHCP server of each network."""
+"""Addresses in use on the simulated networks, and the DHCP server of each network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Addresses:
-    """Addresses in use, by holder. A holder gets the address it had before from DHCP again, if that is free."""
+    """Addresses in use, by holder. DHCP gives a holder its previous address again if that is free."""
 
     def __init__(self) -> None:
         self._holders: dict[str, str] = {}
@@ -16,7 +16,7 @@ class Addresses:
         self._expired: dict[str, str] = {}
 
     def claim(self, address: str, holder: str) -> str:
-        """Use an address; answers who uses it already, empty when nobody else does."""
+        """Use an address. Returns the holder that already uses it; empty on success."""
         current = self._holders.setdefault(address, holder)
         return "" if current == holder else current
 
@@ -27,10 +27,10 @@ class Addresses:
             if address != self._expired.get(holder) and not self.claim(address, holder):
                 self._leases[holder] = address
                 return address
-        raise LookupError(f"no address is left in the DHCP range {dhcp}")
+        raise LookupError(f"no free address left in the DHCP range {dhcp}")
 
     def expire(self, holder: str) -> None:
-        """Give a holder another address with its next lease."""
+        """Give a holder a different address with its next lease."""
         if holder in self._leases:
             self._expired[holder] = self._leases.pop(holder)
 

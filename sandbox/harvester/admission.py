@@ -1,7 +1,7 @@
 """Harvester's admission webhooks, served over TLS on loopback.
 
-One call does for a VirtualMachine what Harvester's mutating and validating webhooks do in two: it refuses, or answers
-the changes. A failing webhook refuses (`failurePolicy: Fail`), so nothing gets past a simulator that is not running.
+For a VirtualMachine, one call does what Harvester's mutating and validating webhooks do in two: it denies the request
+or returns the changes. With `failurePolicy: Fail`, no request is admitted while the simulator is down.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
 from sandbox.harvester import admission_rules, kinds
-from sandbox.harvester.fixtures import World
-from sandbox.harvester.informers import Stores
+from sandbox.harvester.config import SimulatorConfig
+from sandbox.harvester.informers import Informers
 from sandbox.harvester.mutations import mutated
 from sandbox.processes import pki
 
@@ -41,7 +41,7 @@ VALIDATING = Resource(
     "ValidatingWebhookConfiguration",
     namespaced=False,
 )
-# Changes of status and finalizers are not Harvester's concern; without this each of them would cost a call.
+# Harvester's webhooks ignore changes of status and finalizers; without this condition each would cost a call.
 SPEC_CHANGES = {
     "name": "spec-changes",
     "expression": "request.operation != 'UPDATE' || object.spec != oldObject.spec",
@@ -49,15 +49,15 @@ SPEC_CHANGES = {
 
 
 class Admission:
-    """Decides on objects by what the stores hold."""
+    """Admits or denies objects based on the informers' content."""
 
-    def __init__(self, stores: Stores, world: World) -> None:
-        self._stores = stores
-        self._world = world
+    def __init__(self, informers: Informers, config: SimulatorConfig) -> None:
+        self._informers = informers
+        self._config = config
 
     @contextlib.asynccontextmanager
     async def served(self, client: ApiClient) -> AsyncIterator[None]:
-        """Serve the webhooks, register them, and go on when the API server asks them."""
+        """Serve and register the webhooks; the block starts once the API server calls them."""
         app = web.Application(client_max_size=4 * 1024**2)
         app.router.add_post("/virtualmachines", self._virtual_machine)
         app.router.add_post("/claims", self._decision(self._claim))
@@ -77,25 +77,25 @@ class Admission:
     async def _virtual_machine(self, request: web.Request) -> web.Response:
         review = await self._review(request)
         vm = review["object"]
-        reason = admission_rules.virtual_machine(vm, self._stores)
+        reason = admission_rules.virtual_machine(vm, self._informers)
         if reason:
             return _answer(review, reason)
         new = mutated(
             vm,
             review.get("oldObject"),
-            cpu_overcommit=self._world.cpu_overcommit,
-            memory_overcommit=self._world.memory_overcommit,
+            cpu_overcommit=self._config.cpu_overcommit,
+            memory_overcommit=self._config.memory_overcommit,
         )
         patch = [{"op": "replace", "path": "/spec", "value": new["spec"]}]
         patch.append({"op": "add", "path": "/metadata/finalizers", "value": new["metadata"].get("finalizers") or []})
         return _answer(review, "", patch)
 
     async def _review(self, request: web.Request) -> Obj:
-        await self._stores.wait_synced()  # before, a network would look as if it were missing
+        await self._informers.wait_synced()  # before that, every network would seem to be missing
         return orjson.loads(await request.read())["request"]
 
     def _claim(self, review: Obj) -> str:
-        return admission_rules.claim_deletion(review["oldObject"], self._stores)
+        return admission_rules.claim_deletion(review["oldObject"], self._informers)
 
     def _pool(self, review: Obj) -> str:
         deleted = review["operation"] == "DELETE"
@@ -112,7 +112,7 @@ class Admission:
 def _answer(review: Obj, reason: str, patch: list[Obj] | None = None) -> web.Response:
     response: Obj = {"uid": review["uid"], "allowed": not reason}
     if reason:
-        message = f"admission webhook of Harvester: {reason}"
+        message = f"Harvester admission webhook: {reason}"
         response["status"] = {"code": 422, "reason": "Invalid", "message": message}
     elif patch:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
@@ -165,11 +165,11 @@ async def _put(client: ApiClient, resource: Resource, name: str, webhooks: list[
 
 
 async def _wait_called(client: ApiClient) -> None:
-    """Wait until both configurations are in force: the API server learns of them a moment after they are written."""
+    """Wait until both configurations are in force; the API server picks them up a moment after they are written."""
     metadata = {"name": "admission-probe", "namespace": "default"}
     template: Obj = {"spec": {"domain": {"devices": {}}}}
     vm = {"metadata": metadata, "spec": {"runStrategy": "Halted", "template": template}}
-    # Only the webhook refuses this pool: its range ends before it starts.
+    # Only the webhook denies this pool: its range ends before it starts.
     span = {"subnet": "192.0.2.0/24", "rangeStart": "192.0.2.2", "rangeEnd": "192.0.2.1"}
     pool = {"metadata": {"name": "admission-probe"}, "spec": {"ranges": [span]}}
     mutates = validates = False

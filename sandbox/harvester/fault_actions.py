@@ -1,6 +1,6 @@
-"""What goes wrong with the objects of a Harvester, done on its API as hardware and people would.
+"""Faults of Harvester objects, injected through its API as a hardware failure or a user would cause them.
 
-The simulation notices by its watches, as the provider does: nothing here talks to the simulator.
+The simulator notices them through its watches, like the provider does; nothing here calls the simulator directly.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from sandbox.harvester import kinds, quantities, scheduling
 from sandbox.harvester.informers import claims_of
 
 READ_WRITE_MANY = "ReadWriteMany"
-PATIENCE = 15.0
+TIMEOUT_SECONDS = 15.0
 _SERVER_SIDE = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
 
 
 class FaultError(Exception):
-    """A fault cannot be caused or cleared; the message says why and what to do."""
+    """A fault cannot be injected or cleared; the message says why and what to do."""
 
 
-# Lasting: each answers what its end needs.
+# Persistent faults: each returns what clearing it needs.
 
 
-async def close_hosts(client: ApiClient) -> list[Obj]:
-    """Close all open hosts: VMs that start find no host. VMs that run are not touched."""
+async def cordon_hosts(client: ApiClient) -> list[Obj]:
+    """Cordon all schedulable hosts: starting VMs find no host, running VMs stay."""
     hosts = (await client.list(NODES))["items"]
     found = [host for host in hosts if not (host.get("spec") or {}).get("unschedulable")]
     await _each_host(client, found, {"spec": {"unschedulable": True}})
     return [{"metadata": {"name": host["metadata"]["name"]}} for host in found]
 
 
-async def open_hosts(client: ApiClient, hosts: Iterable[Obj]) -> None:
-    """Open the hosts that were closed; what waits for one starts."""
+async def uncordon_hosts(client: ApiClient, hosts: Iterable[Obj]) -> None:
+    """Uncordon the hosts again; waiting VMs start."""
     await _each_host(client, hosts, {"spec": {"unschedulable": None}})
 
 
-async def take_away(client: ApiClient, resource: Resource, target: str) -> list[Obj]:
-    """Delete `<namespace>/<name>`; answers it in a form that `bring_back` takes."""
+async def delete_object(client: ApiClient, resource: Resource, target: str) -> list[Obj]:
+    """Delete `<namespace>/<name>`; returns it in the form that `restore_objects` takes."""
     namespace, name = _qualified(target)
     obj = await _existing(client, resource, namespace, name)
     await client.delete(resource, name, namespace, uid=uid_of(obj))
@@ -52,8 +52,8 @@ async def take_away(client: ApiClient, resource: Resource, target: str) -> list[
     return [kinds.typed(resource, {**obj, "metadata": metadata})]
 
 
-async def bring_back(client: ApiClient, resource: Resource, objects: Iterable[Obj]) -> None:
-    """Create what was deleted anew; what somebody made under the same name meanwhile stays."""
+async def restore_objects(client: ApiClient, resource: Resource, objects: Iterable[Obj]) -> None:
+    """Recreate deleted objects, unless an object of the same name exists by now."""
     for obj in objects:
         metadata = obj["metadata"]
         try:
@@ -63,29 +63,29 @@ async def bring_back(client: ApiClient, resource: Resource, objects: Iterable[Ob
 
 
 async def fail_host(client: ApiClient, name: str) -> list[Obj]:
-    """A host loses power: it is not ready, and its instances fail."""
+    """Cut the power of a host: it becomes NotReady and its instances fail."""
     host = await _existing(client, NODES, "", name)
     await _host_ready(client, name, "Unknown", "NodeStatusUnknown")
     return [{"metadata": {"name": host["metadata"]["name"]}}]
 
 
 async def recover_hosts(client: ApiClient, hosts: Iterable[Obj]) -> None:
-    """The hosts are back, empty."""
+    """Bring the hosts back, without their instances."""
     for host in hosts:
         await _host_ready(client, host["metadata"]["name"], "True", "KubeletReady")
 
 
-# At once
+# One-time faults
 
 
-async def vanish(client: ApiClient, target: str) -> str:
-    """A VM is gone, its disks are left, as when somebody deletes it in Harvester's UI."""
+async def delete_vm(client: ApiClient, target: str) -> str:
+    """Delete a VM and keep its disks, like a deletion in Harvester's UI."""
     namespace, name = _qualified(target)
     vm = await _existing(client, kinds.VIRTUAL_MACHINES, namespace, name)
     with contextlib.suppress(NotFound):
         await client.delete(kinds.VIRTUAL_MACHINES, name, namespace, uid=uid_of(vm))
         await client.patch(kinds.VIRTUAL_MACHINES, name, namespace, {"metadata": {"finalizers": None}})
-    return f"VirtualMachine {target} is gone"
+    return f"VirtualMachine {target} deleted"
 
 
 async def migrate(client: ApiClient, target: str) -> str:
@@ -102,7 +102,7 @@ async def migrate(client: ApiClient, target: str) -> str:
     instances = (await client.list(kinds.INSTANCES))["items"]
     host = scheduling.place(vm, hosts, [_placed(other) for other in instances if key_of(other) != key_of(vmi)])
     if not host:
-        raise FaultError(f"no host but {source} can run {target}: free one, or change the affinity of the VM")
+        raise FaultError(f"no host except {source} can run {target}: free up a host or change the VM's affinity")
     state = {"sourceNode": source, "targetNode": host, "completed": True, "endTimestamp": kinds.now()}
     patch = {"status": {"nodeName": host, "migrationState": state}}
     await client.patch(kinds.INSTANCES, name, namespace, patch)
@@ -110,28 +110,28 @@ async def migrate(client: ApiClient, target: str) -> str:
 
 
 async def change_address(client: ApiClient, target: str) -> str:
-    """The DHCP server gives a running VM another address; returns when its guest reports that."""
+    """Have the DHCP server give a running VM another address; returns when the guest reports it."""
     namespace, name = _qualified(target)
     vmi = await _running_instance(client, namespace, name)
     before = _addresses(vmi)
     patch = {"metadata": {"annotations": {kinds.RENEWAL: uuid.uuid4().hex}}}
     await client.patch(kinds.INSTANCES, name, namespace, patch)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         now = _addresses(await _running_instance(client, namespace, name))
         if now and now != before:
-            return f"VirtualMachine {target} has {', '.join(now)} now, before {', '.join(before) or 'nothing'}"
+            return f"VirtualMachine {target} has {', '.join(now)} now, was {', '.join(before) or 'none'}"
         await asyncio.sleep(0.1)
-    raise FaultError(f"{target} keeps {', '.join(before) or 'no address'}: only addresses by DHCP change")
+    raise FaultError(f"{target} kept {', '.join(before) or 'no address'}: only DHCP addresses can change")
 
 
-# Inside
+# Helpers
 
 
 def _qualified(target: str) -> tuple[str, str]:
     namespace, separator, name = target.partition("/")
     if not (separator and namespace and name):
-        raise FaultError(f"{target!r} is not of the form NAMESPACE/NAME")
+        raise FaultError(f"{target!r}: must be NAMESPACE/NAME")
     return namespace, name
 
 
@@ -142,13 +142,13 @@ async def _existing(client: ApiClient, resource: Resource, namespace: str, name:
         listed = (await client.list(resource))["items"]
         there = ", ".join(sorted(str(key_of(obj)) for obj in listed)) or "none"
         where = f"{namespace}/{name}" if namespace else name
-        raise FaultError(f"{resource.kind} {where} is not on Harvester; there are: {there}") from None
+        raise FaultError(f"{resource.kind} {where} not found on Harvester; existing: {there}") from None
 
 
 async def _running_instance(client: ApiClient, namespace: str, name: str) -> Obj:
     vmi = await _existing(client, kinds.INSTANCES, namespace, name)
     if vmi["status"].get("phase") != "Running":
-        raise FaultError(f"VirtualMachine {namespace}/{name} does not run ({vmi['status'].get('phase')})")
+        raise FaultError(f"VirtualMachine {namespace}/{name} is not running ({vmi['status'].get('phase')})")
     return vmi
 
 

@@ -1,7 +1,7 @@
-"""A proxy in front of Harvester's API server that is slow, refuses or hangs up when a fault asks for it.
+"""A proxy in front of Harvester's API server that delays, rejects or drops requests while a fault is active.
 
-It ends TLS, because only then can it answer in the server's place. So clients have to show a token, which it passes on;
-a client certificate would end here. Who does not ask for faults goes past it, straight to the API server.
+It terminates TLS, so that it can answer in place of the server. Clients must therefore use a bearer token, which it
+forwards; it cannot forward a client certificate. Clients that should not meet faults bypass the proxy.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _STATUS = {
     "too-many-requests": (429, "TooManyRequests"),
 }
 _READS = {"GET", "HEAD", "OPTIONS"}
-_OF_ONE_CONNECTION = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
+_HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
 
 
 class FaultProxy:
-    """Listens with a server certificate and passes requests on to `upstream`, unless a fault says otherwise.
+    """Listens with a server certificate and forwards requests to `upstream`, unless a fault applies.
 
-    `requests` counts those that arrived, watches included, whatever became of them.
+    `requests` counts all incoming requests, watches included.
     """
 
     def __init__(
@@ -52,24 +52,24 @@ class FaultProxy:
         self._server_tls.load_cert_chain(certificate, key)
         self._listen = (host, port)
         self._faults: list[Fault] = []
-        # The last words of each open watch, empty for none; `_CUT` for a connection that breaks.
+        # The last bytes to send on each open watch, empty for none; `_CUT` drops the connection.
         self._watches: set[asyncio.Future[bytes]] = set()
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.ServerRunner | None = None
 
     @property
     def url(self) -> str:
-        """Address for clients, once it listens."""
+        """URL for clients, once the proxy listens."""
         return f"https://{self._listen[0]}:{self._listen[1]}"
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[FaultProxy]:
-        """Listen inside the block. Raises OSError when somebody else listens there."""
+        """Listen inside the block. Raises OSError if the address is in use."""
         connector = aiohttp.TCPConnector(limit=0, ssl=self._client_tls)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        # Compressed answers are passed on as they are.
+        # Forward compressed responses unchanged.
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
-        # A client that hangs up ends what is done for it: its watch must not stay open on the API server.
+        # When a client disconnects, cancel its request: its watch must not stay open on the API server.
         self._runner = web.ServerRunner(
             web.Server(self._handle, handler_cancellation=True), access_log=None, shutdown_timeout=0
         )
@@ -83,7 +83,7 @@ class FaultProxy:
             await self._session.close()
 
     def apply(self, active: Iterable[Fault]) -> None:
-        """Let exactly these faults meet the requests from now on; those of objects are left out."""
+        """Apply exactly these faults to requests from now on; object faults are ignored."""
         self._faults = [fault for fault in active if faults.KINDS[fault.name].in_transport]
         endings = [_ENDINGS[fault.name] for fault in self._faults if fault.name in _ENDINGS]
         for watch in self._watches:
@@ -91,7 +91,7 @@ class FaultProxy:
                 watch.set_result(endings[0])
 
     async def follow(self, client: ApiClient) -> None:
-        """Apply what is recorded on the Harvester of this administrator, until cancelled."""
+        """Apply the faults recorded on Harvester until cancelled; `client` is an administrator's."""
         selector = f"metadata.name={faults.NAME}"
         informer = Informer(
             client, faults.CONFIG_MAPS, namespace=faults.NAMESPACE, field_selector=selector, max_backoff=2
@@ -111,36 +111,36 @@ class FaultProxy:
             if fault.name == "slow":
                 await asyncio.sleep(fault.delay)
             elif fault.name == "away":
-                return _hang_up(request)
+                return _drop_connection(request)
             elif fault.name in _STATUS and not (fault.name == "conflict" and request.method in _READS):
-                return _refusal(*_STATUS[fault.name])
+                return _rejection(*_STATUS[fault.name])
             elif fault.name == "watches-gone" and watches:
                 return web.Response(body=_GONE, content_type="application/json")
         try:
-            return await self._pass_on(request, watches=watches)
+            return await self._forward(request, watches=watches)
         except (aiohttp.ClientError, TimeoutError):
-            return _hang_up(request)
+            return _drop_connection(request)
 
-    async def _pass_on(self, request: web.BaseRequest, *, watches: bool) -> web.StreamResponse:
-        assert self._session is not None  # noqa: S101 - it is there while somebody can ask
+    async def _forward(self, request: web.BaseRequest, *, watches: bool) -> web.StreamResponse:
+        assert self._session is not None  # noqa: S101 - set while the proxy listens
         async with self._session.request(
             request.method,
             self._upstream.join(URL(request.raw_path, encoded=True)),
             data=await request.read() if request.can_read_body else None,
-            headers=_passed(request.headers),
+            headers=_forwarded(request.headers),
             allow_redirects=False,
         ) as answer:
             if not (watches and answer.status == 200):
                 body = await answer.read()
-                return web.Response(status=answer.status, headers=_passed(answer.headers), body=body)
-            response = web.StreamResponse(headers=_passed(answer.headers))
+                return web.Response(status=answer.status, headers=_forwarded(answer.headers), body=body)
+            response = web.StreamResponse(headers=_forwarded(answer.headers))
             await response.prepare(request)
             if await self._stream(answer.content, response) == _CUT:
-                return _hang_up(request)
+                return _drop_connection(request)
             return response
 
     async def _stream(self, source: aiohttp.StreamReader, response: web.StreamResponse) -> bytes:
-        """Pass on the events of a watch until it ends; answers what was its end, empty when its server's."""
+        """Forward the events of a watch until it ends; returns the last bytes, empty if the server ended it."""
         ending: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._watches.add(ending)
         pump = asyncio.create_task(_pump(source, response))
@@ -158,7 +158,7 @@ class FaultProxy:
 
 
 def proxy_of(kubeconfig: Kubeconfig, upstream: Kubeconfig, folder: Path) -> FaultProxy:
-    """The proxy that a kubeconfig names, with the certificate in the API server's folder."""
+    """The proxy at the server URL of a kubeconfig, with the certificate in the API server's folder."""
     url = urlsplit(kubeconfig.server)
     return FaultProxy(
         upstream,
@@ -175,23 +175,23 @@ async def _pump(source: aiohttp.StreamReader, response: web.StreamResponse) -> N
             await response.write(chunk)
 
 
-def _passed(headers: Any) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION]
+def _forwarded(headers: Any) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in headers.items() if name.lower() not in _HOP_BY_HOP]
 
 
-def _hang_up(request: web.BaseRequest) -> web.Response:
+def _drop_connection(request: web.BaseRequest) -> web.Response:
     if request.transport:
         request.transport.abort()
-    return web.Response(status=502)  # nobody reads it
+    return web.Response(status=502)  # never sent
 
 
-def _refusal(status: int, reason: str) -> web.Response:
+def _rejection(status: int, reason: str) -> web.Response:
     headers = {"Retry-After": "1"} if status == 429 else {}
     return web.json_response(_status(status, reason), status=status, headers=headers)
 
 
 def _status(code: int, reason: str) -> dict[str, Any]:
-    message = f"the sandbox's fault proxy answers {code}"
+    message = f"injected by the sandbox's fault proxy: {code}"
     kind = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     return {**kind, "message": message, "reason": reason, "code": code}
 

@@ -1,7 +1,7 @@
-"""Faults on request: what can go wrong on a sandbox's Harvester, caused and cleared by command and from tests.
+"""Fault injection on a sandbox's Harvester, from the command line and from tests.
 
-Faults that last are recorded in a ConfigMap on the Harvester API server, with what their end needs. So a later command
-can clear them, and the fault proxy learns of its part by a watch.
+Persistent faults are recorded in a ConfigMap on the Harvester API server, with what clearing them needs. A later
+command can clear them, and the fault proxy follows the record with a watch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ VM = "NAMESPACE/VM"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault; `target` says what it needs, empty for nothing. `lasting` ones go on until they are cleared.
+    """A kind of fault. `target` is the metavar of its argument, empty for none; `lasting` faults stay until cleared.
 
-    Those `in_transport` meet only clients of the fault proxy.
+    Faults `in_transport` only affect clients of the fault proxy.
     """
 
     name: str
@@ -46,26 +46,26 @@ def _transport(name: str, summary: str) -> Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("unschedulable", "All hosts are closed: a VM that starts finds none."),
-        Kind("image-missing", "A VM image is deleted.", "NAMESPACE/IMAGE"),
-        Kind("key-pair-missing", "An SSH key pair is deleted.", "NAMESPACE/KEYPAIR"),
-        Kind("network-missing", "A VM network is deleted.", "NAMESPACE/NETWORK"),
-        Kind("host-failure", "A host loses power: its VMs fail and start elsewhere.", "HOST"),
-        Kind("vm-vanishes", "A VM is deleted behind the provider's back, its disks stay.", VM, lasting=False),
-        Kind("migration", "A VM moves to another host without a restart.", VM, lasting=False),
-        Kind("address-change", "The DHCP server gives a VM another address.", VM, lasting=False),
-        _transport("slow", "Each answer of the API takes --delay seconds longer."),
-        _transport("away", "The API cuts all connections."),
-        _transport("unauthorized", "Requests are refused with 401, and watches end."),
-        _transport("forbidden", "Requests are refused with 403."),
-        _transport("conflict", "Writes are refused with 409."),
-        _transport("too-many-requests", "Requests are refused with 429, to come back in a second."),
-        _transport("watches-gone", "Watches end with 410: their version is too old."),
+        Kind("unschedulable", "Cordon all hosts: starting VMs find none."),
+        Kind("image-missing", "Delete a VM image.", "NAMESPACE/IMAGE"),
+        Kind("key-pair-missing", "Delete an SSH key pair.", "NAMESPACE/KEYPAIR"),
+        Kind("network-missing", "Delete a VM network.", "NAMESPACE/NETWORK"),
+        Kind("host-failure", "Cut the power of a host: its VMs fail and restart elsewhere.", "HOST"),
+        Kind("vm-vanishes", "Delete a VM directly on Harvester; its disks stay.", VM, lasting=False),
+        Kind("migration", "Migrate a VM to another host without a restart.", VM, lasting=False),
+        Kind("address-change", "Give a VM another DHCP address.", VM, lasting=False),
+        _transport("slow", "Delay each API response by --delay seconds."),
+        _transport("away", "Drop all connections to the API."),
+        _transport("unauthorized", "Reject requests with 401 and end watches."),
+        _transport("forbidden", "Reject requests with 403."),
+        _transport("conflict", "Reject writes with 409."),
+        _transport("too-many-requests", "Reject requests with 429 and Retry-After: 1."),
+        _transport("watches-gone", "End watches with 410, as if their resourceVersion were too old."),
     )
 }
 _RESOURCES = {"image-missing": kinds.IMAGES, "key-pair-missing": kinds.KEY_PAIRS, "network-missing": kinds.NETWORKS}
-_AT_ONCE: dict[str, Callable[[ApiClient, str], Any]] = {
-    "vm-vanishes": fault_actions.vanish,
+_ONE_TIME: dict[str, Callable[[ApiClient, str], Any]] = {
+    "vm-vanishes": fault_actions.delete_vm,
     "migration": fault_actions.migrate,
     "address-change": fault_actions.change_address,
 }
@@ -73,9 +73,9 @@ _AT_ONCE: dict[str, Callable[[ApiClient, str], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault that lasts. In transport, `share` of the requests meet it (0 to 1); `delay` is that of `slow`, seconds.
+    """A persistent fault. In transport, it affects a `share` (0 to 1) of the requests; `slow` takes `delay` seconds.
 
-    `saved` is what its end needs.
+    `saved` is what clearing it needs.
     """
 
     name: str
@@ -93,36 +93,36 @@ class Fault:
 
 
 class Faults:
-    """The faults of one Harvester; `client` is its administrator's, and not through the fault proxy."""
+    """The faults of one Harvester; `client` is an administrator's that bypasses the fault proxy."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
-    async def cause(self, fault: Fault) -> str:
-        """Let something go wrong; answers what has happened. Raises FaultError when it cannot."""
+    async def inject(self, fault: Fault) -> str:
+        """Inject a fault; returns what happened. Raises FaultError."""
         kind = KINDS[fault.name]
         if bool(kind.target) != bool(fault.target):
-            raise FaultError(f"{kind.name} needs {kind.target or 'no target'}")
+            raise FaultError(f"{kind.name} takes {kind.target or 'no target'}")
         if not kind.lasting:
-            return str(await _AT_ONCE[kind.name](self._client, fault.target))
+            return str(await _ONE_TIME[kind.name](self._client, fault.target))
         active = await self.active()
         if any((other.name, other.target) == (fault.name, fault.target) for other in active):
             if not kind.in_transport:
-                raise FaultError(f"{fault} is caused already: clear it first")
+                raise FaultError(f"{fault} is already active: clear it first")
             active = [other for other in active if other.name != fault.name]
-        caused = dataclasses.replace(fault, saved=await self._begin(fault))
-        await self._write([*active, caused])
-        return str(caused)
+        injected = dataclasses.replace(fault, saved=await self._begin(fault))
+        await self._write([*active, injected])
+        return str(injected)
 
     async def active(self) -> list[Fault]:
-        """Faults that last and are not cleared, the oldest first."""
+        """Active persistent faults, oldest first."""
         try:
             return recorded(await self._client.get(CONFIG_MAPS, NAME, NAMESPACE))
         except NotFound:
             return []
 
     async def clear(self, name: str = "", target: str = "") -> list[Fault]:
-        """End all faults, or those of a name, or of a name and target; answers those that ended."""
+        """Clear all faults, or those of a name, or of a name and target; returns the cleared ones."""
         active = await self.active()
         ending = [fault for fault in active if name in ("", fault.name) and target in ("", fault.target)]
         for fault in ending:
@@ -133,20 +133,20 @@ class Faults:
 
     async def _begin(self, fault: Fault) -> list[Obj]:
         if fault.name == "unschedulable":
-            return await fault_actions.close_hosts(self._client)
+            return await fault_actions.cordon_hosts(self._client)
         if fault.name == "host-failure":
             return await fault_actions.fail_host(self._client, fault.target)
         if fault.name in _RESOURCES:
-            return await fault_actions.take_away(self._client, _RESOURCES[fault.name], fault.target)
+            return await fault_actions.delete_object(self._client, _RESOURCES[fault.name], fault.target)
         return []
 
     async def _end(self, fault: Fault) -> None:
         if fault.name == "unschedulable":
-            await fault_actions.open_hosts(self._client, fault.saved)
+            await fault_actions.uncordon_hosts(self._client, fault.saved)
         elif fault.name == "host-failure":
             await fault_actions.recover_hosts(self._client, fault.saved)
         elif fault.name in _RESOURCES:
-            await fault_actions.bring_back(self._client, _RESOURCES[fault.name], fault.saved)
+            await fault_actions.restore_objects(self._client, _RESOURCES[fault.name], fault.saved)
 
     async def _write(self, faults: Iterable[Fault]) -> None:
         data = {FIELD: json.dumps([dataclasses.asdict(fault) for fault in faults])}
@@ -158,5 +158,5 @@ class Faults:
 
 
 def recorded(config_map: Obj) -> list[Fault]:
-    """The faults in the record."""
+    """The faults recorded in a ConfigMap."""
     return [Fault(**entry) for entry in json.loads((config_map.get("data") or {}).get(FIELD, "[]"))]

@@ -1,4 +1,4 @@
-"""Local copies of everything on the Harvester API server that the simulation decides by; all parts share them."""
+"""Informers for everything the simulation reads from the Harvester API server, shared by all its parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _namespace(obj: Obj) -> Iterable[str]:
     return (obj["metadata"]["namespace"],)
 
 
-class Stores:
+class Informers:
     """Informers over one Harvester; `vms` has the indexes `claim` (`<namespace>/<name>`) and `namespace`."""
 
     def __init__(self, client: ApiClient) -> None:
@@ -46,13 +46,13 @@ class Stores:
 
     @property
     def informers(self) -> list[Informer]:
-        """All of them."""
+        """All informers."""
         return [value for value in vars(self).values() if isinstance(value, Informer)]
 
     async def run(self) -> None:
-        """Keep all copies true until cancelled."""
+        """Run all informers until cancelled."""
         await asyncio.gather(*(informer.run() for informer in self.informers))
 
     async def wait_synced(self) -> None:
-        """Wait until each has been read once."""
+        """Wait until all informers have synced."""
         await asyncio.gather(*(informer.wait_synced() for informer in self.informers))

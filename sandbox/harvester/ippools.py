@@ -1,7 +1,7 @@
-"""The arithmetic of Harvester's IPPools, and which changes of one its webhook refuses.
+"""Arithmetic and validation of Harvester's IPPools.
 
-Every writer keeps `available` by adding or subtracting one; only the pool's own controller counts it anew, and only
-at its start or when the ranges change.
+Every writer updates `available` by adding or subtracting one; only the pool's controller recounts it, at start-up or
+when the ranges change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Span = tuple[int, int]
 
 
 def spans(spec: Obj) -> list[Span]:
-    """First and last address of each range, as numbers; without bounds all host addresses of its subnet."""
+    """First and last address of each range, as numbers. A range without bounds is all host addresses of its subnet."""
     found = []
     for entry in spec["ranges"]:
         subnet = ipaddress.IPv4Network(entry["subnet"], strict=False)
@@ -27,7 +27,7 @@ def spans(spec: Obj) -> list[Span]:
 
 
 def addresses(spec: Obj) -> Iterator[str]:
-    """All addresses that the pool gives out, in order; gateways are not among them."""
+    """Yield all allocatable addresses of the pool in order; gateways are excluded."""
     gateways = _gateways(spec)
     for first, last in spans(spec):
         for number in range(first, last + 1):
@@ -36,7 +36,7 @@ def addresses(spec: Obj) -> Iterator[str]:
 
 
 def total(spec: Obj) -> int:
-    """Number of addresses that the pool gives out."""
+    """Number of allocatable addresses."""
     gateways = _gateways(spec)
     return sum(last - first + 1 - sum(first <= gateway <= last for gateway in gateways) for first, last in spans(spec))
 
@@ -48,14 +48,14 @@ def contains(spec: Obj, address: str) -> bool:
 
 
 def address_of(status: Obj, holder: str) -> str:
-    """The address that `holder` has, empty when it has none."""
+    """The address allocated to `holder`; empty if none."""
     return next((ip for ip, name in (status.get("allocated") or {}).items() if name == holder), "")
 
 
 def reserve(pool: Obj, holder: str) -> tuple[Obj, str] | None:
-    """Status with one more address for `holder`: the one it had before if that is free, else the first free one.
+    """Status with an address allocated to `holder`: its previous one if free, otherwise the first free one.
 
-    None when the pool is exhausted.
+    None if the pool is exhausted.
     """
     status = dict(pool["status"])
     allocated = dict(status.get("allocated") or {})
@@ -71,7 +71,7 @@ def reserve(pool: Obj, holder: str) -> tuple[Obj, str] | None:
 
 
 def release(pool: Obj, address: str, holder: str) -> Obj | None:
-    """Status with the address back in the pool and its holder in the history; None when somebody else holds it."""
+    """Status with the address released and its holder in the history; None if another holder has it."""
     status = dict(pool["status"])
     allocated = dict(status.get("allocated") or {})
     if allocated.get(address) != holder:
@@ -83,25 +83,25 @@ def release(pool: Obj, address: str, holder: str) -> Obj | None:
 
 
 def recount(pool: Obj) -> Obj:
-    """Status as the pool's controller counts it: total from the ranges, available from what is allocated."""
+    """Status as the pool's controller computes it: total from the ranges, available from the allocations."""
     status = dict(pool.get("status") or {})
     count = total(pool["spec"])
     available = count - len(status.get("allocated") or {})
     return status | {"total": count, "available": available, "lastAllocated": status.get("lastAllocated", "")}
 
 
-def refusal(pool: Obj) -> str:
-    """Why a new or changed pool is refused: broken or overlapping ranges, or an allocated address outside of them."""
+def validate(pool: Obj) -> str:
+    """Reason to deny a pool: invalid or overlapping ranges, or an allocated address outside the ranges."""
     try:
         ordered = sorted(spans(pool["spec"]))
     except ValueError as error:
         return f"spec.ranges: {error}"
     if any(first > last for first, last in ordered):
-        return "spec.ranges: rangeStart lies behind rangeEnd"
+        return "spec.ranges: rangeStart is greater than rangeEnd"
     if any(left[1] >= right[0] for left, right in itertools.pairwise(ordered)):
         return "spec.ranges: ranges overlap"
     outside = [ip for ip in pool.get("status", {}).get("allocated") or () if not contains(pool["spec"], ip)]
-    return f"spec.ranges: {outside[0]} is allocated and lies outside" if outside else ""
+    return f"spec.ranges: {outside[0]} is allocated but outside the ranges" if outside else ""
 
 
 def _gateways(spec: Obj) -> set[int]:

@@ -1,4 +1,4 @@
-"""The kinds of Harvester and KubeVirt that the simulator serves, and the annotations that carry their settings."""
+"""Kinds of Harvester and KubeVirt that the simulator serves, and their annotations."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ REMOVED_CLAIMS = "harvesterhci.io/removedPersistentVolumeClaims"
 RUN_STRATEGY = "harvesterhci.io/vmRunStrategy"
 IMAGE_ID = "harvesterhci.io/imageId"
 NETWORK_ROUTE = "network.harvesterhci.io/route"
-# The range of the simulated DHCP server of a network, "<first>-<last>"; Harvester has such servers outside of itself.
+# Range of a network's simulated DHCP server, "<first>-<last>"; a real Harvester has no DHCP servers of its own.
 NETWORK_DHCP = "sandbox.caphv.io/dhcp"
-# On an instance: a new value makes the DHCP server give its guest other addresses.
+# On an instance: a new value makes the DHCP server give the guest new addresses.
 RENEWAL = "sandbox.caphv.io/renewal"
 CLUSTER_NETWORK = "network.harvesterhci.io/mgmt"
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
@@ -35,17 +35,17 @@ def typed(resource: Resource, obj: Obj) -> Obj:
 
 
 def now() -> str:
-    """Time stamp in the API's form."""
+    """The current time in the API's format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def condition(kind: str, status: bool, reason: str = "", message: str = "") -> Obj:
-    """A condition in KubeVirt's form, without fields that are empty."""
+    """A condition in KubeVirt's form, without empty fields."""
     entry = {"type": kind, "status": str(status), "lastTransitionTime": now(), "reason": reason, "message": message}
     return {name: value for name, value in entry.items() if value}
 
 
 def with_condition(obj: Obj, entry: Obj) -> list[Obj]:
-    """The conditions of an object's status with this one in the place of its type."""
+    """The conditions of an object's status, with this one replacing the one of its type."""
     others = [c for c in obj.get("status", {}).get("conditions") or () if c["type"] != entry["type"]]
     return [*others, entry]

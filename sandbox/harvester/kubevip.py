@@ -1,7 +1,7 @@
-"""kube-vip: gives Services of type LoadBalancer their address, and carries the traffic of load balancers.
+"""kube-vip: assigns addresses to Services of type LoadBalancer and carries the load balancers' traffic.
 
-A Service with `0.0.0.0` gets its address by DHCP on the first network. A Service without a LoadBalancer of its name
-has no backends, so nothing listens on its address yet.
+A Service with `0.0.0.0` gets its address by DHCP on the first network. A Service without a LoadBalancer of the same
+name has no backends, so nothing listens on its address yet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from caphv.api.object import SERVICES, Key, Obj, being_deleted
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller
 from sandbox.harvester.addresses import Addresses
-from sandbox.harvester.informers import Stores
+from sandbox.harvester.informers import Informers
 from sandbox.processes.proxy import Endpoint, TcpProxy
 
 log = logging.getLogger(__name__)
@@ -23,30 +23,30 @@ BY_DHCP = "0.0.0.0"
 
 
 def ingress_of(service: Obj | None) -> str:
-    """Address that a Service got, empty before."""
+    """The address assigned to a Service; empty if none yet."""
     ingress = ((service or {}).get("status", {}).get("loadBalancer") or {}).get("ingress") or ()
     return str(ingress[0].get("ip", "")) if ingress else ""
 
 
 class KubeVip:
-    """The addresses of Services; `dhcp` is the range for those that ask for none."""
+    """Assigns addresses to Services; `dhcp` is the range for those without a fixed address."""
 
-    def __init__(self, stores: Stores, addresses: Addresses, dhcp: str) -> None:
-        self._stores = stores
+    def __init__(self, informers: Informers, addresses: Addresses, dhcp: str) -> None:
+        self._informers = informers
         self._addresses = addresses
         self._dhcp = dhcp
         self._controller = Controller("kube-vip", self._reconcile, concurrency=4)
 
     async def run(self) -> None:
-        """Work until cancelled; the stores must be synced."""
-        self._stores.services.add_handler(self._changed)
+        """Run until cancelled; the informers must be synced."""
+        self._informers.services.add_handler(self._changed)
         await self._controller.run()
 
     def _changed(self, change: Change) -> None:
         self._controller.enqueue(change.key)
 
     async def _reconcile(self, key: Key) -> None:
-        service, holder = self._stores.services.get(*key), f"service {key}"
+        service, holder = self._informers.services.get(*key), f"service {key}"
         wanted = "" if service is None else self._wanted(service)
         if service is None or not wanted:
             self._addresses.release(holder)
@@ -59,12 +59,12 @@ class KubeVip:
             self._addresses.release(holder)
         other = self._addresses.claim(address, holder)
         if other:
-            # A real kube-vip does not notice: two machines answer for one address.
-            log.warning("address %s of service %s is used by %s, too", address, key, other)
+            # A real kube-vip does not notice: two machines answer on one address.
+            log.warning("address %s of Service %s is also used by %s", address, key, other)
         if present != address:
             status = {"status": {"loadBalancer": {"ingress": [{"ip": address, "ipMode": "VIP"}]}}}
-            answer = await self._stores.client.patch(SERVICES, key.name, key.namespace, status, subresource="status")
-            self._stores.services.observe(answer)
+            answer = await self._informers.client.patch(SERVICES, key.name, key.namespace, status, subresource="status")
+            self._informers.services.observe(answer)
 
     def _wanted(self, service: Obj) -> str:
         spec = service["spec"]
@@ -80,7 +80,7 @@ class DataPath:
         self._proxies: dict[Key, dict[Endpoint, TcpProxy]] = {}
 
     async def set(self, key: Key, wanted: Mapping[Endpoint, Iterable[Endpoint]]) -> None:
-        """Have exactly these listeners with these backends."""
+        """Set the listeners and their backends."""
         proxies = self._proxies.setdefault(key, {})
         for listen in proxies.keys() - wanted.keys():
             await proxies.pop(listen).close()

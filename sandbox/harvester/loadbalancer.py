@@ -1,8 +1,8 @@
 """Harvester's LoadBalancer controller: address, Service, backends, health and data path of each LoadBalancer.
 
-The takeover of an address that the pool holds for the placeholder Service happens in Harvester's two steps: the
-controller finds its own name on the address ("duplicate allocation"), releases it, and reserves anew. In between the
-address is free, and whoever reserves it then has it; the controller goes on with the next free one.
+Like Harvester, it takes over an address that the pool holds for the placeholder Service in two steps: it finds its own
+name on the address ("duplicate allocation"), releases it, and reserves again. In between the address is free; if
+another holder reserves it, the controller takes the next free one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.harvester import ippools, kinds, kubevip
-from sandbox.harvester.fixtures import World
-from sandbox.harvester.informers import Stores
+from sandbox.harvester.config import SimulatorConfig
+from sandbox.harvester.informers import Informers
 
 log = logging.getLogger(__name__)
 
@@ -27,52 +27,56 @@ SERVICE_LABEL = "loadbalancer.harvesterhci.io/servicelb"
 
 
 class LoadBalancers:
-    """The controller of all LoadBalancers and pools; `answers(address, port)` says whether a guest listens there."""
+    """The controller of LoadBalancers and pools; `answers(address, port)` tells whether a guest listens there."""
 
     def __init__(
-        self, stores: Stores, world: World, data_path: kubevip.DataPath, answers: Callable[[str, int], bool]
+        self,
+        informers: Informers,
+        config: SimulatorConfig,
+        data_path: kubevip.DataPath,
+        answers: Callable[[str, int], bool],
     ) -> None:
-        self._stores = stores
-        self._world = world
+        self._informers = informers
+        self._config = config
         self._data_path = data_path
         self._answers = answers
         self._controller = Controller("loadbalancers", self._reconcile, concurrency=8)
         self._pool_controller = Controller("ippools", self._reconcile_pool, concurrency=2)
 
     async def run(self) -> None:
-        """Work until cancelled; the stores must be synced."""
-        self._stores.load_balancers.add_handler(self._changed)
-        self._stores.services.add_handler(self._changed)
-        self._stores.vmis.add_handler(self._instance_changed)
-        self._stores.pools.add_handler(self._pool_changed)
+        """Run until cancelled; the informers must be synced."""
+        self._informers.load_balancers.add_handler(self._changed)
+        self._informers.services.add_handler(self._changed)
+        self._informers.vmis.add_handler(self._instance_changed)
+        self._informers.pools.add_handler(self._pool_changed)
         await asyncio.gather(self._controller.run(), self._pool_controller.run())
 
     def health_changed(self) -> None:
-        """A guest began or ended to answer."""
-        for load_balancer in self._stores.load_balancers.store:
+        """React to a guest that started or stopped listening."""
+        for load_balancer in self._informers.load_balancers.store:
             self._controller.enqueue(key_of(load_balancer))
 
     def _changed(self, change: Change) -> None:
-        # A Service of the same name is that of the LoadBalancer.
-        if change.resource is kinds.LOAD_BALANCERS or self._stores.load_balancers.get(*change.key):
+        # The Service of a LoadBalancer has the same name.
+        if change.resource is kinds.LOAD_BALANCERS or self._informers.load_balancers.get(*change.key):
             self._controller.enqueue(change.key)
 
     def _instance_changed(self, change: Change) -> None:
-        for load_balancer in self._stores.load_balancers.store.by_index("namespace", change.key.namespace):
+        for load_balancer in self._informers.load_balancers.store.by_index("namespace", change.key.namespace):
             if any(vmi is not None and _selects(load_balancer, vmi) for vmi in (change.old, change.new)):
                 self._controller.enqueue(key_of(load_balancer))
 
     def _pool_changed(self, change: Change) -> None:
-        # A change of the ranges is what makes Harvester count; allocations of others are none.
+        # Harvester recounts when the ranges change, not when addresses are allocated.
         if change.new is not None and (change.old is None or change.old["spec"] != change.new["spec"]):
             self._pool_controller.enqueue(change.key)
-        for load_balancer in self._stores.load_balancers.store:
+        for load_balancer in self._informers.load_balancers.store:
             waits = not _allocated(load_balancer) and not being_deleted(load_balancer)
             if waits and load_balancer["spec"].get("ipPool") == change.key.name:
                 self._controller.enqueue(key_of(load_balancer))
 
     async def _reconcile_pool(self, key: Key) -> None:
-        pool = self._stores.pools.get(*key)
+        pool = self._informers.pools.get(*key)
         if pool is None or being_deleted(pool):
             return
         counted = ippools.recount(pool)
@@ -80,7 +84,7 @@ class LoadBalancers:
             await self._write_pool(pool, counted)
 
     async def _reconcile(self, key: Key) -> None:
-        load_balancer = self._stores.load_balancers.get(*key)
+        load_balancer = self._informers.load_balancers.get(*key)
         if load_balancer is None:
             await self._data_path.set(key, {})
             return
@@ -98,15 +102,15 @@ class LoadBalancers:
     # Address
 
     async def _allocate(self, load_balancer: Obj) -> Obj | None:
-        """Write finalizer and allocated address; None when there is no address: a change of the pool brings us back."""
+        """Write finalizer and allocated address; None without a free address, until the pool changes."""
         spec, key = load_balancer["spec"], key_of(load_balancer)
         allocated: Obj = {"ip": kubevip.BY_DHCP}
         if spec.get("ipam") != "dhcp":
             name = spec.get("ipPool", "")
-            pool = self._stores.pools.get("", name)
+            pool = self._informers.pools.get("", name)
             address = await self._take(pool, str(key)) if pool is not None and "status" in pool else ""
             if pool is None or not address:
-                log.warning("load balancer %s gets no address from pool %r", key, name)
+                log.warning("no address for load balancer %s in pool %r", key, name)
                 return None
             gateway = pool["spec"]["ranges"][0].get("gateway", "")
             allocated = {"ip": address, "ipPool": name, "gateway": gateway, "mask": "255.255.255.255"}
@@ -115,14 +119,14 @@ class LoadBalancers:
         return await self._patch(load_balancer, patch)
 
     async def _take(self, pool: Obj, holder: str) -> str:
-        """Reserve an address; one that is held under our own name already is released first, as Harvester does."""
+        """Reserve an address; like Harvester, release one already held under the same name first."""
         duplicate = ippools.address_of(pool["status"], holder)
         if duplicate:
             released = ippools.release(pool, duplicate, holder)
             if released is not None:
                 await self._write_pool(pool, released)
-            await asyncio.sleep(self._world.takeover_seconds)
-            pool = self._stores.pools.get("", pool["metadata"]["name"]) or pool
+            await asyncio.sleep(self._config.takeover_seconds)
+            pool = self._informers.pools.get("", pool["metadata"]["name"]) or pool
         reserved = ippools.reserve(pool, holder)
         if reserved is None:
             return ""
@@ -130,10 +134,10 @@ class LoadBalancers:
         return reserved[1]
 
     async def _release(self, load_balancer: Obj) -> None:
-        """Give back only what the status records; the Service and what is held without a record stay."""
+        """Release only the recorded address; the Service and unrecorded addresses stay."""
         key, allocated = key_of(load_balancer), _allocated(load_balancer)
         await self._data_path.set(key, {})
-        pool = self._stores.pools.get("", allocated.get("ipPool", ""))
+        pool = self._informers.pools.get("", allocated.get("ipPool", ""))
         status = ippools.release(pool, allocated["ip"], str(key)) if pool is not None else None
         if pool is not None and status is not None:
             await self._write_pool(pool, status)
@@ -142,30 +146,30 @@ class LoadBalancers:
         version = load_balancer["metadata"]["resourceVersion"]
         patch = {"metadata": {"finalizers": left, "resourceVersion": version}}
         with contextlib.suppress(NotFound):
-            await self._stores.client.patch(kinds.LOAD_BALANCERS, key.name, key.namespace, patch)
+            await self._informers.client.patch(kinds.LOAD_BALANCERS, key.name, key.namespace, patch)
 
     async def _write_pool(self, pool: Obj, status: Obj) -> None:
-        """Raises Conflict when somebody else wrote the pool meanwhile; the whole step comes again then."""
-        self._stores.pools.observe(await self._stores.client.replace(kinds.IP_POOLS, {**pool, "status": status}))
+        """Raises Conflict if the pool was modified concurrently; the whole step is then retried."""
+        self._informers.pools.observe(await self._informers.client.replace(kinds.IP_POOLS, {**pool, "status": status}))
 
     # Service
 
     async def _adopt_service(self, load_balancer: Obj) -> Obj:
-        """Create the Service, or overwrite ports and address of one that is there; it is not owned."""
+        """Create the Service, or overwrite ports and address of an existing one, without owning it."""
         key, spec = key_of(load_balancer), load_balancer["spec"]
         ports = [_service_port(listener) for listener in spec.get("listeners") or ()]
         wanted = {"type": "LoadBalancer", "loadBalancerIP": _allocated(load_balancer)["ip"], "ports": ports}
-        service = self._stores.services.get(*key)
+        service = self._informers.services.get(*key)
         if service is None:
             metadata = {"name": key.name, "namespace": key.namespace, "labels": {SERVICE_LABEL: "true"}}
             body = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": wanted}
             with contextlib.suppress(AlreadyExists):
-                service = await self._stores.client.create(SERVICES, body)
+                service = await self._informers.client.create(SERVICES, body)
         elif _differs(service["spec"], wanted):
-            service = await self._stores.client.patch(SERVICES, key.name, key.namespace, {"spec": wanted})
+            service = await self._informers.client.patch(SERVICES, key.name, key.namespace, {"spec": wanted})
         if service is None:
             return {}
-        self._stores.services.observe(service)
+        self._informers.services.observe(service)
         return service
 
     # Backends
@@ -182,7 +186,7 @@ class LoadBalancers:
                 if address and healthy
             },
         )
-        reason = "" if healthy else "no VMI that matches the selector answers the health check"
+        reason = "" if healthy else "no VMI matching the selector passes the health check"
         ready = {"type": "Ready", "status": str(bool(healthy)), "message": reason, "lastUpdateTime": kinds.now()}
         status = load_balancer.get("status") or {}
         before = {entry["type"]: entry["status"] for entry in status.get("conditions") or ()}
@@ -193,15 +197,15 @@ class LoadBalancers:
     def _backends(self, load_balancer: Obj) -> list[str]:
         namespace = load_balancer["metadata"]["namespace"]
         found = [
-            vmi for vmi in self._stores.vmis.store.by_index("namespace", namespace) if _selects(load_balancer, vmi)
+            vmi for vmi in self._informers.vmis.store.by_index("namespace", namespace) if _selects(load_balancer, vmi)
         ]
         interfaces = [(vmi.get("status", {}).get("interfaces") or [{}])[0] for vmi in found]
         return [nic["ipAddress"] for nic in interfaces if nic.get("ipAddress")]
 
     async def _patch(self, load_balancer: Obj, patch: Obj) -> Obj:
         key = key_of(load_balancer)
-        answer = await self._stores.client.patch(kinds.LOAD_BALANCERS, key.name, key.namespace, patch)
-        self._stores.load_balancers.observe(answer)
+        answer = await self._informers.client.patch(kinds.LOAD_BALANCERS, key.name, key.namespace, patch)
+        self._informers.load_balancers.observe(answer)
         return answer
 
 

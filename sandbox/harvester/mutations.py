@@ -1,4 +1,4 @@
-"""What Harvester changes in a VirtualMachine at admission. Pure, and idempotent: it happens again at each change."""
+"""Changes that Harvester makes to a VirtualMachine at admission. Pure and idempotent; applied at each update."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_SOCKETS = 4
 
 
 def mutated(vm: Obj, old: Obj | None, *, cpu_overcommit: int, memory_overcommit: int) -> Obj:
-    """The VM as Harvester stores it; overcommits are percentages, `old` is the VM before a change."""
+    """The VM as Harvester stores it; overcommits are percentages, `old` is the VM before an update."""
     vm = copy.deepcopy(vm)
     if old is None:
         finalizers = vm["metadata"].setdefault("finalizers", [])
-        # KubeVirt's controller adds this in a request of its own a moment later; this saves one for each VM.
+        # KubeVirt's controller adds this a moment later in a separate request; adding it here saves one per VM.
         finalizers += [] if kinds.VM_FINALIZER in finalizers else [kinds.VM_FINALIZER]
     else:
         _restart_strategy(vm, old)
@@ -63,12 +63,12 @@ def _interfaces(spec: Obj) -> list[Obj]:
 
 
 def _new_mac() -> str:
-    # The second bit of the first byte marks addresses that no vendor gave out.
+    # The second bit of the first byte marks locally administered addresses.
     return ":".join(f"{byte:02x}" for byte in (0x02, *random.randbytes(5)))
 
 
 def _affinity(spec: Obj) -> None:
-    """Only hosts that carry the cluster network of the VM's networks; added to each of the user's alternatives."""
+    """Require hosts with the cluster network of the VM's networks, in each of the user's terms."""
     if not any(network.get("multus") for network in spec.get("networks") or ()):
         return
     wanted = {"key": kinds.CLUSTER_NETWORK, "operator": "In", "values": ["true"]}

@@ -24,7 +24,7 @@ _FORM = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
 
 
 def number(quantity: str | float | None) -> float:
-    """Value of a quantity such as `500m` or `4Gi`, 0 for none. Raises ValueError for any other text."""
+    """Value of a quantity such as `500m` or `4Gi`; 0 for none. Raises ValueError."""
     match = _FORM.fullmatch(str(quantity or 0))
     if match is None or match[2] not in _FACTORS:
         raise ValueError(f"{quantity!r} is not a quantity")
@@ -32,7 +32,7 @@ def number(quantity: str | float | None) -> float:
 
 
 def demand(spec: Obj) -> tuple[float, float]:
-    """CPUs and bytes of memory that a VM asks of its host: requests, else limits, else the guest's size."""
+    """CPUs and bytes of memory that a VM requests from its host: requests, else limits, else the guest's size."""
     domain = spec.get("domain") or {}
     resources = domain.get("resources") or {}
     wanted = (resources.get("limits") or {}) | (resources.get("requests") or {})

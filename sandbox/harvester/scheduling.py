@@ -1,8 +1,8 @@
-"""On which host a VM starts, as the Kubernetes scheduler would decide for its Pod.
+"""Host selection for a VM, as the Kubernetes scheduler does it for the VM's Pod.
 
-Taken into account: node selector, required and preferred node affinity, required and preferred pod anti-affinity of
-the new VM, CPU and memory, unschedulable hosts and those that are not ready. Left out: pod affinity, taints, topology
-spread, and the anti-affinity of VMs that run already.
+Modelled: node selector, required and preferred node affinity, required and preferred pod anti-affinity of the new VM,
+CPU and memory, unschedulable and NotReady hosts. Not modelled: pod affinity, taints, topology spread, and the
+anti-affinity of running VMs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sandbox.harvester import quantities
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A VM on a host, with what it takes there: CPUs and bytes of memory."""
+    """A VM on a host, with the CPUs and bytes of memory it uses there."""
 
     host: str
     namespace: str
@@ -26,7 +26,7 @@ class Placed:
 
 
 def place(vm: Obj, hosts: Iterable[Obj], placed: Iterable[Placed]) -> str:
-    """Name of the host for a VirtualMachine, empty when it fits none."""
+    """Name of the host for a VirtualMachine; empty if none fits."""
     spec = vm["spec"]["template"]["spec"]
     placed = list(placed)
     candidates = [host for host in hosts if _usable(host) and _selected(spec, labels_of(host))]
@@ -49,24 +49,24 @@ def place(vm: Obj, hosts: Iterable[Obj], placed: Iterable[Placed]) -> str:
     def cost(host: Obj) -> tuple[float, float, str]:
         labels = labels_of(host)
         crowd = sum(weight * taken.get(labels.get(term["topologyKey"], ""), 0) for weight, term, taken in penalties)
-        return crowd - _liking(spec, labels), _load(host, placed), host["metadata"]["name"]
+        return crowd - _preference(spec, labels), _load(host, placed), host["metadata"]["name"]
 
     return str(min(free, key=cost)["metadata"]["name"])
 
 
 def is_ready(host: Obj) -> bool:
-    """Whether the host answers."""
+    """Whether the host is Ready."""
     conditions = host.get("status", {}).get("conditions") or ()
     return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
 
 def matches(expressions: Sequence[Obj], labels: Mapping[str, str]) -> bool:
-    """Whether labels fulfil all expressions `{key, operator, values}` of a node or label selector."""
+    """Whether labels match all expressions `{key, operator, values}` of a node or label selector."""
     return all(_holds(entry, labels) for entry in expressions)
 
 
 def selects(selector: Obj | None, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector (`matchLabels`, `matchExpressions`) selects labels; without a selector nothing is."""
+    """Whether a label selector (`matchLabels`, `matchExpressions`) selects labels; no selector selects nothing."""
     if selector is None:
         return False
     wanted = selector.get("matchLabels") or {}
@@ -95,14 +95,14 @@ def _selected(spec: Obj, labels: Mapping[str, str]) -> bool:
     if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
         return False
     required = _node_affinity(spec).get("requiredDuringSchedulingIgnoredDuringExecution")
-    # Terms are alternatives; a term without expressions selects nothing.
+    # Terms are ORed; a term without expressions selects nothing.
     return required is None or any(
         term.get("matchExpressions") and matches(term["matchExpressions"], labels)
         for term in required.get("nodeSelectorTerms") or ()
     )
 
 
-def _liking(spec: Obj, labels: Mapping[str, str]) -> float:
+def _preference(spec: Obj, labels: Mapping[str, str]) -> float:
     preferred = _node_affinity(spec).get("preferredDuringSchedulingIgnoredDuringExecution") or ()
     return sum(
         entry["weight"] for entry in preferred if matches(entry["preference"].get("matchExpressions") or (), labels)
@@ -129,7 +129,7 @@ def _load(host: Obj, placed: Iterable[Placed]) -> float:
 def _domains_with_match(
     term: Obj, vm: Obj, placed: Iterable[Placed], hosts: Mapping[str, Mapping[str, str]]
 ) -> dict[str, int]:
-    """How many VMs that a term selects run in each of its topology domains."""
+    """Number of VMs selected by a term in each of its topology domains."""
     namespaces = term.get("namespaces") or [vm["metadata"]["namespace"]]
     counts: dict[str, int] = {}
     for other in placed:

@@ -1,6 +1,6 @@
-"""KubeVirt: the instance of a VM, from its start to its end, and the VM's status.
+"""KubeVirt: the lifecycle of a VM's instance, and the VM's status.
 
-Each step is one write at most, and times pass in timers of this process: a thousand VMs share a core with API servers.
+Each step is at most one write, and delays are timers of this process: a thousand VMs share a core with API servers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds, quantities, scheduling
-from sandbox.harvester.fixtures import World
-from sandbox.harvester.informers import Stores
+from sandbox.harvester.config import SimulatorConfig
+from sandbox.harvester.informers import Informers
 from sandbox.harvester.volumes import Volumes
 
 log = logging.getLogger(__name__)
 
-# What the VM's status says (`printableStatus`), and why it is not ready.
+# Values of `printableStatus` in the VM's status.
 STARTING, RUNNING, STOPPING, STOPPED = "Starting", "Running", "Stopping", "Stopped"
-# A shorter start is not worth the write that says so.
+# A shorter start is not worth a status write.
 UNREPORTED_SECONDS = 1.0
 UNSCHEDULABLE, NO_CLAIM = "ErrorUnschedulable", "ErrorPvcNotFound"
 _ENDED = ("Failed", "Succeeded")  # phases of an instance
@@ -33,25 +33,25 @@ _ENDED = ("Failed", "Succeeded")  # phases of an instance
 class VirtualMachines:
     """The controller of all VMs on one Harvester."""
 
-    def __init__(self, stores: Stores, world: World) -> None:
-        self._stores = stores
-        self._world = world
-        self._volumes = Volumes(stores)
+    def __init__(self, informers: Informers, config: SimulatorConfig) -> None:
+        self._informers = informers
+        self._config = config
+        self._volumes = Volumes(informers)
         self._controller = Controller("virtualmachines", self._reconcile, concurrency=32)
         self._placed: dict[Key, scheduling.Placed] = {}
         self._deadlines: dict[tuple[str, str], float] = {}
-        # VMs that wait for room on a host or for a claim, and are tried again when either changes.
+        # VMs that wait for capacity on a host or for a claim; they are retried when either changes.
         self._waiting: set[Key] = set()
 
     async def run(self) -> None:
-        """Work until cancelled; the stores must be synced."""
-        for vmi in self._stores.vmis.store:
+        """Run until cancelled; the informers must be synced."""
+        for vmi in self._informers.vmis.store:
             self._remember(key_of(vmi), vmi, _host_of(vmi))
-        self._stores.vms.add_handler(self._changed)
-        self._stores.vmis.add_handler(self._changed)
-        for informer in (self._stores.hosts, self._stores.images, self._stores.claims):
+        self._informers.vms.add_handler(self._changed)
+        self._informers.vmis.add_handler(self._changed)
+        for informer in (self._informers.hosts, self._informers.images, self._informers.claims):
             informer.add_handler(self._retry_waiting)
-        self._stores.hosts.add_handler(self._host_changed)
+        self._informers.hosts.add_handler(self._host_changed)
         await self._controller.run()
 
     def _changed(self, change: Change) -> None:
@@ -66,7 +66,7 @@ class VirtualMachines:
 
     def _host_changed(self, change: Change) -> None:
         if change.new is None or not scheduling.is_ready(change.new):
-            for vmi in self._stores.vmis.store:
+            for vmi in self._informers.vmis.store:
                 if _host_of(vmi) == change.key.name:
                     self._controller.enqueue(key_of(vmi))
 
@@ -75,7 +75,7 @@ class VirtualMachines:
             self._controller.enqueue(key)
 
     async def _reconcile(self, key: Key) -> Result | None:
-        vm, vmi = self._stores.vms.get(*key), self._stores.vmis.get(*key)
+        vm, vmi = self._informers.vms.get(*key), self._informers.vmis.get(*key)
         self._waiting.discard(key)
         if vmi is not None and self._is_lost(vmi):
             vmi = await self._patch_instance(vmi, _failed(vmi))
@@ -89,8 +89,8 @@ class VirtualMachines:
         return await self._keep_running(vm, vmi)
 
     def _is_lost(self, vmi: Obj) -> bool:
-        """Whether the instance was on a host that has failed."""
-        host = self._stores.hosts.get("", _host_of(vmi))
+        """Whether the instance's host has failed."""
+        host = self._informers.hosts.get("", _host_of(vmi))
         alive = host is not None and scheduling.is_ready(host)
         return bool(_host_of(vmi)) and not alive and _phase(vmi) not in _ENDED
 
@@ -98,13 +98,13 @@ class VirtualMachines:
 
     async def _keep_running(self, vm: Obj, vmi: Obj | None) -> Result | None:
         if vmi is not None and _phase(vmi) in _ENDED:
-            await self._remove_instance(vmi)  # its end brings this key again, and a new instance starts
+            await self._remove_instance(vmi)  # its deletion enqueues the VM again, and a new instance starts
             return None
         if vmi is None:
             missing = await self._volumes.ensure(vm)
             if missing:
                 self._waiting.add(key_of(vm))
-                await self._report(vm, NO_CLAIM, f"PersistentVolumeClaim {missing[0]} is not there")
+                await self._report(vm, NO_CLAIM, f"PersistentVolumeClaim {missing[0]} not found")
                 return None
             vmi = await self._create_instance(vm)
         elif not vmi["status"].get("nodeName"):
@@ -112,11 +112,11 @@ class VirtualMachines:
             vmi = await self._patch_instance(vmi, _scheduled(vmi, host)) if host else vmi
         if not vmi["status"].get("nodeName"):
             self._waiting.add(key_of(vm))
-            await self._report(vm, UNSCHEDULABLE, "no host fulfils the node affinity and has the CPU and memory")
+            await self._report(vm, UNSCHEDULABLE, "no host matches the node affinity and has enough CPU and memory")
             return None
-        wait = self._remaining("start", vmi, self._world.start_seconds) if _phase(vmi) != "Running" else 0
+        wait = self._remaining("start", vmi, self._config.start_seconds) if _phase(vmi) != "Running" else 0
         await self._bring_up(vm, vmi, runs=wait <= 0)
-        if wait <= 0 or self._world.start_seconds > UNREPORTED_SECONDS:
+        if wait <= 0 or self._config.start_seconds > UNREPORTED_SECONDS:
             await self._report(vm, STARTING if wait > 0 else RUNNING)
         return Result(requeue_after=wait) if wait > 0 else None
 
@@ -135,7 +135,7 @@ class VirtualMachines:
         if vmi is None or _phase(vmi) == "Succeeded":
             await self._report(vm, STOPPED)
             return None
-        wait = self._remaining("stop", vmi, self._world.stop_seconds)
+        wait = self._remaining("stop", vmi, self._config.stop_seconds)
         if wait > 0:
             await self._report(vm, STOPPING)
             return Result(requeue_after=wait)
@@ -143,9 +143,9 @@ class VirtualMachines:
         return None
 
     async def _finish(self, vm: Obj, vmi: Obj | None) -> Result | None:
-        """A deleted VM: its instance stops, then the claims that were asked for go, then the VM."""
+        """Finish the deletion of a VM: stop its instance, delete the listed claims, remove the finalizer."""
         if vmi is not None:
-            wait = self._remaining("stop", vmi, self._world.stop_seconds)
+            wait = self._remaining("stop", vmi, self._config.stop_seconds)
             if wait > 0:
                 return Result(requeue_after=wait)
             await self._remove_instance(vmi)
@@ -156,19 +156,21 @@ class VirtualMachines:
         left = [name for name in finalizers if name != kinds.VM_FINALIZER]
         patch = {"metadata": {"finalizers": left, "resourceVersion": vm["metadata"]["resourceVersion"]}}
         with contextlib.suppress(NotFound):
-            await self._stores.client.patch(kinds.VIRTUAL_MACHINES, vm["metadata"]["name"], key_of(vm).namespace, patch)
+            await self._informers.client.patch(
+                kinds.VIRTUAL_MACHINES, vm["metadata"]["name"], key_of(vm).namespace, patch
+            )
         return None
 
     def _remaining(self, what: str, vmi: Obj, seconds: float) -> float:
-        """Seconds until a step that begins with the first call for this instance is over."""
+        """Seconds until a step of this instance ends; the first call starts it."""
         now = time.monotonic()
         return self._deadlines.setdefault((what, uid_of(vmi)), now + seconds) - now
 
     # Instances
 
     def _place(self, vm: Obj) -> str:
-        host = scheduling.place(vm, self._stores.hosts.store, self._placed.values())
-        # Remembered before the write, so that two VMs at once do not get the same room.
+        host = scheduling.place(vm, self._informers.hosts.store, self._placed.values())
+        # Recorded before the write, so that two concurrent VMs do not get the same capacity.
         self._remember(key_of(vm), _instance(vm, host), host)
         return host
 
@@ -181,17 +183,17 @@ class VirtualMachines:
         key = key_of(vm)
         vmi = _instance(vm, self._place(vm))
         try:
-            answer = await self._stores.client.create(kinds.INSTANCES, vmi)
+            answer = await self._informers.client.create(kinds.INSTANCES, vmi)
         except BaseException:
             self._placed.pop(key, None)
             raise
-        self._stores.vmis.observe(answer)
+        self._informers.vmis.observe(answer)
         return answer
 
     async def _patch_instance(self, vmi: Obj, patch: Obj) -> Obj:
         key = key_of(vmi)
-        answer = await self._stores.client.patch(kinds.INSTANCES, key.name, key.namespace, patch)
-        self._stores.vmis.observe(answer)
+        answer = await self._informers.client.patch(kinds.INSTANCES, key.name, key.namespace, patch)
+        self._informers.vmis.observe(answer)
         return answer
 
     async def _remove_instance(self, vmi: Obj | None) -> None:
@@ -201,7 +203,7 @@ class VirtualMachines:
             self._deadlines.pop((what, uid_of(vmi)), None)
         key = key_of(vmi)
         with contextlib.suppress(NotFound):
-            await self._stores.client.delete(kinds.INSTANCES, key.name, key.namespace, uid=uid_of(vmi))
+            await self._informers.client.delete(kinds.INSTANCES, key.name, key.namespace, uid=uid_of(vmi))
 
     async def _report(self, vm: Obj, printable: str, message: str = "") -> None:
         runs = printable == RUNNING
@@ -216,10 +218,10 @@ class VirtualMachines:
         status["conditions"] = [kinds.condition("Ready", runs, reason, message)]
         key = key_of(vm)
         with contextlib.suppress(NotFound):
-            answer = await self._stores.client.patch(
+            answer = await self._informers.client.patch(
                 kinds.VIRTUAL_MACHINES, key.name, key.namespace, {"status": status}, subresource="status"
             )
-            self._stores.vms.observe(answer)
+            self._informers.vms.observe(answer)
 
 
 def _wants_to_run(vm: Obj, vmi: Obj | None) -> bool:

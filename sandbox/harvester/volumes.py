@@ -1,4 +1,4 @@
-"""Harvester's volume controller: the PersistentVolumeClaims of a VM's templates, bound as soon as they are there."""
+"""Harvester's volume controller: the PersistentVolumeClaims of a VM's templates, bound at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import logging
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of
 from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.harvester import kinds
-from sandbox.harvester.informers import Stores, claims_of
+from sandbox.harvester.informers import Informers, claims_of
 
 log = logging.getLogger(__name__)
 
@@ -18,34 +18,34 @@ log = logging.getLogger(__name__)
 class Volumes:
     """Creates and removes the claims of VMs."""
 
-    def __init__(self, stores: Stores) -> None:
-        self._stores = stores
+    def __init__(self, informers: Informers) -> None:
+        self._informers = informers
 
     async def ensure(self, vm: Obj) -> list[str]:
-        """Create the claims that a VM's templates name; answers those that its disks need and that are missing.
+        """Create the claims of a VM's templates; returns the missing claims among its disks.
 
-        A template whose image is missing is skipped, as Harvester does.
+        Like Harvester, skip a template whose image is missing.
         """
         namespace = vm["metadata"]["namespace"]
         wanted = [
-            claim for claim in _templates(vm) if not self._stores.claims.get(namespace, claim["metadata"]["name"])
+            claim for claim in _templates(vm) if not self._informers.claims.get(namespace, claim["metadata"]["name"])
         ]
-        await asyncio.gather(*(self._create(namespace, claim) for claim in wanted if self._image_is_there(claim)))
-        return [name for name in claims_of(vm) if not self._stores.claims.get(namespace, name)]
+        await asyncio.gather(*(self._create(namespace, claim) for claim in wanted if self._image_exists(claim)))
+        return [name for name in claims_of(vm) if not self._informers.claims.get(namespace, name)]
 
     async def remove(self, vm: Obj) -> None:
-        """Delete the claims that the VM's annotation lists; all others stay."""
+        """Delete the claims that the VM's annotation lists; keep all others."""
         namespace = vm["metadata"]["namespace"]
         listed = annotations_of(vm).get(kinds.REMOVED_CLAIMS, "").split(",")
-        present = [name for name in map(str.strip, listed) if name and self._stores.claims.get(namespace, name)]
+        present = [name for name in map(str.strip, listed) if name and self._informers.claims.get(namespace, name)]
         await asyncio.gather(*(self._delete(namespace, name) for name in present))
 
-    def _image_is_there(self, claim: Obj) -> bool:
+    def _image_exists(self, claim: Obj) -> bool:
         image = annotations_of(claim).get(kinds.IMAGE_ID)
         if not image:
             return True
         namespace, _, name = image.partition("/")
-        return self._stores.images.get(namespace, name) is not None
+        return self._informers.images.get(namespace, name) is not None
 
     async def _create(self, namespace: str, template: Obj) -> None:
         name = template["metadata"]["name"]
@@ -54,16 +54,16 @@ class Volumes:
         spec = {**template["spec"], "volumeName": f"pvc-{namespace}-{name}"}
         claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
         with contextlib.suppress(AlreadyExists):
-            await self._stores.client.create(PERSISTENT_VOLUME_CLAIMS, claim)
+            await self._informers.client.create(PERSISTENT_VOLUME_CLAIMS, claim)
         bound = {"phase": "Bound", "accessModes": spec.get("accessModes"), "capacity": spec["resources"]["requests"]}
-        answer = await self._stores.client.patch(
+        answer = await self._informers.client.patch(
             PERSISTENT_VOLUME_CLAIMS, name, namespace, {"status": bound}, subresource="status"
         )
-        self._stores.claims.observe(answer)
+        self._informers.claims.observe(answer)
 
     async def _delete(self, namespace: str, name: str) -> None:
         with contextlib.suppress(NotFound):
-            await self._stores.client.delete(PERSISTENT_VOLUME_CLAIMS, name, namespace)
+            await self._informers.client.delete(PERSISTENT_VOLUME_CLAIMS, name, namespace)
 
 
 def _templates(vm: Obj) -> list[Obj]:

@@ -1,8 +1,7 @@
-"""Real etcd and kube-apiservers, as a sandbox runs them: on loopback, without a cluster around them.
+"""etcd and kube-apiserver processes of a sandbox, on loopback addresses.
 
 One etcd serves all API servers of a sandbox, each below its own prefix. It listens on a Unix socket in the sandbox's
-folder, so it needs neither a port nor credentials of its own; that is why API servers run with that folder as working
-directory.
+folder, so it needs neither a port nor credentials; the API servers' working directory is that folder.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from sandbox.processes import children, pki
 from sandbox.processes.binaries import binary
 from sandbox.processes.children import Process
 
-# etcd wants the form host:port; as a Unix socket this is a file `etcd:0` in the working directory.
+# etcd requires the form host:port; this Unix socket is a file `etcd:0` in the working directory.
 ETCD_ENDPOINT = "unix://etcd:0"
 ETCD_PEER = "unix://etcd:1"
 START_SECONDS = 90.0
@@ -35,13 +34,13 @@ kind: Policy
 omitStages: [RequestReceived]
 rules: [{level: Metadata}]
 """
-# The first needs tokens and the second a finalizer removed; the controllers for both are in kube-controller-manager.
+# Both rely on controllers of kube-controller-manager, for tokens and for removing a finalizer.
 DISABLED_ADMISSION = "ServiceAccount,StorageObjectInUseProtection"
 
 
 @dataclass(frozen=True)
 class Token:
-    """A static bearer token and whom it stands for."""
+    """A static bearer token and its user."""
 
     value: str = field(repr=False)
     user: str
@@ -49,14 +48,14 @@ class Token:
 
 
 class Etcd:
-    """The store of all API servers of one sandbox folder."""
+    """The etcd of all API servers of one sandbox folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.process: Process | None = None
 
     async def start(self, pass_fds: Sequence[int] = ()) -> None:
-        """Start etcd; `pass_fds` stay open for as long as it runs. Raises ProcessError."""
+        """Start etcd; `pass_fds` stay open while it runs. Raises ProcessError."""
         command: list[str | Path] = [
             binary("etcd"),
             "--name=sandbox",
@@ -73,7 +72,7 @@ class Etcd:
         await children.wait_ready(self.process, self._listens, START_SECONDS)
 
     async def stop(self) -> None:
-        """Stop etcd, if it runs."""
+        """Stop etcd if it is running."""
         if self.process:
             await children.end(self.process)
 
@@ -83,12 +82,12 @@ class Etcd:
 
 
 class ApiServer:
-    """One kube-apiserver with a CA of its own, in a sandbox folder whose etcd runs.
+    """One kube-apiserver with its own CA, in a sandbox folder whose etcd is running.
 
-    `name` is unique in the folder: prefix in etcd, name of the log and of the folder with certificates. `address` is
-    any loopback address; without `port` a free one is taken when it starts, and kept. A given `ca` signs its
-    certificates and is the one that it accepts clients of. With `audit` it writes `audit_log`, one JSON object a line
-    and request. `service_account_key` is the file with the key that signs service account tokens.
+    `name` is unique in the folder: the prefix in etcd, and the name of the log and of the folder with certificates.
+    `address` is any loopback address; without `port`, it chooses a free one at the first start and keeps it. `ca` signs
+    server and client certificates. With `audit` it writes `audit_log`, one JSON line per request.
+    `service_account_key` is the file with the key that signs service account tokens.
     """
 
     def __init__(
@@ -123,11 +122,11 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """Address for clients."""
+        """URL for clients."""
         return f"https://{self.address}:{self.port}"
 
     async def start(self) -> None:
-        """Start it, with what it stored before when it ran before, and wait until it is ready. Raises ProcessError."""
+        """Start it with the data of earlier runs and wait until it is ready. Raises ProcessError."""
         for _ in range(PORT_ATTEMPTS):
             if not self._keeps_port:
                 (self.port,) = children.free_ports(1)
@@ -143,9 +142,9 @@ class ApiServer:
         raise children.ProcessError(f"{self.name}: all {PORT_ATTEMPTS} ports that were tried were taken meanwhile")
 
     async def stop(self) -> None:
-        """Stop it, if it runs; what it stored stays in etcd."""
+        """Stop it if it is running; its data stays in etcd."""
         if self.process:
-            # It would wait for its clients to end their watches; there is nothing to lose in it.
+            # It would wait for clients to end their watches; its data is safe in etcd.
             await children.end(self.process, grace=0.5)
 
     @contextlib.asynccontextmanager
@@ -190,9 +189,9 @@ class ApiServer:
             f"--service-cluster-ip-range={self._service_range}",
             "--authorization-mode=RBAC",
             f"--disable-admission-plugins={DISABLED_ADMISSION}",
-            # It refuses loopback addresses as endpoints of the service `kubernetes`, which nobody uses here.
+            # It rejects loopback addresses as endpoints of the Service `kubernetes`, which is not used here.
             "--endpoint-reconciler-type=none",
-            # A benchmark measures its clients, not how the server throttles them; the flags for no limit need this off.
+            # Benchmarks measure the clients, not server-side throttling; the flags below require this to be off.
             "--enable-priority-and-fairness=false",
             "--max-requests-inflight=0",
             "--max-mutating-requests-inflight=0",
@@ -215,7 +214,7 @@ class ApiServer:
         private_file(self._own / "tokens.csv", table.getvalue().encode())
 
     async def _ready(self) -> bool:
-        """Ask as anonymous: that is allowed as soon as the default roles are there, the last thing made at start-up."""
+        """Probe anonymously: allowed once the default roles exist, which are created last at start-up."""
         context = ssl.create_default_context(cadata=self.ca.certificate.decode())
         timeout = aiohttp.ClientTimeout(total=2)
         try:
@@ -229,7 +228,7 @@ class ApiServer:
 
 
 def private_file(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
+    """Atomically write a file that only its owner can read."""
     scratch = path.with_name(f".{path.name}.new")
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)

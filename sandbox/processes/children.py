@@ -1,8 +1,8 @@
-"""Child processes of a sandbox: started apart from the caller, found again by a mark in their environment.
+"""Processes of a sandbox: detached from the caller and found again by a variable in their environment.
 
-A process of a sandbox outlives the command that started it, and its parent may have been killed, so neither a pid file
-nor the process tree tells what belongs to a sandbox. The environment does: each process carries
-`CAPHV_SANDBOX=<folder>`, its children inherit it, and nothing without that mark is ever signalled.
+The processes of a sandbox outlive the command that started them, and their parent may have been killed, so neither pid
+files nor the process tree identify them. Their environment does: each process has `CAPHV_SANDBOX=<folder>`, its
+children inherit it, and a process without it is never signalled.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from pathlib import Path
 import psutil
 
 MARK = "CAPHV_SANDBOX"
-# Below the range from which Linux and macOS take ports of outgoing connections, which would otherwise race with ours.
+# Below the ephemeral port ranges of Linux and macOS, which would race with ours.
 PORTS = range(20000, 32000)
 LOG_TAIL_LINES = 15
 
 
 class ProcessError(Exception):
-    """A process ended or did not become ready in time; the message holds the end of its log."""
+    """A process exited or did not become ready in time; the message has the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs (a zombie does not)."""
+        """Whether the process is running; a zombie is not."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         return False
@@ -59,9 +59,9 @@ def start(
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Process:
-    """Start `command` in `folder` and in a session of its own; it logs to `<folder>/logs/<name>.log`.
+    """Start `command` in `folder` in a new session, with its output in `<folder>/logs/<name>.log`.
 
-    `pass_fds` stay open in the process for as long as it lives.
+    `pass_fds` stay open while the process runs.
     """
     log = folder / "logs" / f"{name}.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,11 +80,11 @@ def start(
 
 
 async def wait_ready(process: Process, probe: Callable[[], Awaitable[bool]], timeout: float) -> None:
-    """Wait until `probe` is true; raise ProcessError when the process ends first or `timeout` seconds have passed."""
+    """Wait until `probe` is true. Raises ProcessError if the process exits first or after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not await probe():
         if not process.alive:
-            raise ProcessError(f"{process.name} ended during start-up; end of {process.log}:\n{process.log_tail()}")
+            raise ProcessError(f"{process.name} exited during start-up; end of {process.log}:\n{process.log_tail()}")
         if time.monotonic() > deadline:
             raise ProcessError(
                 f"{process.name} was not ready after {timeout:.0f} s; end of {process.log}:\n{process.log_tail()}"
@@ -93,7 +93,7 @@ async def wait_ready(process: Process, probe: Callable[[], Awaitable[bool]], tim
 
 
 def port_was_taken(process: Process) -> bool:
-    """Whether a process gave up because somebody else took its port after it was chosen."""
+    """Whether a process exited because another process took its port after it was chosen."""
     return not process.alive and "address already in use" in process.log_tail()
 
 
@@ -108,22 +108,22 @@ def find(folder: Path) -> list[psutil.Process]:
 
 
 async def stop_all(folder: Path, grace: float = 5) -> None:
-    """End every process of a sandbox: SIGTERM, and SIGKILL after `grace` seconds.
+    """Stop all processes of a sandbox: SIGTERM, then SIGKILL after `grace` seconds.
 
-    The oldest is ended after all others: it is etcd, without which API servers cannot end in good order.
+    The oldest, etcd, is stopped last: without it API servers cannot shut down cleanly.
     """
     while found := find(folder):
         await stop(found[1:] or found, grace)
 
 
 async def end(process: Process, grace: float = 10) -> None:
-    """End one process; fine when it has ended already."""
+    """Stop one process, if it is running."""
     with contextlib.suppress(psutil.NoSuchProcess):
         await stop([psutil.Process(process.pid)], grace)
 
 
 async def stop(processes: Sequence[psutil.Process], grace: float = 10) -> None:
-    """End processes: SIGTERM, and SIGKILL after `grace` seconds."""
+    """Stop processes: SIGTERM, then SIGKILL after `grace` seconds."""
     alive = _signal(processes, signal.SIGTERM)
     deadline = time.monotonic() + grace
     while alive := _running(alive):
@@ -133,7 +133,7 @@ async def stop(processes: Sequence[psutil.Process], grace: float = 10) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Choose different ports nobody listens on. Somebody may take one before it is used: see `port_was_taken`."""
+    """Choose distinct free ports. Another process may take one before it is used: see `port_was_taken`."""
     chosen: list[int] = []
     with contextlib.ExitStack() as held:
         for port in random.sample(PORTS, len(PORTS)):
@@ -150,12 +150,12 @@ def free_ports(count: int) -> list[int]:
 
 def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> list[psutil.Process]:
     for process in processes:
-        # psutil compares the start time first, so a pid that was given to another process meanwhile is safe.
+        # psutil compares the start time first, so a reused pid is never signalled.
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
     return list(processes)
 
 
 def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Return those that still run; also reaps the ended ones that are our own children."""
+    """Return the running ones; also reaps exited children."""
     return psutil.wait_procs(list(processes), timeout=0)[1]

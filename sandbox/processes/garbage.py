@@ -1,11 +1,11 @@
-"""Garbage collection and the end of namespaces, for API servers without kube-controller-manager.
+"""Garbage collection and namespace deletion, for API servers without kube-controller-manager.
 
-The Cluster API core deletes Machines and their like itself, and leaves the rest to owner references:
-MachineHealthChecks, ClusterResourceSetBindings, cloned templates, kubeconfig Secrets. Without a collector they would
-stay for ever, and so would a namespace that somebody deletes.
+The Cluster API core deletes Machines itself and relies on owner references for the rest: MachineHealthChecks,
+ClusterResourceSetBindings, cloned templates, kubeconfig Secrets. Without a collector they would stay for ever, and so
+would a deleted namespace.
 
-Watched are the core kinds below and all custom resources, their metadata only. Left out: dependents that are to be
-orphaned, and owner references to kinds that are not watched, which count as existing.
+It watches the metadata of the core kinds below and of all custom resources. Not modelled: orphaning of dependents;
+owners of kinds that are not watched count as existing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ CORE = (
 FOREGROUND = "foregroundDeletion"
 
 
-class Garbage:
-    """The collector for one API server. Everything is known by uid, as owner references name it."""
+class GarbageCollector:
+    """The garbage collector of one API server; it indexes objects by uid, like owner references."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -59,14 +59,14 @@ class Garbage:
         self._controller = Controller("garbage", self._reconcile, concurrency=8)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run until cancelled."""
         self._tasks["crds"] = asyncio.create_task(self._crds.run())
         try:
             await self._crds.wait_synced()
             for resource in CORE:
                 self._watch(resource)
             self._crds.add_handler(self._crd_changed)
-            # An owner that has not been read yet would look as if it were gone.
+            # An owner that has not been read yet would seem to be deleted.
             await asyncio.gather(*(informer.wait_synced() for informer in self._informers.values()))
             await self._controller.run()
         finally:
@@ -115,14 +115,14 @@ class Garbage:
         self._objects.pop(uid, None)
         for owner in _owners(obj):
             self._dependents.get(owner["uid"], set()).discard(uid)
-            self._controller.enqueue(Key("", owner["uid"]))  # it may have waited for this one
+            self._controller.enqueue(Key("", owner["uid"]))  # it may wait for this deletion
         for dependent in self._dependents.pop(uid, ()):
             self._controller.enqueue(Key("", dependent))
         namespace = self._namespace_uids.get(obj["metadata"].get("namespace", ""))
         if namespace:
             self._controller.enqueue(Key("", namespace))
 
-    # What follows from it
+    # Deletion
 
     async def _reconcile(self, key: Key) -> None:
         resource, obj = self._objects.get(key.name, (NAMESPACES, None))
@@ -130,15 +130,15 @@ class Garbage:
             return
         if not being_deleted(obj):
             owners = _owners(obj)
-            if owners and all([await self._is_gone(owner, obj) for owner in owners]):
-                log.info("%s %s goes with its owner", resource.kind, key_of(obj))
+            if owners and all([await self._is_deleted(owner, obj) for owner in owners]):
+                log.info("deleting %s %s with its owner", resource.kind, key_of(obj))
                 await self._delete(resource, obj)
         elif resource is NAMESPACES:
-            await self._end_namespace(obj)
+            await self._finish_namespace(obj)
         elif FOREGROUND in (obj["metadata"].get("finalizers") or ()):
-            await self._end_foreground(resource, obj)
+            await self._finish_foreground(resource, obj)
 
-    async def _is_gone(self, owner: Obj, dependent: Obj) -> bool:
+    async def _is_deleted(self, owner: Obj, dependent: Obj) -> bool:
         group = owner["apiVersion"].rpartition("/")[0]
         known = [i for i in self._informers.values() if (i.resource.group, i.resource.kind) == (group, owner["kind"])]
         if owner["uid"] in self._objects or not known:
@@ -150,7 +150,7 @@ class Garbage:
         except NotFound:
             return True
 
-    async def _end_namespace(self, namespace: Obj) -> None:
+    async def _finish_namespace(self, namespace: Obj) -> None:
         name = namespace["metadata"]["name"]
         inside = [entry for entry in self._objects.values() if entry[1]["metadata"].get("namespace") == name]
         refused = None
@@ -158,7 +158,7 @@ class Garbage:
             if not being_deleted(obj):
                 try:
                     await self._delete(resource, obj)
-                except Invalid as error:  # perhaps until others are gone, as a claim that a VM uses
+                except Invalid as error:  # possibly until others are deleted, like a claim in use by a VM
                     refused = error
         if refused:
             raise refused
@@ -167,7 +167,7 @@ class Garbage:
             with contextlib.suppress(NotFound):
                 await self._client.request("PUT", NAMESPACES.path("", name, "finalize"), resource=NAMESPACES, body=body)
 
-    async def _end_foreground(self, resource: Resource, obj: Obj) -> None:
+    async def _finish_foreground(self, resource: Resource, obj: Obj) -> None:
         dependents = [self._objects[uid] for uid in self._dependents.get(uid_of(obj), ()) if uid in self._objects]
         for dependent in dependents:
             if not being_deleted(dependent[1]):

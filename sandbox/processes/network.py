@@ -1,7 +1,7 @@
-"""A loopback network for each sandbox, so that its virtual machines have addresses that really answer.
+"""A loopback network for each sandbox, so that its virtual machines have reachable addresses.
 
-All of 127.0.0.0/8 is loopback on Linux: `127.<n>.0.0/16` belongs to the sandbox whose etcd holds a socket bound in it.
-The kernel lets one process do so and forgets it with the process, so a killed sandbox never keeps a network.
+On Linux all of 127.0.0.0/8 is loopback: `127.<n>.0.0/16` belongs to the sandbox whose etcd holds a socket bound in it.
+The kernel releases the socket with the process, so a killed sandbox never keeps a network.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ class NoNetworkError(Exception):
 
 @contextlib.contextmanager
 def claim() -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
-    """Lend a free network and the socket that holds it: it stays claimed while any process has that socket open."""
+    """Lend a free network and the socket that claims it, for as long as any process has the socket open."""
     for octet in SECOND_OCTETS:
         with socket.socket() as holder:
             try:
@@ -30,5 +30,5 @@ def claim() -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
             return
     raise NoNetworkError(
         f"no loopback network 127.{SECOND_OCTETS.start}.0.0/16 to 127.{SECOND_OCTETS.stop - 1}.0.0/16 is free: stop "
-        f"other sandboxes, or what listens on port {CLAIM_PORT} of all addresses"
+        f"other sandboxes or the process that listens on port {CLAIM_PORT} of all addresses"
     )

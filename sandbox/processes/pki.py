@@ -1,6 +1,6 @@
-"""Certificates of a sandbox: a CA for each API server, so that no credential of one sandbox opens another.
+"""Certificates of a sandbox. Each API server has its own CA, so that credentials work in one sandbox only.
 
-All keys are P-256: one takes under a millisecond, an RSA key takes a hundred.
+All keys are P-256: generating one takes under a millisecond, an RSA key a hundred.
 """
 
 import base64
@@ -152,7 +152,7 @@ def _pair(
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    # Not PKCS 8: kube-apiserver reads EC keys of service accounts in this form only.
+    # Not PKCS 8: kube-apiserver only reads EC keys of service accounts in this form.
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )

@@ -1,4 +1,4 @@
-"""A TCP proxy: the data path of load balancers, and the port on which a guest answers for its API server."""
+"""A TCP proxy: the data path of load balancers, and of guests to their API server."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Endpoint = tuple[str, int]
 
 
 class TcpProxy:
-    """Listens on one address and spreads connections over backends in turn.
+    """Listens on one address and distributes connections over backends round robin.
 
-    Without backends connections are accepted and closed at once. Connections to a backend that is taken away are cut,
-    as they would be when its machine dies.
+    Without backends, connections are accepted and closed at once. Connections to a removed backend are aborted, as if
+    its machine had died.
     """
 
     def __init__(self, listen: Endpoint, backends: Iterable[Endpoint] = ()) -> None:
@@ -28,7 +28,7 @@ class TcpProxy:
         self._connections: set[_Inbound] = set()
 
     async def start(self) -> None:
-        """Listen. Raises OSError when somebody else does on that address and port."""
+        """Listen. Raises OSError if address and port are in use."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Inbound(self), *self.listen)
 
@@ -40,7 +40,7 @@ class TcpProxy:
                 connection.abort()
 
     async def close(self) -> None:
-        """Stop listening and cut all connections."""
+        """Stop listening and abort all connections."""
         if self._server:
             self._server.close()
         for connection in list(self._connections):
@@ -51,16 +51,16 @@ class TcpProxy:
         return self._backends[next(self._turn) % len(self._backends)] if self._backends else None
 
     def opened(self, connection: _Inbound) -> None:
-        """A connection has come in."""
+        """Track a new connection."""
         self._connections.add(connection)
 
     def closed(self, connection: _Inbound) -> None:
-        """A connection has ended."""
+        """Forget a closed connection."""
         self._connections.discard(connection)
 
 
 class _Half(asyncio.Protocol):
-    """One side of a connection: passes on to the other what comes in, no faster than that takes it."""
+    """One side of a connection: forwards incoming data to the other side, with backpressure."""
 
     transport: asyncio.Transport | None = None
     peer: _Half | None = None
@@ -87,7 +87,7 @@ class _Outbound(_Half):
         self.peer = inbound
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # What TCP connections have; uvloop's transports are no subclass of it, so this is no assertion.
+        # uvloop's transports are not subclasses of asyncio.Transport, so this cannot be an assertion.
         self.transport = cast("asyncio.Transport", transport)
 
 
@@ -99,14 +99,14 @@ class _Inbound(_Half):
         self.backend: Endpoint | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # What TCP connections have; uvloop's transports are no subclass of it, so this is no assertion.
+        # uvloop's transports are not subclasses of asyncio.Transport, so this cannot be an assertion.
         self.transport = cast("asyncio.Transport", transport)
         self.backend = self._proxy.next_backend()
         self._proxy.opened(self)
         self._connect = asyncio.get_running_loop().create_task(self._open())
 
     def data_received(self, data: bytes) -> None:
-        # Clients speak first, often before the backend is connected; uvloop ignores a pause that early.
+        # Clients often send before the backend is connected; uvloop ignores a pause that early.
         if self.peer is None:
             self._early.append(data)
         else:

@@ -1,8 +1,7 @@
 """The service account token controller, for API servers without kube-controller-manager.
 
-It fills Secrets of type `kubernetes.io/service-account-token`, and deletes those whose account is gone. The real
-controller signs a token without an end itself; this one asks the API server for one that is bound to the Secret and
-lasts for years.
+It fills Secrets of type `kubernetes.io/service-account-token` and deletes those of deleted accounts. The real
+controller signs a token that never expires; this one requests a token bound to the Secret that is valid for years.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ ACCOUNT_UID = "kubernetes.io/service-account.uid"
 LIFETIME_SECONDS = 10 * 365 * 24 * 3600
 
 
-class Tokens:
+class TokenController:
     """The controller for one API server; `ca` (PEM) goes into the Secrets."""
 
     def __init__(self, client: ApiClient, ca: str) -> None:
@@ -36,7 +35,7 @@ class Tokens:
         self._controller = Controller("tokens", self._reconcile, concurrency=2)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Run until cancelled."""
         informers = [asyncio.ensure_future(informer.run()) for informer in (self._accounts, self._secrets)]
         try:
             await asyncio.gather(self._accounts.wait_synced(), self._secrets.wait_synced())

@@ -1,6 +1,6 @@
-"""The way of a cluster through Git in a sandbox: a repository of definitions, and the one that Fleet would read.
+"""GitOps in a sandbox: a repository with cluster definitions, and the repository that Fleet would read.
 
-`caphv packager sync` goes from one to the other as a process of its own, as in a pipeline.
+`caphv packager sync` renders one into the other, in a separate process as in a pipeline.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ _SOURCE, _FLEET = "clusters.git", "fleet.git"
 
 
 class SyncError(Exception):
-    """`caphv packager sync` did not end well; the message is what it said."""
+    """`caphv packager sync` failed; the message is its standard error."""
 
 
 class GitOps:
-    """Both repositories, bare ones in the sandbox's folder."""
+    """Both repositories, bare, in the sandbox's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._kubeconfig = folder / "management.kubeconfig"
 
-    def make(self) -> None:
-        """Make the repositories."""
+    def create(self) -> None:
+        """Create the repositories."""
         for name in (_SOURCE, _FLEET):
             path = self._folder / name
             path.mkdir()
             self._git(name, "init", "--quiet", "--bare", f"--initial-branch={_BRANCH}", ".")
 
-    def push(self, definition: Obj, why: str) -> None:
-        """Commit a definition to the repository of definitions, as somebody with an editor would."""
+    def push(self, definition: Obj, message: str) -> None:
+        """Commit a definition to the repository of definitions, like a user."""
         content = yaml.safe_dump(definition, sort_keys=False).encode()
         path = f"{definition['metadata']['name']}.yaml"
         known = self._git(_SOURCE, "for-each-ref", f"refs/heads/{_BRANCH}").strip()
         parent = f"from refs/heads/{_BRANCH}^0\n" if known else ""
-        head = f"commit refs/heads/{_BRANCH}\ncommitter somebody <somebody@example.com> now\n"
-        text = f"{head}data {len(why)}\n{why}\n{parent}M 100644 inline {path}\ndata {len(content)}\n"
+        head = f"commit refs/heads/{_BRANCH}\ncommitter user <user@example.com> now\n"
+        text = f"{head}data {len(message)}\n{message}\n{parent}M 100644 inline {path}\ndata {len(content)}\n"
         stream = text.encode() + content + b"\ndone\n"
         self._git(_SOURCE, "fast-import", "--quiet", "--done", "--date-format=now", stdin=stream)
 
     async def sync(self) -> Obj:
-        """Turn the definitions into manifests and bundles and apply the manifests; answers what was committed.
+        """Render the definitions into manifests and bundles and apply the manifests; returns the command's result.
 
         Raises SyncError.
         """
@@ -66,29 +66,29 @@ class GitOps:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        out, said = await process.communicate()
+        out, stderr = await process.communicate()
         if process.returncode != 0:
-            raise SyncError(said.decode(errors="replace").strip() or f"exit status {process.returncode}")
+            raise SyncError(stderr.decode(errors="replace").strip() or f"exit status {process.returncode}")
         answer: Obj = json.loads(out)
         return answer
 
     def changes(self, commit: str) -> dict[str, int]:
-        """Return by path how many lines a commit of bundles and manifests adds and removes, both counted."""
+        """Return the number of lines that a commit to Fleet's repository adds and removes, by path."""
         rows = self._git(_FLEET, "show", "--numstat", "--format=", commit).splitlines()
         return {path: int(added) + int(removed) for added, removed, path in (row.split("\t") for row in rows)}
 
     def count(self) -> int:
-        """Return how many commits of bundles and manifests there are."""
+        """Return the number of commits in Fleet's repository."""
         return int(self._git(_FLEET, "rev-list", "--count", _BRANCH))
 
     def _environment(self) -> dict[str, str]:
-        """Give the environment of this process without its settings for Git, and with caches in the sandbox."""
+        """The environment of this process without settings for Git, and with caches in the sandbox."""
         path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
         passed = {name: value for name, value in os.environ.items() if not name.startswith("CAPHV_")}
         return passed | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(self._folder / "cache")}
 
     def _git(self, name: str, *arguments: str, stdin: bytes = b"") -> str:
-        # Settings of whoever runs the sandbox must not matter.
+        # Ignore the user's Git configuration.
         environment = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
         command: Sequence[str] = ["git", *arguments]
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""The main job from beginning to end, told step by step: what `caphv sandbox demo` shows and the e2e tests check.
+"""The lifecycle of a cluster in a sandbox, step by step: shown by `caphv sandbox demo`, checked by the e2e tests.
 
-Each step changes something as a user would and waits, on watches, until the outcome is there; a step that does not get
-there fails with what it last saw. Nothing here knows how the provider works.
+Each step makes a change like a user and waits on watches for the outcome; on timeout it fails with the last observed
+state. Nothing here depends on how the provider works.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sandbox.scenario.view import CLUSTERS, Step, View
 
 
 class ScenarioError(AssertionError):
-    """A step did not come to its end; the message says what was awaited and what was there instead."""
+    """A step failed; the message has the expected and the observed state."""
 
 
 class Scenario:
-    """One cluster's life in a running sandbox; `on_change` is called whenever there is something new to show."""
+    """The lifecycle of one cluster in a running sandbox; `on_change` is called when the view changes."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Scenario:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Scenario]:
-        """Keep the caches running inside the block."""
+        """Run the view's informers inside the block."""
         for informer in self.view.informers:
             informer.add_handler(lambda _change: self._wake())
         tasks = [asyncio.create_task(informer.run()) for informer in self.view.informers]
@@ -68,9 +68,9 @@ class Scenario:
             await self.harvester.close()
 
     async def run(self) -> None:
-        """All steps in order, for a cluster that can lose a control plane machine. Raises `ScenarioError`."""
+        """Run all steps in order, which need several control plane machines. Raises ScenarioError."""
         await self.define()
-        await self.come_up()
+        await self.bring_up()
         await self.change_mtu(1400)
         await self.replace_lost(self.view.workers()[0])
         await self.replace_lost(self.view.control_planes()[0])
@@ -82,23 +82,21 @@ class Scenario:
     # Steps
 
     async def create(self) -> None:
-        """The topology makes a HarvesterCluster, which gives the control plane an address before there is a machine."""
+        """Create the Cluster; its HarvesterCluster gets a control plane endpoint before any machine exists."""
         await self._apply(
             "Create a cluster from the ClusterClass: control plane endpoint", [cluster.manifest(self.spec)]
         )
 
     async def apply(self, objects: Sequence[Obj]) -> None:
-        """Objects that somebody has written give the control plane an address; the spec says how many machines."""
+        """Apply a user's manifests and wait for the control plane endpoint; the spec has the number of machines."""
         await self._apply("Apply manifests: control plane endpoint", objects)
 
     async def define(self, mtu: int = 1450) -> None:
-        """A definition that is pushed becomes manifests and bundles, in one commit, and the manifests are applied."""
-        async with self._step(
-            "Push the definition of a cluster to Git: manifests, bundles, control plane endpoint"
-        ) as step:
+        """Push a definition: it becomes manifests and bundles in one commit, and the manifests are applied."""
+        async with self._step("Push a cluster definition to Git: manifests, bundles, control plane endpoint") as step:
             await manifests.apply(self.management, cluster.identity(self.spec, self._kubeconfig["identity"]))
-            self._gitops.make()
-            changes = await self._push(mtu, "A cluster")
+            self._gitops.create()
+            changes = await self._push(mtu, "Add a cluster")
             await self._until("HarvesterCluster is ready", lambda: _ready(self.view.harvester_cluster()))
             bundles = [
                 path.split("/")[3] for path in changes if path.startswith("clusters/") and path.endswith("/fleet.yaml")
@@ -106,11 +104,11 @@ class Scenario:
             step.outcome = f"one commit with bundles {', '.join(sorted(bundles))}; endpoint {self.view.endpoint()}"
 
     async def change_mtu(self, mtu: int) -> None:
-        """One setting of a definition becomes one small commit, and no machine is replaced."""
-        async with self._step(f"Change the MTU of Pods to {mtu} in the definition: one small commit") as step:
+        """Change one setting of a definition: one small commit, no machine replaced."""
+        async with self._step(f"Change the Pod MTU to {mtu} in the definition: one small commit") as step:
             machines = {uid_of(machine) for machine in self.view.machines.store}
             before = self._gitops.count()
-            changes = await self._push(mtu, "Smaller packets")
+            changes = await self._push(mtu, "Reduce the MTU")
             if self._gitops.count() != before + 1 or not any("/cni/" in path for path in changes):
                 raise ScenarioError(
                     f"{self._gitops.count() - before} commits, the last one changes {', '.join(changes)}"
@@ -120,8 +118,8 @@ class Scenario:
                 raise ScenarioError("machines were replaced")
             step.outcome = f"{sum(changes.values())} lines in {len(changes)} files"
 
-    async def come_up(self) -> None:
-        """Machines of control plane and workers become Nodes that are initialized."""
+    async def bring_up(self) -> None:
+        """Wait until all machines are running and their Nodes are initialized."""
         wanted = self._control_planes + self._workers
         async with self._step(f"Bring up {self._control_planes} control planes and {self._workers} workers") as step:
             await self._settle()
@@ -132,31 +130,31 @@ class Scenario:
             )
 
     async def replace_lost(self, lost: Obj) -> None:
-        """Somebody destroys the VM of a machine; a MachineHealthCheck has its owner replace it."""
+        """Delete the VM of a machine; the MachineHealthCheck has the machine replaced."""
         kind = "control plane" if cluster.CONTROL_PLANE_LABEL in labels_of(lost) else "worker"
         name = lost["metadata"]["name"]
-        async with self._step(f"Destroy the VM of {kind} {name}: its machine is replaced") as step:
-            await self.see_replaced(await self.destroy(name))
+        async with self._step(f"Delete the VM of {kind} {name}: its machine is replaced") as step:
+            await self.wait_replaced(await self.destroy(name))
             step.outcome = "reported and replaced"
 
     async def destroy(self, name: str) -> Obj:
-        """Delete the VM of a machine behind everybody's back; answers what it was."""
+        """Delete the VM of a machine directly on Harvester; returns the VM."""
         vm = self.view.vms.get(self.spec.target_namespace, name)
         if vm is None:
             raise ScenarioError(f"machine {name} has no VM")
         await self.harvester.delete(kinds.VIRTUAL_MACHINES, name, self.spec.target_namespace)
         return vm
 
-    async def see_replaced(self, vm: Obj) -> None:
-        """Wait until the machine of a VM that was destroyed is gone, and another one there in its place."""
+    async def wait_replaced(self, vm: Obj) -> None:
+        """Wait until the machine of a deleted VM has been replaced."""
         name = vm["metadata"]["name"]
-        await self._until(f"machine {name} is gone", lambda: self._machine(name) is None)
+        await self._until(f"machine {name} is deleted", lambda: self._machine(name) is None)
         await self._settle()
         if uid_of(vm) in {uid_of(new) for new in self.view.vms.store}:
-            raise ScenarioError(f"VM {name} with its old uid is still there")
+            raise ScenarioError(f"VM {name} still exists with its old uid")
 
     async def scale(self, control_planes: int, workers: int) -> None:
-        """Scale both in the topology; the control plane changes by one machine at a time."""
+        """Scale both in the topology; the control plane scales by one machine at a time."""
         wanted = f"{control_planes} control planes and {workers} worker{'s' if workers != 1 else ''}"
         async with self._step(f"Scale to {wanted}") as step:
             self._control_planes, self._workers = control_planes, workers
@@ -166,15 +164,15 @@ class Scenario:
             step.outcome = f"{len(self.view.running())} nodes"
 
     async def upgrade(self, version: str) -> None:
-        """Another version of Kubernetes: first the control plane, then the workers."""
+        """Roll out another Kubernetes version: first the control plane, then the workers."""
         async with self._step(f"Roll out {version}, control plane first") as step:
             await self._replace_all("/spec/topology/version", version)
             if any(machine["spec"].get("version") != version for machine in self.view.machines.store):
-                raise ScenarioError(f"machines of another version than {version} are there")
+                raise ScenarioError(f"some machines do not have version {version}")
             step.outcome = f"{len(self.view.running())} new machines"
 
     async def set_variable(self, name: str, value: object) -> None:
-        """Set a variable of the class that changes the templates of all machines."""
+        """Set a class variable that changes the templates of all machines."""
         async with self._step(f"Set {name} to {value}: machines are replaced") as step:
             live = await self.management.get(CLUSTERS, self.spec.name, self.spec.namespace)
             names = [variable["name"] for variable in live["spec"]["topology"]["variables"]]
@@ -182,14 +180,14 @@ class Scenario:
             step.outcome = f"{len(self.view.running())} new machines"
 
     async def rebase(self, name: str, namespace: str = "") -> None:
-        """Take another ClusterClass whose templates make other machines; by default of the same namespace."""
+        """Rebase to another ClusterClass with different machine templates, by default in the same namespace."""
         async with self._step(f"Rebase to ClusterClass {name}: machines are replaced") as step:
             reference = {"name": name, "namespace": namespace or self.spec.class_namespace}
             await self._replace_all("/spec/topology/classRef", reference)
             step.outcome = f"{len(self.view.running())} new machines"
 
     async def delete(self) -> None:
-        """Delete the Cluster; nothing of it stays on Harvester."""
+        """Delete the Cluster and check that nothing remains on Harvester."""
         async with self._step("Delete the cluster") as step:
             await self.management.delete(CLUSTERS, self.spec.name, self.spec.namespace)
             caches = (
@@ -198,14 +196,14 @@ class Scenario:
                 self.view.machines,
                 self.view.harvester_machines,
             )
-            await self._until("all its objects are gone", lambda: not any(len(cache.store) for cache in caches))
+            await self._until("all its objects are deleted", lambda: not any(len(cache.store) for cache in caches))
             left = await self.leftovers()
             if left:
                 raise ScenarioError(f"left on Harvester: {', '.join(left)}")
             step.outcome = "no VM, disk, Secret, Service, load balancer or address left on Harvester"
 
     async def leftovers(self) -> list[str]:
-        """What is on Harvester below the target namespace, and what pools still hold of the cluster, as `Kind name`."""
+        """Objects in the target namespace on Harvester, and the cluster's addresses in pools, as `Kind name`."""
         found: list[str] = []
         for resource in (
             kinds.VIRTUAL_MACHINES,
@@ -226,7 +224,7 @@ class Scenario:
             ]
         return found
 
-    # Inside
+    # Helpers
 
     async def _apply(self, title: str, objects: Sequence[Obj]) -> None:
         async with self._step(title) as step:
@@ -236,12 +234,12 @@ class Scenario:
             step.outcome = f"endpoint {self.view.endpoint()}"
 
     async def _push(self, mtu: int, why: str) -> dict[str, int]:
-        """Push the definition and have it turned into a commit; answers the files of that with their changed lines."""
+        """Push the definition and sync it; returns the number of changed lines by file."""
         self._gitops.push(cluster.definition(self.spec, mtu), why)
         try:
             answer = await self._gitops.sync()
         except SyncError as error:
-            raise ScenarioError(f"the definition was not taken: {error}") from None
+            raise ScenarioError(f"the definition was rejected: {error}") from None
         return self._gitops.changes(answer["commit"])
 
     async def _change(self, path: str, value: object) -> None:
@@ -249,7 +247,7 @@ class Scenario:
         await self.management.patch(CLUSTERS, self.spec.name, self.spec.namespace, patch, patch_type="json")
 
     async def _replace_all(self, path: str, value: object) -> None:
-        """Change what all machines are made of, and wait until each is another one."""
+        """Make a change that replaces all machines, and wait until each is replaced."""
         before = {uid_of(machine) for machine in self.view.machines.store}
         await self._change(path, value)
         await self._until(
@@ -258,10 +256,10 @@ class Scenario:
         await self._settle()
 
     async def _settle(self) -> None:
-        """Wait until as many machines as wanted run, no more are there, and the core says that all is as wanted."""
+        """Wait until exactly the desired machines are running and the core reports the cluster converged."""
         wanted = self._control_planes + self._workers
         await self._until(
-            f"{wanted} machines run, and no others are there",
+            f"exactly {wanted} machines are running",
             lambda: (
                 len(self.view.running()) == wanted == len(self.view.vms.store) == len(self.view.machines.store)
                 and len(self.view.workers()) == self._workers
@@ -296,7 +294,7 @@ class Scenario:
             try:
                 await asyncio.wait_for(self._notified.wait(), deadline - time.monotonic())
             except TimeoutError:
-                raise ScenarioError(f"not within {self.timeout:.0f} s: {what}; {self.view.trouble()}") from None
+                raise ScenarioError(f"not within {self.timeout:.0f} s: {what}; {self.view.problems()}") from None
 
     @asynccontextmanager
     async def _step(self, title: str) -> AsyncIterator[Step]:

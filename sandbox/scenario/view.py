@@ -21,7 +21,7 @@ HARVESTER_MACHINES = Resource(_GROUP, _VERSION, "harvestermachines", "HarvesterM
 
 @dataclass
 class Step:
-    """A step of the story; `seconds` is set when it has ended, `outcome` says what was seen."""
+    """A step of the scenario; `seconds` is set when it has ended, `outcome` describes the result."""
 
     title: str
     started: float = field(default_factory=time.monotonic)
@@ -31,7 +31,7 @@ class Step:
 
 
 class View:
-    """What stands now, for whoever shows it: caches of both API servers and the steps so far."""
+    """The current state for display: informers on both API servers and the steps so far."""
 
     def __init__(self, management: ApiClient, harvester: ApiClient, spec: cluster.ClusterSpec) -> None:
         namespace, target_namespace = spec.namespace, spec.target_namespace
@@ -47,7 +47,7 @@ class View:
 
     @property
     def informers(self) -> list[Informer]:
-        """All caches."""
+        """All informers."""
         return [
             self.clusters,
             self.harvester_clusters,
@@ -59,7 +59,7 @@ class View:
         ]
 
     def harvester_cluster(self) -> Obj | None:
-        """The HarvesterCluster, which the topology names; None when it is not there."""
+        """The HarvesterCluster; None if missing."""
         return next(iter(self.harvester_clusters.store), None)
 
     def endpoint(self) -> str:
@@ -68,7 +68,7 @@ class View:
         return f"https://{endpoint.get('host')}:{endpoint.get('port')}"
 
     def running(self) -> list[Obj]:
-        """Machines that run and whose Node the core has found and sees healthy."""
+        """Machines in phase Running with a Node."""
         return [
             machine
             for machine in self.machines.store
@@ -86,12 +86,12 @@ class View:
         return self._machines(control_plane=True)
 
     def zones(self) -> set[str]:
-        """Failure domains that machines were placed in."""
+        """Failure domains of the machines."""
         domains = {(m.get("status") or {}).get("failureDomain") for m in self.harvester_machines.store}
         return {domain for domain in domains if domain}
 
     def pools_used(self) -> set[str]:
-        """IPPools that machines have their addresses from."""
+        """IPPools of the machines' addresses."""
         pools = {(m.get("status") or {}).get("allocatedPoolRef") for m in self.harvester_machines.store}
         return {pool for pool in pools if pool}
 
@@ -102,17 +102,17 @@ class View:
             for machine in sorted(self.machines.store, key=lambda m: str(m["metadata"]["name"]))
         ]
 
-    def trouble(self) -> str:
-        """What the provider says about objects that are not ready."""
+    def problems(self) -> str:
+        """Messages of objects that are not ready."""
         objects = [*self.harvester_clusters.store, *self.harvester_machines.store]
-        said = [
+        messages = [
             f"{obj['metadata']['name']}: {condition['message']}"
             for obj in objects
             for condition in (obj.get("status") or {}).get("conditions") or ()
             if condition["type"] == "Ready" and condition["status"] != "True"
         ]
         phases = [f"{m['metadata']['name']} is {(m.get('status') or {}).get('phase')}" for m in self.machines.store]
-        return "; ".join(said or phases) or "nothing is there"
+        return "; ".join(messages or phases) or "no objects found"
 
     def _machines(self, *, control_plane: bool) -> list[Obj]:
         found = [

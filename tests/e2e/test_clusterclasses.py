@@ -82,7 +82,7 @@ async def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: 
     story = story_of(box, clusterclass.HARVESTER_RKE2)
     async with story.watching():
         await story.create()
-        await story.come_up()
+        await story.bring_up()
         await the_class_is_what_stands(story)
         await workers_of_another_class_have_their_own_size(story)
         await story.scale(3, 2)
@@ -103,7 +103,7 @@ async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_it
     story = story_of(box, cluster_class, load_balancer="", machines=(), variables=EVERY_VARIABLE)
     async with story.watching():
         await story.create()
-        await story.come_up()
+        await story.bring_up()
         await the_class_is_what_stands(story)
         await each_variable_has_its_effect(story)
         await story.scale(3, 2)
@@ -133,7 +133,7 @@ async def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sa
             assert await texts_of_guests(story, CNI_FILE) == 1
             assert not any(holds(cluster, "Available") for cluster in story.view.clusters.store)
             cni = asyncio.create_task(installed_cni(client))
-            await story.come_up()
+            await story.bring_up()
             await seen(story.management, story.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
             cni.cancel()
         await story.delete()

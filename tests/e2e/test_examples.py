@@ -102,7 +102,7 @@ async def life(box: Sandbox, example: str) -> None:
             space = kinds.typed(NAMESPACES, {"metadata": {"name": example}})
             await manifests.apply(story.management, [space, *clusterclass.objects(example, name)])
         await story.apply(wanted)
-        await story.come_up()
+        await story.bring_up()
         assert (len(story.view.control_planes()), len(story.view.workers())) == (3, 2)
         await seen(story.management, example, CLUSTERS, lambda obj: holds(obj, "Available"))
         for check in [obj for obj in wanted if obj["kind"] == HEALTH_CHECKS.kind]:

@@ -90,7 +90,7 @@ async def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_
     story = story_of(box, ClusterSpec(name="zones", namespace="zones", target_namespace="zones-vms"))
     async with story.watching():
         await story.create()
-        await story.come_up()
+        await story.bring_up()
         the_cluster_is_up(story)
         await the_first_boot_has_the_files_of_the_class(story)
         await lost_machines_are_replaced(story)
@@ -172,7 +172,7 @@ async def test_a_definition_becomes_a_cluster_and_a_changed_setting_one_small_co
     async with story.watching():
         await story.define(1450)
         assert "one commit with bundles ccm, cni, csi;" in story.view.steps[-1].outcome
-        await story.come_up()
+        await story.bring_up()
         await story.change_mtu(1400)
         # The setting in the manifest and in the bundle, and the hash over the bundles; each with the line before.
         assert story.view.steps[-1].outcome == "6 lines in 3 files"
@@ -195,7 +195,7 @@ async def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
     story = story_of(box, spec)
     async with story.watching():
         await story.create()
-        await story.come_up()
+        await story.bring_up()
         await story.replace_lost(story.view.workers()[0])
         await story.scale(1, 2)
         await story.delete()

@@ -212,7 +212,7 @@ async def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Pa
             space = kinds.typed(NAMESPACES, {"metadata": {"name": OLD.namespace}})
             await manifests.apply(story.management, [space, *clusterclass.objects(OLD.namespace)])
             await story.apply([with_its_variables(story.spec)])
-            await story.come_up()
+            await story.bring_up()
             before = await snapshot(story)
             assert len(before) > 20
         await install_ours(story)

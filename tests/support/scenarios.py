@@ -148,7 +148,7 @@ async def gives_the_control_plane_an_address_first(run: Run) -> None:
 
 
 async def brings_up_all_machines(run: Run) -> None:
-    await run.story.come_up()
+    await run.story.bring_up()
 
 
 async def takes_addresses_from_pools_in_order(run: Run) -> None:
@@ -261,7 +261,7 @@ async def notices_a_vm_that_is_lost(run: Run) -> None:
 
 
 async def runs_all_machines_again(run: Run) -> None:
-    await run.story.see_replaced(run.lost)
+    await run.story.wait_replaced(run.lost)
     assert len(await run.nodes()) == len(run.story.view.running())
 
 

@@ -19,7 +19,7 @@ from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox.guest.join import CA_FILES, JOIN_FILE
 from sandbox.harvester import kinds
-from sandbox.harvester.fixtures import World
+from sandbox.harvester.config import SimulatorConfig
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer
 from sandbox.simulate import Simulator
@@ -33,7 +33,7 @@ class Simulation:
     """A running simulator; `namespace` is the test's own."""
 
     client: ApiClient
-    world: World
+    world: SimulatorConfig
     namespace: str
 
     @property
@@ -100,8 +100,8 @@ class Place:
 
 @asynccontextmanager
 async def simulation(place: Place, namespace: str, **settings: Any) -> AsyncIterator[Simulation]:
-    """Simulate a Harvester with short times; `settings` are those of `World`. The namespace goes in the end."""
-    world = replace(World.from_settings(place.network), **{**QUICK, **settings})
+    """Simulate a Harvester; `settings` are those of `SimulatorConfig`. Deletes the namespace at the end."""
+    world = replace(SimulatorConfig.from_settings(place.network), **{**QUICK, **settings})
     access = parse_kubeconfig(pki.to_yaml(place.server.kubeconfig()))
     async with place.server.client() as client, Simulator(place.server.folder, world, access).running():
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})

@@ -95,7 +95,7 @@ async def create(case: Case, name: str) -> None:
 async def scale_and_migrate(case: Case, first: str, second: str) -> None:
     vm = await case.vm(first)
     await case.ready_machine(second)
-    await Faults(case.harvester).cause(Fault("migration", f"{case.target}/{first}"))
+    await Faults(case.harvester).inject(Fault("migration", f"{case.target}/{first}"))
     host = (await case.get(kinds.INSTANCES, first))["status"]["nodeName"]
     zone = f"zone-{host.rpartition('-')[2]}"
     await case.until(HARVESTER_MACHINES, first, lambda machine: machine["status"].get("failureDomain") == zone)

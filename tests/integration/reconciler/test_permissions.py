@@ -34,7 +34,7 @@ from sandbox.capi import rancher
 from sandbox.environment import STATE_FILE
 from sandbox.guest.workload import FLAGS as WORKLOAD_FLAGS
 from sandbox.harvester import kinds
-from sandbox.harvester.fixtures import World
+from sandbox.harvester.config import SimulatorConfig
 from sandbox.processes import binaries, children, network, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.integration.reconciler.test_adoption import left_behind, recorded
@@ -157,7 +157,7 @@ async def start(folder: Path, claimed: str) -> Restricted:
         await manifests.apply(client, [*(obj for obj in BASE if obj["kind"] not in ELSEWHERE), *core_crds("v1beta2")])
         await rancher.install(client)
     await environment._simulate(folder)
-    found = Restricted(folder, management, harvester, workload, World.from_settings(claimed, TIMES), None)  # type: ignore[arg-type]
+    found = Restricted(folder, management, harvester, workload, SimulatorConfig.from_settings(claimed, TIMES), None)  # type: ignore[arg-type]
     async with harvester.client() as client:
         found.kubeconfig = await accounts.create(client, ACCOUNT, harvester.url)
     return found

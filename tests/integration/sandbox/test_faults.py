@@ -81,7 +81,7 @@ async def host_of(sim: Simulation, name: str) -> str:
 async def test_closed_hosts_leave_vms_waiting_until_they_open(sim: Simulation, faults: Faults) -> None:
     await sim.create_vm("before")
     await running(sim, "before")
-    await faults.cause(Fault("unschedulable"))
+    await faults.inject(Fault("unschedulable"))
     await sim.create_vm("after")
     stuck = lambda vm: vm.get("status", {}).get("printableStatus") == "ErrorUnschedulable"  # noqa: E731
     await sim.until(kinds.VIRTUAL_MACHINES, "after", stuck)
@@ -105,11 +105,11 @@ async def test_missing_object_comes_back_as_it_was(
 ) -> None:
     namespace, _, bare = target.partition("/")
     before = await sim.client.get(resource, bare, namespace)
-    await faults.cause(Fault(name, target))
+    await faults.inject(Fault(name, target))
     with pytest.raises(NotFound):
         await sim.client.get(resource, bare, namespace)
     with pytest.raises(FaultError, match="clear it first"):
-        await faults.cause(Fault(name, target))
+        await faults.inject(Fault(name, target))
     await faults.clear(name, "default/other")
     assert await faults.active()
     await faults.clear(name, target)
@@ -121,7 +121,7 @@ async def test_vms_of_a_failed_host_start_elsewhere(sim: Simulation, faults: Fau
     await sim.create_vm("one")
     before = await running(sim, "one")
     failed = before["status"]["nodeName"]
-    await faults.cause(Fault("host-failure", failed))
+    await faults.inject(Fault("host-failure", failed))
     (ready,) = (await sim.client.get(NODES, failed))["status"]["conditions"]
     assert ready["status"] == "Unknown"
     restarted = await sim.until(
@@ -139,7 +139,7 @@ async def test_vms_of_a_failed_host_start_elsewhere(sim: Simulation, faults: Fau
 async def test_vm_vanishes_and_leaves_its_disks(sim: Simulation, faults: Faults) -> None:
     await sim.create_vm("one")
     await running(sim, "one")
-    await faults.cause(Fault("vm-vanishes", f"{sim.namespace}/one"))
+    await faults.inject(Fault("vm-vanishes", f"{sim.namespace}/one"))
     with pytest.raises(NotFound):
         await sim.client.get(kinds.VIRTUAL_MACHINES, "one", sim.namespace)
     await sim.until_gone(kinds.INSTANCES, "one")
@@ -150,7 +150,7 @@ async def test_vm_vanishes_and_leaves_its_disks(sim: Simulation, faults: Faults)
 async def test_live_migration_changes_the_host_and_nothing_else(sim: Simulation, faults: Faults) -> None:
     await sim.create_vm("one")
     before = await running(sim, "one")
-    said = await faults.cause(Fault("migration", f"{sim.namespace}/one"))
+    said = await faults.inject(Fault("migration", f"{sim.namespace}/one"))
     after = await sim.client.get(kinds.INSTANCES, "one", sim.namespace)
     assert uid_of(after) == uid_of(before)
     source, host = before["status"]["nodeName"], after["status"]["nodeName"]
@@ -158,7 +158,7 @@ async def test_live_migration_changes_the_host_and_nothing_else(sim: Simulation,
     assert said.endswith(f"from {source} to {host}")
     assert after["status"]["interfaces"] == before["status"]["interfaces"]
     # The simulation knows where it is now: a failure of the old host is nothing to it.
-    await faults.cause(Fault("host-failure", source))
+    await faults.inject(Fault("host-failure", source))
     await asyncio.sleep(BOUND)
     assert uid_of(await sim.client.get(kinds.INSTANCES, "one", sim.namespace)) == uid_of(before)
 
@@ -170,25 +170,25 @@ async def test_vm_with_a_disk_of_one_host_cannot_be_migrated(sim: Simulation, fa
     await sim.client.create(kinds.VIRTUAL_MACHINES, vm)
     await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
     with pytest.raises(FaultError, match="one-disk-0 is not ReadWriteMany"):
-        await faults.cause(Fault("migration", f"{sim.namespace}/one"))
+        await faults.inject(Fault("migration", f"{sim.namespace}/one"))
 
 
 async def test_address_by_dhcp_changes_and_a_static_one_does_not(
     sim: Simulation, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandbox.harvester.fault_actions.PATIENCE", 1.0)
+    monkeypatch.setattr("sandbox.harvester.fault_actions.TIMEOUT_SECONDS", 1.0)
 
     static = f"{sim.prefix}.8.200"
     await sim.create_vm("leased")
     await sim.create_vm("static", address=static)
     (before,) = await sim.addresses("leased")
     assert await sim.addresses("static") == [static]
-    await faults.cause(Fault("address-change", f"{sim.namespace}/leased"))
+    await faults.inject(Fault("address-change", f"{sim.namespace}/leased"))
     (after,) = await sim.addresses("leased")
     assert after != before
     with pytest.raises(FaultError, match=f"keeps {static}"):
-        await faults.cause(Fault("address-change", f"{sim.namespace}/static"))
-    await faults.cause(Fault("address-change", f"{sim.namespace}/leased"))
+        await faults.inject(Fault("address-change", f"{sim.namespace}/static"))
+    await faults.inject(Fault("address-change", f"{sim.namespace}/leased"))
     assert await sim.addresses("leased") not in ([after], [])
 
 
@@ -205,7 +205,7 @@ async def test_address_by_dhcp_changes_and_a_static_one_does_not(
 )
 async def test_fault_that_cannot_be_is_refused(faults: Faults, fault: Fault, message: str) -> None:
     with pytest.raises(FaultError, match=message):
-        await faults.cause(fault)
+        await faults.inject(fault)
     assert await faults.active() == []
 
 
@@ -313,10 +313,10 @@ async def test_open_watches_end(place: Place, name: str, error: type[Exception] 
 async def test_proxy_follows_what_is_recorded(sim: Simulation, faults: Faults, place: Place) -> None:
     async with proxied(place.server) as (proxy, client):
         following = asyncio.create_task(proxy.follow(sim.client))
-        await faults.cause(Fault("slow", delay=0.01))
-        said = await faults.cause(Fault("forbidden", share=0.9))
+        await faults.inject(Fault("slow", delay=0.01))
+        said = await faults.inject(Fault("forbidden", share=0.9))
         assert said == "forbidden (90% of requests)"
-        await faults.cause(Fault("forbidden"))
+        await faults.inject(Fault("forbidden"))
         assert [str(fault) for fault in await faults.active()] == ["slow (0.01 s)", "forbidden"]
         await eventually(client, refused=True)
         await faults.clear()

@@ -15,8 +15,8 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.processes.apiserver import ApiServer
-from sandbox.processes.garbage import Garbage
-from sandbox.processes.tokens import ACCOUNT, SECRET_TYPE, SERVICE_ACCOUNTS, Tokens
+from sandbox.processes.garbage import GarbageCollector
+from sandbox.processes.tokens import ACCOUNT, SECRET_TYPE, SERVICE_ACCOUNTS, TokenController
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +26,7 @@ CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 async def test_token_secret_is_filled_and_ends_with_its_account(api_server: ApiServer) -> None:
     async with api_server.client() as client:
         await client.create(NAMESPACES, {"metadata": {"name": "tokens"}})
-        async with _running(Tokens(client, api_server.ca.certificate.decode()).run()):
+        async with _running(TokenController(client, api_server.ca.certificate.decode()).run()):
             metadata = {"name": "cloud", "namespace": "tokens"}
             await client.create(SERVICE_ACCOUNTS, {"metadata": metadata})
             annotated = {"name": "cloud-token", "namespace": "tokens", "annotations": {ACCOUNT: "cloud"}}
@@ -42,7 +42,7 @@ async def test_token_secret_is_filled_and_ends_with_its_account(api_server: ApiS
 
 @pytest.mark.parametrize("propagation", ["Background", "Foreground"])
 async def test_dependents_go_with_their_owner(api_server: ApiServer, propagation: str) -> None:
-    async with api_server.client() as client, _running(Garbage(client).run()):
+    async with api_server.client() as client, _running(GarbageCollector(client).run()):
         namespace = f"garbage-{propagation.lower()}"
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
         owner = await _config_map(client, namespace, "owner")
@@ -63,7 +63,7 @@ async def test_orphan_of_an_earlier_time_goes_too(api_server: ApiServer) -> None
         await client.delete(CONFIG_MAPS, "owner", "orphans")
         await _config_map(client, "orphans", "owner")  # the same name, another uid
         await _config_map(client, "orphans", "child", owner)
-        async with _running(Garbage(client).run()):
+        async with _running(GarbageCollector(client).run()):
             await _until(lambda: _gone(client, CONFIG_MAPS, "child", "orphans"))
         assert await client.get(CONFIG_MAPS, "owner", "orphans")
 

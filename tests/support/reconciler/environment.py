@@ -19,7 +19,7 @@ from caphv.api.object import Obj
 from sandbox import manifests
 from sandbox.environment import SIMULATOR_READY_FILE, STATE_FILE
 from sandbox.guest.workload import FLAGS as WORKLOAD_FLAGS
-from sandbox.harvester.fixtures import World
+from sandbox.harvester.config import SimulatorConfig
 from sandbox.processes import binaries, children, network, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, Token, private_file
 from tests.support.paths import CHECKOUT
@@ -52,7 +52,7 @@ class Environment:
     management: ApiServer
     harvester: ApiServer
     workload: ApiServer
-    world: World
+    world: SimulatorConfig
     provider: Provider
     cases: int = field(default=0)
 
@@ -111,7 +111,7 @@ async def _start(folder: Path, claimed: str) -> Environment:
     await _simulate(folder)
     provider = Provider(folder, "provider", management)
     await provider.start()
-    return Environment(folder, management, harvester, workload, World.from_settings(claimed, TIMES), provider)
+    return Environment(folder, management, harvester, workload, SimulatorConfig.from_settings(claimed, TIMES), provider)
 
 
 async def _simulate(folder: Path) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from caphv.api.object import Key, Obj
 from sandbox.capi import state
-from sandbox.capi.bootstrap import waits_for
+from sandbox.capi.bootstrap import missing_prerequisite
 from sandbox.capi.cloudconfig import Guest, render
 from sandbox.capi.distribution import ALL, K3S, KUBEADM, RKE2, Distribution, Node
 from sandbox.capi.plan import Delete, Wait
@@ -221,15 +221,15 @@ def test_nothing_secret_is_in_the_representation_of_a_guest() -> None:
 def test_bootstrap_data_waits_for_infrastructure_endpoint_control_plane_and_secrets() -> None:
     worker, leader = {"metadata": {}}, {"metadata": {"labels": {"cluster.x-k8s.io/control-plane": ""}}}
     cluster: Obj = {"spec": {}}
-    assert waits_for(cluster, leader, has_credentials=True) == "the infrastructure of the cluster"
+    assert missing_prerequisite(cluster, leader, has_credentials=True) == "the infrastructure of the cluster"
     cluster["status"] = {"initialization": {"infrastructureProvisioned": True}}
-    assert waits_for(cluster, leader, has_credentials=True) == "the endpoint of the control plane"
+    assert missing_prerequisite(cluster, leader, has_credentials=True) == "the endpoint of the control plane"
     cluster["spec"]["controlPlaneEndpoint"] = {"host": "10.0.0.1", "port": 6443}
-    assert waits_for(cluster, leader, has_credentials=False) == "CA and token of the cluster"
-    assert not waits_for(cluster, leader, has_credentials=True)
-    assert waits_for(cluster, worker, has_credentials=True) == "the control plane"
+    assert missing_prerequisite(cluster, leader, has_credentials=False) == "the CA and token of the cluster"
+    assert not missing_prerequisite(cluster, leader, has_credentials=True)
+    assert missing_prerequisite(cluster, worker, has_credentials=True) == "the control plane"
     cluster["status"]["conditions"] = [{"type": "ControlPlaneInitialized", "status": "True"}]
-    assert not waits_for(cluster, worker, has_credentials=True)
+    assert not missing_prerequisite(cluster, worker, has_credentials=True)
 
 
 def reported(owner: Obj, machines: list[Obj], step: Wait | Delete, *, joinable: bool) -> Obj:

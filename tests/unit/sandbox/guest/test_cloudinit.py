@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from sandbox.guest.cloudinit import Broken, Nic, parse_network_data, parse_user_data
+from sandbox.guest.cloudinit import GuestError, Nic, parse_network_data, parse_user_data
 from sandbox.guest.join import CA_FILES, JOIN_FILE, check_nic, join_of
 from sandbox.processes import pki
 
@@ -73,12 +73,12 @@ def test_jinja_header_is_kept_and_rendered() -> None:
     ],
 )
 def test_broken_user_data_is_refused(text: str, message: str) -> None:
-    with pytest.raises(Broken, match=message):
+    with pytest.raises(GuestError, match=message):
         parse_user_data(text, "vm")
 
 
 def test_errors_hold_no_content() -> None:
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(GuestError) as caught:
         parse_user_data("#cloud-config\ntoken: [canary", "vm")
     assert "canary" not in str(caught.value)
 
@@ -115,7 +115,7 @@ def test_prefix_length_and_network_wrapper() -> None:
     ],
 )
 def test_broken_network_data_is_refused(text: str, message: str) -> None:
-    with pytest.raises(Broken, match=message):
+    with pytest.raises(GuestError, match=message):
         parse_network_data(text)
 
 
@@ -129,7 +129,7 @@ def test_broken_network_data_is_refused(text: str, message: str) -> None:
     ],
 )
 def test_interface_that_does_not_fit_its_network(nic: Nic, message: str) -> None:
-    with pytest.raises(Broken, match=message):
+    with pytest.raises(GuestError, match=message):
         check_nic(nic, *PRODUCTION)
 
 
@@ -184,5 +184,5 @@ def test_no_join_file_no_join() -> None:
     ],
 )
 def test_broken_join_file_is_refused(change: Obj, message: str) -> None:
-    with pytest.raises(Broken, match=message):
+    with pytest.raises(GuestError, match=message):
         join_of(parse_user_data(joining({**JOIN, **change}), "vm"))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from sandbox.harvester.addresses import Addresses
-from sandbox.harvester.fixtures import Host, World
+from sandbox.harvester.config import Host, SimulatorConfig
 from sandbox.processes.proxy import TcpProxy
 
 pytestmark = pytest.mark.unit
@@ -37,7 +37,7 @@ def test_dhcp_leaves_out_addresses_in_use_and_remembers_its_leases() -> None:
 
 
 def test_settings_replace_parts_of_the_world() -> None:
-    world = World.from_settings("127.10.0.0/16", {"boot_seconds": 9, "hosts": [{"name": "one", "cpu": 4}]})
+    world = SimulatorConfig.from_settings("127.10.0.0/16", {"boot_seconds": 9, "hosts": [{"name": "one", "cpu": 4}]})
     assert world.boot_seconds == 9
     assert world.hosts == (Host("one", cpu=4),)
     assert world.networks[0].gateway == "127.10.0.1"
@@ -53,7 +53,7 @@ def test_settings_replace_parts_of_the_world() -> None:
 )
 def test_wrong_settings_are_named(network: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        World.from_settings(network, settings)
+        SimulatorConfig.from_settings(network, settings)
 
 
 async def test_proxy_forwards_and_cuts_connections_of_a_lost_backend() -> None:

@@ -73,18 +73,18 @@ def test_exhausted_pool_gives_nothing() -> None:
     ],
 )
 def test_refusals(changed: Obj, reason: str) -> None:
-    assert reason in ippools.refusal(changed)
-    assert bool(ippools.refusal(changed)) == bool(reason)
+    assert reason in ippools.validate(changed)
+    assert bool(ippools.validate(changed)) == bool(reason)
 
 
 def test_overlapping_ranges_are_refused() -> None:
     both = pool()
     both["spec"]["ranges"] *= 2
-    assert ippools.refusal(both) == "spec.ranges: ranges overlap"
+    assert ippools.validate(both) == "spec.ranges: ranges overlap"
 
 
 def test_range_that_is_none_is_refused() -> None:
-    assert "10.0.0.999" in ippools.refusal({"spec": {"ranges": [{"subnet": "10.0.0.0/24", "rangeEnd": "10.0.0.999"}]}})
+    assert "10.0.0.999" in ippools.validate({"spec": {"ranges": [{"subnet": "10.0.0.0/24", "rangeEnd": "10.0.0.999"}]}})
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.booleans()), max_size=30))

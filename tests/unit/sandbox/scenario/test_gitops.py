@@ -21,7 +21,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 def test_each_push_is_a_commit_with_the_definition_as_it_is(tmp_path: Path) -> None:
     gitops = GitOps(tmp_path)
-    gitops.make()
+    gitops.create()
     gitops.push(definition(SPEC, 1450), "first")
     gitops.push(definition(SPEC, 1400), "second")
     source = tmp_path / "clusters.git"
