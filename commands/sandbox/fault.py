@@ -112,7 +112,7 @@ def _command(kind: "Kind") -> click.Command:
 def _help_text(kind: "Kind") -> str:
     if not kind.lasting:
         return f"{kind.summary} Happens once."
-    clear_it = f"Clear it with `caphv sandbox fault clear {kind.name}`."
+    clear_it = f"`caphv sandbox fault clear {kind.name}` ends it."
     return f"{kind.summary} {clear_it}" + (
         " Only affects clients with `kubeconfig identity`." if kind.in_transport else ""
     )

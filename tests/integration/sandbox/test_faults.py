@@ -186,7 +186,7 @@ async def test_address_by_dhcp_changes_and_a_static_one_does_not(
     await faults.inject(Fault("address-change", f"{sim.namespace}/leased"))
     (after,) = await sim.addresses("leased")
     assert after != before
-    with pytest.raises(FaultError, match=f"keeps {static}"):
+    with pytest.raises(FaultError, match=f"kept {static}"):
         await faults.inject(Fault("address-change", f"{sim.namespace}/static"))
     await faults.inject(Fault("address-change", f"{sim.namespace}/leased"))
     assert await sim.addresses("leased") not in ([after], [])
@@ -195,11 +195,11 @@ async def test_address_by_dhcp_changes_and_a_static_one_does_not(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (Fault("vm-vanishes", "nowhere/one"), "VirtualMachine nowhere/one is not on Harvester"),
-        (Fault("host-failure", "nobody"), "there are: harvester-1, harvester-2, harvester-3"),
-        (Fault("migration", "one"), "'one' is not of the form NAMESPACE/NAME"),
-        (Fault("host-failure"), "host-failure needs HOST"),
-        (Fault("slow", "one"), "slow needs no target"),
+        (Fault("vm-vanishes", "nowhere/one"), "VirtualMachine nowhere/one not found on Harvester"),
+        (Fault("host-failure", "nobody"), "existing: harvester-1, harvester-2, harvester-3"),
+        (Fault("migration", "one"), "'one': must be NAMESPACE/NAME"),
+        (Fault("host-failure"), "host-failure takes HOST"),
+        (Fault("slow", "one"), "slow takes no target"),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )

@@ -61,7 +61,7 @@ async def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
     process = processes.start(tmp_path, "failing", [sys.executable, "-c", "raise SystemExit('no such luck')"])
-    with pytest.raises(ProcessError, match=r"failing ended during start-up(.|\n)*no such luck"):
+    with pytest.raises(ProcessError, match=r"failing exited during start-up(.|\n)*no such luck"):
         asyncio.run(processes.wait_ready(process, never, 10))
 
 

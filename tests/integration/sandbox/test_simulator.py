@@ -127,16 +127,16 @@ async def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Pla
         with pytest.raises(Invalid, match="has allocated addresses"):
             await sim.client.delete(kinds.IP_POOLS, "own")
         narrower = [{**ranges[0], "rangeStart": "10.0.0.5"}]
-        with pytest.raises(Invalid, match="lies outside"):
+        with pytest.raises(Invalid, match="outside the ranges"):
             await sim.client.patch(kinds.IP_POOLS, "own", "", {"spec": {"ranges": narrower}})
 
 
 @pytest.mark.parametrize(
     ("user_data", "address", "message"),
     [
-        ("#cloud-config\npackages: [qemu-guest-agent\n", "", "userdata: is not YAML"),
-        ("#cloud-config\npackages: [iptables]\n", "", "guest agent is not installed"),
-        ({"packages": ["qemu-guest-agent"]}, "10.0.0.9", "does not belong to the network"),
+        ("#cloud-config\npackages: [qemu-guest-agent\n", "", "userdata: invalid YAML"),
+        ("#cloud-config\npackages: [iptables]\n", "", "guest agent not installed"),
+        ({"packages": ["qemu-guest-agent"]}, "10.0.0.9", "is outside the network"),
     ],
 )
 async def test_guest_with_broken_data_reports_nothing(
@@ -161,7 +161,7 @@ async def test_address_of_another_guest_is_refused(place: Place) -> None:
         await sim.create_vm("first", address=address)
         assert await sim.addresses("first") == [address]
         await sim.create_vm("second", address=address)
-        await sim.until(kinds.INSTANCES, "second", lambda vmi: "is taken by VM taken/first" in str(vmi["status"]))
+        await sim.until(kinds.INSTANCES, "second", lambda vmi: "is used by VM taken/first" in str(vmi["status"]))
 
 
 async def test_load_balancer_keeps_the_address_of_the_placeholder(place: Place) -> None:

@@ -307,14 +307,14 @@ def releases(origin: Origin) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("push", "x.yaml"), "name the repository"),
+        (("push", "x.yaml"), "give a repository"),
         (("push", "x.yaml", "--repo", "https://user:hidden@host/x"), "must not hold a password"),
-        (("push", "x.yaml", "--folder", "x", "--repo", "file:///x"), "exclude each other"),
+        (("push", "x.yaml", "--folder", "x", "--repo", "file:///x"), "mutually exclusive"),
         (("push", "x.yaml", "--repo", "file:///x", "--author", "nobody"), "--author"),
         (("push", "x.yaml", "--prune", "-l", "a=b", "--repo", "file:///x"), "--prune needs all clusters"),
         (("diff", "x.yaml", "--folder", "x", "-l", "a b"), "selects no labels"),
         (("diff", "x.yaml", "--folder", "x", "--path", "../y"), "relative path"),
-        (("render", "x.yaml", "--kubeconfig", "y"), "name one of them"),
+        (("render", "x.yaml", "--kubeconfig", "y"), "not both"),
         (("render", "x.yaml", "--chart-repo", "ftp://x"), "no chart repository"),
         (("upgrade", "x.yaml", "--folder", "x", "--all", "--release", "1"), "there is no release '1'"),
         (("render", "--kubeconfig", "not-there"), "cannot read the kubeconfig not-there"),

@@ -234,7 +234,7 @@ def test_a_folder_that_is_not_there_is_a_typing_error(command: tuple[str, ...], 
     clusters = write(tmp_path / "clusters", manifest("a"))
     result = call(command[0], clusters, *command[1:], "--folder", tmp_path / "typo")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{tmp_path}/typo: there is no such folder" in result.stderr
+    assert f"{tmp_path}/typo: no such folder" in result.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

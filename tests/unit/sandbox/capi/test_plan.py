@@ -52,7 +52,7 @@ def test_a_machine_in_a_zone_that_is_no_more_goes_first() -> None:
 
 def test_no_machine_is_deleted_before_the_core_sees_the_others_ready() -> None:
     members = [*three(), Member("cp-4", "2026-01-04", "zone-1", settled=False)]
-    assert next_step(members, 3, 1, ZONES) == Wait("the core has not seen that cp-4 is ready")
+    assert next_step(members, 3, 1, ZONES) == Wait("the core has not seen cp-4 ready")
 
 
 def test_an_unhealthy_machine_is_deleted_while_the_others_are_a_quorum() -> None:

@@ -55,21 +55,21 @@ def test_jinja_header_is_kept_and_rendered() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("packages: []", "first line is not #cloud-config"),
-        ("#!/bin/sh\n", "first line is not #cloud-config"),
+        ("packages: []", "first line must be #cloud-config"),
+        ("#!/bin/sh\n", "first line must be #cloud-config"),
         ("## template: jinja\n#cloud-config\nhostname: '{{ ds.other }}'", "variable ds.other is undefined"),
-        ("#cloud-config\n- packages", "is not a mapping"),
-        ("#cloud-config\npackages: [a", "is not YAML"),
-        ("#cloud-config\npackages: [a]\npackages: [b]", "a key stands twice in line 2"),
+        ("#cloud-config\n- packages", "must be a mapping"),
+        ("#cloud-config\npackages: [a", "invalid YAML"),
+        ("#cloud-config\npackages: [a]\npackages: [b]", "duplicate key in line 2"),
         ("#cloud-config\npackges: [a]", "unknown keys packges"),
-        ("#cloud-config\nruncmd: reboot", "userdata.runcmd: is not a list"),
-        ("#cloud-config\nruncmd: [{a: b}]", r"userdata.runcmd\[0\]: is not a command"),
-        ("#cloud-config\nusers: [{groups: a}]", r"userdata.users\[0\]: has no name"),
-        ("#cloud-config\nssh_authorized_keys: ['']", r"ssh_authorized_keys\[0\]: is not a public key"),
+        ("#cloud-config\nruncmd: reboot", "userdata.runcmd: must be a list"),
+        ("#cloud-config\nruncmd: [{a: b}]", r"userdata.runcmd\[0\]: must be a command"),
+        ("#cloud-config\nusers: [{groups: a}]", r"userdata.users\[0\]: must have a name"),
+        ("#cloud-config\nssh_authorized_keys: ['']", r"ssh_authorized_keys\[0\]: must be a public key"),
         ("#cloud-config\nwrite_files: [{path: etc}]", r"write_files\[0\].path"),
         ("#cloud-config\nwrite_files: [{path: /a, mode: '1'}]", "unknown fields mode"),
-        ("#cloud-config\nwrite_files: [{path: /a, permissions: 600}]", "permissions: is not a text"),
-        ("#cloud-config\nwrite_files: [{path: /a, encoding: b64, content: '*'}]", "content: is not b64"),
+        ("#cloud-config\nwrite_files: [{path: /a, permissions: 600}]", "permissions: must be a string"),
+        ("#cloud-config\nwrite_files: [{path: /a, encoding: b64, content: '*'}]", "content: must be b64"),
     ],
 )
 def test_broken_user_data_is_refused(text: str, message: str) -> None:
@@ -106,12 +106,12 @@ def test_prefix_length_and_network_wrapper() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("version: 2\nethernets: {}", "not a configuration of version 1"),
+        ("version: 2\nethernets: {}", "must be a version 1 configuration"),
         (network(type="static", address="127.10.9.1"), "subnets"),
         (network(type="static", address="127.10.9.256", netmask="255.255.0.0"), "subnets"),
-        (network(type="manual"), "is not static or dhcp"),
-        ("version: 1\nconfig: [{type: bond}]", "'bond' is not physical or nameserver"),
-        ("version: 1\nconfig: [{type: nameserver, address: dns}]", "'dns' is not an address"),
+        (network(type="manual"), "must be static or dhcp"),
+        ("version: 1\nconfig: [{type: bond}]", "'bond' must be physical or nameserver"),
+        ("version: 1\nconfig: [{type: nameserver, address: dns}]", "'dns' must be an IP address"),
     ],
 )
 def test_broken_network_data_is_refused(text: str, message: str) -> None:
@@ -122,10 +122,10 @@ def test_broken_network_data_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("nic", "message"),
     [
-        (Nic("eth0", "127.11.9.1", "255.255.128.0", "127.10.0.1"), "does not belong to the network"),
-        (Nic("eth0", "127.10.9.1", "255.255.0.0", "127.10.0.1"), "mask 255.255.0.0 is not that of the network"),
-        (Nic("eth0", "127.10.9.1", "255.255.128.0", "127.10.0.2"), "gateway 127.10.0.2 is not that"),
-        (Nic("eth0", "127.10.0.1", "255.255.128.0", "127.10.0.1"), "is that of the gateway"),
+        (Nic("eth0", "127.11.9.1", "255.255.128.0", "127.10.0.1"), "is outside the network"),
+        (Nic("eth0", "127.10.9.1", "255.255.0.0", "127.10.0.1"), "mask 255.255.0.0 must be that of the network"),
+        (Nic("eth0", "127.10.9.1", "255.255.128.0", "127.10.0.2"), "gateway 127.10.0.2 must be that"),
+        (Nic("eth0", "127.10.0.1", "255.255.128.0", "127.10.0.1"), "is the gateway's"),
     ],
 )
 def test_interface_that_does_not_fit_its_network(nic: Nic, message: str) -> None:
@@ -175,12 +175,12 @@ def test_no_join_file_no_join() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"role": "etcd"}, "role is not"),
-        ({"server": "http://127.10.10.1:6443"}, "server is not an https:// URL"),
+        ({"role": "etcd"}, "role must be"),
+        ({"server": "http://127.10.10.1:6443"}, "server must be an https:// URL"),
         ({"token": ""}, "token is missing"),
-        ({"cni": "yes"}, "field cni is unknown or of a wrong type"),
+        ({"cni": "yes"}, "field cni is unknown or has the wrong type"),
         ({"tokn": "x"}, "field tokn is unknown"),
-        ({"role": "control-plane"}, "needs /etc/kubernetes/pki/ca.crt"),
+        ({"role": "control-plane"}, "must have /etc/kubernetes/pki/ca.crt"),
     ],
 )
 def test_broken_join_file_is_refused(change: Obj, message: str) -> None:

@@ -29,7 +29,7 @@ def test_dhcp_leaves_out_addresses_in_use_and_remembers_its_leases() -> None:
     addresses.claim("127.10.32.1", "static")
     assert addresses.lease(DHCP, "a") == "127.10.32.2"
     assert addresses.lease(DHCP, "b") == "127.10.32.3"
-    with pytest.raises(LookupError, match="no address is left"):
+    with pytest.raises(LookupError, match="no free address left"):
         addresses.lease(DHCP, "c")
     addresses.release("b")
     addresses.release("static")
@@ -46,9 +46,9 @@ def test_settings_replace_parts_of_the_world() -> None:
 @pytest.mark.parametrize(
     ("network", "settings", "message"),
     [
-        ("10.0.0.0/16", {}, "is not of the form"),
-        ("127.10.0.0/24", {}, "is not of the form"),
-        ("127.10.0.0/16", {"bot_seconds": 1}, "bot_seconds: not a setting"),
+        ("10.0.0.0/16", {}, "must have the form"),
+        ("127.10.0.0/24", {}, "must have the form"),
+        ("127.10.0.0/16", {"bot_seconds": 1}, "bot_seconds: unknown setting"),
     ],
 )
 def test_wrong_settings_are_named(network: str, settings: dict[str, object], message: str) -> None:

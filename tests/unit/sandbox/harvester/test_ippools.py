@@ -67,8 +67,8 @@ def test_exhausted_pool_gives_nothing() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        (pool(first="10.0.0.6", last="10.0.0.4"), "rangeStart lies behind rangeEnd"),
-        (pool(allocated={"10.0.0.9": HOLDER}), "10.0.0.9 is allocated and lies outside"),
+        (pool(first="10.0.0.6", last="10.0.0.4"), "rangeStart is greater than rangeEnd"),
+        (pool(allocated={"10.0.0.9": HOLDER}), "10.0.0.9 is allocated but outside the ranges"),
         (pool(allocated={"10.0.0.5": HOLDER}), ""),
     ],
 )
