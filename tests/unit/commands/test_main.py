@@ -198,7 +198,7 @@ def test_insecure_identities_are_allowed_by_flag_only(
 ) -> None:
     seen: list[bool] = []
 
-    async def run(options: manager.Options, *_: object) -> None:
+    async def run(options: manager.ProviderOptions, *_: object) -> None:
         seen.append(options.allow_insecure_identities)
 
     monkeypatch.setattr(manager, "run", run)
