@@ -12,13 +12,13 @@ import yaml
 
 from bench.clock import cpu_seconds, timed
 from packager.controller import definition_source
-from packager.controller.open_repository import Place
-from packager.controller.planner import Work
-from packager.controller.publisher import Options, Published, Publisher
+from packager.controller.open_repository import RepositoryConfig
+from packager.controller.publisher import Published, Publisher, PublisherOptions
 from packager.git.remote import Remote
+from packager.planner import ManagementState
 from webhooks import crossobject
 
-_NOTHING_LIVE = Work((), why="A benchmark.")
+_NOTHING_LIVE = ManagementState((), why="A benchmark.")
 
 
 def measure(folder: Path, count: int, rounds: int) -> dict[str, Any]:
@@ -30,10 +30,10 @@ def measure(folder: Path, count: int, rounds: int) -> dict[str, Any]:
 def _publish(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     source, fleet = _made(folder / "source.git"), _made(folder / "fleet.git")
     _push(source, {f"{number:04}.yaml": _definition(number, 1450) for number in range(count)})
-    place = Place(Remote(f"file://{source}"), folder / "cache" / "source")
+    place = RepositoryConfig(Remote(f"file://{source}"), folder / "cache" / "source")
     publisher = Publisher(
-        Options(
-            Place(Remote(f"file://{fleet}"), folder / "cache"),
+        PublisherOptions(
+            RepositoryConfig(Remote(f"file://{fleet}"), folder / "cache"),
             source=definition_source.Options(place, crossobject.check),
         )
     )
@@ -75,8 +75,8 @@ def _figures(publisher: Publisher, source: Path, count: int, rounds: int) -> dic
 
 
 def _committed(published: Published) -> Published:
-    if not published.result.commit or not published.made or published.made.problems:
-        sys.exit(f"definitions made no commit: {published.made and published.made.problems[:1]}")
+    if not published.result.commit or not published.built or published.built.problems:
+        sys.exit(f"definitions made no commit: {published.built and published.built.problems[:1]}")
     return published
 
 

@@ -22,14 +22,15 @@ import click
 from bench import definitions as definitions_bench
 from bench.clock import cpu_seconds, timed
 from packager.addons.settings import ClusterFacts
+from packager.bundler import Folders
 from packager.git.commit import Reason
 from packager.git.prune import Pruning
-from packager.git.publish import CLUSTER_ROOT, Folders, Wanted, publish
+from packager.git.publish import Wanted, publish
 from packager.git.remote import Remote
 from packager.git.repository import Repository, Result
 from packager.git.snapshot import Snapshot
 from packager.rendering.renderer import Renderer
-from packager.tree import Tree
+from packager.tree import CLUSTER_ROOT, Tree
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

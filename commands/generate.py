@@ -17,7 +17,7 @@ from packager.definitions.flags import FLAGS, Flag
 if TYPE_CHECKING:
     from caphv.validation.finding import Finding
     from caphv.validation.yaml.tree import Document
-    from packager.apply import Applier, Refused
+    from packager.apply import Applier, ApplyFailure
     from packager.definitions.build import Built
 
 Obj = dict[str, Any]
@@ -194,11 +194,11 @@ def _identity(file: Path | None, problems: list[str]) -> str:
     return content.decode()
 
 
-def _built(wanted: Obj, first_files: Sequence[Obj] | None = None) -> Built:
+def _built(wanted: Obj, existing_node_files: Sequence[Obj] | None = None) -> Built:
     from packager.definitions.build import build
     from packager.rendering.renderer import Renderer
 
-    return build(wanted, Renderer(), {}, first_files)
+    return build(wanted, Renderer(), {}, existing_node_files)
 
 
 def _line(finding: Finding, given: Mapping[str, str], document: Document | None) -> str:
@@ -255,9 +255,9 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
     from caphv.runtime.errors import ApiError, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
     from commands.options.clusters import InputError
-    from packager.apply import Applier, described
+    from packager.apply import Applier, describe
 
-    async def run() -> tuple[list[Obj], list[Refused]]:
+    async def run() -> tuple[list[Obj], list[ApplyFailure]]:
         client = ApiClient(await own_configuration(options["kubeconfig"], options["context"]), name="management")
         try:
             return await _applied(Applier(client), wanted, found, secret)
@@ -271,19 +271,21 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
     bad = [one.obj for one in refused]
     for obj in objects:
         if obj not in bad:
-            click.echo(f"applied {described(obj)}")
+            click.echo(f"applied {describe(obj)}")
     for one in refused:
         click.echo(f"error: {one}", err=True)
     if refused:
         sys.exit(INVALID)
 
 
-async def _applied(applier: Applier, wanted: Obj, found: Built, secret: list[Obj]) -> tuple[list[Obj], list[Refused]]:
-    from packager.definitions.nodeconfig import first_files
+async def _applied(
+    applier: Applier, wanted: Obj, found: Built, secret: list[Obj]
+) -> tuple[list[Obj], list[ApplyFailure]]:
+    from packager.definitions.nodeconfig import existing_node_files
 
     there = [obj for planned in found.objects if (obj := await applier.read(planned)) is not None]
     # Nodes of a running cluster have started with files of their own; others would replace the control plane.
-    files = first_files(there)
+    files = existing_node_files(there)
     if files is not None:
         found = _built(wanted, files)
     missing = await applier.missing(found.shared.values())

@@ -1,6 +1,6 @@
-"""Puts objects on the management cluster by server side apply, and looks up what is there.
+"""Applies objects to the management cluster by server-side apply, and reads existing ones.
 
-Kinds are those of the API server: it says their plurals, so that nothing has to be known of bootstrap providers.
+Plurals of kinds are discovered, so that nothing needs to be known about bootstrap providers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _CLUSTERS = "cluster.x-k8s.io/v1beta2"
 
 
 @dataclass(frozen=True)
-class Refused:
-    """An object that the API server did not take; `why` is its answer."""
+class ApplyFailure:
+    """An object that the API server rejected; `why` is its answer."""
 
     obj: Obj
     why: str
 
     def __str__(self) -> str:
-        return f"{described(self.obj)}: {self.why}"
+        return f"{describe(self.obj)}: {self.why}"
 
 
-def described(obj: Obj) -> str:
+def describe(obj: Obj) -> str:
     """Return kind and name of an object, for people."""
     return f"{obj['kind']} {key_of(obj)}"
 
@@ -41,10 +41,10 @@ class Applier:
         self._client = client
         self._discovery = Discovery(client)
 
-    async def apply(self, objects: Iterable[Obj], namespace: str = "") -> list[Refused]:
+    async def apply(self, objects: Iterable[Obj], namespace: str = "") -> list[ApplyFailure]:
         """Create objects, or make the fields that they name ours; return those that were refused.
 
-        An object that is refused does not stop the others: what can be applied is, and all errors are told at once.
+        A rejected object does not stop the others: all errors are returned together.
         `namespace` is that of objects that name none.
         """
         refused = []
@@ -53,11 +53,11 @@ class Applier:
                 resource = await self._resource(obj)
                 await self._client.apply(resource, _in(namespace, resource, obj), manager=MANAGER)
             except ApiError as error:
-                refused.append(Refused(obj, str(error)))
+                refused.append(ApplyFailure(obj, str(error)))
         return refused
 
-    async def delete_cluster(self, name: str) -> list[Refused]:
-        """Ask for the deletion of a Cluster, `<namespace>/<name>`; one that is gone already is fine."""
+    async def delete_cluster(self, name: str) -> list[ApplyFailure]:
+        """Delete a Cluster, `<namespace>/<name>`, if it exists."""
         namespace, _, plain = name.partition("/")
         cluster = {"apiVersion": _CLUSTERS, "kind": "Cluster", "metadata": {"name": plain, "namespace": namespace}}
         try:
@@ -65,11 +65,11 @@ class Applier:
         except NotFound:
             return []
         except ApiError as error:
-            return [Refused(cluster, str(error))]
+            return [ApplyFailure(cluster, str(error))]
         return []
 
     async def read(self, obj: Obj) -> Obj | None:
-        """Return an object of this kind and name as it is on the cluster; None when there is none."""
+        """Return the existing object of this kind and name; None when there is none."""
         try:
             key = key_of(obj)
             return await self._client.get(await self._resource(obj), key.name, key.namespace)
@@ -79,7 +79,7 @@ class Applier:
     async def missing(self, groups: Iterable[Sequence[Obj]]) -> list[Obj]:
         """Return the objects of those groups whose last one is not there.
 
-        Groups are shared by clusters: one that is there may be older or somebody's own, and stays as it is.
+        Groups are shared by clusters: an existing one may be older or user-defined, and stays unchanged.
         """
         return [obj for group in groups if await self.read(group[-1]) is None for obj in group]
 

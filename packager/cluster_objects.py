@@ -1,8 +1,8 @@
-"""From objects of Kubernetes to what is known of each cluster: objects of files, of an API server, or of caches.
+"""Collects the facts of each cluster from objects of files, of an API server, or of caches.
 
-A cluster of a ClusterClass has a control plane and a HarvesterCluster only after Cluster API's core has made them.
-Until then, and in files, they are taken from the templates of the class, with the variables `cni` and
-`cloudConfigDelivery` of the ClusterClasses that we ship.
+A cluster with a ClusterClass has a control plane and a HarvesterCluster only after Cluster API's core created them.
+Until then, and in files, they are derived from the templates of the class, with the variables `cni` and
+`cloudConfigDelivery` of the shipped ClusterClasses.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def facts_of(objs: Iterable[Obj]) -> list[ClusterFacts]:
     Objects of other kinds are what Clusters refer to. Metadata without a name makes no Cluster.
     """
     known = _Objects(objs)
-    worlds = fleet_worlds(known.of_kind(FLEET_GROUP, "Cluster"))
+    managers = fleet_managers(known.of_kind(FLEET_GROUP, "Cluster"))
     clusters = [
-        facts_of_cluster(cluster, known.find, worlds.get(_key(cluster), frozenset()))
+        facts_of_cluster(cluster, known.find, managers.get(_key(cluster), frozenset()))
         for cluster in known.of_kind(CLUSTER_API_GROUP, "Cluster")
         if is_on_harvester(cluster, known.find)
     ]
@@ -59,14 +59,14 @@ def is_on_harvester(cluster: Obj, find: Find) -> bool:
 
 
 def is_suspended(cluster: Obj) -> bool:
-    """Whether annotation `addons.caphv.io/suspend` has its bundles left as they are."""
+    """Whether annotation `addons.caphv.io/suspend` suspends its bundles."""
     return at(cluster, "metadata", "annotations", names.SUSPEND_ADDONS_ANNOTATION) == "true"
 
 
-def fleet_worlds(fleet_clusters: Iterable[Obj]) -> dict[Key, frozenset[str]]:
-    """Return by Cluster the worlds (`caapf`, `rancher`) in which Fleet has a Cluster for it.
+def fleet_managers(fleet_clusters: Iterable[Obj]) -> dict[Key, frozenset[str]]:
+    """Return by Cluster who created a Fleet Cluster for it: `caapf`, `rancher`, or both.
 
-    Rancher's carries labels with the owner's name and namespace; CAAPF's has the Cluster's own.
+    Rancher's carries labels with the owner's name and namespace; CAAPF's has the Cluster's own name.
     """
     found: dict[Key, set[str]] = defaultdict(set)
     for fleet_cluster in fleet_clusters:
@@ -76,11 +76,11 @@ def fleet_worlds(fleet_clusters: Iterable[Obj]) -> dict[Key, frozenset[str]]:
             found[Key(*map(str, owner))].add(RANCHER)
         else:
             found[_key(fleet_cluster)].add(CAAPF)
-    return {key: frozenset(worlds) for key, worlds in found.items()}
+    return {key: frozenset(managers) for key, managers in found.items()}
 
 
 class _Objects:
-    """Objects to be looked up. A namespace that a file leaves open is that of whoever refers to it."""
+    """Objects to look up. An object in a file without a namespace is found from every namespace."""
 
     def __init__(self, objs: Iterable[Obj]) -> None:
         self._kinds: dict[tuple[str, str], dict[Key, Obj]] = defaultdict(dict)
@@ -92,7 +92,7 @@ class _Objects:
                 self._kinds[kind].setdefault(Key(_text(obj, "namespace"), _text(obj, "name")), obj)
 
     def of_kind(self, group: str, kind: str) -> Iterator[Obj]:
-        # Two of one name are both given: it is a fault of the files that somebody has to tell.
+        # Both of two objects with one name are returned: the caller reports the duplicate.
         return iter(self._all.get((group, kind), ()))
 
     def find(self, group: str, kind: str, key: Key) -> Obj | None:

@@ -69,14 +69,14 @@ class _Kinds:
 
 async def _fleet_clusters(kinds: _Kinds, namespace: str) -> list[Obj]:
     found = []
-    # Rancher's stand in a namespace of their own.
+    # Rancher's are in their own namespace.
     for place in {namespace, RANCHER_WORKSPACE} if namespace else {""}:
         try:
             found += await kinds.list((FLEET_GROUP, "Cluster"), place)
         except NotFound:
             continue
         except Forbidden as error:
-            log.warning("nobody looked whether two Fleets import a cluster: %s", error)
+            log.warning("skipped duplicate-Fleet check: %s", error)
     return found
 
 

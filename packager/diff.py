@@ -1,4 +1,4 @@
-"""What a plan would change, for people who review it: states of clusters, and files before and after."""
+"""The changes of a plan for review: the state of each cluster, and files before and after."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from packager.tree import CLUSTERS
 
 
 class State(StrEnum):
-    """How what a repository holds for a cluster stands to what it should hold."""
+    """How the bundles of a cluster in a repository compare with the rendered ones."""
 
     MATCHES = "matches"
     DIFFERS = "differs"
     MISSING = "missing"
     INVALID = "invalid"
-    """The cluster cannot be rendered; what the repository holds stays."""
+    """The cluster cannot be rendered; its files in the repository stay."""
     SUSPENDED = "suspended"
-    """Nobody looks at it, because an annotation says so."""
+    """An annotation suspends its bundles."""
     EXTRA = "extra"
-    """The repository has bundles of a cluster that there is not."""
+    """The repository has bundles of a cluster that does not exist."""
     FOREIGN = "foreign"
-    """Files of somebody else stand where the bundles should."""
+    """Unmanaged files are where the bundles should be."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class FileChange:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many lines come and go."""
+        """The numbers of added and removed lines."""
         body = self.lines[2:]
         return sum(line.startswith("+") for line in body), sum(line.startswith("-") for line in body)
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One cluster: `name` is `<namespace>/<name>`, `why` says what is wrong where files do not."""
+class ClusterDiff:
+    """One cluster: `name` is `<namespace>/<name>`, `why` gives reasons that files do not show."""
 
     name: str
     state: State
@@ -65,12 +65,12 @@ class Compared:
     why: tuple[str, ...] = ()
 
     @property
-    def is_true(self) -> bool:
-        """Whether the repository holds what it should, as far as anybody wants it to."""
+    def is_current(self) -> bool:
+        """Whether the repository is up to date for this cluster, or not supposed to be."""
         return self.state in (State.MATCHES, State.SUSPENDED)
 
 
-def compared(batch: Batch, plan: Plan, snapshot: Snapshot) -> list[Compared]:
+def diff_clusters(batch: Batch, plan: Plan, snapshot: Snapshot) -> list[ClusterDiff]:
     """Return each cluster of a batch or plan by name; `snapshot` is what the plan was made for."""
     changes = _changes(plan, snapshot)
     states = {str(key): State.SUSPENDED for key in batch.suspended}
@@ -82,15 +82,15 @@ def compared(batch: Batch, plan: Plan, snapshot: Snapshot) -> list[Compared]:
         *((folder, State.MISSING) for folder in plan.added),
     ):
         states[_cluster(folder)] = state
-    for told in plan.held:
-        name = _cluster(told.what)
-        reasons.setdefault(name, []).append(f"{told.what} stays: {told.why}")
+    for skipped in plan.held:
+        name = _cluster(skipped.what)
+        reasons.setdefault(name, []).append(f"{skipped.what} stays: {skipped.why}")
         states[name] = State.EXTRA if name not in states else State.DIFFERS
-    for told in plan.refused:
-        reasons.setdefault(_cluster(told.what), []).append(told.why)
-        states[_cluster(told.what)] = State.FOREIGN
+    for skipped in plan.refused:
+        reasons.setdefault(_cluster(skipped.what), []).append(skipped.why)
+        states[_cluster(skipped.what)] = State.FOREIGN
     return [
-        Compared(name, states[name], tuple(changes.get(name, ())), tuple(reasons.get(name, ())))
+        ClusterDiff(name, states[name], tuple(changes.get(name, ())), tuple(reasons.get(name, ())))
         for name in sorted(states)
     ]
 
@@ -100,7 +100,7 @@ def _changes(plan: Plan, snapshot: Snapshot) -> dict[str, list[FileChange]]:
     paths: dict[str, list[str]] = {}
     for path in sorted({*plan.write, *plan.delete}):
         paths.setdefault(_cluster(path), []).append(path)
-    # The list of files says nothing that the files do not say, unless somebody has spoilt it.
+    # The list of files is redundant, unless it was edited.
     shown = {
         name: [path for path in found if not path.endswith(f"/{RECORD}")] or found for name, found in paths.items()
     }

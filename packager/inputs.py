@@ -1,7 +1,7 @@
-"""Clusters as files, folders and streams have them, with the places that findings are about.
+"""Reads clusters from files, folders and streams, and remembers their places for findings.
 
-What cannot be read is told and never stops the rest; but then nobody knows which clusters there are, so nothing may be
-removed on the word of such an input.
+Unreadable files are reported and do not stop the others. But then the list of clusters is incomplete, so nothing may
+be removed because of such an input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Place = tuple[Source, Document, FieldPath]
 
 @dataclass(frozen=True)
 class Input:
-    """Clusters that were read, by namespace and name, and sentences about what could not be read."""
+    """Clusters by namespace and name, and messages about files that could not be read."""
 
     clusters: tuple[ClusterFacts, ...]
     unreadable: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
 
 
 def _nameless(found: Sequence[tuple[Obj, _Place]]) -> Iterator[str]:
-    """Tell Clusters whose name is none, which an API server would refuse, and nobody would miss here."""
+    """Report Clusters with an invalid name: an API server would reject them, and here they would be missed."""
     for obj, (source, document, base) in found:
         is_cluster = obj.get("kind") == "Cluster" and str(obj.get("apiVersion")).startswith(f"{CLUSTER_API_GROUP}/")
         name = at(obj, "metadata", "name")

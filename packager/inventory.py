@@ -1,4 +1,4 @@
-"""What a repository holds of each cluster, by the records beside the bundles; and which clusters an upgrade is for."""
+"""Lists the clusters of a repository by their lockfiles, and selects the clusters of an upgrade."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from packager.tree import CLUSTERS, Tree, cluster_folder
 
 
 @dataclass(frozen=True)
-class Held:
-    """One cluster of a repository: `name` is `<namespace>/<name>`; `fault` says why there is no record."""
+class RepositoryCluster:
+    """One cluster of a repository: `name` is `<namespace>/<name>`; `fault` tells why there is no lockfile."""
 
     name: str
     bundles: tuple[str, ...]
@@ -24,7 +24,7 @@ class Held:
     fault: str = ""
 
 
-def inventory(snapshot: Snapshot) -> list[Held]:
+def inventory(snapshot: Snapshot) -> list[RepositoryCluster]:
     """Return all clusters that a repository has a folder of, by name."""
     found = []
     for namespace, outer in sorted(snapshot.entries(CLUSTERS).items()):
@@ -34,16 +34,16 @@ def inventory(snapshot: Snapshot) -> list[Held]:
     return found
 
 
-def _held(snapshot: Snapshot, name: str) -> Held:
+def _held(snapshot: Snapshot, name: str) -> RepositoryCluster:
     folder = joined(CLUSTERS, name)
     bundles = tuple(sorted(inner for inner, entry in snapshot.entries(folder).items() if entry.is_folder))
     content = snapshot.read(joined(folder, lockfile.FILE))
     if content is None:
-        return Held(name, bundles, None, f"{lockfile.FILE} is missing")
+        return RepositoryCluster(name, bundles, None, f"{lockfile.FILE} is missing")
     try:
-        return Held(name, bundles, lockfile.read(content))
+        return RepositoryCluster(name, bundles, lockfile.read(content))
     except ValueError as error:
-        return Held(name, bundles, None, f"{lockfile.FILE} {error}")
+        return RepositoryCluster(name, bundles, None, f"{lockfile.FILE} {error}")
 
 
 @dataclass(frozen=True)

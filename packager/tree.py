@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 
-Tree = Mapping[str, bytes]
-"""POSIX path relative to the repository → content of the file."""
+from packager.git.folder import Root, Tree
+
+__all__ = ["CLUSTERS", "CLUSTER_ROOT", "Tree", "cluster_folder", "content_hash", "path_of"]
 
 CLUSTERS = "clusters"
-"""The folder in the repository that holds all clusters."""
+"""The folder in the repository that holds the bundles of all clusters."""
+CLUSTER_ROOT = Root(CLUSTERS)
 
 # A name of Kubernetes or a file name: never hidden, never an option, never `..`.
 _SEGMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")

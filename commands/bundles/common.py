@@ -1,4 +1,4 @@
-"""What the commands of `caphv bundles` have in common: how they render, what they compare with, and how they end."""
+"""Shared by the commands of `caphv bundles`: options, comparison with a repository, and exit status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from commands.options.clusters import SelectedClusters, Step, progress, read_clu
 from commands.options.repository import open_store
 
 if TYPE_CHECKING:
-    from packager.bundler import Batch, Packager
+    from packager.bundler import Batch, Bundler
     from packager.git.prune import Pruning
     from packager.git.snapshot import Snapshot
 
@@ -24,16 +24,18 @@ EVERYTHING = 1_000_000
 
 
 def render_options(command: _Command) -> _Command:
-    """Add the options that say how bundles are rendered."""
+    """Add the options for rendering bundles."""
     for add in (
         click.option(
-            "--force", is_flag=True, help="Allow changes of CNI, encapsulation and networks that break a live cluster."
+            "--force",
+            is_flag=True,
+            help="Allow changes of CNI, encapsulation and networks that break a running cluster.",
         ),
         click.option("--chart-repo", default="", metavar="URL", help="Mirror of all charts, https://… or oci://…."),
         click.option(
             "--templates",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Folder with templates over the shipped ones.",
+            help="Folder with templates that replace or add to the shipped ones.",
         ),
     ):
         command = add(command)
@@ -41,52 +43,54 @@ def render_options(command: _Command) -> _Command:
 
 
 def output(*formats: str) -> Callable[[_Command], _Command]:
-    """Return the option that chooses a form of the output; the first one is the default."""
+    """Return the option for the output format; the first format is the default."""
     return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True)
 
 
-PARTIAL = click.option("--partial", is_flag=True, help="Say nothing of clusters that are only in the repository.")
+PARTIAL = click.option("--partial", is_flag=True, help="Ignore clusters that are only in the repository.")
 
 
-def packager_of(flags: dict[str, Any], step: Step) -> Packager:
-    """Return a packager with the options of `render_options`, which tells what it renders."""
-    from packager.bundler import Packager
-    from packager.rendering.renderer import Options
+def bundler_of(flags: dict[str, Any], step: Step) -> Bundler:
+    """Return a bundler with the options of `render_options`, which reports progress."""
+    from packager.bundler import Bundler
+    from packager.rendering.renderer import RenderOptions
 
-    options = Options(flags["templates"], flags["chart_repo"], flags["force"])
+    options = RenderOptions(flags["templates"], flags["chart_repo"], flags["force"])
     try:
-        return Packager(options, report=lambda done, whole: step(f"rendering cluster {done + 1} of {whole}"))
+        return Bundler(options, report=lambda done, whole: step(f"rendering cluster {done + 1} of {whole}"))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
 
-def release_of(packager: Packager, name: str) -> Any:
-    """Return the set of versions of a name, the newest one without."""
+def release_of(bundler: Bundler, name: str) -> Any:
+    """Return the named release, without a name the newest one."""
     try:
-        return packager.renderer.table.release(name) if name else packager.renderer.table.newest
+        return bundler.renderer.table.release(name) if name else bundler.renderer.table.newest
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--release") from None
 
 
 def compare(flags: dict[str, Any]) -> tuple[SelectedClusters, Batch, list[Any]]:
-    """Read clusters and a repository, and compare what clusters should have with what it holds."""
-    from packager.diff import compared
+    """Read clusters and a repository, and compare the rendered bundles with its content."""
+    from packager.diff import diff_clusters
+    from packager.planner import ManagementState, Planner
 
     with progress() as step:
         given = read_clusters(flags, step)
-        packager = packager_of(flags, step)
+        bundler = bundler_of(flags, step)
         with open_store(flags) as store:
             step("reading the repository")
             snapshot = store.sync()
             whole = not (flags["partial"] or given.selected or given.input.unreadable)
             pruning = pruning_of(given, snapshot, EVERYTHING, whole=whole)
-            batch, plan = packager.plan(given.clusters, snapshot, pruning)
-            found = compared(batch, plan, snapshot)
-    return given, batch, found
+            state = ManagementState(given.clusters, live=False, pruning=pruning)
+            planned = Planner(bundler).plan(snapshot, state)
+            found = diff_clusters(planned.batch, planned.plan, snapshot)
+    return given, planned.batch, found
 
 
 def pruning_of(given: SelectedClusters, snapshot: Snapshot, budget: int, *, whole: bool) -> Pruning:
-    """Return what may be removed: with `whole`, clusters that were not given, as far as they should have been."""
+    """Return what may be removed: with `whole`, the bundles of clusters that are not among the given ones."""
     from packager.git.prune import Pruning
     from packager.tree import CLUSTERS
 
@@ -101,7 +105,7 @@ def pruning_of(given: SelectedClusters, snapshot: Snapshot, budget: int, *, whol
 
 
 def finish(given: SelectedClusters, batch: Batch, *, different: bool = False) -> None:
-    """Tell what went wrong, and end."""
+    """Print all problems, and exit."""
     from commands.output import bundles as out
 
     for line in out.problems(given, batch):

@@ -1,4 +1,4 @@
-"""`caphv bundles`: what the packager does in a cluster, by hand and in pipelines."""
+"""`caphv bundles`: the work of the packager, by hand and in pipelines."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from commands.bundles.common import (
     DONE,
     EVERYTHING,
     PARTIAL,
+    bundler_of,
     compare,
     finish,
     output,
-    packager_of,
     pruning_of,
     release_of,
     render_options,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from packager.bundler import Batch
 
 _EXIT_STATUS = """\b
-Exit status: 0 done or nothing to do, 1 differences, or clusters that cannot be rendered, 2 something cannot be read,
-or wrong usage.
+Exit status: 0 done or nothing to do, 1 differences, or clusters that cannot be rendered, 2 unreadable input, or wrong
+usage.
 """
 
 
@@ -39,7 +39,7 @@ or wrong usage.
     context_settings=CONTEXT_SETTINGS,
     epilog="""\b
 Examples:
-  caphv bundles render cluster.yaml                                what a cluster gets
+  caphv bundles render cluster.yaml                                the bundles of a cluster
   caphv bundles diff clusters/ --repo https://git.example.com/fleet.git
   caphv bundles push clusters/ --repo https://git.example.com/fleet.git
   caphv bundles verify --repo https://git.example.com/fleet.git    against the management cluster
@@ -47,18 +47,18 @@ Examples:
   caphv bundles upgrade --repo https://git.example.com/fleet.git -l wave=1
 
 \b
-Credentials are no options. Variables: CAPHV_GIT_USERNAME, CAPHV_GIT_PASSWORD, CAPHV_GIT_SSH_KEY_FILE,
+Credentials come from environment variables: CAPHV_GIT_USERNAME, CAPHV_GIT_PASSWORD, CAPHV_GIT_SSH_KEY_FILE,
 CAPHV_GIT_KNOWN_HOSTS_FILE, CAPHV_GIT_CA_FILE, CAPHV_GIT_PROXY, CAPHV_GIT_SIGNING_KEY_FILE; or --git-credentials.
 """,
 )
 def bundles() -> None:
-    """Fleet bundles of clusters: CNI, cloud provider and CSI driver, for each cluster from its own settings.
+    """Render and publish Fleet bundles: CNI, cloud provider and CSI driver, from the settings of each cluster.
 
-    Clusters are read from files, folders and `-` (standard input); without any, from the management cluster. One with
-    an invalid setting is told and keeps what it has; the others go on.
+    Clusters are read from files, folders and `-` (standard input); without arguments, from the management cluster.
+    Invalid clusters are reported and left unchanged.
     """
     logging.basicConfig(format="caphv bundles: %(message)s", level=logging.WARNING)
-    # What a commit changed and what was left is part of the output.
+    # The output already lists what was changed and what was skipped.
     logging.getLogger("packager.git.publish").setLevel(logging.ERROR)
 
 
@@ -66,12 +66,12 @@ def bundles() -> None:
     short_help="Print bundles, or write them into a folder.",
     epilog=f"""\b
 Examples:
-  caphv bundles render cluster.yaml                            all files, one after the other
+  caphv bundles render cluster.yaml                            all files as one stream
   kubectl get clusters -A -o yaml | caphv bundles render -     clusters from anywhere
   caphv bundles render -n team-a --to fleet/                   into a folder, which keeps pinned versions
-  caphv bundles render cluster.yaml -o tree                    names of files only
+  caphv bundles render cluster.yaml -o tree                    file names only
   caphv bundles render --repo https://git.example.com/fleet.git -o gitrepo --client-secret fleet-git
-                                                               the GitRepos by which Fleet reads the repository
+                                                               the GitRepos for Fleet to read the repository
 
 {_EXIT_STATUS}""",
 )
@@ -81,14 +81,19 @@ Examples:
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Write into this folder.")
 @output("yaml", "json", "tree", "gitrepo")
 @click.option(
-    "--client-secret", default="", metavar="NAME", help="gitrepo: Secret with which Fleet reads the repository."
+    "--client-secret",
+    default="",
+    metavar="NAME",
+    help="gitrepo: Secret with credentials for Fleet to read the repository.",
 )
-@click.option("--ca-file", type=click.File(), help="gitrepo: authorities that Fleet trusts, PEM.")
-@click.option("--groups", type=click.IntRange(1), default=1, show_default=True, help="gitrepo: GitRepos a workspace.")
+@click.option("--ca-file", type=click.File(), help="gitrepo: PEM file with the CA certificates that Fleet trusts.")
+@click.option(
+    "--groups", type=click.IntRange(1), default=1, show_default=True, help="gitrepo: number of GitRepos per workspace."
+)
 def render(**flags: Any) -> None:
     """Render the bundles of clusters and print them, or write them into a folder.
 
-    With --repo or --folder versions are those that are pinned there, and what would break a live network is refused.
+    With --repo or --folder, pinned versions are kept, and changes that would break a running network are rejected.
     """
     from commands.output import bundles as out
 
@@ -108,26 +113,27 @@ def _rendered(flags: dict[str, Any], given: SelectedClusters, step: Step) -> Bat
     from packager.git.directory import Directory
     from packager.git.errors import GitError
     from packager.git.prune import Pruning
-    from packager.git.publish import CLUSTER_ROOT, planned
+    from packager.git.publish import changes
+    from packager.tree import CLUSTER_ROOT, CLUSTERS
 
-    packager = packager_of(flags, step)
-    target = Directory(flags["to"]) if flags["to"] else None
+    bundler = bundler_of(flags, step)
+    target = Directory(flags["to"], names=(CLUSTERS,)) if flags["to"] else None
     try:
         if names_repository(flags):
             with open_store(flags) as store:
-                batch = packager.render(given.clusters, store.sync().tree)
+                batch = bundler.render(given.clusters, store.sync().tree)
         else:
-            batch = packager.render(given.clusters, target.sync().tree if target else {})
+            batch = bundler.render(given.clusters, target.sync().tree if target else {})
         if target:
             pruning = Pruning(complete=True, budget=EVERYTHING, scope=batch.trees)
-            target.commit(lambda now: planned(now, {CLUSTER_ROOT: packager.folders(batch)}, pruning), Reason(""))
+            target.commit(lambda now: changes(now, {CLUSTER_ROOT: bundler.folders(batch)}, pruning), Reason(""))
     except GitError as error:
         raise InputError(str(error)) from None
     return batch
 
 
 def _gitrepos(flags: dict[str, Any], given: SelectedClusters) -> tuple[str, Batch]:
-    """Return the GitRepos of all clusters, nothing when one is invalid: Fleet would uninstall what is not in them."""
+    """Return the GitRepos of all clusters, none if one is invalid: Fleet uninstalls what a GitRepo drops."""
     from packager.addons.settings import settings_of
     from packager.bundler import Batch
     from packager.rendering import yaml
@@ -173,11 +179,11 @@ def diff(**flags: Any) -> None:
 
     given, batch, found = compare(flags)
     click.echo(out.DIFFERENCES[flags["output"]](found), nl=False, color=out.colour())
-    finish(given, batch, different=not all(one.is_true for one in found))
+    finish(given, batch, different=not all(one.is_current for one in found))
 
 
 @bundles.command(
-    short_help="Prove that a repository matches its clusters.",
+    short_help="Check that a repository matches its clusters.",
     epilog=f"""\b
 Examples:
   caphv bundles verify --repo https://git.example.com/fleet.git             against the management cluster
@@ -192,12 +198,12 @@ Examples:
 @PARTIAL
 @output("table", "json", "yaml")
 def verify(**flags: Any) -> None:
-    """Prove that a repository holds what its clusters should have, or list where it does not."""
+    """Check that a repository holds the bundles of its clusters, and list all differences."""
     from commands.output import bundles as out
 
     given, batch, found = compare(flags)
     click.echo(out.VERIFIED[flags["output"]](found), nl=False, color=out.colour())
-    finish(given, batch, different=not all(one.is_true for one in found))
+    finish(given, batch, different=not all(one.is_current for one in found))
 
 
 @bundles.command(
@@ -207,7 +213,7 @@ Examples:
   caphv bundles push clusters/ --repo https://git.example.com/fleet.git
   caphv bundles push --repo git@git.example.com:fleet.git --path add-ons --review caphv/bundles
   caphv bundles push clusters/ --prune --max-prune 9 --repo https://git.example.com/fleet.git
-                               and remove clusters that are not in the folder any more, up to 9 bundles
+                               and remove clusters that are no longer in the folder, up to 9 bundles
 
 {_EXIT_STATUS}""",
 )
@@ -218,27 +224,29 @@ Examples:
 @click.option(
     "--prune",
     is_flag=True,
-    help="The clusters given are all there are (of the namespace): remove, and so uninstall, bundles of others.",
+    help="Remove (and so uninstall) bundles of clusters that were not given (in the namespace).",
 )
 @prune_option
 @output("table", "json", "yaml")
 def push(**flags: Any) -> None:
-    """Commit the bundles of clusters, all of them in one commit, or none when the repository holds them already."""
+    """Commit the bundles of all given clusters in one commit, or none if the repository is up to date."""
     from commands.output import bundles as out
     from packager.git.commit import Reason
+    from packager.planner import ManagementState, Planner, publish
 
     if flags["prune"] and flags["selector"]:
         raise click.UsageError("--prune needs all clusters: leave out --selector")
     with progress() as step:
         given = read_clusters(flags, step)
-        packager = packager_of(flags, step)
+        bundler = bundler_of(flags, step)
         with open_store(flags, new=True) as store:
             step("reading the repository")
             pruning = pruning_of(given, store.sync(), flags["max_prune"], whole=flags["prune"])
             reason = Reason(flags["message"] or "Bundles follow the settings of their clusters.")
-            batch, result = packager.publish(store, given.clusters, pruning, reason)
+            state = ManagementState(given.clusters, live=False, pruning=pruning)
+            planned, result = publish(store, Planner(bundler), state, reason=reason)
     click.echo(out.PUSHED[flags["output"]](result), nl=False, color=out.colour())
-    finish(given, batch, different=bool(result.plan.held or result.plan.refused))
+    finish(given, planned.batch, different=bool(result.plan.held or result.plan.refused))
 
 
 @bundles.command(
@@ -263,11 +271,11 @@ def list_(**flags: Any) -> None:
         step("reading the repository")
         found = inventory(store.sync())
     click.echo(out.LISTED[flags["output"]](found, table().newest), nl=False)
-    sys.exit(DIFFERENT if any(held.fault for held in found) else DONE)
+    sys.exit(DIFFERENT if any(cluster.fault for cluster in found) else DONE)
 
 
 @bundles.command(
-    short_help="Give clusters other versions, in waves.",
+    short_help="Change versions of add-ons, in waves.",
     epilog=f"""\b
 Examples:
   caphv bundles upgrade -l wave=1 --repo https://git.example.com/fleet.git --dry-run
@@ -281,46 +289,49 @@ Examples:
 @render_options
 @repository_options
 @commit_options
-@click.option("--count", type=click.IntRange(1), help="At most so many clusters, by namespace and name.")
-@click.option("--all", "everything", is_flag=True, help="All clusters that were read.")
-@click.option("--release", default="", help="Set of versions, also an older one.  [default: the newest]")
-@click.option("--dry-run", is_flag=True, help="Show the difference and change nothing.")
+@click.option("--count", type=click.IntRange(1), help="Maximum number of clusters, in order of namespace and name.")
+@click.option("--all", "everything", is_flag=True, help="All given clusters.")
+@click.option("--release", default="", help="Release of the bundles, may be an older one.  [default: the newest]")
+@click.option("--dry-run", is_flag=True, help="Show the differences without committing.")
 @prune_option
 @output("table", "json", "yaml")
 def upgrade(**flags: Any) -> None:
-    """Give clusters other versions of charts and templates, in waves: by --selector, by --count, or --all.
+    """Change the pinned versions of charts and templates, in waves: by --selector, by --count, or --all.
 
-    Nothing else changes versions that are pinned. Clusters that are not chosen are not touched.
+    No other command changes pinned versions. Clusters outside of the wave are not touched.
     """
     from commands.output import bundles as out
-    from packager.diff import compared
+    from packager.diff import diff_clusters
     from packager.git.commit import Reason
     from packager.git.prune import Pruning
     from packager.inventory import wave
+    from packager.planner import ManagementState, Planner, publish
     from packager.tree import CLUSTERS
 
     if not (flags["selector"] or flags["count"] or flags["everything"]):
-        raise click.UsageError("say which clusters: --selector, --count or --all")
+        raise click.UsageError("select clusters with --selector, --count or --all")
     with progress() as step:
         given = read_clusters(flags, step)
-        packager = packager_of(flags, step)
-        target = release_of(packager, flags["release"])
+        bundler = bundler_of(flags, step)
+        target = release_of(bundler, flags["release"])
         with open_store(flags) as store:
             step("reading the repository")
             snapshot = store.sync()
             chosen = wave(given.clusters, snapshot.tree, target, flags["count"])
             pins = {facts.key: target for facts in chosen.chosen}
-            # Clusters that are not in the wave are not spoken of.
+            # Clusters outside of the wave are left alone.
             scope = {f"{CLUSTERS}/{facts.key}" for facts in chosen.chosen}
             pruning = Pruning(complete=not given.input.unreadable, budget=flags["max_prune"], scope=scope)
             reason = Reason(flags["message"] or f"Upgrade to release {target.release} of the bundles.")
+            state = ManagementState(chosen.chosen, live=False, pruning=pruning, pins=pins)
             if flags["dry_run"]:
-                batch, plan = packager.plan(chosen.chosen, snapshot, pruning, pins)
+                planned = Planner(bundler).plan(snapshot, state)
+                plan = planned.plan
                 form = "diff" if flags["output"] == "table" else flags["output"]
-                text = out.DIFFERENCES[form](compared(batch, plan, snapshot))
+                text = out.DIFFERENCES[form](diff_clusters(planned.batch, plan, snapshot))
             else:
-                batch, result = packager.publish(store, chosen.chosen, pruning, reason, pins)
+                planned, result = publish(store, Planner(bundler), state, reason=reason)
                 text, plan = out.PUSHED[flags["output"]](result), result.plan
     click.echo(text, nl=False, color=out.colour())
     click.echo(out.wave(chosen, target), err=True)
-    finish(given, batch, different=bool(plan.held or plan.refused))
+    finish(given, planned.batch, different=bool(plan.held or plan.refused))

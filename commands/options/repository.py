@@ -19,9 +19,9 @@ from click.core import ParameterSource
 from commands.options.clusters import InputError
 
 if TYPE_CHECKING:
-    from packager.bundler import Store
     from packager.git.commit import Identity
     from packager.git.credentials import Credentials
+    from packager.planner import Store
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -189,12 +189,13 @@ def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
     from packager.git.errors import GitError, InvalidRemote
     from packager.git.remote import Remote
     from packager.git.repository import Repository
+    from packager.tree import CLUSTERS
 
     if not names_repository(flags):
         raise click.UsageError("give a repository with --repo URL or a folder with --folder")
     try:
         if flags["folder"]:
-            directory = Directory(flags["folder"], _inner(flags["inner"]))
+            directory = Directory(flags["folder"], _inner(flags["inner"]), names=(CLUSTERS,))
             if not (new or flags["folder"].is_dir()):
                 raise InputError(f"{flags['folder']}: no such folder")
             yield directory

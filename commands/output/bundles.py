@@ -16,9 +16,9 @@ from commands.options.clusters import SelectedClusters
 from commands.output.validate import colour, printable
 from packager.addons.versions import Versions
 from packager.bundler import Batch
-from packager.diff import Compared, FileChange, State
+from packager.diff import ClusterDiff, FileChange, State
 from packager.git.repository import Result
-from packager.inventory import Held, Wave
+from packager.inventory import RepositoryCluster, Wave
 from packager.rendering import yaml
 from packager.rendering.renderer import TEMPLATE_RULE, Rendered
 
@@ -117,7 +117,7 @@ def _tree(batch: Batch) -> str:
 # Differences
 
 
-def _unified(found: Sequence[Compared]) -> str:
+def _unified(found: Sequence[ClusterDiff]) -> str:
     return "".join(f"{_coloured(line)}\n" for one in found for change in one.changes for line in change.lines)
 
 
@@ -129,7 +129,7 @@ def _coloured(line: str) -> str:
     return click.style(text, fg=colours[line[0]]) if line[:1] in colours else text
 
 
-def _changed(found: Sequence[Compared]) -> str:
+def _changed(found: Sequence[ClusterDiff]) -> str:
     rows = [
         (one.name, _state(one), change.path.split("/", 3)[3], "+{} -{}".format(*change.counts))
         for one in found
@@ -138,7 +138,7 @@ def _changed(found: Sequence[Compared]) -> str:
     return (_table(("CLUSTER", "STATE", "FILE", "LINES"), rows) if rows else "") + _states(found)
 
 
-def _changes(found: Sequence[Compared]) -> Obj:
+def _changes(found: Sequence[ClusterDiff]) -> Obj:
     return {"clusters": [_compared(one) | {"changes": [_change(change) for change in one.changes]} for one in found]}
 
 
@@ -150,31 +150,31 @@ def _change(change: FileChange) -> Obj:
 # Verdicts
 
 
-def _verdicts(found: Sequence[Compared]) -> str:
+def _verdicts(found: Sequence[ClusterDiff]) -> str:
     rows = [
         (one.name, _state(one), ", ".join(change.path.split("/", 3)[3] for change in one.changes) or "; ".join(one.why))
         for one in found
-        if not one.is_true
+        if not one.is_current
     ]
     return (_table(("CLUSTER", "STATE", "WHERE"), rows) if rows else "") + _states(found)
 
 
-def _proof(found: Sequence[Compared]) -> Obj:
+def _proof(found: Sequence[ClusterDiff]) -> Obj:
     return {
-        "verified": all(one.is_true for one in found),
+        "verified": all(one.is_current for one in found),
         "clusters": [_compared(one) | {"files": [change.path for change in one.changes]} for one in found],
     }
 
 
-def _compared(one: Compared) -> Obj:
+def _compared(one: ClusterDiff) -> Obj:
     return {"name": one.name, "state": one.state.value, "why": list(one.why)}
 
 
-def _state(one: Compared) -> str:
+def _state(one: ClusterDiff) -> str:
     return click.style(one.state.value, fg=_COLOURS.get(one.state, "red"))
 
 
-def _states(found: Sequence[Compared]) -> str:
+def _states(found: Sequence[ClusterDiff]) -> str:
     counts = Counter(one.state.value for one in found)
     return (", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "no clusters") + "\n"
 
@@ -212,7 +212,7 @@ def _result(result: Result) -> Obj:
 # Inventory
 
 
-def _listed(found: Sequence[Held], newest: Versions) -> str:
+def _listed(found: Sequence[RepositoryCluster], newest: Versions) -> str:
     rows = [
         (
             one.name,
@@ -227,7 +227,7 @@ def _listed(found: Sequence[Held], newest: Versions) -> str:
     return _table(("CLUSTER", "RELEASE", "NEWER", "CNI", "BUNDLES", "HASH"), rows)
 
 
-def _inventory(found: Sequence[Held], newest: Versions) -> Obj:
+def _inventory(found: Sequence[RepositoryCluster], newest: Versions) -> Obj:
     return {
         "newest": newest.as_data(),
         "clusters": [
@@ -246,7 +246,7 @@ def _inventory(found: Sequence[Held], newest: Versions) -> Obj:
     }
 
 
-def _newer(one: Held, newest: Versions) -> str:
+def _newer(one: RepositoryCluster, newest: Versions) -> str:
     return newest.release if one.record and one.record.versions != newest else "-"
 
 

@@ -11,20 +11,20 @@ log = logging.getLogger("caphv")
 
 
 def main() -> None:
-    """Run as the settings say. Exit status: 0 stopped as asked, 1 it could not start or go on."""
+    """Run as the settings say. Exit status: 0 stopped on request, 1 could not start or continue."""
     from caphv.runtime import eventloop, logs
     from caphv.runtime.errors import ApiError
     from caphv.runtime.kubeconfig import KubeconfigError
     from caphv.runtime.manager import LeaseLost
-    from packager.controller.childprocess import serve_beside
-    from packager.controller.config import Settings
+    from packager.controller.childprocess import serve_child
+    from packager.controller.config import PackagerFlags
     from webhooks import crossobject
 
-    settings = Settings(**orjson.loads(sys.argv[1]))
+    settings = PackagerFlags(**orjson.loads(sys.argv[1]))
     logs.configure(settings.log_level, settings.log_format)
     try:
         with settings.opened(crossobject.check) as options:
-            eventloop.run(serve_beside(options))
+            eventloop.run(serve_child(options))
     except (LeaseLost, KubeconfigError, ApiError, ValueError, OSError) as error:
         log.error("%s", error)
         sys.exit(1)

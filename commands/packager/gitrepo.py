@@ -16,17 +16,21 @@ Examples:
   caphv packager gitrepo --repo https://git.example.com/fleet.git --client-secret fleet-git | kubectl apply -f -
 """,
 )
-@click.option("--repo", envvar="CAPHV_GIT_REPO", required=True, metavar="URL", help="Repository that is synced into.")
-@click.option("--branch", envvar="CAPHV_GIT_BRANCH", default="main", show_default=True, help="Its branch.")
-@click.option("--path", "inner", envvar="CAPHV_GIT_PATH", default="", metavar="PATH", help="Folder in it.")
-@click.option("--client-secret", default="", metavar="NAME", help="Secret with which Fleet reads it, in fleet-local.")
-@click.option("--ca-file", type=click.File(), help="Authorities that Fleet trusts, PEM.")
+@click.option("--repo", envvar="CAPHV_GIT_REPO", required=True, metavar="URL", help="Repository with the manifests.")
+@click.option(
+    "--branch", envvar="CAPHV_GIT_BRANCH", default="main", show_default=True, help="Branch of the repository."
+)
+@click.option("--path", "inner", envvar="CAPHV_GIT_PATH", default="", metavar="PATH", help="Folder in the repository.")
+@click.option(
+    "--client-secret", default="", metavar="NAME", help="Secret in fleet-local with credentials for Fleet to read it."
+)
+@click.option("--ca-file", type=click.File(), help="PEM file with the CA certificates that Fleet trusts.")
 def gitrepo(**flags: Any) -> None:
     """Print the GitRepo with which Fleet applies all manifests of a repository to the management cluster itself.
 
     It is applied once. Clusters go with their folders; namespaces and ClusterClasses stay.
     """
-    from packager.definitions.sync import management_git_repo
+    from packager.definitions.files import management_git_repo
     from packager.rendering import yaml
     from packager.rendering.gitrepo import GitRepoOptions
 

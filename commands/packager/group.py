@@ -1,4 +1,4 @@
-"""`caphv packager`: what keeps a Git repository true by itself."""
+"""`caphv packager`: keeps a Git repository in sync with clusters."""
 
 import click
 
@@ -19,8 +19,8 @@ Examples:
   caphv packager run --repo https://git.example.com/fleet.git --git-credentials /etc/caphv/git --leader-elect
                                                  in a Pod, with credentials from a mounted Secret
   caphv packager sync --source-repo https://git.example.com/clusters.git --repo https://git.example.com/fleet.git
-                                                 definitions become manifests and bundles, in one commit
+                                                 turn definitions into manifests and bundles, in one commit
 """,
 )
 def packager() -> None:
-    """Keep the bundles of clusters in the Git repository that Fleet reads."""
+    """Keep manifests and bundles of clusters in the Git repository that Fleet reads."""

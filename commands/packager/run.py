@@ -1,4 +1,4 @@
-"""`caphv packager run`: the packager as a process, alone or beside the provider."""
+"""`caphv packager run`: the packager as a process, standalone or as a child of the provider."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from commands.webhook import stop_signal
 
 if TYPE_CHECKING:
     from caphv.runtime.runnable import Runnable
-    from packager.controller.config import Settings
-    from packager.controller.main import Options
+    from packager.controller.config import PackagerFlags
+    from packager.controller.main import PackagerOptions
 
 
 @click.command(
@@ -29,12 +29,12 @@ Examples:
   CAPHV_GIT_PASSWORD=… caphv packager run --repo https://git.example.com/fleet.git --kubeconfig management.yaml
                                                  outside of a cluster
   caphv packager run --repo https://git.example.com/fleet.git --source-repo https://git.example.com/clusters.git
-                                                 and make clusters of definitions, too
+                                                 and also sync cluster definitions
   caphv packager run --repo git@example.com:fleet.git --review caphv/bundles
                                                  for pull requests
 
 \b
-Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3 it lost its lease.
+Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage, 3 lost the lease.
 """,
 )
 @remote_options
@@ -46,14 +46,14 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
     default="",
     envvar="CAPHV_CLIENT_SECRET",
     metavar="NAME",
-    help="Secret with which Fleet reads the repository, for the GitRepos that come with definitions.",
+    help="Secret with credentials for Fleet to read the repository, for the GitRepos of definitions.",
 )
 @click.option(
     "--templates",
     default="",
     show_default=False,
     envvar="CAPHV_TEMPLATES",
-    help="Folder with templates over those that are shipped.",
+    help="Folder with templates that replace or add to the shipped ones.",
 )
 @click.option(
     "--chart-repo",
@@ -61,35 +61,35 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
     show_default=False,
     envvar="CAPHV_CHART_REPO",
     metavar="URL",
-    help="Mirror of all charts, https:// or oci://, for sites without access to the internet.",
+    help="Mirror of all charts, https:// or oci://, for air-gapped sites.",
 )
 @click.option(
     "--debounce",
     type=click.FloatRange(0, 600),
     default=1.0,
     envvar="CAPHV_DEBOUNCE",
-    help="Seconds without another change before changes become a commit.",
+    help="Quiet period in seconds before changes are committed.",
 )
 @click.option(
     "--interval",
     type=click.FloatRange(1, 86400),
     default=60.0,
     envvar="CAPHV_INTERVAL",
-    help="Seconds after which the repository is looked at without a change in the cluster.",
+    help="Seconds between two checks of the repository when nothing changes in the cluster.",
 )
 @click.option(
     "--receiver-bind-address",
     default="",
     show_default=False,
     envvar="CAPHV_RECEIVER_ADDRESS",
-    help="Where to hear of pushes from a Git host, [host]:port, path /push; default: nowhere.",
+    help="Address for push events of a Git host, [host]:port, path /push; default: disabled.",
 )
 @click.option(
     "--receiver-secret-file",
     default="",
     show_default=False,
     envvar="CAPHV_RECEIVER_SECRET_FILE",
-    help="File with the secret that the Git host signs its events with.",
+    help="File with the secret with which the Git host signs its events.",
 )
 @click.option(
     "--kubeconfig",
@@ -97,16 +97,14 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage, 3
     show_default=False,
     help="Kubeconfig of the management cluster; default: the Pod's own account.",
 )
-@click.option(
-    "--namespace", default="", show_default=False, help="Care only for Clusters in this namespace; default: all."
-)
+@click.option("--namespace", default="", show_default=False, help="Namespace to watch; default: all.")
 @click.option(
     "--watch-filter",
     default="",
     show_default=False,
-    help="Care only for Clusters whose HarvesterCluster has this value of label cluster.x-k8s.io/watch-filter.",
+    help="Watch only Clusters whose HarvesterCluster has this value of label cluster.x-k8s.io/watch-filter.",
 )
-@click.option("--leader-elect/--no-leader-elect", help="Work only while holding the lease; for several replicas.")
+@click.option("--leader-elect/--no-leader-elect", help="Run only while holding the lease; for several replicas.")
 @metrics_options
 @probe_option
 @log_options
@@ -114,7 +112,7 @@ def run(**flags: Any) -> None:
     """Run the packager in a management cluster.
 
     It watches Clusters, HarvesterClusters and ClusterClasses, renders the bundles of each cluster whose settings
-    changed, and commits them together. What became of it stands in condition AddonBundlesReady of the HarvesterCluster.
+    changed, and commits them together. Condition AddonBundlesReady of the HarvesterCluster reports the result.
     """
     from caphv.runtime import eventloop, logs
     from caphv.runtime.errors import ApiError
@@ -127,7 +125,7 @@ def run(**flags: Any) -> None:
     logs.configure(settings.log_level, settings.log_format)
     log = logging.getLogger("caphv")
 
-    async def main(options: Options) -> None:
+    async def main(options: PackagerOptions) -> None:
         await run_packager(options, stop_signal())
 
     try:
@@ -141,10 +139,10 @@ def run(**flags: Any) -> None:
         sys.exit(1)
 
 
-def checked(flags: dict[str, Any]) -> Settings:
-    """Return the settings of these options. Raises `click.UsageError` with all that is wrong with them."""
+def checked(flags: dict[str, Any]) -> PackagerFlags:
+    """Return the settings of these flags. Raises `click.UsageError` with all their errors."""
     from commands.packager.sync import refuse_circles
-    from packager.controller.config import Settings
+    from packager.controller.config import PackagerFlags
     from packager.git.errors import InvalidRemote
     from packager.rendering.renderer import Renderer
     from webhooks import crossobject
@@ -155,7 +153,7 @@ def checked(flags: dict[str, Any]) -> Settings:
     folders = {name: str(flags[name] or "") for name in ("git_credentials", "git_cache", "source_credentials")}
     if flags["source_repo"]:
         refuse_circles(flags)
-    settings = Settings(**flags | folders)
+    settings = PackagerFlags(**flags | folders)
     try:
         options = settings.options(Path(), crossobject.check)
         Renderer(options.publisher.rendering)
@@ -165,7 +163,7 @@ def checked(flags: dict[str, Any]) -> Settings:
 
 
 def beside(flags: dict[str, Any]) -> list[Runnable]:
-    """Return the part of `caphv run --with-packager`: the environment has the settings, the provider's flags the rest.
+    """Return the child process of `caphv run --with-packager`, set by the environment and the provider's flags.
 
     Raises `click.UsageError`.
     """
@@ -175,4 +173,4 @@ def beside(flags: dict[str, Any]) -> list[Runnable]:
     with run.make_context("caphv run --with-packager", [], resilient_parsing=False) as context:
         own = dict(context.params)
     settings = checked(own | {name: flags[name] for name in shared})
-    return [ChildProcess("packager", "commands.packager.childprocess", dataclasses.asdict(settings.beside()))]
+    return [ChildProcess("packager", "commands.packager.childprocess", dataclasses.asdict(settings.for_child()))]

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -25,16 +25,17 @@ from commands.options.repository import (
 )
 
 if TYPE_CHECKING:
-    from packager.apply import Applier, Refused
-    from packager.bundler import Store
-    from packager.definitions.builder import Maker
+    from packager.apply import Applier, ApplyFailure
+    from packager.definitions.builder import BuildResult
     from packager.definitions.source import Reader, Source
-    from packager.definitions.sync import Options, Outcome
     from packager.git.prune import Plan
+    from packager.git.repository import Result
+    from packager.planner import Planned, Planner, Store
     from packager.rendering.gitrepo import GitRepoOptions
     from packager.tree import Tree
 
 DONE, FAULTY = 0, 1
+_Synced: TypeAlias = "tuple[Planned, Result]"
 
 
 @click.command(
@@ -46,11 +47,11 @@ Examples:
                                                        from a folder, for a pull request
   caphv packager sync definitions/ --folder fleet/ --dry-run -o json
   caphv packager sync definitions/ --repo https://git.example.com/fleet.git --confirm team-a/old
-                                                       and let the definition of a deleted cluster go
+                                                       and delete a cluster whose definition was removed
 
 \b
-Exit status: 0 done or nothing to do, 1 definitions that are wrong, or something that was held back or refused, 2
-something cannot be read, or wrong usage.
+Exit status: 0 done or nothing to do, 1 invalid definitions, or changes that were held back or rejected, 2 unreadable
+input, or wrong usage.
 """,
 )
 @click.argument("definitions", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -63,78 +64,84 @@ something cannot be read, or wrong usage.
     "confirmed",
     multiple=True,
     metavar="NAMESPACE/NAME",
-    help="Cluster whose definition is gone and whose end is meant; for each of them.",
+    help="Cluster to delete along with its removed definition. Repeatable.",
 )
-@click.option("--no-bundles", is_flag=True, help="Write manifests only: a packager in the cluster sees to bundles.")
-@click.option("--client-secret", default="", metavar="NAME", help="Secret with which Fleet reads the repository.")
+@click.option(
+    "--no-bundles", is_flag=True, help="Write manifests only, and leave bundles to a packager in the cluster."
+)
+@click.option(
+    "--client-secret", default="", metavar="NAME", help="Secret with credentials for Fleet to read the repository."
+)
 @click.option("--chart-repo", default="", metavar="URL", help="Mirror of all charts, https://… or oci://….")
 @click.option(
     "--templates",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with templates over the shipped ones.",
+    help="Folder with templates that replace or add to the shipped ones.",
 )
 @click.option(
     "--interval",
     type=click.FloatRange(1, 86400),
-    help="Go on: ask both repositories for new commits every so many seconds.  [default: sync once]",
+    help="Keep running: poll both repositories at this interval, in seconds.  [default: sync once]",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change without changing it.")
 @click.option("--apply", "applied", is_flag=True, help="Apply the manifests to the management cluster.")
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
 @click.option("--context", default="", help="Context of that kubeconfig.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", show_default=True)
 def sync(**flags: Any) -> None:
-    """Turn cluster definitions into manifests and bundles, all of it in one commit that names its source.
+    """Turn cluster definitions into manifests and bundles, in one commit that names its source.
 
-    Definitions are files of kind ClusterDefinition, or plain manifests of Cluster API with one Cluster a file. One that
-    is wrong is told by file and line, and keeps what it has; the others go on. Nothing goes while a file cannot be
-    read, and a definition only when somebody confirms it: with --confirm, or with annotation caphv.io/confirm-removal
-    before.
+    Definitions are files of kind ClusterDefinition, or plain manifests of Cluster API with one Cluster per file.
+    Invalid definitions are reported by file and line and left unchanged; all others are synced. Nothing is removed
+    while a file cannot be read. Removing a definition must be confirmed: with --confirm, or beforehand with annotation
+    caphv.io/confirm-removal.
 
-    Manifests are applied by Fleet on the management cluster, see `caphv packager gitrepo`, or with --apply.
+    Fleet applies the manifests on the management cluster, see `caphv packager gitrepo`; or use --apply.
     """
     logging.basicConfig(format="caphv packager: %(message)s", level=logging.WARNING)
-    # What a commit changed and what was left is part of the output.
+    # The output already lists what was changed and what was skipped.
     logging.getLogger("packager.git.publish").setLevel(logging.ERROR)
-    reader, maker, options = _reader(), _maker(flags), _options(flags)
+    reader, planner = _reader(), _planner(flags)
     if not flags["interval"]:
-        sys.exit(_once(flags, reader, maker, options))
+        sys.exit(_once(flags, reader, planner))
     if not (flags["source_repo"] and flags["repo"]):
-        raise click.UsageError("--interval needs --source-repo and --repo, which can be asked for their commits")
+        raise click.UsageError("--interval needs --source-repo and --repo, which can be polled for new commits")
     seen: tuple[str, str] | None = None
     while True:
         try:
             now = _head(_source(flags)), _head(flags)
             if now != seen:
-                _once(flags, reader, maker, options)
-                # What was just pushed is no news.
+                _once(flags, reader, planner)
+                # Ignore our own push.
                 seen = now[0], _head(flags)
         except InputError as error:
-            # Hosts come back, and what was not seen is seen then.
+            # The host may be back at the next interval.
             click.echo(f"error: {error.message}", err=True)
         time.sleep(flags["interval"])
 
 
-def _once(flags: dict[str, Any], reader: Reader, maker: Maker, options: Options) -> int:
-    """Sync, tell what came of it, and return the exit status."""
+def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> int:
+    """Sync, print the result, and return the exit status."""
+    from packager.definitions.builder import BuildResult
+
     with progress() as step:
         files, origin = _files(flags, step)
         source = reader.read(files)
         with _target(flags) as store:
             step("reading the repository")
-            outcome = _synced(source, origin, store, maker, options, dry_run=flags["dry_run"])
+            planned, result = _synced(source, origin, store, planner, flags)
+        built = planned.built or BuildResult()
         if flags["applied"] and not flags["dry_run"]:
             step("applying manifests")
-            refused = _apply(outcome, flags)
+            failures = _apply(built, result, flags)
         else:
-            refused = []
-    _tell(outcome, refused, flags)
-    plan = outcome.result.plan
-    return FAULTY if outcome.made.errors or refused or plan.held or plan.refused else DONE
+            failures = []
+    _print(built, result, failures, flags)
+    return FAULTY if built.errors or failures or result.plan.held or result.plan.refused else DONE
 
 
 def _head(flags: dict[str, Any]) -> str:
-    """Return the commit of a remote's branch, by one short exchange."""
+    """Return the head of a remote's branch without fetching it."""
     from packager.git.repository import Repository
 
     with open_store(flags) as store:
@@ -148,15 +155,18 @@ def _reader() -> Reader:
     return Reader(crossobject.check)
 
 
-def _maker(flags: dict[str, Any]) -> Maker:
-    from packager.definitions.builder import Maker
-    from packager.rendering.renderer import Options, Renderer
+def _planner(flags: dict[str, Any]) -> Planner:
+    from packager.bundler import Bundler
+    from packager.definitions.builder import Builder
+    from packager.planner import Planner
+    from packager.rendering.renderer import RenderOptions
 
     try:
-        renderer = Renderer(Options(flags["templates"], flags["chart_repo"]))
+        bundler = Bundler(RenderOptions(flags["templates"], flags["chart_repo"]))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    return Maker(renderer, _git_repos(flags), bundles=not flags["no_bundles"])
+    builder = Builder(bundler.renderer, _git_repos(flags), bundles=not flags["no_bundles"])
+    return Planner(bundler, builder, flags["max_prune"])
 
 
 def _git_repos(flags: dict[str, Any]) -> GitRepoOptions | None:
@@ -169,22 +179,16 @@ def _git_repos(flags: dict[str, Any]) -> GitRepoOptions | None:
     except ValueError as error:
         if flags["client_secret"]:
             raise click.UsageError(f"{error}; name the repository with --repo") from None
-        # A folder, or an address that only this machine knows: whoever commits it knows the one that Fleet reads.
+        # A folder, or a path on this machine: only the user knows the address that Fleet reads.
         return None
 
 
-def _options(flags: dict[str, Any]) -> Options:
-    from packager.definitions.sync import WHY, Options
-
-    return Options(flags["max_prune"], flags["confirmed"], flags["message"] or WHY)
-
-
 def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, str]:
-    """Return the files of the source by path, and what it is called in the commit."""
+    """Return the files of the source by path, and its name for the commit message."""
     from packager.definitions.source import manifests
 
     if bool(flags["definitions"]) == bool(flags["source_repo"]):
-        raise click.UsageError("say where the definitions are: a folder, or --source-repo URL")
+        raise click.UsageError("name the definitions: a folder, or --source-repo URL")
     if flags["definitions"]:
         step("reading definitions")
         return _of_folder(flags["definitions"]), flags["definitions"].name or "a folder"
@@ -220,44 +224,51 @@ def _of_folder(folder: Path) -> Tree:
 
 
 def refuse_circles(flags: dict[str, Any]) -> None:
-    """What is written must not be read as a definition the next time."""
+    """Refuse to write where definitions are read from."""
     same = (flags["repo"], flags["branch"]) == (flags["source_repo"], flags["source_branch"])
     above, below = flags["source_path"].split("/"), flags["inner"].split("/")
     if same and (not flags["source_path"] or below[: len(above)] == above):
-        raise click.UsageError("the source would hold what is written: give --source-path and --path two folders")
+        raise click.UsageError("output would be read as definitions: set --source-path and --path to different folders")
 
 
 @contextlib.contextmanager
 def _target(flags: dict[str, Any]) -> Iterator[Store]:
-    from packager.definitions.sync import NAMES
+    from packager.definitions.files import NAMES
     from packager.git.directory import Directory
 
     with open_store(flags, new=True) as store:
         yield (
-            Directory(flags["folder"], flags["inner"], NAMES) if names_repository(flags) and flags["folder"] else store
+            Directory(flags["folder"], flags["inner"], names=NAMES)
+            if names_repository(flags) and flags["folder"]
+            else store
         )
 
 
-def _synced(source: Source, origin: str, store: Store, maker: Maker, options: Options, *, dry_run: bool) -> Outcome:
-    from packager.definitions.sync import Outcome, plan_of, sync
+def _synced(source: Source, origin: str, store: Store, planner: Planner, flags: dict[str, Any]) -> _Synced:
+    from caphv.api.object import Key
+    from packager.git.commit import Reason
     from packager.git.repository import Result
+    from packager.planner import DEFINITIONS_CHANGED, ManagementState, publish
 
-    if dry_run:
-        made, plan = plan_of(source, store.sync(), maker, options)
-        return Outcome(made, Result(plan, "", ""))
-    return sync(source, origin, store, maker, options)
+    confirmed = frozenset(Key(*name.partition("/")[::2]) for name in flags["confirmed"])
+    state = ManagementState(confirmed=confirmed, live=False)
+    reason = Reason(flags["message"] or DEFINITIONS_CHANGED, {"Source": origin})
+    if flags["dry_run"]:
+        planned = planner.plan(store.sync(), state, source)
+        return planned, Result(planned.plan, "", "")
+    return publish(store, planner, state, source, reason=reason)
 
 
-def _apply(outcome: Outcome, flags: dict[str, Any]) -> list[Refused]:
+def _apply(built: BuildResult, result: Result, flags: dict[str, Any]) -> list[ApplyFailure]:
     from caphv.runtime.client import ApiClient
     from caphv.runtime.errors import ApiError, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
     from packager.apply import Applier
 
-    async def run() -> list[Refused]:
+    async def run() -> list[ApplyFailure]:
         client = ApiClient(await own_configuration(flags["kubeconfig"], flags["context"]), name="management")
         try:
-            return await _applied(Applier(client), outcome)
+            return await _applied(Applier(client), built, result)
         finally:
             await client.close()
 
@@ -267,30 +278,29 @@ def _apply(outcome: Outcome, flags: dict[str, Any]) -> list[Refused]:
         raise InputError(f"the management cluster cannot be reached: {error}") from None
 
 
-async def _applied(applier: Applier, outcome: Outcome) -> list[Refused]:
+async def _applied(applier: Applier, built: BuildResult, result: Result) -> list[ApplyFailure]:
     from packager.definitions.files import MANIFESTS
 
-    made = outcome.made
-    refused = await applier.apply(await applier.missing(made.groups.values()))
-    for key, objects in sorted(made.objects.items()):
-        refused += await applier.apply(objects, namespace=key.namespace)
-    for removal in outcome.result.plan.removed:
+    failures = await applier.apply(await applier.missing(built.groups.values()))
+    for key, objects in sorted(built.objects.items()):
+        failures += await applier.apply(objects, namespace=key.namespace)
+    for removal in result.plan.removed:
         if removal.definition and not removal.bundle:
-            refused += await applier.delete_cluster(removal.folder.removeprefix(f"{MANIFESTS}/"))
-    return refused
+            failures += await applier.delete_cluster(removal.folder.removeprefix(f"{MANIFESTS}/"))
+    return failures
 
 
-def _tell(outcome: Outcome, refused: list[Refused], flags: dict[str, Any]) -> None:
+def _print(built: BuildResult, result: Result, failures: list[ApplyFailure], flags: dict[str, Any]) -> None:
     from packager.rendering import yaml
 
-    for problem in outcome.made.problems:
+    for problem in built.problems:
         click.echo(f"{'warning' if problem.advice else 'error'}: {problem}", err=True)
-    for one in refused:
+    for one in failures:
         click.echo(f"error: {one}", err=True)
     if flags["output"] == "table":
-        click.echo("\n".join(_lines(outcome, flags)))
+        click.echo("\n".join(_lines(result, flags)))
         return
-    content = _content(outcome)
+    content = _content(built, result)
     if flags["output"] == "yaml":
         click.echo(yaml.dump(content), nl=False)
     else:
@@ -299,8 +309,7 @@ def _tell(outcome: Outcome, refused: list[Refused], flags: dict[str, Any]) -> No
         click.echo(json.dumps(content, indent=2))
 
 
-def _lines(outcome: Outcome, flags: dict[str, Any]) -> Iterator[str]:
-    result = outcome.result
+def _lines(result: Result, flags: dict[str, Any]) -> Iterator[str]:
     for verb, names in _changes(result.plan):
         yield from (f"{verb} {name}" for name in names)
     if result.plan.is_empty:
@@ -320,15 +329,14 @@ def _changes(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     yield "left", [f"{one.what}: {one.why}" for one in (*plan.held, *plan.refused)]
 
 
-def _content(outcome: Outcome) -> dict[str, Any]:
-    made, result = outcome.made, outcome.result
+def _content(built: BuildResult, result: Result) -> dict[str, Any]:
     return {
         "commit": result.commit,
         "branch": result.branch,
         **dict(_changes(result.plan)),
-        "clusters": [str(key) for key in sorted(made.objects)],
-        "faulty": [str(key) for key in sorted(made.bad)],
+        "clusters": [str(key) for key in sorted(built.objects)],
+        "faulty": [str(key) for key in sorted(built.invalid)],
         "problems": [
-            {"file": one.file, "line": one.line, "message": one.message, "advice": one.advice} for one in made.problems
+            {"file": one.file, "line": one.line, "message": one.message, "advice": one.advice} for one in built.problems
         ],
     }

@@ -59,8 +59,8 @@ _CLASSES = {"harvester-k3s": "k3s", "harvester-kubeadm": "kubeadm"}
 class ClusterFacts:
     """What is known of one cluster: objects as the API server or a file has them, and what Fleet knows.
 
-    `fleet_clusters` names the worlds (`caapf`, `rancher`) in which Fleet has a Cluster for it, as far as somebody
-    looked: empty says nothing.
+    `fleet_clusters` tells who created a Fleet Cluster for it (`caapf`, `rancher`), as far as known: empty means
+    nothing.
     """
 
     cluster: Obj
@@ -109,7 +109,7 @@ def gather(facts: ClusterFacts) -> Gathered:
     gathered = Gathered()
     gathered.findings += _no_texts(facts)
     if not gathered.findings:
-        for read in (_said_by_cluster, _labels, _variable, _annotation):
+        for read in (_from_cluster, _labels, _variable, _annotation):
             read(facts, gathered)
         if not gathered.findings and "name" not in gathered.values["cni"]:
             brought = "calico" if gathered.values["distribution"] == "rke2" else "none"
@@ -142,7 +142,7 @@ def holder(path: FieldPath, facts: ClusterFacts) -> Obj | None:
 # The sources
 
 
-def _said_by_cluster(facts: ClusterFacts, gathered: Gathered) -> None:
+def _from_cluster(facts: ClusterFacts, gathered: Gathered) -> None:
     said: dict[FieldPath, tuple[Any, FieldPath]] = {
         **_control_plane_facts(facts),
         **_network_facts(facts),
@@ -330,8 +330,8 @@ def _unwritable(value: Any, path: FieldPath) -> list[Finding]:
     if len(path) > _DEEPEST:
         return [YAML.finding(path[:8], Fault.INVALID, f"must not be nested deeper than {_DEEPEST} levels")]
     if isinstance(value, Mapping):
-        if bad := [key for key in value if not isinstance(key, str)]:
-            return [YAML.finding(path, Fault.WRONG_TYPE, f"keys must be text: quote {bad[0]!r}")]
+        if invalid := [key for key in value if not isinstance(key, str)]:
+            return [YAML.finding(path, Fault.WRONG_TYPE, f"keys must be text: quote {invalid[0]!r}")]
         return [found for key, item in value.items() for found in _unwritable(item, (*path, key))]
     if isinstance(value, list):
         return [found for index, item in enumerate(value) for found in _unwritable(item, (*path, index))]

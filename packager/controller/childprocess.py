@@ -1,4 +1,4 @@
-"""The packager in a process of its own, beside the provider: what it tells the provider of itself."""
+"""The packager as a child process of the provider, to which it reports readiness and metrics."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from prometheus_client import generate_latest
 
 from caphv.runtime.childprocess import serve
 from packager.controller import metrics
-from packager.controller.main import Options, Process, connected
+from packager.controller.main import PackagerOptions, Process, connected
 
 
-async def serve_beside(options: Options) -> None:
-    """Run until the provider ends it, or is gone. Raises as `process.run` does."""
+async def serve_child(options: PackagerOptions) -> None:
+    """Run until the provider stops it or exits. Raises as `main.run` does."""
     process: Process | None = None
 
     async def work(stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""What became of a cluster's bundles, and the condition that says it: pure decisions."""
+"""The outcome of a sync for each cluster, and the condition that reports it: pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from caphv.api.object import Key
 from packager.addons.settings import Settings
 from packager.controller.fleet import Report, Wanted
 from packager.controller.publisher import Published
-from packager.controller.state import Seen
+from packager.controller.state import ClusterState
 from packager.git.paths import joined
 from packager.git.prune import Plan
 from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
@@ -24,7 +24,7 @@ _COMMIT = re.compile(r"\bcommit ([0-9a-f]{40}|[0-9a-f]{64})\b")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cluster stands with the repository: `reason` is empty when its bundles are there as they should be."""
+    """A cluster's bundles in the repository: `reason` is None when they are up to date."""
 
     reason: Reason | None = None
     message: str = ""
@@ -35,23 +35,23 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Status, reason and message of the condition."""
+class ConditionUpdate:
+    """Status, reason and message of condition AddonBundlesReady."""
 
     status: Status
     reason: str
     message: str
 
     @property
-    def warns(self) -> bool:
-        """Whether somebody has to do something."""
+    def is_warning(self) -> bool:
+        """Whether the user must act."""
         return self.reason in (Reason.ADDON_BUNDLES_INVALID, Reason.ADDON_BUNDLES_NOT_PUSHED)
 
 
-def waiting(seen: Seen) -> Outcome:
+def waiting(state: ClusterState) -> Outcome:
     """Return the outcome of a cluster that is not rendered now."""
-    reason = Reason.ADDON_BUNDLES_SUSPENDED if seen.suspended else Reason.ADDON_BUNDLES_IN_PROGRESS
-    return Outcome(reason, seen.why)
+    reason = Reason.ADDON_BUNDLES_SUSPENDED if state.suspended else Reason.ADDON_BUNDLES_IN_PROGRESS
+    return Outcome(reason, state.why)
 
 
 def not_pushed(error: Exception) -> Outcome:
@@ -62,9 +62,9 @@ def not_pushed(error: Exception) -> Outcome:
 def outcomes(published: Published, known: dict[Key, str], path: str) -> dict[Key, Outcome]:
     """Return the outcome of each rendered cluster.
 
-    `known` has the commits that gave clusters what they have, `path` is the remote's.
+    `known` maps clusters to the last commit that changed their files; `path` is the remote's.
     """
-    suspended = Outcome(Reason.ADDON_BUNDLES_SUSPENDED, "its manifest in the repository suspends it")
+    suspended = Outcome(Reason.ADDON_BUNDLES_SUSPENDED, "suspended by its manifest in the repository")
     return dict.fromkeys(published.batch.suspended, suspended) | {
         rendered.cluster: _outcome(rendered, published, known, path) for rendered in published.batch.rendered
     }
@@ -73,17 +73,17 @@ def outcomes(published: Published, known: dict[Key, str], path: str) -> dict[Key
 def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], path: str) -> Outcome:
     key, result = rendered.cluster, published.result
     if not rendered.ok or rendered.settings is None:
-        wrong = "; ".join(str(finding) for finding in rendered.findings if not finding.advice)
-        return Outcome(Reason.ADDON_BUNDLES_INVALID, f"{wrong}. Correct it; until then the bundles stay as they are")
+        errors = "; ".join(str(finding) for finding in rendered.findings if not finding.advice)
+        return Outcome(Reason.ADDON_BUNDLES_INVALID, f"{errors}. Until this is fixed, the bundles remain unchanged")
     folder = cluster_folder(*key)
-    if folder in published.told:
-        return Outcome(Reason.ADDON_BUNDLES_NOT_PUSHED, f"{folder} in the repository: {published.told[folder]}")
+    if folder in published.skipped:
+        return Outcome(Reason.ADDON_BUNDLES_NOT_PUSHED, f"{folder} in the repository: {published.skipped[folder]}")
     changed = key in published.changed
     if key in published.unmerged:
-        message = f"commit {result.head} waits on branch {result.branch}; merge it"
+        message = f"commit {result.head} waits on branch {result.branch} to be merged"
         return Outcome(Reason.ADDON_BUNDLES_IN_PROGRESS, message, result.head, changed=changed)
     commit = result.commit if changed else known.get(key, result.head)
-    staying = [f"{what} stays: {why}" for what, why in published.told.items() if what.startswith(f"{folder}/")]
+    staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(f"{folder}/")]
     return Outcome(None, "; ".join(staying), commit, _wanted(rendered, rendered.settings, commit, path), changed)
 
 
@@ -94,37 +94,39 @@ def _wanted(rendered: Rendered, settings: Settings, commit: str, path: str) -> W
     return Wanted(workspace(settings), bundles, folder, commit)
 
 
-def verdict(outcome: Outcome, report: Report | None) -> Verdict:
-    """Return the condition: true when the bundles are in the repository and Fleet, if it can be asked, is done."""
+def condition_of(outcome: Outcome, report: Report | None) -> ConditionUpdate:
+    """Return the condition: true when the bundles are in the repository and, if Fleet is visible, applied."""
     if outcome.reason is not None:
-        return Verdict("False", outcome.reason, outcome.message)
+        return ConditionUpdate("False", outcome.reason, outcome.message)
     place = f"commit {outcome.commit}"
     note = [outcome.message] if outcome.message else []
     if report is None:
-        said = [place, "what Fleet makes of it cannot be seen here"]
-        return Verdict("True", ConditionType.ADDON_BUNDLES_READY, "; ".join([*said, *note]))
+        parts = [place, "the status of Fleet is not visible here"]
+        return ConditionUpdate("True", ConditionType.ADDON_BUNDLES_READY, "; ".join([*parts, *note]))
     if report.ready:
-        return Verdict("True", ConditionType.ADDON_BUNDLES_READY, "; ".join([f"{place}, applied by Fleet", *note]))
-    return Verdict("False", Reason.ADDON_BUNDLES_NOT_APPLIED, "; ".join([place, *report.problems, *note]))
+        return ConditionUpdate(
+            "True", ConditionType.ADDON_BUNDLES_READY, "; ".join([f"{place}, applied by Fleet", *note])
+        )
+    return ConditionUpdate("False", Reason.ADDON_BUNDLES_NOT_APPLIED, "; ".join([place, *report.problems, *note]))
 
 
 def commit_in(message: str) -> str:
-    """Return the commit that a message of `verdict` names, empty when it names none."""
+    """Return the commit that a message of `condition_of` names, empty when it names none."""
     found = _COMMIT.search(message)
     return found[1] if found else ""
 
 
 def removals(plan: Plan) -> tuple[list[tuple[Key, str]], list[tuple[Key, str, str]]]:
-    """Return removed folders and bundles, and those held back with the reason, each with the Cluster that had them."""
+    """Return removed folders and bundles, and those that were kept with the reason, each with its Cluster."""
     removed = [(_owner(removal.folder), str(removal)) for removal in plan.removed]
-    return removed, [(_owner(told.what), told.what, told.why) for told in plan.held]
+    return removed, [(_owner(kept.what), kept.what, kept.why) for kept in plan.held]
 
 
 def why(changed: Iterable[Key]) -> str:
-    """Return the sentence of a commit's message that says why it is made."""
+    """Return the sentence of a commit message that explains the commit."""
     names = [str(key) for key in changed]
     if not names:
-        return "The repository was not as the management cluster has it."
+        return "Repository was out of sync."
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"Changed on the management cluster: {shown}."
 

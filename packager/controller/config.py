@@ -1,4 +1,4 @@
-"""What the packager in the cluster can be told, as plain values that a command line and another process share."""
+"""Flags of the packager in a cluster, as plain values that the command line and a child process share."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathlib import Path
 
 from caphv.runtime import logs
 from caphv.runtime.manager import BindAddresses
-from packager.controller.definition_source import Options as SourceOptions
-from packager.controller.loop import Pace
-from packager.controller.main import Options
-from packager.controller.open_repository import Place
-from packager.controller.publisher import Options as PublisherOptions
+from packager.controller.definition_source import SourceOptions
+from packager.controller.loop import SyncIntervals
+from packager.controller.main import PackagerOptions
+from packager.controller.open_repository import RepositoryConfig
+from packager.controller.publisher import PublisherOptions
 from packager.controller.receiver import Receiver
-from packager.definitions.source import Judge
+from packager.definitions.source import Validator
 from packager.git.commit import Identity
 from packager.git.remote import Remote
 from packager.rendering.gitrepo import GitRepoOptions
-from packager.rendering.renderer import Options as RenderOptions
+from packager.rendering.renderer import RenderOptions
 
 _AUTHOR = re.compile(r"(?P<name>[^<>]+?) *<(?P<email>[^<> ]+)>")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Values as the options of `caphv packager run` take them. Credentials are none of them."""
+class PackagerFlags:
+    """Values of the flags of `caphv packager run`. Credentials are never among them."""
 
     repo: str
     branch: str
@@ -62,48 +62,48 @@ class Settings:
     metrics_secure: bool = False
     metrics_cert_dir: str = ""
 
-    def options(self, cache: Path, judge: Judge) -> Options:
-        """Return what they mean; clones live below `cache`, and `judge` says what is wrong with a manifest.
+    def options(self, cache: Path, validate: Validator) -> PackagerOptions:
+        """Return the parsed options; clones live below `cache`, and `validate` checks manifests.
 
-        Raises ValueError or InvalidRemote for wrong ones.
+        Raises ValueError or InvalidRemote for invalid ones.
         """
         remote = Remote(self.repo, self.branch, self.inner, self.review, self.git_timeout)
         secret = Path(self.git_credentials) if self.git_credentials else None
         publisher = PublisherOptions(
-            place=Place(remote, cache, secret, self._identity()),
+            place=RepositoryConfig(remote, cache, secret, self._identity()),
             rendering=RenderOptions(Path(self.templates) if self.templates else None, self.chart_repo),
             max_prune=self.max_prune,
             namespace=self.namespace,
-            source=self._source(cache, secret, judge),
+            source=self._source(cache, secret, validate),
             git_repos=self._git_repos(),
         )
-        return Options(
+        return PackagerOptions(
             publisher,
             receiver=self._receiver(),
             kubeconfig=self.kubeconfig,
             watch_filter=self.watch_filter,
             leader_elect=self.leader_elect,
-            pace=Pace(self.debounce, max(15.0, self.debounce), self.interval),
+            intervals=SyncIntervals(self.debounce, max(15.0, self.debounce), self.interval),
             addresses=BindAddresses(self.metrics_bind_address, self.health_probe_bind_address),
             secure_metrics=self.metrics_secure,
             metrics_certificate=Path(self.metrics_cert_dir) if self.metrics_cert_dir else None,
         )
 
     @contextlib.contextmanager
-    def opened(self, judge: Judge) -> Iterator[Options]:
-        """Give what they mean, with a folder for the clone that goes with the block where none is named."""
+    def opened(self, validate: Validator) -> Iterator[PackagerOptions]:
+        """Yield the parsed options, with a temporary folder for the clone unless one is configured."""
         if self.git_cache:
-            yield self.options(Path(self.git_cache), judge)
+            yield self.options(Path(self.git_cache), validate)
             return
         with tempfile.TemporaryDirectory(prefix="caphv-packager-", ignore_cleanup_errors=True) as folder:
-            yield self.options(Path(folder), judge)
+            yield self.options(Path(folder), validate)
 
-    def _source(self, cache: Path, secret: Path | None, judge: Judge) -> SourceOptions | None:
+    def _source(self, cache: Path, secret: Path | None, validate: Validator) -> SourceOptions | None:
         if not self.source_repo:
             return None
         remote = Remote(self.source_repo, self.source_branch, self.source_path, timeout=self.git_timeout)
         own = Path(self.source_credentials) if self.source_credentials else secret
-        return SourceOptions(Place(remote, cache / "source", own), judge)
+        return SourceOptions(RepositoryConfig(remote, cache / "source", own), validate)
 
     def _git_repos(self) -> GitRepoOptions | None:
         try:
@@ -111,7 +111,7 @@ class Settings:
         except ValueError as error:
             if self.client_secret:
                 raise ValueError(f"client secret: {error}") from None
-            # An address that only this machine knows, which Fleet could not read.
+            # A path on this machine, which Fleet could not read.
             return None
 
     def _receiver(self) -> tuple[str, Path] | None:
@@ -128,8 +128,8 @@ class Settings:
             raise ValueError(msg)
         return Identity(author["name"], author["email"])
 
-    def beside(self) -> Settings:
-        """Return the same for a process beside the provider, which answers for its metrics and health."""
+    def for_child(self) -> PackagerFlags:
+        """Return the same for a child process: the provider serves its metrics and health."""
         return dataclasses.replace(
             self, metrics_bind_address="0", metrics_secure=False, metrics_cert_dir="", health_probe_bind_address="0"
         )

@@ -1,56 +1,56 @@
-"""Follows a repository of cluster definitions: what its newest commit holds, read when there is another one."""
+"""Follows a repository of cluster definitions: reads each new commit of its branch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packager.controller.open_repository import Holder, Place
-from packager.definitions.source import Judge, Reader, Source, manifests
+from packager.controller.open_repository import RepositoryConfig, RepositoryHandle
+from packager.definitions.source import Reader, Source, Validator, manifests
 from packager.git.errors import GitError
 
 
 @dataclass(frozen=True)
-class Options:
-    """The repository with the definitions, and how they are judged."""
+class SourceOptions:
+    """The repository with the definitions, and how objects in it are validated."""
 
-    place: Place
-    judge: Judge
+    place: RepositoryConfig
+    validate: Validator
 
 
 @dataclass(frozen=True)
-class Followed:
-    """What a commit of the source holds; `origin` names it in commits: address and commit."""
+class DefinitionCommit:
+    """The definitions of one commit; `origin` names it in the packager's commits: `<URL>@<commit>`."""
 
     origin: str
     source: Source
 
 
-class Follower:
-    """Remembers what it read last. Calls block."""
+class DefinitionSource:
+    """Remembers the last commit that it read. Calls block."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SourceOptions) -> None:
         self._place = options.place
-        self._reader = Reader(options.judge)
-        self._holder = Holder(options.place)
-        self._followed: tuple[str, Followed] | None = None
+        self._reader = Reader(options.validate)
+        self._repository = RepositoryHandle(options.place)
+        self._current: tuple[str, DefinitionCommit] | None = None
 
     @property
-    def last(self) -> Followed | None:
-        """What was read last; it counts until something newer can be read."""
-        return self._followed[1] if self._followed else None
+    def last(self) -> DefinitionCommit | None:
+        """The last commit that could be read; it stays in use until a newer one can be read."""
+        return self._current[1] if self._current else None
 
-    def look(self) -> None:
-        """Read the newest commit, if there is a new one. Raises GitErrors."""
-        repository = self._holder.opened()
-        if self._followed and self._followed[0] == repository.heads().target:
+    def refresh(self) -> None:
+        """Read the newest commit if it is a new one. Raises GitErrors."""
+        repository = self._repository.opened()
+        if self._current and self._current[0] == repository.heads().target:
             return
         snapshot, remote = repository.sync(), self._place.remote
         if not snapshot.commit:
-            # Nothing there is not the same as no definitions there: those would go.
-            raise GitError(f"{remote.url} has no branch {remote.branch}: make it, or name another one")
+            # A missing branch is not an empty one: no definitions would mean that all clusters are to be removed.
+            raise GitError(f"{remote.url} has no branch {remote.branch}: create it, or name another one")
         source = self._reader.read(manifests(snapshot.tree))
-        self._followed = snapshot.commit, Followed(f"{remote.url}@{snapshot.commit}", source)
+        self._current = snapshot.commit, DefinitionCommit(f"{remote.url}@{snapshot.commit}", source)
 
     def close(self) -> None:
-        """Let go of the clone."""
-        self._holder.close()
+        """Release the clone."""
+        self._repository.close()

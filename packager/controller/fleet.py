@@ -1,4 +1,4 @@
-"""What Fleet says of a cluster's bundles: read from its objects, as far as they are there and may be read."""
+"""The status of a cluster's bundles in Fleet, read from its objects where they exist and may be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST = 300
 
 @dataclass(frozen=True)
 class Wanted:
-    """Bundles of one cluster that Fleet should have: `<bundle>` → its name in a workspace, as of a commit."""
+    """Bundles of one cluster that Fleet should have: pairs of bundle and its name in the workspace, as of a commit."""
 
     workspace: str
     bundles: tuple[tuple[str, str], ...]
@@ -30,7 +30,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Report:
-    """What Fleet says: `problems` is empty when all is applied."""
+    """Fleet's status of a cluster: `problems` is empty when all bundles are applied."""
 
     problems: tuple[str, ...]
 
@@ -41,19 +41,19 @@ class Report:
 
 
 class Fleet:
-    """Caches of Fleet's Bundles and GitRepos. `changed` hears of each Bundle and GitRepo that says something new."""
+    """Caches of Fleet's Bundles and GitRepos; `changed` is called for each relevant change."""
 
     def __init__(self, kinds: OptionalKinds, changed: Callable[[Key], None]) -> None:
         self._kinds = kinds
         self._changed = changed
 
     def connect(self) -> None:
-        """Begin to watch, from when Fleet is there."""
+        """Start to watch as soon as Fleet is installed."""
         self._kinds.want(*_BUNDLE, self._bundle_changed, transform=slim_bundle)
         self._kinds.want(*_GIT_REPO, self._git_repo_changed, transform=slim_git_repo)
 
     def report(self, wanted: Wanted, is_before: Callable[[str, str], bool]) -> Report | None:
-        """Say how far Fleet is with a cluster's bundles; None when nobody can tell."""
+        """Return Fleet's status of a cluster's bundles; None when it is not visible."""
         bundles = self._kinds.get(*_BUNDLE)
         if bundles is None or not bundles.synced:
             return None
@@ -63,7 +63,7 @@ class Fleet:
         if git_repos is not None and git_repos.synced:
             there = (repo for repo in git_repos.store if repo["metadata"]["namespace"] == wanted.workspace)
             readers = [repo for repo in there if reads(repo, wanted.folder)]
-        return judge(found, readers, wanted, is_before)
+        return evaluate(found, readers, wanted, is_before)
 
     def _bundle_changed(self, change: Change) -> None:
         if change.old is None or change.new is None or _said(change.old) != _said(change.new):
@@ -74,13 +74,13 @@ class Fleet:
             self._changed(Key(change.key.namespace, ""))
 
 
-def judge(
+def evaluate(
     found: dict[str, Obj | None],
     readers: list[Obj] | None,
     wanted: Wanted,
     is_before: Callable[[str, str], bool],
 ) -> Report:
-    """Return what is not as it should be, by bundle; `readers` are GitRepos that read the cluster's folder."""
+    """Return all problems by bundle; `readers` are the GitRepos that read the cluster's folder."""
     missing = [bundle for bundle, obj in found.items() if obj is None]
     problems = []
     if missing:
@@ -93,7 +93,7 @@ def judge(
 
 def _why_missing(readers: list[Obj] | None, wanted: Wanted) -> str:
     if readers == []:
-        return f"no GitRepo in namespace {wanted.workspace} has the path {wanted.folder}/*; make one for it"
+        return f"no GitRepo in namespace {wanted.workspace} has the path {wanted.folder}/*; create one"
     for repo in readers or ():
         if repo["status"]["message"]:
             return f"GitRepo {repo['metadata']['name']} says: {repo['status']['message']}"

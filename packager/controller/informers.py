@@ -1,4 +1,4 @@
-"""The kinds that the packager reads, and caches of those that may be there or not: control planes and Fleet's."""
+"""The kinds that the packager reads, and caches of optional ones: control planes and Fleet's."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def cluster_classes(version: str) -> Resource:
 
 
 def without_status(obj: Obj) -> Obj:
-    """What rendering reads of an object: metadata without its noise, and the spec."""
+    """Return what rendering needs of an object: the relevant metadata, and the spec."""
     metadata = obj["metadata"]
     return {"metadata": {name: metadata[name] for name in _KEPT if name in metadata}, "spec": obj.get("spec") or {}}
 
 
 class OptionalKinds:
-    """Caches of kinds by group and kind, each from when somebody asks for it and its CRD is there.
+    """Caches by group and kind; each starts once it is wanted and its CRD exists.
 
-    A Cluster names the kind of its control plane without a version, and Fleet may be installed later or never.
-    `settled` hears when it is known for the first time what there is of a kind, or that there is no such kind.
+    A Cluster refers to its control plane without a version, and Fleet may be installed later or never. `settled` is
+    called when a kind was listed for the first time, or found to be missing.
     """
 
     def __init__(self, client: ApiClient, settled: Callable[[], None]) -> None:
@@ -69,7 +69,7 @@ class OptionalKinds:
         namespace: str = "",
         transform: Callable[[Obj], Obj | None] = without_status,
     ) -> None:
-        """Watch a kind from now on, or from when it is there; only the first call for a kind counts."""
+        """Watch a kind as soon as it exists; only the first call for a kind has an effect."""
         key = (group, kind)
         if key in self._wanted:
             return
@@ -95,17 +95,17 @@ class OptionalKinds:
         return self._informers.get((group, kind))
 
     def settled(self, group: str, kind: str) -> bool:
-        """Whether absence from the cache means absence: it was read, cannot be read, or there is no such kind."""
+        """Whether absence from the cache means absence: the kind was listed, cannot be listed, or does not exist."""
         return (group, kind) in self._settled
 
     async def wait_settled(self) -> None:
-        """Wait until all kinds that were asked for are settled."""
+        """Wait until all wanted kinds are settled."""
         while self._wanted.keys() - self._settled:
             self._changed.clear()
             await self._changed.wait()
 
     async def close(self) -> None:
-        """End all watches."""
+        """Stop all watches."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -133,17 +133,17 @@ class OptionalKinds:
             await informer.run()
 
     async def _found(self, key: tuple[str, str]) -> Resource | None:
-        """Return what the server calls a kind, None when it has not got it: a new CRD starts another search."""
+        """Return the resource of a kind, None when it does not exist: a new CRD starts another search."""
         for _ in range(_SEARCHES):
             try:
                 return await find_resource(self._client, *key)
             except NotFound:
-                # A CRD is there before the server serves it.
+                # A CRD exists before the server serves its kind.
                 self._settle(key)
                 if not any(_group(crd) == key[0] for crd in self.crds.store):
                     return None
             except (ApiError, Unreachable) as error:
-                log.warning("cannot find out what %s of %s is, trying again: %s", key[1], key[0], error)
+                log.warning("cannot discover kind %s of %s, will retry: %s", key[1], key[0], error)
             await asyncio.sleep(_RETRY)
         return None
 

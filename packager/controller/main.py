@@ -1,4 +1,4 @@
-"""The packager put together: caches, loop and reports, on one manager."""
+"""Wires the packager: caches, sync loop and status reports, on one manager."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from caphv.runtime.runnable import Runnable
 from packager.controller import metrics, state
 from packager.controller.fleet import Fleet
 from packager.controller.informers import CLUSTER_API_GROUP, CLUSTER_API_VERSIONS
-from packager.controller.loop import Loop, Pace
-from packager.controller.publisher import Options as PublisherOptions
-from packager.controller.publisher import Publisher
-from packager.controller.push_relay import Bell
+from packager.controller.loop import SyncIntervals, SyncLoop
+from packager.controller.publisher import Publisher, PublisherOptions
+from packager.controller.push_relay import PushRelay
 from packager.controller.receiver import Receiver
-from packager.controller.state import View
+from packager.controller.state import ClusterCache
 from packager.controller.status import Reporter
 
 log = logging.getLogger(__name__)
@@ -45,22 +44,22 @@ _LONGEST_DELAY = 15.0
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the packager in the cluster can be told."""
+class PackagerOptions:
+    """All settings of the packager in a cluster."""
 
     publisher: PublisherOptions
     kubeconfig: str = ""
     watch_filter: str = ""
     leader_elect: bool = False
-    pace: Pace = field(default_factory=Pace)
+    intervals: SyncIntervals = field(default_factory=SyncIntervals)
     addresses: BindAddresses = field(default_factory=BindAddresses)
     secure_metrics: bool = False
     metrics_certificate: Path | None = None
     receiver: tuple[str, Path] | None = None
-    """Where to hear of pushes, [host]:port, and the file with the secret that callers share."""
+    """Address for push events, [host]:port, and the file with the shared secret."""
 
 
-async def run(options: Options, stop: asyncio.Event) -> None:
+async def run(options: PackagerOptions, stop: asyncio.Event) -> None:
     """Run the packager until `stop` is set. Raises `KubeconfigError`, `LeaseLost`, and as `Renderer` does."""
     async with contextlib.AsyncExitStack() as stack:
         process = await unless_stopped(stack.enter_async_context(connected(options)), stop)
@@ -71,8 +70,8 @@ async def run(options: Options, stop: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def connected(options: Options) -> AsyncIterator[Process]:
-    """Lend a packager that knows its management cluster; `manager.run` makes it live."""
+async def connected(options: PackagerOptions) -> AsyncIterator[Process]:
+    """Yield a packager that is connected to its management cluster; `manager.run` starts it."""
     client = ApiClient(await own_configuration(options.kubeconfig), name="management")
     try:
         async with HealthServer(options.addresses.health, "waiting for the management cluster") as health:
@@ -82,21 +81,23 @@ async def connected(options: Options) -> AsyncIterator[Process]:
 
 
 class Metrics(Runnable):
-    """Adds the packager's metrics to those of the process."""
+    """Adds the packager's metrics to the metrics of the process."""
 
     async def run(self) -> None:
-        """Wait: metrics are made when somebody asks."""
+        """Wait: metrics are rendered on request."""
         await asyncio.Event().wait()
 
     def metrics(self) -> bytes:
-        """Return them in the text format of Prometheus."""
+        """Return the metrics in the text format of Prometheus."""
         return generate_latest(metrics.REGISTRY)
 
 
 class Process:
-    """All parts, wired; `manager.run` makes them live."""
+    """All components, wired; `manager.run` starts them."""
 
-    def __init__(self, client: ApiClient, options: Options, version: str, health: HealthServer | None = None) -> None:
+    def __init__(
+        self, client: ApiClient, options: PackagerOptions, version: str, health: HealthServer | None = None
+    ) -> None:
         election = _election(client, options)
         if election:
             client.fence = election.fence
@@ -108,65 +109,67 @@ class Process:
         )
         events = EventRecorder(client, COMPONENT)
         publisher = Publisher(options.publisher)
-        where = state.Options(options.publisher.namespace, options.watch_filter)
-        self._view = View(client, version, where, self._changed, self._settled)
-        self._fleet = Fleet(self._view.kinds, self._fleet_changed)
-        self._reporter = Reporter(client, self._view, self._fleet, events, publisher.is_before)
-        self.loop = Loop(self._view, publisher, self._reporter, options.pace, options.publisher.place.remote.path)
+        selection = state.ClusterFilter(options.publisher.namespace, options.watch_filter)
+        self._clusters = ClusterCache(client, version, selection, self._changed, self._settled)
+        self._fleet = Fleet(self._clusters.kinds, self._fleet_changed)
+        self._reporter = Reporter(client, self._clusters, self._fleet, events, publisher.is_before)
+        self.loop = SyncLoop(
+            self._clusters, publisher, self._reporter, options.intervals, options.publisher.place.remote.path
+        )
         self._events = events
-        for informer in self._view.informers:
+        for informer in self._clusters.informers:
             self.manager.add_informer(informer)
         self.manager.add_controller(self._reporter.controller)
         self.manager.add_task(events.run)
         self.manager.add_task(self.loop.run)
         if options.receiver:
             # In all replicas: a Git host calls any of them.
-            bell = Bell(election, self.loop.trigger.hurry)
-            self.manager.add_runnable(bell)
-            self.manager.add_runnable(Receiver(*options.receiver, bell.ring))
+            relay = PushRelay(election, self.loop.debouncer.trigger_now)
+            self.manager.add_runnable(relay)
+            self.manager.add_runnable(Receiver(*options.receiver, relay.push))
         self.manager.on_start(self._start)
         self.manager.on_stop(self._stop)
 
     @classmethod
-    async def connect(cls, client: ApiClient, options: Options, health: HealthServer | None = None) -> Process:
-        """Find out what the management cluster speaks, waiting for it as long as it takes."""
+    async def connect(cls, client: ApiClient, options: PackagerOptions, health: HealthServer | None = None) -> Process:
+        """Discover the Cluster API version of the management cluster; wait for the cluster as long as it takes."""
         delay = 0.5
         while True:
             try:
                 version = await served_version(client, CLUSTER_API_GROUP, CLUSTER_API_VERSIONS)
                 return cls(client, options, version, health)
             except (NotFound, Unreachable) as error:
-                log.warning("management cluster is not ready, trying again in %.1f s: %s", delay, error)
+                log.warning("management cluster is not ready, retrying in %.1f s: %s", delay, error)
             await asyncio.sleep(delay)
             delay = min(delay * 2, _LONGEST_DELAY)
 
-    # Handlers close over the process, because the loop exists only after the caches that it works on.
+    # Handlers close over the process: the sync loop is created after the caches that feed it.
 
     def _changed(self, key: Key, now: bool) -> None:
-        self.loop.trigger.touch(key, now=now)
+        self.loop.debouncer.touch(key, now=now)
 
     def _settled(self) -> None:
-        self.loop.trigger.hurry()
-        self._reporter.look_again()
+        self.loop.debouncer.trigger_now()
+        self._reporter.resync()
 
     def _fleet_changed(self, place: Key) -> None:
         self._reporter.fleet_changed(place)
 
     async def _start(self) -> None:
-        self._view.connect()
-        self._view.harvester_clusters.add_handler(self._reporter.harvester_cluster_changed)
+        self._clusters.connect()
+        self._clusters.harvester_clusters.add_handler(self._reporter.harvester_cluster_changed)
         self._fleet.connect()
 
     async def _stop(self) -> None:
         await self._events.flush()
-        await self._view.kinds.close()
+        await self._clusters.kinds.close()
         await self.loop.close()
 
 
-def _election(client: ApiClient, options: Options) -> LeaderElection | None:
+def _election(client: ApiClient, options: PackagerOptions) -> LeaderElection | None:
     if not options.leader_elect:
         return None
-    # Deployments that share the clusters by filter or namespace each need a leader of their own.
+    # Deployments that divide the clusters by filter or namespace each need their own leader.
     share = re.sub(r"[^a-z0-9]+", "-", f"{options.watch_filter} {options.publisher.namespace}".lower()).strip("-")
     name = f"{share}.{names.PACKAGER_LEASE}" if share else names.PACKAGER_LEASE
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"

@@ -1,4 +1,4 @@
-"""A repository that stays open between calls, and is opened anew when its credentials change."""
+"""A repository that stays open between calls, and is reopened when its credentials change."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
-    """A repository, the folder of its clone, and where credentials are: a mounted Secret, else the environment."""
+class RepositoryConfig:
+    """A repository, the folder of its clone, and its credentials: a mounted Secret, else the environment."""
 
     remote: Remote
     cache: Path
@@ -25,10 +25,10 @@ class Place:
     identity: Identity = field(default_factory=Identity)
 
 
-class Holder:
-    """Opens a repository when it is first asked for; not for several threads at once."""
+class RepositoryHandle:
+    """Opens a repository on first use; not thread-safe."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RepositoryConfig) -> None:
         self._place = place
         self._repository: Repository | None = None
         self._credentials = Credentials()
@@ -46,7 +46,7 @@ class Holder:
         return self._repository
 
     def close(self) -> None:
-        """Let go of the clone."""
+        """Release the clone."""
         if self._repository is not None:
             self._repository.__exit__(None, None, None)
             self._repository = None

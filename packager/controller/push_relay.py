@@ -1,6 +1,6 @@
-"""Has a push heard where the work is done: in this replica, or by a note on the Lease where another one holds that.
+"""Relays push events to the leader: directly in this replica, or by a request on the Lease that another one holds.
 
-A Git host calls any replica that is ready, and tells nobody twice.
+A Git host calls any ready replica, and only once.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from caphv.runtime.runnable import Runnable
 
 log = logging.getLogger(__name__)
 
-# Each note costs the holder one renewal; pushes that come meanwhile are one note.
+# Each request costs the leader one renewal; pushes in between share the next one.
 _PAUSE = 5.0
 
 
-class Bell(Runnable):
-    """Calls `heard` here, or in the replica that holds the lease, once for all rings that come together."""
+class PushRelay(Runnable):
+    """Calls `on_push` here, or in the replica that holds the lease, once for all pushes that arrive together."""
 
-    def __init__(self, election: LeaderElection | None, heard: Callable[[], None]) -> None:
+    def __init__(self, election: LeaderElection | None, on_push: Callable[[], None]) -> None:
         self._election = election
-        self._heard = heard
-        self._rung = asyncio.Event()
+        self._on_push = on_push
+        self._pending = asyncio.Event()
         if election:
-            election.on_sync_request = heard
+            election.on_sync_request = on_push
 
-    def ring(self) -> None:
-        """There was a push."""
+    def push(self) -> None:
+        """Handle a push event."""
         if self._election is None or self._election.holding:
-            self._heard()
+            self._on_push()
         else:
-            self._rung.set()
+            self._pending.set()
 
     async def run(self) -> None:
-        """Hand rings over for as long as this replica waits for the lease."""
+        """Relay push events while this replica does not hold the lease."""
         while True:
-            await self._rung.wait()
-            self._rung.clear()
+            await self._pending.wait()
+            self._pending.clear()
             if self._election:
                 try:
                     await self._election.request_sync()
                 except (ApiError, Unreachable) as error:
-                    log.warning("a push cannot be handed over to the leader, trying again: %s", error)
-                    self._rung.set()
+                    log.warning("cannot relay a push event to the leader, will retry: %s", error)
+                    self._pending.set()
             await asyncio.sleep(_PAUSE)

@@ -1,7 +1,7 @@
-"""What the management cluster says of its clusters: complete facts, or why a cluster has to wait.
+"""The state of each Cluster on the management cluster: complete facts, or the reason why it must wait.
 
-A cluster is rendered only when all that it is made of is known. Its network is pinned by the first rendering, so a
-guess that holds until its control plane is there would have to be taken back a moment later.
+A cluster is rendered only when all objects that it refers to are known. The first rendering pins its network, so a
+guess made before its control plane exists could not be corrected later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, la
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from packager.addons.gather import ClusterFacts
-from packager.cluster_objects import fleet_worlds, is_on_harvester, is_suspended
+from packager.cluster_objects import fleet_managers, is_on_harvester, is_suspended
 from packager.controller import informers
 from packager.controller.informers import FLEET_GROUP, OptionalKinds
 
@@ -27,10 +27,10 @@ _FLEET_CLUSTER = (FLEET_GROUP, "Cluster")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One Cluster. Without `facts` it is not rendered now, and `why` says why and what helps.
+class ClusterState:
+    """One Cluster. Without `facts` it is not rendered now; `why` gives reason and remedy.
 
-    `incomplete`: something that it is made of is known not to be there yet.
+    `incomplete`: an object that it refers to is known not to exist yet.
     """
 
     facts: ClusterFacts | None = None
@@ -40,25 +40,25 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Which clusters to care for: those in a namespace, and those whose HarvesterCluster has a label's value."""
+class ClusterFilter:
+    """Selects clusters by namespace, and by the watch-filter label of their HarvesterCluster."""
 
     namespace: str = ""
     watch_filter: str = ""
 
 
-class View:
-    """Caches of the management cluster. `changed` hears of a Cluster that may need another rendering.
+class ClusterCache:
+    """Caches of the management cluster. `changed` is called for each Cluster that may need another rendering.
 
-    Its second argument tells whether somebody asked for it to be done now. `settled` hears when a kind that may be
-    missing was read for the first time, or found to be missing.
+    Its second argument tells whether a user requested it. `settled` is called when an optional kind was read for the
+    first time, or found to be missing.
     """
 
     def __init__(
         self,
         client: ApiClient,
         version: str,
-        options: Options,
+        options: ClusterFilter,
         changed: Callable[[Key, bool], None],
         settled: Callable[[], None],
     ) -> None:
@@ -78,47 +78,47 @@ class View:
 
     @property
     def informers(self) -> tuple[Informer, ...]:
-        """The caches that have to be in sync before anything is decided."""
+        """The caches that must be in sync before the first plan."""
         return self.kinds.crds, self.clusters, self.harvester_clusters, self.classes
 
     def connect(self) -> None:
-        """Begin to tell of changes, and of all that is there already."""
+        """Start to report changes, and all existing objects."""
         self.kinds.want(*_FLEET_CLUSTER, self._fleet_cluster_changed)
         self.clusters.add_handler(self._cluster_changed)
         self.harvester_clusters.add_handler(self._harvester_cluster_changed)
         self.classes.add_handler(self._class_changed)
 
     async def ready(self, seconds: float) -> None:
-        """Wait until all kinds that Clusters name were read, or cannot be, but not longer than so many seconds."""
+        """Wait until all kinds that Clusters refer to were read, or cannot be; at most this many seconds."""
         for cluster in self.clusters.store:
             self._want_control_plane(cluster)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.kinds.wait_settled(), seconds)
 
-    def seen(self) -> dict[Key, Seen]:
-        """Look at all Clusters on Harvester that are cared for here."""
+    def states(self) -> dict[Key, ClusterState]:
+        """Return the state of all selected Clusters on Harvester."""
         fleet_clusters = self.kinds.get(*_FLEET_CLUSTER)
-        worlds = fleet_worlds(fleet_clusters.store) if fleet_clusters else {}
+        managers = fleet_managers(fleet_clusters.store) if fleet_clusters else {}
         return {
-            key_of(cluster): self._look(cluster, worlds.get(key_of(cluster), frozenset()))
+            key_of(cluster): self._state(cluster, managers.get(key_of(cluster), frozenset()))
             for cluster in self.clusters.store
             if is_on_harvester(cluster, self._find) and self._is_selected(cluster)
         }
 
-    def there(self) -> set[Key]:
-        """All Clusters, also those that are not cared for here."""
+    def keys(self) -> set[Key]:
+        """All Clusters, including those that are not selected."""
         return set(self.clusters.store.keys())
 
     def moved(self) -> set[Key]:
-        """Clusters that went while they were paused, until `forget_moved`."""
+        """Clusters that were deleted while paused, until `forget_moved`."""
         return set(self._moved)
 
     def forget_moved(self, keys: Iterable[Key]) -> None:
-        """The repository has it now."""
+        """Forget moved clusters: the repository records them now."""
         self._moved.difference_update(keys)
 
     def confirmed(self) -> set[Key]:
-        """Clusters whose definition may go: an annotation says so."""
+        """Clusters with the annotation that confirms the removal of their definition."""
         return {
             key_of(cluster)
             for cluster in self.clusters.store
@@ -138,29 +138,29 @@ class View:
         found = self.harvester_clusters.get(*_infrastructure_key(cluster)) if wanted else None
         return not wanted or (found is not None and labels_of(found).get(names.WATCH_FILTER_LABEL) == wanted)
 
-    def _look(self, cluster: Obj, worlds: frozenset[str]) -> Seen:
+    def _state(self, cluster: Obj, managers: frozenset[str]) -> ClusterState:
         if reason := suspension(cluster):
-            return Seen(why=reason, suspended=True)
+            return ClusterState(why=reason, suspended=True)
         if being_deleted(cluster):
-            return Seen(why="the Cluster is being deleted; its bundles stay until it is gone")
+            return ClusterState(why="the Cluster is being deleted; its bundles stay until it is deleted")
         harvester_cluster = self.harvester_clusters.get(*_infrastructure_key(cluster))
         control_plane = self._control_plane(cluster)
         if missing := self._missing(cluster, harvester_cluster, control_plane):
             return missing
         if not self.kinds.settled(*_FLEET_CLUSTER):
-            return Seen(why="reading what Fleet knows")
-        return Seen(ClusterFacts(cluster, harvester_cluster, control_plane, worlds))
+            return ClusterState(why="waiting for the list of Fleet Clusters")
+        return ClusterState(ClusterFacts(cluster, harvester_cluster, control_plane, managers))
 
-    def _missing(self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None) -> Seen | None:
-        """Return what has to be there before a Cluster is rendered; None when all is."""
+    def _missing(self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None) -> ClusterState | None:
+        """Return what a Cluster waits for before it can be rendered; None for nothing."""
         key, (group, kind, name) = _infrastructure_key(cluster), control_plane_ref(cluster)
         if not (key.name and name) and (missing := self._missing_class(cluster)):
-            return Seen(why=missing, incomplete=True)
+            return ClusterState(why=missing, incomplete=True)
         if harvester_cluster is None:
-            return Seen(why=f"waiting for HarvesterCluster {key}: it is not there yet", incomplete=True)
+            return ClusterState(why=f"waiting for HarvesterCluster {key} to be created", incomplete=True)
         if name and control_plane is None:
-            why = f"waiting for {kind} {key.namespace}/{name} of {group}: it is not there, or cannot be read yet"
-            return Seen(why=why, incomplete=self.kinds.settled(group, kind))
+            why = f"waiting for {kind} {key.namespace}/{name} of {group} to be created and readable"
+            return ClusterState(why=why, incomplete=self.kinds.settled(group, kind))
         return None
 
     def _want_control_plane(self, cluster: Obj) -> None:
@@ -179,27 +179,27 @@ class View:
         if key is None:
             return ""
         if self.classes.get(*key) is None:
-            return f"ClusterClass {key} does not exist: create it, or name another one in spec.topology"
-        return f"waiting for Cluster API to make infrastructure and control plane of ClusterClass {key}"
+            return f"ClusterClass {key} does not exist: create it, or reference another one in spec.topology"
+        return f"waiting for Cluster API to create infrastructure and control plane from ClusterClass {key}"
 
     def _find(self, group: str, kind: str, key: Key) -> Obj | None:
-        """Look up what says whether a Cluster without infrastructure is on Harvester: its class."""
+        """Look up the class of a Cluster without infrastructure: it tells whether the Cluster is on Harvester."""
         return self.classes.get(*key) if (group, kind) == (informers.CLUSTER_API_GROUP, "ClusterClass") else None
 
     # Changes
 
     def _cluster_changed(self, change: Change) -> None:
         if change.new is None and clusterapi.paused(change.obj, change.obj):
-            # `clusterctl move` pauses a Cluster and takes it to another management cluster, where it lives on.
+            # `clusterctl move` pauses a Cluster before it recreates it on another management cluster.
             self._moved.add(change.key)
         elif change.new is not None:
             self._moved.discard(change.key)
         if differs(change):
-            self._changed(change.key, _asked_for(change))
+            self._changed(change.key, _is_requested(change))
 
     def _harvester_cluster_changed(self, change: Change) -> None:
         if differs(change):
-            self._all("infrastructure", str(change.key), _asked_for(change))
+            self._all("infrastructure", str(change.key), _is_requested(change))
 
     def _control_plane_changed(self, change: Change) -> None:
         if differs(change):
@@ -220,15 +220,15 @@ class View:
             self._changed(key_of(cluster), urgent)
 
 
-# What objects say
+# Reading objects
 
 
 def suspension(cluster: Obj) -> str:
-    """Return why the bundles of a Cluster are left alone; empty when they are not."""
+    """Return why the bundles of a Cluster are suspended; empty when they are not."""
     if is_suspended(cluster):
-        return f"annotation {names.SUSPEND_ADDONS_ANNOTATION} of the Cluster suspends it; remove it to go on"
+        return f"annotation {names.SUSPEND_ADDONS_ANNOTATION} suspends the bundles of this Cluster; remove it to resume"
     if clusterapi.paused(cluster, cluster):
-        return "the Cluster is paused; its bundles stay as they are until it goes on"
+        return "the Cluster is paused; its bundles remain unchanged until it is resumed"
     return ""
 
 
@@ -251,7 +251,7 @@ def class_key(cluster: Obj) -> Key | None:
 
 
 def differs(change: Change) -> bool:
-    """Whether a change is more than one of the status or of what others note in the metadata."""
+    """Whether a change affects more than the status and the metadata of other controllers."""
     return change.old is None or change.new is None or _view(change.old) != _view(change.new)
 
 
@@ -259,8 +259,8 @@ def _view(obj: Obj) -> list[object]:
     return [labels_of(obj), annotations_of(obj), obj.get("spec"), being_deleted(obj)]
 
 
-def _asked_for(change: Change) -> bool:
-    """Whether somebody set the annotation that asks for a look now."""
+def _is_requested(change: Change) -> bool:
+    """Whether a user set the annotation that requests a reconcile."""
     if change.old is None or change.new is None:
         return False
     before, now = (annotations_of(obj).get(names.RECONCILE_AT_ANNOTATION) for obj in (change.old, change.new))

@@ -14,7 +14,7 @@ from caphv.validation.finding import Finding
 from packager.addons.merge import Obj
 from packager.addons.settings import Packaging, Settings
 from packager.definitions.model import CLUSTER_RESOURCE_SET, Definition
-from packager.definitions.nodeconfig import Boot
+from packager.definitions.nodeconfig import NodeConfig
 from packager.definitions.rules import ADDONS_LABEL
 from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
 from packager.rendering.renderer import Rendered, Renderer
@@ -23,7 +23,7 @@ from packager.tree import cluster_folder
 _RESOURCE_SETS = "addons.cluster.x-k8s.io/v1beta2"
 
 
-def labels(definition: Definition, boot: Boot) -> dict[str, str]:
+def labels(definition: Definition, boot: NodeConfig) -> dict[str, str]:
     """Return labels of the Cluster by which add-ons and Rancher find it."""
     csi = definition.addons.get("csi", {}).get("enabled", True)
     return {

@@ -13,7 +13,7 @@ from packager.addons.settings import ClusterFacts
 from packager.definitions import addons, model, shared
 from packager.definitions import objects as individual
 from packager.definitions.model import CLUSTER_RESOURCE_SET, FLEET, Definition
-from packager.definitions.nodeconfig import Boot, after_rendering, before_rendering
+from packager.definitions.nodeconfig import NodeConfig, after_rendering, before_rendering
 from packager.definitions.topology import topology
 from packager.rendering import yaml
 from packager.rendering.renderer import Rendered, Renderer
@@ -60,11 +60,11 @@ class Built:
         return bool(self.objects)
 
 
-def build(obj: Any, renderer: Renderer, previous: Tree, first_files: Sequence[Obj] | None = None) -> Built:
+def build(obj: Any, renderer: Renderer, previous: Tree, existing_node_files: Sequence[Obj] | None = None) -> Built:
     """Make all objects of a definition; `previous` is the repository with the bundles as it is.
 
-    `first_files` are the files that nodes of a running cluster have started with. They are kept, because other ones
-    would replace all machines of the control plane for a setting that its bundle changes in place.
+    `existing_node_files` are the files with which nodes of a running cluster started. They are kept: other ones would
+    replace all machines of the control plane for a setting that its bundle changes in place.
     """
     definition, findings = model.read(obj)
     if definition is None:
@@ -75,8 +75,8 @@ def build(obj: Any, renderer: Renderer, previous: Tree, first_files: Sequence[Ob
     if not rendered.ok or rendered.settings is None:
         return Built(definition, rendered=rendered, findings=findings)
     boot = after_rendering(definition, rendered)
-    if first_files is not None:
-        boot = replace(boot, server_files=first_files)
+    if existing_node_files is not None:
+        boot = replace(boot, server_files=existing_node_files)
     own = [cluster(definition, boot)]
     own += individual.objects(definition, boot) if not definition.cluster_class else []
     if definition.delivery == CLUSTER_RESOURCE_SET:
@@ -89,7 +89,7 @@ def build(obj: Any, renderer: Renderer, previous: Tree, first_files: Sequence[Ob
     return Built(definition, shared.shared(definition), own, rendered, findings)
 
 
-def cluster(definition: Definition, boot: Boot) -> Obj:
+def cluster(definition: Definition, boot: NodeConfig) -> Obj:
     """Return the Cluster; settings of its add-ons stand in the annotation that the packager reads."""
     network = {
         "pods": {"cidrBlocks": list(definition.pod_cidrs)},
@@ -112,7 +112,7 @@ def cluster(definition: Definition, boot: Boot) -> Obj:
     return {"apiVersion": individual.CORE, "kind": "Cluster", "metadata": metadata, "spec": spec}
 
 
-def _facts(definition: Definition, boot: Boot) -> ClusterFacts:
+def _facts(definition: Definition, boot: NodeConfig) -> ClusterFacts:
     found = cluster(definition, boot)
     infrastructure = individual.harvester_cluster(definition, boot)
     control_plane = individual.control_plane(definition, boot)

@@ -1,12 +1,14 @@
-"""Objects of clusters as files of a repository that Fleet reads on the management cluster.
+"""Where objects of clusters are in the repository, and the bundles by which Fleet applies them.
 
 ```
-manifests/<namespace>/<cluster>/cluster/      all objects of one cluster
-namespaces/<namespace>/<group>/               what its clusters share: the Namespace, and ClusterClasses
+manifests/<namespace>/<cluster>/cluster/     all objects of a cluster, for the management cluster
+namespaces/<namespace>/<group>/              shared by clusters of a namespace: the Namespace, and ClusterClasses
+gitrepos/<workspace>/<name>/                 GitRepos by which Fleet reads the bundles
+clusters/<namespace>/<cluster>/<bundle>/     bundles, for the clusters themselves
+caphv-status.yaml                            all clusters, and problems of their definitions
 ```
 
-Each of these folders is one bundle of Fleet. A cluster goes with its folder; what clusters share stays. No Secret is
-ever among the files.
+Each of the innermost folders is one bundle of Fleet. No Secret is ever among the files.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ from packager.addons.merge import Obj
 from packager.definitions.build import Built
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML
-from packager.tree import path_of
+from packager.rendering.gitrepo import GitRepoOptions, git_repo
+from packager.tree import CLUSTERS, path_of
 
-MANIFESTS, NAMESPACES = "manifests", "namespaces"
+MANIFESTS, NAMESPACES, GITREPOS, STATUS = "manifests", "namespaces", "gitrepos", "caphv-status.yaml"
+NAMES = (MANIFESTS, NAMESPACES, GITREPOS, CLUSTERS, STATUS)
+"""Everything at the top of the repository, or of the remote's path."""
 CLUSTER = "cluster"
-# Whoever applied the objects before, Fleet goes on with them.
+_PATTERNS = ((NAMESPACES, "*", "*"), (MANIFESTS, "*", "*", "*"), (GITREPOS, "*", "*"))
+# Fleet takes over objects that another client applied before.
 _TAKE_OVER = {"helm": {"takeOwnership": True, "disablePreProcess": True}}
 
 
@@ -37,7 +43,7 @@ def files_of(found: Built) -> dict[str, bytes]:
 
 
 def cluster_files(objects: Sequence[Obj], namespace: str) -> dict[str, bytes]:
-    """Return the files of one cluster, by path in its folder; `namespace` is that of objects that say none."""
+    """Return the files of one cluster by path in its folder; `namespace` is for objects that name none."""
     return {
         f"{CLUSTER}/{FLEET_YAML}": yaml.dump({"defaultNamespace": namespace, **_TAKE_OVER}).encode(),
         f"{CLUSTER}/{CLUSTER}.yaml": yaml.dump_all(objects).encode(),
@@ -50,3 +56,13 @@ def shared_files(objects: Sequence[Obj]) -> dict[str, bytes]:
         FLEET_YAML: yaml.dump({"keepResources": True, **_TAKE_OVER}).encode(),
         "objects.yaml": yaml.dump_all(objects).encode(),
     }
+
+
+def management_git_repo(options: GitRepoOptions) -> Obj:
+    """Return the GitRepo by which Fleet applies all manifests to the management cluster itself."""
+    top = [options.folder] if options.folder else []
+    paths = ["/".join([*top, *rest]) for rest in _PATTERNS]
+    repo = git_repo(options, "fleet-local", "management", paths)
+    # The cluster of a definition that was removed on purpose must be deleted.
+    repo["spec"]["keepResources"] = False
+    return repo

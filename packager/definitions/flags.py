@@ -103,7 +103,13 @@ FLAGS = (
     ),
     Flag("--cpu", ("spec", "machines", "cpu"), "CPU cores of a VM.  [default: 2]", "CPU cores of a VM", "2", _number),
     Flag("--memory", ("spec", "machines", "memory"), "Memory of a VM.  [default: 4Gi]", "Memory of a VM", "4Gi"),
-    Flag("--disk-size", ("spec", "machines", "diskSize"), "Boot disk.  [default: 40Gi]", "Boot disk of a VM", "40Gi"),
+    Flag(
+        "--disk-size",
+        ("spec", "machines", "diskSize"),
+        "NodeConfig disk.  [default: 40Gi]",
+        "NodeConfig disk of a VM",
+        "40Gi",
+    ),
     Flag(
         "--extra-disk",
         ("spec", "machines", "extraDisks"),

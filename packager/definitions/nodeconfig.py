@@ -8,14 +8,14 @@ from typing import Any
 
 from packager.addons.merge import Obj, at
 from packager.definitions.model import NONE, Definition
-from packager.rendering.nodefiles import first_boot
+from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Rendered
 
 _RKE2_CONFIG = "/etc/rancher/rke2/config.yaml.d/50-caphv.yaml"
 
 
 @dataclass(frozen=True)
-class Boot:
+class NodeConfig:
     """CNI, files and RKE2's `serverConfig`; `external` tells whether kubelets wait for a cloud provider."""
 
     cni: str = ""
@@ -26,11 +26,11 @@ class Boot:
     server_config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def before_rendering(definition: Definition) -> Boot:
+def before_rendering(definition: Definition) -> NodeConfig:
     """Return what is known before the add-ons are rendered, which is all that rendering looks at."""
     addons = definition.addons
     brought = "calico" if definition.distribution == "rke2" else "none"
-    return Boot(
+    return NodeConfig(
         cni=addons.get("cni", {}).get("name", brought),
         external=addons.get("ccm", {}).get("enabled", True) or definition.delivery == NONE,
         cloud_config_delivery="File" if "hostPath" in addons.get("cloudConfig", {}) else "Secret",
@@ -43,18 +43,18 @@ def _server_config(addons: Mapping[str, Any]) -> Obj:
     return {"cloudProviderName": name} if addons.get("ccm", {}).get("enabled", True) else {}
 
 
-def after_rendering(definition: Definition, rendered: Rendered) -> Boot:
+def after_rendering(definition: Definition, rendered: Rendered) -> NodeConfig:
     """Return all that the nodes of a rendered cluster start with."""
     known = before_rendering(definition)
     if definition.distribution == "kubeadm":
         return known
-    found = first_boot(rendered)
+    found = node_files(rendered)
     files = dict(found.server_files)
     replaced = rendered.settings is not None and rendered.settings.cni.kube_proxy_replacement
     if definition.cluster_class and definition.distribution == "rke2" and replaced:
         # ClusterClasses have no variable for it, and RKE2 reads this file as well.
         files[_RKE2_CONFIG] = b"disable-kube-proxy: true\n"
-    return Boot(
+    return NodeConfig(
         known.cni,
         known.external,
         known.cloud_config_delivery,
@@ -64,7 +64,7 @@ def after_rendering(definition: Definition, rendered: Rendered) -> Boot:
     )
 
 
-def first_files(objects: Iterable[Obj]) -> list[Obj] | None:
+def existing_node_files(objects: Iterable[Obj]) -> list[Obj] | None:
     """Return the files with which the control plane of existing objects starts; None where none of them says."""
     for obj in objects:
         if obj.get("kind") == "Cluster":

@@ -16,7 +16,7 @@ import orjson
 from caphv.api.names import API_VERSION, GROUP
 from packager.addons.merge import Obj, merged
 from packager.definitions.model import Definition, Pool
-from packager.definitions.nodeconfig import Boot
+from packager.definitions.nodeconfig import NodeConfig
 
 CORE = "cluster.x-k8s.io/v1beta2"
 _CONTROL_PLANE, _BOOTSTRAP = "controlplane.cluster.x-k8s.io", "bootstrap.cluster.x-k8s.io"
@@ -42,7 +42,7 @@ def references(definition: Definition) -> Obj:
     }
 
 
-def objects(definition: Definition, boot: Boot) -> list[Obj]:
+def objects(definition: Definition, boot: NodeConfig) -> list[Obj]:
     """Return HarvesterCluster, control plane, MachineDeployments and their templates."""
     templates = [_machine_template(definition, pool) for pool in (definition.control_plane, *definition.workers)]
     found = [harvester_cluster(definition, boot), *templates, control_plane(definition, boot)]
@@ -51,7 +51,7 @@ def objects(definition: Definition, boot: Boot) -> list[Obj]:
     return found
 
 
-def harvester_cluster(definition: Definition, boot: Boot) -> Obj:
+def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
     """Return what the cluster needs on Harvester beside its machines."""
     balancer: Obj = dict(definition.load_balancer)
     if definition.distribution == "rke2":
@@ -66,7 +66,7 @@ def harvester_cluster(definition: Definition, boot: Boot) -> Obj:
     return _obj(definition, API_VERSION, "HarvesterCluster", definition.key.name, spec)
 
 
-def control_plane(definition: Definition, boot: Boot) -> Obj:
+def control_plane(definition: Definition, boot: NodeConfig) -> Obj:
     """Return the control plane object of the distribution."""
     template = _machine_template(definition, definition.control_plane)["metadata"]["name"]
     infrastructure = {"apiGroup": GROUP, "kind": "HarvesterMachineTemplate", "name": template}
@@ -83,7 +83,7 @@ def control_plane(definition: Definition, boot: Boot) -> Obj:
     return _obj(definition, f"{_CONTROL_PLANE}/v1beta2", kind, name, spec)
 
 
-def _rke2(definition: Definition, boot: Boot) -> Obj:
+def _rke2(definition: Definition, boot: NodeConfig) -> Obj:
     return {
         "registrationMethod": "control-plane-endpoint",
         "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
@@ -93,33 +93,33 @@ def _rke2(definition: Definition, boot: Boot) -> Obj:
     }
 
 
-def _rke2_agent(boot: Boot) -> Obj:
+def _rke2_agent(boot: NodeConfig) -> Obj:
     if not boot.external:
         return {}
     return {"agentConfig": {"kubelet": {"extraArgs": ["cloud-provider=external"]}}}
 
 
-def _k3s(boot: Boot) -> Obj:
+def _k3s(boot: NodeConfig) -> Obj:
     # Settings of the server are in a file: not all of them have fields.
     files = {"files": list(boot.server_files)} if boot.server_files else {}
     server = {"disableCloudController": True, "disableComponents": ["servicelb"]} if boot.external else {}
     return {"kthreesConfigSpec": {"serverConfig": server, **files}}
 
 
-def _kubeadm(boot: Boot) -> Obj:
+def _kubeadm(boot: NodeConfig) -> Obj:
     registration = _registration(boot)
     spec = {"format": "cloud-config", "initConfiguration": registration, "joinConfiguration": registration}
     return {"kubeadmConfigSpec": spec}
 
 
-def _registration(boot: Boot) -> Obj:
+def _registration(boot: NodeConfig) -> Obj:
     registration: Obj = {"name": "{{ ds.meta_data.local_hostname }}"}
     if boot.external:
         registration["kubeletExtraArgs"] = [{"name": "cloud-provider", "value": "external"}]
     return {"nodeRegistration": registration}
 
 
-def _bootstrap_template(definition: Definition, pool: Pool, boot: Boot) -> Obj:
+def _bootstrap_template(definition: Definition, pool: Pool, boot: NodeConfig) -> Obj:
     files = {"files": list(boot.agent_files)} if boot.agent_files else {}
     if definition.distribution == "kubeadm":
         spec: Obj = {"format": "cloud-config", "joinConfiguration": _registration(boot)}

@@ -1,8 +1,8 @@
-"""What a repository or folder of definitions holds: clusters, each as a ClusterDefinition or as plain manifests.
+"""Reads a repository or folder of definitions: clusters as ClusterDefinitions or as plain manifests.
 
-A file with plain manifests has one Cluster, and all its objects go with that; a file without one goes with the only
-Cluster of its folder. ClusterClasses with their templates are a file of their own. What cannot be read is told by file
-and line and stops nothing else, but then nobody knows which clusters there are.
+A file with plain manifests has one Cluster, to which all its objects belong; a file without one belongs to the only
+Cluster of its folder. ClusterClasses with their templates have a file of their own. Unreadable files are reported by
+file and line and do not stop the others, but then the list of clusters is incomplete.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from packager.tree import Tree, path_of
 # Parsed YAML takes some fifty times as much memory, and no API server takes an object of this size.
 _LARGEST = 2 * 1024 * 1024
 
-Judge = Callable[[Obj], list[Finding]]
-"""Says what is wrong with one object, whatever its kind."""
+Validator = Callable[[Obj], list[Finding]]
+"""Returns all findings of one object of any kind."""
 
 
 @dataclass(frozen=True, order=True)
-class Problem:
-    """Something that is wrong or, as `advice`, unwise, and where."""
+class SourceProblem:
+    """An error or, with `advice`, a warning, and its place."""
 
     file: str
     line: int
@@ -43,17 +43,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Item:
-    """One object and where it stands."""
+    """One object and its place."""
 
     file: str
     document: Document
     base: FieldPath
     obj: Obj
 
-    def problem(self, finding: Finding) -> Problem:
-        """Return a finding about the object with its place."""
+    def problem(self, finding: Finding) -> SourceProblem:
+        """Return a finding of this object with its place."""
         line = self.document.position((*self.base, *finding.path)).line
-        return Problem(self.file, line, str(finding), finding.advice)
+        return SourceProblem(self.file, line, str(finding), finding.advice)
 
     @property
     def key(self) -> Key:
@@ -66,7 +66,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Given:
+class ClusterEntry:
     """One cluster of the source: its definition, or its Cluster with the objects that go with it."""
 
     head: Item
@@ -85,64 +85,64 @@ class Given:
 
 @dataclass
 class Source:
-    """All that was read. `complete` is false when there may be clusters that could not be read.
+    """The content of a source. `complete` is false when there may be clusters that could not be read.
 
-    `bad` are clusters that are there and cannot be used as they are; `groups` are ClusterClasses with their templates,
-    which clusters share.
+    `invalid` are clusters that exist but have errors; `groups` are ClusterClasses with their templates, which clusters
+    share.
     """
 
-    clusters: list[Given] = field(default_factory=list)
+    clusters: list[ClusterEntry] = field(default_factory=list)
     groups: dict[Key, list[Obj]] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    bad: set[Key] = field(default_factory=set)
+    problems: list[SourceProblem] = field(default_factory=list)
+    invalid: set[Key] = field(default_factory=set)
     complete: bool = True
 
 
 class Reader:
-    """Reads sources, and remembers of each file what it held: most are the same the next time."""
+    """Reads sources, and remembers the content of each file: most do not change between two reads."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, validate: Validator) -> None:
+        self._validate = validate
         self._known: dict[str, tuple[bytes, _File]] = {}
 
     def read(self, files: Tree) -> Source:
-        """Read all YAML and JSON files but hidden ones; others are not for us. Raises nothing that files can cause."""
+        """Read all YAML and JSON files except hidden ones. Raises nothing that files can cause."""
         source = Source()
         by_file = {name: self._items(name, content, source) for name, content in sorted(manifests(files).items())}
         self._known = {name: self._known[name] for name in by_file}
         _cut(by_file, source)
-        for given in source.clusters:
-            _check(given, source, self._judge)
+        for entry in source.clusters:
+            _check(entry, source, self._validate)
         _refuse_twice(source)
-        source.clusters = [given for given in source.clusters if given.key not in source.bad]
+        source.clusters = [entry for entry in source.clusters if entry.key not in source.invalid]
         source.problems.sort()
         return source
 
     def _items(self, name: str, content: bytes, source: Source) -> list[Item]:
-        """Return the objects of a file; none of a file that holds something else, or cannot be read as a whole."""
+        """Return the objects of a file; none if it holds something else, or if part of it cannot be read."""
         known = self._known.get(name)
         if known is None or known[0] != content:
             known = self._known[name] = content, _read(name, content)
         found = known[1]
         source.problems += found.problems
         if found.problems:
-            # Part of a cluster may be missing in what could be read.
+            # The unreadable part may belong to one of the readable clusters.
             source.complete = False
-            source.bad |= {item.key for item in found.items if item.key.name}
+            source.invalid |= {item.key for item in found.items if item.key.name}
             return []
         return list(found.items)
 
 
 @dataclass(frozen=True)
 class _File:
-    """Objects of a file, and why it cannot be read as a whole."""
+    """The objects of a file, and why part of it cannot be read."""
 
     items: tuple[Item, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[SourceProblem, ...]
 
 
 def manifests(files: Tree) -> dict[str, bytes]:
-    """Return the files that may hold definitions; others are not even read."""
+    """Return the files that may hold definitions; the content of others is not read."""
     return {name: files[name] for name in files if _is_manifest(name)}
 
 
@@ -154,7 +154,7 @@ def _is_manifest(name: str) -> bool:
 
 def _read(name: str, content: bytes) -> _File:
     if len(content) > _LARGEST:
-        return _File((), (Problem(name, 1, f"the file has more than {_LARGEST} bytes: split it"),))
+        return _File((), (SourceProblem(name, 1, f"the file has more than {_LARGEST} bytes: split it"),))
     found = parsed(name, content, named=False)
     items = (
         Item(name, document, base, obj)
@@ -163,8 +163,8 @@ def _read(name: str, content: bytes) -> _File:
         if obj.keys() & {"apiVersion", "kind"} or obj.keys() >= {"metadata", "spec"}
     )
     every = [*found.problems, *(one for document in found.documents for one in document.problems)]
-    wrong = (one for one in every if not one.finding.advice)
-    problems = (Problem(name, one.place.line, f"{one.finding.detail}: {one.finding.remedy}") for one in wrong)
+    errors = (one for one in every if not one.finding.advice)
+    problems = (SourceProblem(name, one.place.line, f"{one.finding.detail}: {one.finding.remedy}") for one in errors)
     return _File(tuple(items), tuple(problems))
 
 
@@ -178,19 +178,19 @@ def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:
 
 
 def _cut(by_file: Mapping[str, list[Item]], source: Source) -> None:
-    """Cut what was read into clusters and what they share."""
+    """Split the objects into clusters and shared groups."""
     alone: dict[str, list[int]] = defaultdict(list)  # folder → places of its clusters of plain manifests
     left: list[list[Item]] = []
     for name, items in by_file.items():
         definitions = [item for item in items if model.is_definition(item.obj)]
         plain = [item for item in items if item not in definitions]
         clusters = [item for item in plain if item.is_of(CLUSTER_API_GROUP, "Cluster")]
-        source.clusters += (Given(item) for item in definitions)
+        source.clusters += (ClusterEntry(item) for item in definitions)
         if len(clusters) == 1:
             alone[_folder(name)].append(len(source.clusters))
-            source.clusters.append(Given(clusters[0], tuple(item for item in plain if item is not clusters[0])))
+            source.clusters.append(ClusterEntry(clusters[0], tuple(item for item in plain if item is not clusters[0])))
         elif clusters:
-            _refuse(source, clusters, "this file has several Clusters: give each a file of its own")
+            _refuse(source, clusters, "this file has several Clusters: move each to its own file")
         elif plain:
             left.append(plain)
     for items in left:
@@ -199,10 +199,10 @@ def _cut(by_file: Mapping[str, list[Item]], source: Source) -> None:
         if len(classes) == 1:
             _share(classes[0], items, source)
         elif len(places) == 1:
-            given = source.clusters[places[0]]
-            source.clusters[places[0]] = Given(given.head, (*given.others, *items))
+            entry = source.clusters[places[0]]
+            source.clusters[places[0]] = ClusterEntry(entry.head, (*entry.others, *items))
         else:
-            _refuse(source, items[:1], "belongs to no Cluster: put it into the file of its Cluster, or into its folder")
+            _refuse(source, items[:1], "belongs to no Cluster: move it to the file or the folder of its Cluster")
 
 
 def _folder(name: str) -> str:
@@ -221,46 +221,46 @@ def _refuse(source: Source, items: Sequence[Item], detail: str) -> None:
     for item in items:
         finding = Finding(("kind",), Fault.FORBIDDEN, detail, "definition-file")
         source.problems.append(item.problem(finding))
-        source.bad.add(item.key)
+        source.invalid.add(item.key)
     source.complete = False
 
 
-def _check(given: Given, source: Source, judge: Judge) -> None:
-    """Judge what can be judged before anything is made of it; a definition is judged when it is built."""
-    problems = _unnamed(given.head)
+def _check(entry: ClusterEntry, source: Source, validate: Validator) -> None:
+    """Validator what can be judged before anything is made of it; a definition is judged when it is built."""
+    problems = _unnamed(entry.head)
     if problems:
         source.complete = False
-    if not given.is_definition:
-        items = (given.head, *given.others)
-        problems += (item.problem(finding) for item in items for finding in judge(item.obj))
+    if not entry.is_definition:
+        items = (entry.head, *entry.others)
+        problems += (item.problem(finding) for item in items for finding in validate(item.obj))
         problems += (item.problem(finding) for item in items for finding in secretscan.check(item.obj))
     source.problems += problems
     if any(not problem.advice for problem in problems):
-        source.bad.add(given.key)
+        source.invalid.add(entry.key)
 
 
-def _unnamed(item: Item) -> list[Problem]:
-    """Name and namespace become folders, and say whose the objects are."""
+def _unnamed(item: Item) -> list[SourceProblem]:
+    """Return problems with name and namespace, which become folder names."""
     found = []
     for name in ("name", "namespace"):
         value = at(item.obj, "metadata", name)
         try:
             path_of(value if isinstance(value, str) else "")
         except ValueError:
-            detail = "must be set, in the form of a name of Kubernetes"
+            detail = "must be set to a valid Kubernetes name"
             finding = Finding(("metadata", name), Fault.REQUIRED, detail, "definition-file")
             found.append(item.problem(finding))
     return found
 
 
 def _refuse_twice(source: Source) -> None:
-    known: dict[Key, list[Given]] = defaultdict(list)
-    for given in source.clusters:
-        known[given.key].append(given)
+    known: dict[Key, list[ClusterEntry]] = defaultdict(list)
+    for entry in source.clusters:
+        known[entry.key].append(entry)
     for key, several in known.items():
-        for given in several if len(several) > 1 else ():
-            others = ", ".join(sorted({one.head.file for one in several if one is not given}))
-            detail = f"another one makes this cluster, in {others}: remove one of them"
+        for entry in several if len(several) > 1 else ():
+            others = ", ".join(sorted({one.head.file for one in several if one is not entry}))
+            detail = f"cluster is also defined in {others}: remove one of them"
             finding = Finding(("metadata", "name"), Fault.DUPLICATE, detail, "definition-twice", key.name)
-            source.problems.append(given.head.problem(finding))
-            source.bad.add(key)
+            source.problems.append(entry.head.problem(finding))
+            source.invalid.add(key)

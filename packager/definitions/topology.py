@@ -6,14 +6,14 @@ from typing import Any
 
 from packager.addons.merge import Obj
 from packager.definitions.model import Definition, Pool
-from packager.definitions.nodeconfig import Boot
+from packager.definitions.nodeconfig import NodeConfig
 
 _WORKER_CLASS = "default-worker"
 # The one MachineHealthCheck of the cluster takes the place of those that the class makes for each group of machines.
 _NO_HEALTH_CHECK = {"enabled": False}
 
 
-def topology(definition: Definition, boot: Boot) -> Obj:
+def topology(definition: Definition, boot: NodeConfig) -> Obj:
     """Return `spec.topology` of the Cluster."""
     return {
         "classRef": {"name": definition.cluster_class},
@@ -34,7 +34,7 @@ def _workers(pool: Pool) -> Obj:
     }
 
 
-def _variables(definition: Definition, boot: Boot) -> Obj:
+def _variables(definition: Definition, boot: NodeConfig) -> Obj:
     addresses, firmware, tpm = definition.addresses, definition.firmware, definition.tpm
     return {
         "identitySecretName": definition.identity_secret,
@@ -54,7 +54,7 @@ def _variables(definition: Definition, boot: Boot) -> Obj:
     }
 
 
-def _cni(definition: Definition, boot: Boot) -> Obj:
+def _cni(definition: Definition, boot: NodeConfig) -> Obj:
     """Return the variable for what the distribution installs by itself: kubeadm nothing, K3s Flannel or nothing."""
     if definition.distribution == "kubeadm":
         return {}

@@ -1,7 +1,7 @@
-"""The clone on disk, which is only a cache: everything in it can be lost at any moment and is fetched again.
+"""The clone on disk. It is only a cache: everything in it can be fetched again.
 
-It is bare and shallow, and belongs to one process at a time, by a lock on its folder that dies with the process and
-with what it has started. Whoever finds it half written cleans it up; when it is damaged beyond that, it is made anew.
+It is bare and shallow, and one process at a time owns it, by a lock on its folder that ends with the process and its
+children. The next owner cleans up after a killed process; a corrupt clone is recreated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import git
 from git.exc import GitError as GitPythonError
 
 from packager.git.credentials import PRIVATE, Credentials, handed_over, private_file
-from packager.git.errors import Busy, Damaged, Redactor
+from packager.git.errors import CloneLocked, CorruptClone, Redactor
 from packager.git.process import environment, run
 from packager.git.remote import Remote
 from packager.git.snapshot import Objects
@@ -42,38 +42,38 @@ class Clone:
         self._objects: Objects | None = None
 
     def open(self) -> None:
-        """Take the lock and remove what killed processes have left. Raises Busy."""
+        """Take the lock and remove what killed processes left. Raises CloneLocked."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = _locked(self._folder / "lock", self.remote.timeout)
         _clean(self._folder, self._path)
 
     def close(self) -> None:
-        """Let go of the lock and of the process that reads objects."""
+        """Release the lock and end the process that reads objects."""
         self._close_objects()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def discard(self) -> None:
-        """Delete everything: the next access makes it anew."""
+        """Delete everything: the next access recreates it."""
         self._close_objects()
         shutil.rmtree(self._path, ignore_errors=True)
 
     @property
     def objects(self) -> Objects:
-        """What the clone holds; an empty clone is made where there is none. Raises Damaged."""
+        """The objects of the clone, which is created if it does not exist. Raises CorruptClone."""
         if self._objects is None:
             if not self._path.is_dir():
                 fresh = self._folder / f"{_CLONE}.new"
                 shutil.rmtree(fresh, ignore_errors=True)
                 arguments = ["init", "--bare", "--quiet", "--template="]
-                self.locally("making the clone", arguments, variables={"GIT_DIR": str(fresh)})
+                self.locally("creating the clone", arguments, variables={"GIT_DIR": str(fresh)})
                 fresh.rename(self._path)
             try:
                 self._repository = git.Repo(self._path, expand_vars=False)
             except (GitPythonError, OSError, ValueError, configparser.Error) as error:
-                raise Damaged(f"the clone cannot be opened: {type(error).__name__}") from None
-            # GitPython passes on this process's environment, where a variable for Git would mean another repository.
+                raise CorruptClone(f"the clone cannot be opened: {type(error).__name__}") from None
+            # GitPython passes on this process's environment, whose GIT_ variables may point to another repository.
             strange = dict.fromkeys((name for name in os.environ if name.startswith("GIT_")), "")
             own = {"GIT_COMMON_DIR": str(self._path), "GIT_OBJECT_DIRECTORY": str(self._path / "objects")}
             self._repository.git.update_environment(**{**strange, **own, **self._variables})
@@ -98,7 +98,7 @@ class Clone:
         stdin: bytes = b"",
         variables: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Run Git without the remote. Raises DiskFull, or Damaged for everything else that fails."""
+        """Run Git without the remote. Raises DiskFull, or CorruptClone for any other failure."""
         return self._run(action, arguments, stdin, (), variables or {}, local=True)
 
     def remotely(self, action: str, arguments: Sequence[str]) -> bytes:
@@ -133,7 +133,7 @@ class Clone:
         local: bool,
     ) -> bytes:
         if self._lock is None:
-            raise RuntimeError("a clone is used between open and close")
+            raise RuntimeError("the clone is not open")
         return run(
             f"{action} ({self.remote.url})",
             arguments,
@@ -143,7 +143,7 @@ class Clone:
             timeout=self.remote.timeout,
             redact=self._redact,
             local=local,
-            # Children of a killed process go on writing for a while: the lock is theirs, too.
+            # Children of a killed process may still write for a while: they hold the lock, too.
             inherit=(self._lock,),
         )
 
@@ -162,7 +162,9 @@ def _locked(path: Path, timeout: float) -> int:
         except BlockingIOError:
             if time.monotonic() > until:
                 os.close(descriptor)
-                raise Busy(f"{path.parent} is in use by another process; give each its own cache folder") from None
+                raise CloneLocked(
+                    f"{path.parent} is in use by another process; give each its own cache folder"
+                ) from None
             time.sleep(0.05)
         else:
             return descriptor

@@ -1,8 +1,8 @@
-"""Who the packager is to a remote: from a Secret or the environment, into Git without anybody else seeing it.
+"""Credentials for a remote: from a Secret or the environment, passed to Git without exposing them.
 
-Git asks its own `credential-store` for name and password: it answers for the remote's origin only, so a redirect to
-another host gets nothing, and neither command line nor environment shows them. Files live in a private folder for the
-time of one call. ssh gets its key and the known hosts the same way, and its user's configuration is not read.
+Git asks its own `credential-store` for name and password, which answers for the remote's origin only: a redirect to
+another host gets nothing, and neither command line nor environment show them. Files exist in a private folder for the
+duration of one call. ssh gets its key and the known hosts in the same way, and its user configuration is ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OF_ANY_HOST = "git"
 
 @dataclass(frozen=True, repr=False)
 class Credentials:
-    """What a remote may ask for; everything is text (PEM, known_hosts lines) and everything is optional.
+    """Credentials that a remote may need; all are text (PEM, known_hosts lines) and everything is optional.
 
     `username` and `password` (or a token) are for http and https, `ssh_key` and `known_hosts` for ssh, `ca_bundle` for
     https instead of the system's authorities, `proxy` is the URL of an HTTP proxy for http and https, and `signing_key`

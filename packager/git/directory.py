@@ -1,6 +1,6 @@
-"""A plain folder in the place of a remote: a checkout that somebody commits by hand, or what is only looked at.
+"""A plain folder instead of a remote: a checkout that the user commits, or files for inspection.
 
-Git's ids are computed for what it holds, so that the same plans are made for it as for a remote.
+Git's ids are computed for its files, so that it is planned for like a remote.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from packager.git.commit import Reason
-from packager.git.errors import Foreign
+from packager.git.errors import UnmanagedFiles
 from packager.git.folder import FOLDER, LINK, REGULAR_FILE, blob_id, tree_id_of
 from packager.git.prune import Plan
 from packager.git.repository import Result
 from packager.git.snapshot import Entry, Snapshot
-from packager.tree import CLUSTERS
 
 _COMMIT = "folder"
 
@@ -28,30 +27,30 @@ class Directory:
     Only `names` below it are read: a checkout may hold much else.
     """
 
-    def __init__(self, root: Path, path: str = "", names: Collection[str] = (CLUSTERS,)) -> None:
+    def __init__(self, root: Path, path: str = "", *, names: Collection[str]) -> None:
         self._root = root
         self._path = path
         self._names = names
 
     def sync(self) -> Snapshot:
-        """Return what the folder holds below its names; nothing where it is not there. Raises Foreign."""
+        """Return a snapshot of the folder below its names; empty if it does not exist. Raises UnmanagedFiles."""
         return Snapshot(_OnDisk(self._root, self._path, self._names), _COMMIT, self._path)
 
-    def commit(self, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result:
-        """Write what `decide` plans for the folder as it is; there is no commit, and `reason` is nowhere kept.
+    def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result:
+        """Write the plan for the current folder; there is no commit, and `reason` is not stored.
 
-        Raises Foreign when something cannot be written.
+        Raises UnmanagedFiles when something cannot be written.
         """
-        plan = decide(self.sync())
+        planned = plan(self.sync())
         top = self._root / self._path
         try:
-            for name, content in plan.write.items():
+            for name, content in planned.write.items():
                 _write(top / name, content)
-            for name in plan.delete:
+            for name in planned.delete:
                 _delete(top / name, top)
         except OSError as error:
-            raise Foreign(f"{error.filename or top}: cannot be written: {error.strerror}") from None
-        return Result(plan, "", "")
+            raise UnmanagedFiles(f"{error.filename or top}: cannot be written: {error.strerror}") from None
+        return Result(planned, "", "")
 
 
 class _OnDisk:
@@ -64,7 +63,7 @@ class _OnDisk:
         try:
             top = self._chain(root, [part for part in path.split("/") if part])
         except OSError as error:
-            raise Foreign(f"{error.filename}: cannot be read: {error.strerror}") from None
+            raise UnmanagedFiles(f"{error.filename}: cannot be read: {error.strerror}") from None
         self._contents[_COMMIT] = f"tree {top.id}\n".encode()
 
     def tree(self, name: str) -> Mapping[str, Entry]:
@@ -74,7 +73,7 @@ class _OnDisk:
         return self._contents[name]
 
     def _chain(self, folder: Path, parts: list[str]) -> Entry:
-        """Read what is below a path, and nothing of what stands beside it."""
+        """Read what is below a path, and nothing beside it."""
         names = parts[:1] or self._names
         inner = {name: folder / name for name in names if os.path.lexists(folder / name)}
         return self._folder(

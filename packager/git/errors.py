@@ -1,7 +1,7 @@
-"""What can go wrong with a remote, as exceptions that callers tell apart by type, and none of which tells a secret.
+"""Errors of remotes and clones, distinguished by type; no message holds a secret.
 
-Git reports in prose, and hosts add prose of their own. The prose is shown, because a protected branch or a failed check
-is explained nowhere else; it goes through `Redactor` first, since remotes repeat what they were sent.
+Messages of Git and of Git hosts are shown, because nothing else explains a protected branch or a failed check. They
+pass through `Redactor` first, since remotes repeat what they were sent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\S\n]*\r|[^\n\t\x20-\x7e\xa0
 
 
 class GitError(Exception):
-    """A repository could not be read or written; the text says what happened and what to do about it."""
+    """A repository could not be read or written; the message has cause and remedy."""
 
 
 class InvalidRemote(GitError):
-    """The settings of a remote are wrong: all `findings` at once. Trying again cannot help."""
+    """The settings of a remote are invalid, with all `findings`. Retrying does not help."""
 
     def __init__(self, findings: Iterable[Finding]) -> None:
         self.findings = tuple(findings)
@@ -32,7 +32,7 @@ class InvalidRemote(GitError):
 
 
 class AccessDenied(GitError):
-    """The remote knows no such repository for these credentials, or does not let them write."""
+    """The remote has no such repository for these credentials, or denies write access."""
 
 
 class UnknownHost(GitError):
@@ -40,35 +40,35 @@ class UnknownHost(GitError):
 
 
 class Unreachable(GitError):
-    """Name resolution, connection, TLS or a time-out."""
+    """Name resolution, connection, TLS or a timeout."""
 
 
 class Rejected(GitError):
-    """The remote took the commit and refused to move the branch: a hook, a protected branch, a quota."""
+    """The remote refused to update the branch: a hook, a protected branch, a quota."""
 
 
 class DiskFull(GitError):
-    """There is no room for the clone. Nothing was pushed."""
+    """There is no space for the clone. Nothing was pushed."""
 
 
-class Damaged(GitError):
-    """The clone is not what Git left: half written, or lost in a crash. A new clone heals it."""
+class CorruptClone(GitError):
+    """The clone is incomplete or damaged, for example after a crash. A new clone repairs it."""
 
 
-class LostRaces(GitError):
-    """Somebody else pushed first at every attempt. Nothing was lost, and nothing of ours was pushed."""
+class PushConflict(GitError):
+    """Another client pushed first at every attempt. Nothing was pushed, and nothing was lost."""
 
 
-class Busy(GitError):
+class CloneLocked(GitError):
     """Another process uses the same cache folder."""
 
 
-class Foreign(GitError):
-    """Something of somebody else stands where the packager would write."""
+class UnmanagedFiles(GitError):
+    """Files or commits that the packager did not write are in its way."""
 
 
 class Redactor:
-    """Takes secrets out of text, however a remote or Git may have written them."""
+    """Removes secrets from text, in any encoding that remotes and Git use."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
@@ -95,12 +95,12 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
     (
         DiskFull,
         re.compile(r"No space left on device|File too large|Disk quota exceeded|signal 25\b", re.I),
-        "make room for the packager's cache folder",
+        "free space for the packager's cache folder",
     ),
     (
         UnknownHost,
         re.compile(r"Host key verification failed|REMOTE HOST IDENTIFICATION|No \w+ host key is known", re.I),
-        "compare the host's key and put it into known_hosts",
+        "verify the host's key and add it to known_hosts",
     ),
     (
         AccessDenied,
@@ -113,7 +113,7 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
         "check the address of the repository and the credentials: they must read and write it",
     ),
     (
-        Damaged,
+        CorruptClone,
         re.compile(
             r"object file .* is empty|loose object .* corrupt|unable to read tree|bad object|bad tree|corrupt"
             r"|not a git repository|missing (blob|tree|commit|object)|invalid sha1 pointer|invalid object"
@@ -122,12 +122,12 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
             r"|shallow file has changed|could not parse commit|unable to find",
             re.I,
         ),
-        "the clone is made anew",
+        "the clone is recreated",
     ),
     (
         Rejected,
         re.compile(r"\[(remote )?rejected\]|hook declined|protected branch|pre-receive", re.I),
-        "let the packager's user push to the branch, or have it push to a branch for review",
+        "allow the packager's user to push to the branch, or use a review branch",
     ),
     (
         Unreachable,
@@ -137,18 +137,18 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
             r"|RPC failed|returned error: 5\d\d|Could not read from remote|Network is unreachable",
             re.I,
         ),
-        "check the address, proxy and CA bundle, and whether the host is up; it is tried again",
+        "check the address, proxy and CA bundle, and whether the host is up; it will be retried",
     ),
 )
 
 
-def classified(action: str, said: str, *, local: bool) -> GitError:
-    """Exception for what Git said about a failed action: `said` is redacted text, possibly empty.
+def classified(action: str, output: str, *, local: bool) -> GitError:
+    """Return the error for a failed action; `output` is redacted output of Git, possibly empty.
 
-    What fails without the remote fails for want of room, or because the clone is not what Git left.
+    Local actions fail only for lack of space, or because the clone is corrupt.
     """
     kinds = [row for row in _KINDS if row[0] is DiskFull] if local else _KINDS
     for kind, pattern, remedy in kinds:
-        if pattern.search(said):
-            return kind(f"{action} failed ({remedy}): {said}")
-    return (Damaged if local else GitError)(f"{action} failed: {said or 'Git gave no reason'}")
+        if pattern.search(output):
+            return kind(f"{action} failed ({remedy}): {output}")
+    return (CorruptClone if local else GitError)(f"{action} failed: {output or 'Git gave no reason'}")

@@ -1,7 +1,7 @@
-"""A folder that the packager writes, with the record of its files, and the id that Git gives it.
+"""A folder that the packager writes, with the list of its files, and its Git id.
 
-Git's own ids say whether a folder changed, so that for a thousand folders that did not, nothing is read. The record
-says which files are the packager's: what others put beside them is theirs and stays.
+Git's ids tell whether a folder changed, so that nothing is read for a thousand unchanged folders. The list tells which
+files are the packager's: other files in the folder are unmanaged and stay.
 """
 
 from __future__ import annotations
@@ -13,12 +13,25 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from packager.git.paths import checked, fault_of
-from packager.tree import Tree
+
+Tree = Mapping[str, bytes]
+"""POSIX path relative to a repository or folder → content of the file."""
 
 RECORD = ".caphv-files"
 # Modes in Git's trees.
 FOLDER, REGULAR_FILE, LINK = 0o040000, 0o100644, 0o120000
 _HEADER = "# Written by caphv, which replaces and removes the files listed here and no others.\n"
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder at the top of the remote's path that holds folders `<namespace>/<name>`.
+
+    `definitions`: removing one of its folders deletes a cluster.
+    """
+
+    name: str
+    definitions: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class Folder:
             if checked(path) == RECORD or any(
                 "/".join(parents[:end]) in self.files for end in range(1, len(parents) + 1)
             ):
-                raise ValueError(f"path {path!r}: stands where another file does")
+                raise ValueError(f"path {path!r}: is also a folder of another file")
 
     @cached_property
     def with_record(self) -> Tree:
@@ -42,28 +55,28 @@ class Folder:
 
     @cached_property
     def id(self) -> str:
-        """What Git calls a folder with exactly these files and their record."""
+        """Git's id of a folder with exactly these files and their list."""
         return tree_id(self.with_record)
 
 
 def record(paths: Iterable[str]) -> bytes:
-    """Write the record of these paths: one a line, sorted."""
+    """Return the list of these paths: one per line, sorted."""
     return (_HEADER + "".join(f"{path}\n" for path in sorted(paths))).encode()
 
 
 def recorded(content: bytes | None) -> frozenset[str]:
-    """Read a record; lines that are no paths are left out, because a folder ends where it ends."""
+    """Parse a list of files; lines that are not paths inside the folder are ignored."""
     lines = (content or b"").decode(errors="replace").splitlines()
     return frozenset(line for line in lines if not line.startswith("#") and not fault_of(line))
 
 
 def blob_id(content: bytes) -> str:
-    """Return what Git calls a file with this content."""
+    """Return Git's id of a file with this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def tree_id(files: Tree) -> str:
-    """Return what Git calls a folder with these regular files."""
+    """Return Git's id of a folder with these regular files."""
     below: dict[str, dict[str, bytes]] = {}
     entries: dict[str, tuple[int, str]] = {}
     for path, content in files.items():
@@ -76,7 +89,7 @@ def tree_id(files: Tree) -> str:
 
 
 def tree_id_of(entries: Mapping[str, tuple[int, str]]) -> str:
-    """Return what Git calls a folder with these entries: mode and id by name."""
+    """Return Git's id of a folder with these entries: mode and id by name."""
     # Git sorts folders as if their names ended with a slash.
     rows = sorted((f"{name}/" if mode == FOLDER else name, mode, name, id_) for name, (mode, id_) in entries.items())
     body = b"".join(b"%o %s\0%s" % (mode, os.fsencode(name), bytes.fromhex(id_)) for _, mode, name, id_ in rows)

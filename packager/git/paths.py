@@ -1,4 +1,4 @@
-"""Which paths the packager writes: a hostile name must not leave its folder, and not mean something to Git."""
+"""Paths that the packager may write: a hostile name must not leave its folder, nor have a meaning for Git."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 
 LONGEST = 1024
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
-# Names that a checkout on some file system takes for `.git`, or that Git itself reads from a work tree.
+# Names that some file systems take for `.git`, or that Git reads from a work tree.
 _RESERVED = re.compile(r"\.git|git~\d+|\.gitmodules|\.gitattributes|\.gitignore|\.lfsconfig", re.I)
 
 
 def fault_of(path: str) -> str:
-    """Return what is wrong with a relative POSIX path, or nothing when it can be written."""
+    """Return the error of a relative POSIX path, empty when it can be written."""
     if len(path) > LONGEST:
         return f"must have at most {LONGEST} characters"
     for segment in path.split("/"):

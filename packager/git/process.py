@@ -82,7 +82,7 @@ def run(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                message = f"{action} took more than {timeout:g} s and was stopped; it is tried again"
+                message = f"{action} took more than {timeout:g} s and was stopped; it will be retried"
                 raise Unreachable(message) from None
             raise
     log.debug("git %s took %.0f ms", arguments[0], (time.monotonic() - started) * 1000)

@@ -1,9 +1,9 @@
-"""What a commit changes: a pure decision, and a careful one.
+"""The changes of a commit: a pure function that removes with care.
 
-A bundle that goes takes a cluster's network with it, and a definition that goes takes the cluster. So nothing is
-removed on the word of caches that are not in sync; more removals at once than the budget allows are more likely a fault
-than a wish, and then none of them is done; definitions wait for a confirmation. What is held back is told, and stays
-recorded as the packager's, so that a later call can still remove it.
+Removing a bundle can remove a cluster's network, and removing a definition deletes the cluster. So nothing is removed
+while the list of clusters is incomplete; when more is to be removed at once than the budget allows, an error is more
+likely than an intention, and nothing is removed; definitions need a confirmation. Skipped removals are reported, and
+stay recorded as the packager's, so that a later commit can remove them.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from packager.git.paths import joined
 
 @dataclass(frozen=True)
 class Current:
-    """A folder as it is: ids of the packager's own files, and of those of others, by path relative to the folder.
+    """An existing folder: ids of the packager's own files, and of unmanaged files, by path relative to the folder.
 
-    What is no regular file has no id: it is a link or a submodule, of which nothing is known.
+    Links and submodules have an empty id.
     """
 
     owned: Mapping[str, str] = field(default_factory=dict)
     foreign: Mapping[str, str] = field(default_factory=dict)
     record: str = ""
     obstacle: str = ""
-    """What stands in the way of the folder itself, when it is no folder."""
+    """A file, link or submodule where the folder should be."""
 
 
 @dataclass(frozen=True)
 class Pruning:
     """What may be removed.
 
-    `complete`: caches are in sync, so what is not wanted is known not to be. `budget`: bundles and definitions that one
-    commit may remove. `scope`: folders that the caller speaks of; None for all. `keep`: folders that are not wanted
-    and stay, because their cluster is there and cannot be rendered now. `confirmed`: folders of definitions whose
-    removal somebody has confirmed.
+    `complete`: all clusters are known, so an unwanted folder belongs to none. `budget`: number of bundles and
+    definitions that one commit may remove. `scope`: folders that may be removed; None for all. `keep`: unwanted folders
+    that stay, because their cluster exists and cannot be rendered now. `confirmed`: folders of definitions whose
+    removal the user confirmed.
     """
 
     complete: bool
@@ -58,7 +58,7 @@ class Removal:
 
     @property
     def weight(self) -> int:
-        """How much of the budget it takes: one for each bundle, and one for a definition."""
+        """How much of the budget it uses: one per bundle or definition."""
         return 1 if self.definition else max(1, len({path.split("/")[0] for path in self.files if "/" in path}))
 
     def __str__(self) -> str:
@@ -66,8 +66,8 @@ class Removal:
 
 
 @dataclass(frozen=True, order=True)
-class Told:
-    """Something that was not done: a removal held back, or a folder that was left alone; `why` names the remedy."""
+class Skipped:
+    """A removal that was held back, or a folder that was left alone; `why` names the remedy."""
 
     what: str
     why: str
@@ -75,15 +75,15 @@ class Told:
 
 @dataclass(frozen=True)
 class Plan:
-    """Changes to files by path relative to the remote's path, and what they mean."""
+    """Changes of files by path relative to the remote's path, and their summary."""
 
     write: Mapping[str, bytes] = field(default_factory=dict)
     delete: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     removed: tuple[Removal, ...] = ()
-    held: tuple[Told, ...] = ()
-    refused: tuple[Told, ...] = ()
+    held: tuple[Skipped, ...] = ()
+    refused: tuple[Skipped, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -91,13 +91,13 @@ class Plan:
         return not self.write and not self.delete
 
 
-def plan(
+def difference(
     current: Mapping[str, Current], wanted: Mapping[str, Folder], pruning: Pruning, definitions: Collection[str] = ()
 ) -> Plan:
-    """Compare folders as they are with those that are wanted.
+    """Compare existing folders with wanted ones.
 
-    `current` holds every folder that differs from what is wanted or is not wanted; those left out are equal already.
-    `definitions` are the folders, wanted or not, whose removal deletes a cluster.
+    `current` holds every folder that differs or is not wanted; folders that already match are left out. `definitions`
+    are the folders, wanted or not, whose removal deletes a cluster.
     """
     refused = {folder: why for folder in wanted if (why := _clash(current.get(folder), wanted[folder]))}
     asked = sorted(_removals(current, wanted, pruning, definitions, refused))
@@ -127,8 +127,8 @@ def plan(
         added=tuple(added),
         changed=tuple(changed),
         removed=tuple(removal for removal in asked if removal not in held),
-        held=tuple(Told(str(removal), why) for removal, why in held.items()),
-        refused=tuple(Told(folder, why) for folder, why in sorted(refused.items())),
+        held=tuple(Skipped(str(removal), why) for removal, why in held.items()),
+        refused=tuple(Skipped(folder, why) for folder, why in sorted(refused.items())),
     )
 
 
@@ -158,28 +158,28 @@ def _removals(
 
 
 def _held(asked: Iterable[Removal], pruning: Pruning) -> dict[Removal, str]:
-    """Return what must not be removed now, each with the reason and the remedy."""
+    """Return the removals to hold back, each with reason and remedy."""
     if not pruning.complete:
         return dict.fromkeys(
-            asked, "not all clusters are known: it is decided when all files can be read and caches are in sync"
+            asked, "not all clusters are known: removal waits until all files can be read and caches are in sync"
         )
     held = {
         removal: "removing a definition deletes its cluster; confirm it with --confirm, or with annotation "
-        f"{names.CONFIRM_REMOVAL_ANNOTATION}=true: in the definition before it goes, or on the Cluster where the "
-        "packager runs beside it"
+        f"{names.CONFIRM_REMOVAL_ANNOTATION}=true in the definition before you remove it, or on the Cluster if the "
+        "packager runs on its management cluster"
         for removal in asked
         if removal.definition and removal.folder not in pruning.confirmed
     }
     rest = [removal for removal in asked if removal not in held]
     weight = sum(removal.weight for removal in rest)
     if weight > pruning.budget:
-        why = f"{weight} removals at once are more than --max-prune {pruning.budget}; check them, then raise it"
+        why = f"{weight} removals at once exceed --max-prune {pruning.budget}; check them, then raise it"
         held |= dict.fromkeys(rest, why)
     return held
 
 
 def _difference(now: Current, folder: Folder, kept: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
-    """Return files to write and paths to delete; `kept` files are not wanted and stay nevertheless."""
+    """Return files to write and paths to delete; unwanted files in `kept` stay."""
     have = {**now.foreign, **now.owned}
     files = {path: content for path, content in folder.files.items() if have.get(path) != blob_id(content)}
     listed = record([*folder.files, *kept])
@@ -189,7 +189,7 @@ def _difference(now: Current, folder: Folder, kept: Collection[str]) -> tuple[di
 
 
 def _clash(now: Current | None, folder: Folder) -> str:
-    """Return why a folder cannot be written without touching what is not the packager's."""
+    """Return why a folder cannot be written without overwriting unmanaged files."""
     if now is None:
         return ""
     if now.obstacle:

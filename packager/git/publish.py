@@ -1,80 +1,39 @@
-"""From wanted folders to a pushed commit: reads of a repository only what differs."""
+"""From wanted folders to a pushed commit; only folders that differ are read."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from packager.git.commit import Reason
-from packager.git.folder import RECORD, Folder, recorded
+from packager.git.folder import RECORD, Folder, Root, recorded
 from packager.git.paths import joined
-from packager.git.prune import Current, Plan, Pruning, plan
+from packager.git.prune import Current, Plan, Pruning, difference
 from packager.git.repository import Repository, Result
 from packager.git.snapshot import Snapshot
-from packager.tree import CLUSTERS, Tree
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Root:
-    """A folder at the top of the remote's path that holds folders `<namespace>/<name>`.
-
-    `definitions`: removing one of its folders deletes a cluster.
-    """
-
-    name: str
-    definitions: bool = False
-
-
-CLUSTER_ROOT = Root(CLUSTERS)
-
-
-class Folders:
-    """Makes folders of rendered trees, and remembers each while its tree is the very same object."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[Tree, Folder]] = {}
-
-    def of(self, trees: Mapping[str, Tree]) -> dict[str, Folder]:
-        """Return folders by `<namespace>/<name>`, of trees by the same whose paths begin with `clusters/` and that.
-
-        Raises ValueError when a file stands outside of its folder.
-        """
-        before, self._known = self._known, {}
-        for name, tree in trees.items():
-            known = before.get(name)
-            self._known[name] = known if known and known[0] is tree else (tree, _folder(name, tree))
-        return {name: folder for name, (_, folder) in self._known.items()}
-
-
-def _folder(name: str, tree: Tree) -> Folder:
-    top = f"{CLUSTERS}/{name}/"
-    if strange := [path for path in tree if not path.startswith(top)]:
-        raise ValueError(f"path {strange[0]!r}: is not below {top}")
-    return Folder({path.removeprefix(top): content for path, content in tree.items()})
-
-
 Wanted = Mapping[Root, Mapping[str, Folder]]
-"""Folders by `<namespace>/<name>`, for each root that the caller speaks of."""
+"""Folders by `<namespace>/<name>`, for each root that the caller manages."""
 
 
 def publish(repository: Repository, wanted: Callable[[Snapshot], Wanted], pruning: Pruning, reason: Reason) -> Result:
-    """Make the repository hold the wanted folders, as one commit, or none when it does already.
+    """Make the repository hold the wanted folders in one commit, or none when it does already.
 
-    `wanted` is asked again for each newer snapshot, after somebody else pushed first. Raises GitErrors. What was not
-    done is in the result's plan, in the commit message, and in the log.
+    When another client pushed first, `wanted` is called again for the newer snapshot. Raises GitErrors. What was
+    skipped is in the result's plan, in the commit message, and in the log.
     """
-    return told(repository.commit(lambda snapshot: planned(snapshot, wanted(snapshot), pruning), reason))
+    return log_result(repository.commit(lambda snapshot: changes(snapshot, wanted(snapshot), pruning), reason))
 
 
-def told(result: Result) -> Result:
-    """Log what a commit changed, and what was not done."""
+def log_result(result: Result) -> Result:
+    """Log what a commit changed, and what was skipped."""
     for removal in result.plan.removed:
         log.warning("removed %s", removal)
     for held in (*result.plan.held, *result.plan.refused):
-        log.warning("left %s as it is: %s", held.what, held.why)
+        log.warning("skipped %s: %s", held.what, held.why)
     if result.commit:
         log.info(
             "pushed %s to %s: %d added, %d changed, %d removed", result.commit[:12], result.branch,
@@ -83,8 +42,8 @@ def told(result: Result) -> Result:
     return result
 
 
-def planned(snapshot: Snapshot, wanted: Wanted, pruning: Pruning) -> Plan:
-    """Plan what brings a snapshot to what is wanted: reads only folders that differ. Raises Damaged."""
+def changes(snapshot: Snapshot, wanted: Wanted, pruning: Pruning) -> Plan:
+    """Return the changes that make a snapshot match what is wanted. Raises CorruptClone."""
     folders: dict[str, Folder] = {}
     current: dict[str, Current] = {}
     definitions = set()
@@ -97,7 +56,7 @@ def planned(snapshot: Snapshot, wanted: Wanted, pruning: Pruning) -> Plan:
                 current[path] = _current(snapshot, path)
                 if root.definitions:
                     definitions.add(path)
-    return plan(current, folders, pruning, definitions)
+    return difference(current, folders, pruning, definitions)
 
 
 def _folders(snapshot: Snapshot, root: str) -> dict[str, str]:

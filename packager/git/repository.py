@@ -1,10 +1,10 @@
-"""One branch of a remote, read and committed to.
+"""One branch of a remote: read it, and commit to it.
 
-A commit is pushed only onto the commit that it was made from; when somebody else was first, the caller decides again on
-what is there by then. So nobody's change is lost, and there is no lock at the remote that could be left behind.
+A commit is pushed only onto the commit that it was planned for. When another client pushed first, the caller plans
+again on the new head. So no change is lost, and no lock at the remote can be left behind.
 
-GitPython reads objects. What talks to a remote or writes goes through `process.run`, for its time limits and because
-nothing that a remote says may be shown as it comes.
+GitPython reads objects. Everything that writes or talks to a remote goes through `process.run`, which sets time limits
+and redacts output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TypeVar
 from packager.git.clone import Clone
 from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_of, message, stream
 from packager.git.credentials import Credentials
-from packager.git.errors import Damaged, Foreign, GitError, LostRaces, Rejected
+from packager.git.errors import CorruptClone, GitError, PushConflict, Rejected, UnmanagedFiles
 from packager.git.prune import Plan
 from packager.git.remote import Remote
 from packager.git.snapshot import Snapshot
@@ -34,7 +34,7 @@ _TARGET_REF = "refs/caphv/target"
 _REVIEW_REF = "refs/caphv/review"
 _ATTEMPTS = 40
 _LONGEST_PAUSE = 1.0
-# A server that moves the same branch for somebody else at this very moment says so in one of these ways.
+# Messages of servers that are updating the same branch for another client.
 _RACES = ("cannot lock ref", "failed to update ref", "incorrect old value", "reference already exists")
 
 
@@ -48,7 +48,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a call: `commit` is empty when nothing had to change; `branch` is where it was pushed to."""
+    """The result of a call: `commit` is empty when nothing had to change; `branch` is where it was pushed to."""
 
     plan: Plan
     head: str
@@ -60,7 +60,7 @@ class Result:
 
 @dataclass(frozen=True)
 class _State:
-    """What was last seen of the remote."""
+    """The last known state of the remote."""
 
     heads: Heads
     target: Snapshot
@@ -92,7 +92,7 @@ class Repository:
         self._clone.close()
 
     def heads(self) -> Heads:
-        """Ask the remote for its commits and fetch nothing: one short exchange, for polling."""
+        """Return the heads at the remote without fetching: one short exchange, for polling."""
         branches = [branch for branch in (self.remote.branch, self.remote.review) if branch]
         arguments = ["ls-remote", "--", self.remote.url, *(f"refs/heads/{branch}" for branch in branches)]
         lines = self._clone.remotely("reading branches", arguments).decode().splitlines()
@@ -100,29 +100,28 @@ class Repository:
         return Heads(*(found.get(f"refs/heads/{branch}", "") for branch in branches))
 
     def sync(self) -> Snapshot:
-        """Return the newest commit of the branch, with what is below the remote's path."""
+        """Return a snapshot of the newest commit of the branch, below the remote's path."""
         return self._healed(self._synced).target
 
-    def commit(self, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result:
-        """Commit and push what `decide` plans for the newest snapshot, as one commit.
+    def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result:
+        """Commit and push the plan for the newest snapshot.
 
-        `decide` is asked again for each newer snapshot until a push succeeds, so it must not remember what it said.
-        Nothing is written when its plan is empty.
+        `plan` is called again for each newer snapshot until a push succeeds. Nothing is written for an empty plan.
         """
         for attempt in range(1, _ATTEMPTS + 1):
-            result = self._healed(lambda: self._attempt(decide, reason))
+            result = self._healed(lambda: self._attempt(plan, reason))
             if result is not None:
                 return replace(result, attempts=attempt)
-            log.info("somebody else pushed first; deciding again on what is there now")
+            log.info("another client pushed first; planning again on the new head")
             time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**attempt)))
-        raise LostRaces(f"somebody else pushed to {self.remote.branch} first, {_ATTEMPTS} times; try again later")
+        raise PushConflict(f"other clients pushed to {self.remote.branch} first, {_ATTEMPTS} times; try again later")
 
     def _healed(self, call: Callable[[], T]) -> T:
-        """Call, and once more with a new clone when the clone turns out to be damaged."""
+        """Call, and call again with a new clone if the clone is corrupt."""
         try:
             return call()
-        except Damaged as error:
-            log.warning("the clone is made anew: %s", error)
+        except CorruptClone as error:
+            log.warning("recreating the clone: %s", error)
             self._state = None
             self._clone.discard()
             return call()
@@ -141,7 +140,7 @@ class Repository:
             depth = [] if self._clone.is_shallow or self._clone.ref(_TARGET_REF) else ["--depth=1"]
             arguments = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", *depth]
             self._clone.remotely("fetching", [*arguments, "--", self.remote.url, *refs])
-        # A branch may have moved on since it was asked for: what counts is what came.
+        # A branch may have moved between the two requests: what was fetched counts.
         target, review = (self._clone.ref(ref) if commit else "" for _, ref, commit in wanted)
         return _State(
             Heads(target, review),
@@ -149,38 +148,40 @@ class Repository:
             Snapshot(objects, review, self.remote.path),
         )
 
-    def _attempt(self, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
-        """Return the result, or None when somebody else was first."""
+    def _attempt(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
+        """Return the result, or None when another client pushed first."""
         state = self._synced()
         if self.remote.review:
-            return self._attempt_review(state, decide, reason)
-        plan = decide(state.target)
-        if plan.is_empty:
-            return Result(plan, state.target.commit, self.remote.branch)
-        return self._written(state, plan, state.target, reason)
+            return self._attempt_review(state, plan, reason)
+        planned = plan(state.target)
+        if planned.is_empty:
+            return Result(planned, state.target.commit, self.remote.branch)
+        return self._written(state, planned, state.target, reason)
 
-    def _attempt_review(self, state: _State, decide: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
-        """Add to the branch for review while it stands on the branch's head, and begin it anew when that moved."""
+    def _attempt_review(self, state: _State, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
+        """Extend the review branch while it is based on the branch's head, and restart it when that moved."""
         base = state.target
         if not base.commit:
-            raise Foreign(f"branch {self.remote.branch} does not exist; make it before changes to it are reviewed")
-        plan = decide(base)
-        if plan.is_empty:
-            return Result(plan, base.commit, self.remote.branch)
+            raise UnmanagedFiles(
+                f"branch {self.remote.branch} does not exist; create it before changes to it can be reviewed"
+            )
+        planned = plan(base)
+        if planned.is_empty:
+            return Result(planned, base.commit, self.remote.branch)
         if state.review.commit and self._reviewed_base(state.review) == base.commit:
             base = state.review
-            plan = decide(base)
-            if plan.is_empty:
-                return Result(plan, base.commit, self.remote.review)
+            planned = plan(base)
+            if planned.is_empty:
+                return Result(planned, base.commit, self.remote.review)
         trailers = {**reason.trailers, BASE_TRAILER: state.target.commit}
-        return self._written(state, plan, base, Reason(reason.why, trailers))
+        return self._written(state, planned, base, Reason(reason.why, trailers))
 
     def _reviewed_base(self, review: Snapshot) -> str:
-        """Return the commit that the branch for review stands on. Raises Foreign when it is not all the packager's."""
+        """Return the commit that the review branch is based on. Raises UnmanagedFiles for commits of others on it."""
         if base := base_of(review.message):
             return base
-        raise Foreign(
-            f"branch {self.remote.review} ends with {review.commit[:12]}, a commit of somebody else; "
+        raise UnmanagedFiles(
+            f"branch {self.remote.review} ends with {review.commit[:12]}, a commit that caphv did not write; "
             "merge or delete the branch"
         )
 
@@ -192,7 +193,7 @@ class Repository:
         if not self._push(commit, branch, lease):
             return None
         result = Result(plan, commit, branch, commit, push_seconds=time.monotonic() - started)
-        self._go_on_from(state, commit)
+        self._remember(state, commit)
         return result
 
     def _commit(self, plan: Plan, parent: str, text: str) -> str:
@@ -201,7 +202,7 @@ class Repository:
         commit = self._clone.locally("writing the commit", arguments, stdin=parts).decode().strip()
         if not self._clone.credentials.signing_key:
             return commit
-        # fast-import cannot sign, so the same commit is made once more.
+        # fast-import cannot sign: create the same commit again, signed.
         parents = ["-p", parent] if parent else []
         arguments = ["commit-tree", "-S", *parents, f"{commit}^{{tree}}"]
         signed = self._clone.signed(arguments, text, self._identity.variables)
@@ -209,13 +210,13 @@ class Repository:
         return signed
 
     def _push(self, commit: str, branch: str, lease: str) -> bool:
-        """Move a branch from `lease` to `commit`; False when somebody else moves it."""
+        """Move a branch from `lease` to `commit`; False when another client moved it."""
         ref = f"refs/heads/{branch}"
         arguments = ["push", "--porcelain", "--no-verify", f"--force-with-lease={ref}:{lease}"]
         try:
             self._clone.remotely("pushing", [*arguments, "--", self.remote.url, f"{commit}:{ref}"])
         except GitError as error:
-            # A connection can break after the branch has moved: what counts is where the branch is.
+            # The connection may have failed after the branch was moved: check where the branch is.
             with contextlib.suppress(GitError):
                 heads = self.heads()
                 now = heads.review if self.remote.review else heads.target
@@ -226,14 +227,14 @@ class Repository:
             raise
         return True
 
-    def _go_on_from(self, state: _State, commit: str) -> None:
-        """Take the commit just pushed for what the remote has, without fetching it."""
+    def _remember(self, state: _State, commit: str) -> None:
+        """Take the pushed commit as the remote's head, without fetching it."""
         snapshot = Snapshot(self._clone.objects, commit, self.remote.path)
         if self.remote.review:
             self._state = replace(state, heads=Heads(state.heads.target, commit), review=snapshot)
         else:
             self._state = replace(state, heads=Heads(commit, state.heads.review), target=snapshot)
-        with contextlib.suppress(GitError):  # the commit is out; what fails here only costs time later
+        with contextlib.suppress(GitError):  # the push succeeded; a failure here only costs time later
             ref = _REVIEW_REF if self.remote.review else _TARGET_REF
             self._clone.locally("remembering the commit", ["update-ref", ref, commit])
             self._clone.locally("packing the clone", ["gc", "--auto", "--quiet"])

@@ -1,7 +1,7 @@
-"""What a commit holds, read as data: without a work tree, no link, submodule or filter of a repository does anything.
+"""The content of a commit as data: without a work tree, links, submodules and filters of a repository have no effect.
 
-Objects are read through GitPython's database, one `git cat-file --batch` that stays. Its `Tree` objects cost 40 ms for
-1,000 folders; only names and ids are needed here, which its parser alone gives in a tenth of that.
+Objects are read through GitPython's database, one persistent `git cat-file --batch`. Its `Tree` objects cost 40 ms for
+1,000 folders; names and ids are sufficient here, and its parser alone returns them in a tenth of that time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from git.exc import GitError as GitPythonError
 from git.exc import ODBError
 from git.objects.fun import tree_entries_from_data
 
-from packager.git.errors import Damaged
-from packager.git.folder import FOLDER
+from packager.git.errors import CorruptClone
+from packager.git.folder import FOLDER, Tree
 from packager.git.paths import joined
-from packager.tree import Tree
 
 _FORMAT = 0o170000
 _FILE = 0o100000
@@ -28,7 +27,7 @@ _LONGEST_REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a folder holds under a name: `mode` as in Git's trees, `id` in hexadecimal."""
+    """An entry of a folder: `mode` as in Git's trees, `id` in hexadecimal."""
 
     mode: int
     id: str
@@ -45,14 +44,14 @@ class Entry:
 
 
 class Store(Protocol):
-    """Where objects are, by id: what folders hold, and contents of files and commits. Methods raise Damaged."""
+    """Objects by id: entries of folders, and contents of files and commits. Methods raise CorruptClone."""
 
     def tree(self, name: str) -> Mapping[str, Entry]: ...  # noqa: D102
     def content(self, name: str) -> bytes: ...  # noqa: D102
 
 
 class Objects:
-    """Objects of a clone by id. What was read is remembered for all snapshots: an id never means something else."""
+    """Objects of a clone by id, cached for all snapshots: an id never changes its meaning."""
 
     def __init__(self, repository: git.Repo) -> None:
         self._repository = repository
@@ -60,7 +59,7 @@ class Objects:
         self._contents: dict[str, bytes] = {}
 
     def tree(self, name: str) -> Mapping[str, Entry]:
-        """Return what a folder holds by name. Raises Damaged."""
+        """Return the entries of a folder by name. Raises CorruptClone."""
         if name not in self._trees:
             rows = tree_entries_from_data(self._read(name))
             _make_room(self._trees)
@@ -68,7 +67,7 @@ class Objects:
         return self._trees[name]
 
     def content(self, name: str) -> bytes:
-        """Return the content of a file, or a commit as Git stores it. Raises Damaged."""
+        """Return the content of a file, or a commit as Git stores it. Raises CorruptClone."""
         if name not in self._contents:
             content = self._read(name)
             if len(content) > _LONGEST_REMEMBERED:
@@ -81,7 +80,7 @@ class Objects:
         try:
             return bytes(self._repository.odb.stream(bytes.fromhex(name)).read())
         except (GitPythonError, ODBError, ValueError, OSError) as error:
-            raise Damaged(f"object {name} cannot be read: {type(error).__name__}") from None
+            raise CorruptClone(f"object {name} cannot be read: {type(error).__name__}") from None
 
 
 def _make_room(remembered: dict[str, Any]) -> None:
@@ -90,7 +89,7 @@ def _make_room(remembered: dict[str, Any]) -> None:
 
 
 class Snapshot:
-    """A commit below the remote's path; `commit` is empty where the branch does not exist. Raises Damaged when read."""
+    """A commit below the remote's path; `commit` is empty for a missing branch. Reading raises CorruptClone."""
 
     def __init__(self, objects: Store, commit: str, path: str = "") -> None:
         self.commit = commit
@@ -101,7 +100,7 @@ class Snapshot:
 
     @property
     def tree(self) -> Tree:
-        """All files below the remote's path; each is read when it is asked for."""
+        """All files below the remote's path; each is read on access."""
         return _Files(self)
 
     @property
@@ -110,11 +109,11 @@ class Snapshot:
         return self._objects.content(self.commit).partition(b"\n\n")[2].decode(errors="replace")
 
     def entry(self, path: str) -> Entry | None:
-        """Return what stands at a path relative to the remote's path, or None."""
+        """Return the entry at a path relative to the remote's path, or None."""
         return self._entry(joined(self._path, path))
 
     def entries(self, path: str = "") -> Mapping[str, Entry]:
-        """Return what a folder holds by name; nothing when there is no such folder."""
+        """Return the entries of a folder by name; none for a missing folder."""
         found = self._entry(joined(self._path, path))
         return self._objects.tree(found.id) if found and found.is_folder else {}
 
@@ -124,7 +123,7 @@ class Snapshot:
         return self._objects.content(found.id) if found and found.is_file else None
 
     def files(self, path: str) -> dict[str, Entry]:
-        """Return all that a folder holds below it, by path relative to the folder, without the folders themselves."""
+        """Return all files, links and submodules below a folder, by path relative to it."""
         found = self.entry(path)
         return dict(self._walk(found.id, "")) if found and found.is_folder else {}
 
@@ -136,7 +135,7 @@ class Snapshot:
                 yield f"{prefix}{name}", entry
 
     def obstacle(self, path: str) -> str:
-        """Return the part of a path, counted from the root, at which something other than a folder stands."""
+        """Return the first part of a path, from the root, that exists and is not a folder."""
         parts = joined(self._path, path).split("/")
         for count in range(1, len(parts)):
             part = "/".join(parts[:count])
@@ -162,7 +161,7 @@ class Snapshot:
         if not self._root_id:
             header = self._objects.content(self.commit).partition(b"\n")[0]
             if not header.startswith(b"tree "):
-                raise Damaged(f"{self.commit} is no commit")
+                raise CorruptClone(f"{self.commit} is no commit")
             self._root_id = header[5:].decode()
         return self._root_id
 

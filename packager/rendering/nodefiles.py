@@ -21,7 +21,7 @@ _EARLY = ("cni", "ccm", "csi")
 
 
 @dataclass(frozen=True)
-class FirstBoot:
+class NodeFiles:
     """Files by absolute path, for servers and for agents, and the fields of an RKE2ControlPlane's `serverConfig`."""
 
     server_files: Mapping[str, bytes]
@@ -29,7 +29,7 @@ class FirstBoot:
     server_config: Mapping[str, object] = field(default_factory=dict)
 
 
-def first_boot(rendered: Rendered) -> FirstBoot:
+def node_files(rendered: Rendered) -> NodeFiles:
     """Return what the nodes of a rendered cluster start with. Raises ValueError for a cluster that has no files."""
     settings = rendered.settings
     if settings is None or not rendered.ok:
@@ -39,10 +39,10 @@ def first_boot(rendered: Rendered) -> FirstBoot:
     if settings.distribution == "k3s":
         server, agent = _k3s_config(settings)
         place = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
-        return FirstBoot({place: yaml.dump(server).encode(), **manifests}, {place: yaml.dump(agent).encode()})
+        return NodeFiles({place: yaml.dump(server).encode(), **manifests}, {place: yaml.dump(agent).encode()})
     # Others have no Helm controller: nothing on their nodes would read manifests.
     return (
-        FirstBoot(manifests, server_config=_rke2_config(settings)) if settings.distribution == "rke2" else FirstBoot({})
+        NodeFiles(manifests, server_config=_rke2_config(settings)) if settings.distribution == "rke2" else NodeFiles({})
     )
 
 

@@ -37,7 +37,7 @@ _FLEET = f"{bundles.FLEET_YAML}{SUFFIX}"
 
 
 @dataclass(frozen=True)
-class Options:
+class RenderOptions:
     """How to render. `templates` is a user's folder over the shipped ones, `chart_repository` a mirror of all charts.
 
     `force` allows changes that break the network of a live cluster.
@@ -71,7 +71,7 @@ class Rendered:
 class Renderer:
     """Renders with one set of options; keeps compiled templates and what it rendered last of each cluster."""
 
-    def __init__(self, options: Options = Options(), versions: Path | None = None) -> None:
+    def __init__(self, options: RenderOptions = RenderOptions(), versions: Path | None = None) -> None:
         """Load the table of versions, the shipped one without a path.
 
         Raises:

@@ -135,7 +135,7 @@ async def test_a_remote_that_hangs_holds_up_nothing_else(case: Case) -> None:
     port = server.sockets[0].getsockname()[1]
     packager = await case.running("--git-timeout=2", url=f"http://127.0.0.1:{port}/fleet.git")
     await case.cluster("one", values=CALICO)
-    await case.until_condition("one", "False", "AddonBundlesNotPushed", "was stopped; it is tried again")
+    await case.until_condition("one", "False", "AddonBundlesNotPushed", "was stopped; it will be retried")
     assert packager.alive
     server.close()
 
@@ -160,7 +160,7 @@ async def test_a_deleted_cluster_is_pruned_and_more_than_the_budget_is_not(case:
     await case.until_event("AddonBundlesKept", "--max-prune 4")
     assert await packager.value("caphv_packager_removals_held") == 3, "and the one that may live on elsewhere"
     assert all(case.mine(name) for name in ("two", "three"))
-    await case.until_event("AddonBundlesKept", "went while it was paused")
+    await case.until_event("AddonBundlesKept", "was deleted while paused")
     await packager.stop()
     packager = await case.running("--max-prune=20", "--interval=1")
     await until(gone(case, "two", "three"), lambda: "not all were removed")
@@ -187,7 +187,7 @@ async def test_a_suspended_cluster_is_left_alone(case: Case) -> None:
         await case.until_condition(name, "True")
     count, files = case.count(), case.mine("one")
     await case.annotate("one", **{"addons.caphv.io/suspend": "true"})
-    await case.until_condition("one", "False", "AddonBundlesSuspended", "remove it to go on")
+    await case.until_condition("one", "False", "AddonBundlesSuspended", "remove it to resume")
     await case.set_values("one", {"cni": {"name": "calico", "mtu": 1400}})
     await case.set_values("other", {"cni": {"name": "calico", "mtu": 1400}})
     await case.until_count(count + 1)

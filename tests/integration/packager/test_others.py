@@ -10,7 +10,7 @@ import pytest
 
 from packager.git.commit import Identity
 from packager.git.credentials import Credentials
-from packager.git.errors import Foreign, GitError
+from packager.git.errors import GitError, UnmanagedFiles
 from packager.git.prune import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
@@ -56,7 +56,7 @@ def test_what_is_held_back_is_told(origin: Origin, cache: Path) -> None:
             "clusters/a/one/csi",
             "clusters/a/two",
         ]
-        assert "clusters/a/two: 5 removals at once are more than --max-prune 1" in origin.message()
+        assert "clusters/a/two: 5 removals at once exceed --max-prune 1" in origin.message()
         assert set(origin.files()) == paths("a/one", "a/two")
         assert put(repository, wish, Pruning(complete=True, budget=1)).commit == ""
         put(repository, wish, Pruning(complete=True, budget=5))
@@ -144,13 +144,13 @@ def test_work_of_reviewers_is_not_overwritten(origin: Origin, cache: Path) -> No
     with Repository(review(origin), cache) as repository:
         put(repository, wanted("a/one"))
         theirs = origin.push({"clusters/a/one/cni/fleet.yaml": "better"}, "caphv/review")
-        with pytest.raises(Foreign, match=theirs[:12]):
+        with pytest.raises(UnmanagedFiles, match=theirs[:12]):
             put(repository, wanted("a/one"))
         assert origin.head("caphv/review") == theirs
 
 
 def test_a_review_needs_a_branch_to_compare_with(origin: Origin, cache: Path) -> None:
-    with Repository(review(origin), cache) as repository, pytest.raises(Foreign, match="main does not exist"):
+    with Repository(review(origin), cache) as repository, pytest.raises(UnmanagedFiles, match="main does not exist"):
         put(repository, wanted("a/one"))
 
 

@@ -16,12 +16,12 @@ from caphv.api.object import Key
 from commands.main import cli
 from packager.addons.gather import ClusterFacts
 from packager.controller import definition_source
-from packager.controller.open_repository import Place
-from packager.controller.planner import Work
-from packager.controller.publisher import Options, Published, Publisher
+from packager.controller.open_repository import RepositoryConfig
+from packager.controller.publisher import Published, Publisher, PublisherOptions
 from packager.definitions import builder, source
 from packager.git.errors import GitError
 from packager.git.remote import Remote
+from packager.planner import ManagementState
 from packager.rendering.gitrepo import GitRepoOptions
 from tests.support.packager.definitions import definition
 from tests.support.packager.repositories import Origin, git
@@ -55,16 +55,16 @@ class Case:
 
     def publish(self, *live: ClusterFacts, **work: frozenset[Key]) -> Published:
         """Look at everything once."""
-        return self.publisher().publish(Work(live, why="A test.", **work))
+        return self.publisher().publish(ManagementState(live, why="A test.", **work))
 
     def restarted(self, namespace: str = "") -> None:
         self.close()
-        place = Place(Remote(self.source.url), self._cache / "source")
+        place = RepositoryConfig(Remote(self.source.url), self._cache / "source")
         self._publisher = Publisher(
-            Options(
-                Place(Remote(self.origin.url), self._cache),
+            PublisherOptions(
+                RepositoryConfig(Remote(self.origin.url), self._cache),
                 namespace=namespace,
-                source=definition_source.Options(place, lambda _: []),
+                source=definition_source.SourceOptions(place, lambda _: []),
                 git_repos=GitRepoOptions(self.origin.url),
             )
         )
@@ -234,7 +234,7 @@ def test_more_than_the_budget_stays_manifests_and_bundles(case: Case) -> None:
     case.publish()
     case.define()
     held = case.publish().result.plan.held
-    assert "16 removals at once are more than --max-prune 10" in held[0].why
+    assert "16 removals at once exceed --max-prune 10" in held[0].why
     assert all(case.has(f"{root}/team-a/{name}") for root in ("manifests", "clusters") for name in names)
 
 
@@ -263,8 +263,8 @@ def test_a_faulty_definition_and_a_paused_cluster_are_left_as_they_are(case: Cas
     case.publish()
     case.define(calico(1450, kubernetesVersion="latest"), calico(1400, "two"))
     published = case.publish(keep=frozenset({Key("team-a", "two")}))
-    assert published.made is not None
-    assert published.made.bad == {ONE}
+    assert published.built is not None
+    assert published.built.invalid == {ONE}
     assert case.changed() == ["caphv-status.yaml", "manifests/team-a/two/cluster/cluster.yaml"]
     # A file that nobody can read may hold any cluster, so nothing goes.
     case.source.push({"broken.yaml": "kind: ["}, anew=True)
@@ -317,8 +317,8 @@ def test_a_definition_that_brings_a_fault_of_ours_to_light_stops_no_other(
     monkeypatch.setattr(builder, "build", fails)
     case.define(calico(1400), calico(1450, "two"))
     published = case.publish()
-    assert published.made is not None
-    (problem,) = published.made.problems
+    assert published.built is not None
+    (problem,) = published.built.problems
     assert (problem.file, "KeyError" in problem.message, "canary" in problem.message) == ("one.yaml", True, False)
     assert case.has(BUNDLES)
     assert case.has("clusters/team-a/two")
@@ -341,8 +341,8 @@ def test_a_large_file_is_refused_and_others_are_not_read(case: Case, monkeypatch
     case.define(calico(1450))
     case.source.push({"large.yaml": "a: " + "x" * 5000, "picture.png": "x" * 5000, ".hidden.yaml": "kind: ["})
     published = case.publish()
-    assert published.made is not None
-    assert [problem.file for problem in published.made.problems] == ["large.yaml"]
+    assert published.built is not None
+    assert [problem.file for problem in published.built.problems] == ["large.yaml"]
     assert case.has(BUNDLES)
 
 
@@ -351,7 +351,7 @@ def test_who_stops_commits_nothing_more(case: Case) -> None:
     publisher = case.publisher()
     publisher.stop()
     with pytest.raises(GitError, match="stopping"):
-        publisher.publish(Work(()))
+        publisher.publish(ManagementState(()))
     assert case.origin.branches() == []
 
 
@@ -369,7 +369,7 @@ def test_nothing_new_is_not_read(case: Case, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr("packager.definitions.source.parsed", refuse("parsed"))
     monkeypatch.setattr("packager.definitions.builder.build", refuse("build"))
-    monkeypatch.setattr("packager.controller.planner.applied", refuse("applied"))
+    monkeypatch.setattr("packager.planner.applied", refuse("applied"))
     monkeypatch.setattr("packager.rendering.renderer.Renderer._render", refuse("_render"))
     case.publish(live)
     assert case.origin.count() == 1

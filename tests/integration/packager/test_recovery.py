@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from packager.git import clone
-from packager.git.errors import Busy, DiskFull
+from packager.git.errors import CloneLocked, DiskFull
 from packager.git.folder import Folder
 from packager.git.remote import Remote
 from packager.git.repository import Repository
@@ -198,7 +198,7 @@ def test_no_room(origin: Origin, cache: Path) -> None:
             try:
                 put(repository, big)
             except DiskFull as error:
-                os._exit(7 if "make room" in str(error) else 8)
+                os._exit(7 if "free space" in str(error) else 8)
 
     assert os.WEXITSTATUS(in_child(fill)) == 7
     assert origin.head() == before
@@ -209,7 +209,7 @@ def test_no_room(origin: Origin, cache: Path) -> None:
 def test_a_cache_folder_is_for_one_process(origin: Origin, cache: Path) -> None:
     with Repository(Remote(origin.url), cache):
         other = Repository(Remote(origin.url, timeout=0.2), cache)
-        with pytest.raises(Busy, match="its own cache folder"):
+        with pytest.raises(CloneLocked, match="its own cache folder"):
             other.__enter__()
     publish(origin, cache, 1500)
 

@@ -176,7 +176,7 @@ def test_more_removals_than_the_budget_are_all_held_back(source: Path, origin: O
     confirmed = [word for name in ("a", "b", "d") for word in ("--confirm", f"team-a/{name}")]
     result = sync(source, origin, *confirmed)
     assert result.exit_code == 1
-    assert "12 removals at once are more than --max-prune 10" in result.stdout
+    assert "12 removals at once exceed --max-prune 10" in result.stdout
     assert changed(origin) == [STATUS]
     states = {row["name"]: row["state"] for row in status(origin)["clusters"]}
     assert states == {"team-a/c": "Written"} | dict.fromkeys(("team-a/a", "team-a/b", "team-a/d"), "HeldBack")

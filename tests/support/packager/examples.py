@@ -10,8 +10,8 @@ from typing import Any
 from packager.addons.settings import ClusterFacts
 from packager.rendering import yaml
 from packager.rendering.gitrepo import GitRepoOptions, git_repos
-from packager.rendering.nodefiles import first_boot
-from packager.rendering.renderer import Options, Rendered, Renderer
+from packager.rendering.nodefiles import node_files
+from packager.rendering.renderer import Rendered, Renderer, RenderOptions
 
 Obj = dict[str, Any]
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -131,7 +131,7 @@ OPTIONS = GitRepoOptions(
 
 def rendered(examples: list[ClusterFacts] = EXAMPLES, **options: Any) -> list[Rendered]:
     """The examples as a new repository has them."""
-    return Renderer(Options(**options)).render(examples, {})
+    return Renderer(RenderOptions(**options)).render(examples, {})
 
 
 def golden_files() -> dict[str, bytes]:
@@ -141,7 +141,7 @@ def golden_files() -> dict[str, bytes]:
     settings = [result.settings for result in results if result.settings]
     files["gitrepos.yaml"] = yaml.dump_all(git_repos(settings, OPTIONS)).encode()
     for result in results:
-        boot = first_boot(result)
+        boot = node_files(result)
         content = {
             "serverConfig": dict(boot.server_config),
             "serverFiles": {path: text.decode() for path, text in boot.server_files.items()},

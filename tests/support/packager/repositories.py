@@ -11,8 +11,9 @@ from pathlib import Path
 from packager.git.commit import Reason
 from packager.git.folder import Folder
 from packager.git.prune import Pruning
-from packager.git.publish import CLUSTER_ROOT, Wanted, publish
+from packager.git.publish import Wanted, publish
 from packager.git.repository import Repository, Result
+from packager.tree import CLUSTER_ROOT
 
 CLUSTERS = CLUSTER_ROOT
 SYNCED = Pruning(complete=True, budget=100)

@@ -1,6 +1,7 @@
 """`caphv bundles` with files, folders and a repository on disk: what is written, what is said, and exit statuses."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from click.testing import CliRunner, Result
 
 from commands.main import cli
 from packager.addons.settings import ClusterFacts
-from packager.bundler import Packager
-from packager.git.commit import Reason
+from packager.bundler import Bundler
 from packager.git.directory import Directory
 from packager.git.prune import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
+from packager.planner import ManagementState, Planner
+from packager.planner import publish as publish_bundles
 from tests.support.packager.examples import cluster
 from tests.support.packager.repositories import Origin
 from tests.unit.packager.test_bundler import older_table
@@ -118,9 +120,13 @@ def test_render_into_a_folder_keeps_versions_and_leaves_other_files(clusters: Pa
     assert "release: older" in (target / "clusters/team/a/caphv.yaml").read_text()
 
 
+def state(facts: Iterable[ClusterFacts]) -> ManagementState:
+    return ManagementState(tuple(facts), live=False, pruning=Pruning(complete=True, budget=0))
+
+
 def publish(table: Path, target: Path, *facts: ClusterFacts) -> None:
     """Have a folder hold what an earlier release rendered."""
-    Packager(versions=table).publish(Directory(target), facts, Pruning(complete=True, budget=0), Reason("before"))
+    publish_bundles(Directory(target, names=("clusters",)), Planner(Bundler(versions=table)), state(facts))
 
 
 def test_gitrepos_are_made_for_all_clusters_or_not_at_all(clusters: Path) -> None:
@@ -203,7 +209,7 @@ def test_clusters_that_were_not_given_stay_unless_it_is_asked_for(clusters: Path
     assert extra.stdout.count("extra") == 5
     held = call("push", clusters, "--prune", "--repo", origin.url)
     assert held.exit_code == 1
-    assert "more than --max-prune 10" in held.stdout
+    assert "exceed --max-prune 10" in held.stdout
     assert origin.count() == 1
     assert call("push", clusters, "--prune", "--max-prune", 12, "--repo", origin.url).exit_code == 0
     assert {path.split("/")[2] for path in origin.files()} == {"a"}
@@ -259,7 +265,7 @@ def test_list_shows_pinned_versions_and_hashes(clusters: Path, tmp_path: Path) -
     fleet = tmp_path / "fleet"
     publish(older_table(tmp_path), fleet, cluster("a", namespace="team"))
     call("render", write(clusters, manifest("b", {"cni": {"name": "cilium"}})), "--to", fleet)
-    newest = Packager().renderer.table.newest.release
+    newest = Bundler().renderer.table.newest.release
     head, old, new = call("list", "--folder", fleet).stdout.splitlines()
     assert head.split() == ["CLUSTER", "RELEASE", "NEWER", "CNI", "BUNDLES", "HASH"]
     assert old.split()[:5] == ["team/a", "older", newest, "calico", "ccm,cni,csi"]
@@ -272,10 +278,10 @@ def test_list_shows_pinned_versions_and_hashes(clusters: Path, tmp_path: Path) -
 
 
 def test_upgrades_go_in_waves(clusters: Path, origin: Origin, tmp_path: Path) -> None:
-    older = Packager(versions=older_table(tmp_path))
+    older = Bundler(versions=older_table(tmp_path))
     with Repository(Remote(origin.url), tmp_path / "first") as repository:
         facts = [cluster(name, namespace="team") for name in "abcd"]
-        older.publish(repository, facts, Pruning(complete=True, budget=0), Reason("before"))
+        publish_bundles(repository, Planner(older), state(facts))
     write(clusters, *(manifest(name, wave="1" if name == "c" else "2") for name in "abcde"))
     assert call("upgrade", clusters, "--repo", origin.url).exit_code == 2
     shown = call("upgrade", clusters, "--repo", origin.url, "-l", "wave=1", "--dry-run")

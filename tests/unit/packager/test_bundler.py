@@ -1,21 +1,26 @@
 """One cluster's fault is that cluster's alone, and takes nothing away from it."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from packager.addons.settings import ClusterFacts
-from packager.bundler import Packager
-from packager.git.commit import Reason
+from packager.bundler import Bundler
 from packager.git.prune import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
+from packager.planner import ManagementState, Pins, Planner, publish
 from tests.support.packager.examples import cluster
 from tests.support.packager.repositories import Origin
 
 pytestmark = pytest.mark.unit
 ALL = Pruning(complete=True, budget=100)
+
+
+def given(clusters: Iterable[ClusterFacts], pins: Pins | None = None) -> ManagementState:
+    return ManagementState(tuple(clusters), live=False, pruning=ALL, pins=pins or {})
 
 
 def suspended(facts: ClusterFacts) -> ClusterFacts:
@@ -24,14 +29,14 @@ def suspended(facts: ClusterFacts) -> ClusterFacts:
 
 
 def test_a_faulty_and_a_suspended_cluster_keep_what_they_have(tmp_path: Path) -> None:
-    origin, packager = Origin.make(tmp_path / "origin"), Packager()
+    origin, planner = Origin.make(tmp_path / "origin"), Planner(Bundler())
     with Repository(Remote(origin.url), tmp_path / "cache") as repository:
-        packager.publish(repository, [cluster("a"), cluster("b"), cluster("c"), cluster("d")], ALL, Reason("first"))
+        publish(repository, planner, given([cluster("a"), cluster("b"), cluster("c"), cluster("d")]))
         before = origin.files()
         now = [cluster("a", {"cni": {"mtu": 1}}), suspended(cluster("b", {"cni": {"mtu": 1400}})), cluster("c")]
-        batch, result = packager.publish(repository, now, ALL, Reason("second"))
-    assert [str(failed.cluster) for failed in batch.failed] == ["clusters/a"]
-    assert {str(key) for key in batch.suspended} == {"clusters/b"}
+        planned, result = publish(repository, planner, given(now))
+    assert [str(failed.cluster) for failed in planned.batch.failed] == ["clusters/a"]
+    assert {str(key) for key in planned.batch.suspended} == {"clusters/b"}
     assert [str(removal) for removal in result.plan.removed] == ["clusters/clusters/d"]
     gone = {path for path in before if path.startswith("clusters/clusters/d/")}
     assert origin.files() == {path: text for path, text in before.items() if path not in gone}
@@ -40,13 +45,14 @@ def test_a_faulty_and_a_suspended_cluster_keep_what_they_have(tmp_path: Path) ->
 def test_versions_stay_with_those_that_have_no_pin(tmp_path: Path) -> None:
     origin = Origin.make(tmp_path / "origin")
     with Repository(Remote(origin.url), tmp_path / "cache") as repository:
-        Packager(versions=older_table(tmp_path)).publish(repository, [cluster("a"), cluster("b")], ALL, Reason("first"))
-        packager = Packager()
+        publish(repository, Planner(Bundler(versions=older_table(tmp_path))), given([cluster("a"), cluster("b")]))
+        bundler = Bundler()
+        planner = Planner(bundler)
         facts = [cluster("a"), cluster("b")]
-        _, unchanged = packager.publish(repository, facts, ALL, Reason("nothing"))
-        pins = {facts[1].key: packager.renderer.table.newest}
-        _, upgraded = packager.publish(repository, facts, ALL, Reason("upgrade"), pins)
-        _, after = packager.publish(repository, facts, ALL, Reason("nothing"))
+        _, unchanged = publish(repository, planner, given(facts))
+        pins = {facts[1].key: bundler.renderer.table.newest}
+        _, upgraded = publish(repository, planner, given(facts, pins))
+        _, after = publish(repository, planner, given(facts))
     assert not unchanged.commit
     assert upgraded.plan.changed == ("clusters/clusters/b",)
     assert not after.commit
@@ -54,7 +60,7 @@ def test_versions_stay_with_those_that_have_no_pin(tmp_path: Path) -> None:
 
 def older_table(folder: Path) -> Path:
     """The shipped table as an earlier release had it: other charts."""
-    table = Packager().renderer.table
+    table = Bundler().renderer.table
     release = table.newest.as_data()
     row = {
         "name": "older",

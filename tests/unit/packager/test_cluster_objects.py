@@ -6,7 +6,7 @@ import pytest
 
 from caphv.api.object import Key
 from packager.addons.settings import Settings, settings_of
-from packager.cluster_objects import facts_of, fleet_worlds, is_suspended
+from packager.cluster_objects import facts_of, fleet_managers, is_suspended
 
 pytestmark = pytest.mark.unit
 
@@ -141,7 +141,7 @@ def test_each_world_of_fleet_is_told_by_labels() -> None:
         obj(fleet, "Cluster", "demo"),
         obj(fleet, "Cluster", "c-x", namespace="fleet-default", labels=owner),
     )
-    assert fleet_worlds([caapf, rancher]) == {Key("team", "demo"): {"caapf", "rancher"}}
+    assert fleet_managers([caapf, rancher]) == {Key("team", "demo"): {"caapf", "rancher"}}
     (facts,) = facts_of([cluster(topology={"class": "x"}), caapf, rancher])
     assert {finding.rule for finding in settings_of(facts)[1]} == {"fleet-twice"}
 

@@ -11,7 +11,7 @@ from caphv.api.object import Key
 from packager.controller import condition, fleet, loop
 from packager.controller import state as view
 from packager.controller.condition import Outcome
-from packager.controller.debouncer import Trigger
+from packager.controller.debouncer import Debouncer
 from packager.controller.fleet import Report, Wanted
 
 pytestmark = pytest.mark.unit
@@ -31,7 +31,7 @@ class Clock:
 
 def test_a_batch_waits_for_quiet_but_not_for_ever() -> None:
     clock = Clock()
-    trigger = Trigger(1.0, 15.0, clock)
+    trigger = Debouncer(1.0, 15.0, clock)
     assert trigger.due() == float("inf")
     trigger.touch(ONE)
     for _ in range(30):
@@ -45,18 +45,18 @@ def test_a_batch_waits_for_quiet_but_not_for_ever() -> None:
 
 
 def test_who_asks_for_it_does_not_wait() -> None:
-    trigger = Trigger(1.0, 15.0, Clock())
+    trigger = Debouncer(1.0, 15.0, Clock())
     trigger.touch(ONE, now=True)
     assert trigger.due() == 0
     trigger.take()
     trigger.done()
-    trigger.hurry()
+    trigger.trigger_now()
     assert (trigger.due(), trigger.take()) == (0, [])
 
 
 def test_a_failure_keeps_what_has_changed_and_since_when() -> None:
     clock = Clock()
-    trigger = Trigger(1.0, 15.0, clock)
+    trigger = Debouncer(1.0, 15.0, clock)
     trigger.touch(ONE)
     clock.now += 5
     trigger.take()
@@ -72,7 +72,7 @@ def test_a_failure_keeps_what_has_changed_and_since_when() -> None:
 
 def test_a_change_during_a_push_is_not_taken_for_pushed() -> None:
     clock = Clock()
-    trigger = Trigger(1.0, 15.0, clock)
+    trigger = Debouncer(1.0, 15.0, clock)
     trigger.touch(ONE)
     trigger.take()
     clock.now += 3
@@ -94,7 +94,7 @@ def test_pauses_after_failures_grow_and_end() -> None:
 
 def test_the_condition_names_the_commit_and_is_found_again() -> None:
     for report in (None, Report(()), Report(("cni: NotReady",))):
-        said = condition.verdict(Outcome(None, "", COMMIT, WANTED), report)
+        said = condition.condition_of(Outcome(None, "", COMMIT, WANTED), report)
         assert condition.commit_in(said.message) == COMMIT
         assert said.status == ("False" if report and report.problems else "True")
     assert condition.commit_in("commit abc; merge it") == ""
@@ -110,12 +110,12 @@ def test_the_condition_names_the_commit_and_is_found_again() -> None:
     ],
 )
 def test_only_what_somebody_has_to_do_something_about_is_a_warning(reason: Reason, warns: bool) -> None:
-    said = condition.verdict(Outcome(reason, "why"), None)
-    assert (said.status, said.reason, said.message, said.warns) == ("False", reason, "why", warns)
+    said = condition.condition_of(Outcome(reason, "why"), None)
+    assert (said.status, said.reason, said.message, said.is_warning) == ("False", reason, "why", warns)
 
 
 def test_the_message_of_a_commit_says_why_in_one_line() -> None:
-    assert condition.why([]) == "The repository was not as the management cluster has it."
+    assert condition.why([]) == "Repository was out of sync."
     many = condition.why(Key("team", f"c{number}") for number in range(7))
     assert many == "Changed on the management cluster: team/c0, team/c1, team/c2, team/c3, team/c4 and 2 more."
 
@@ -149,7 +149,7 @@ def git_repo(*paths: str, message: str = "") -> Obj:
 
 def problems(found: Obj | None, readers: list[Obj] | None = None) -> tuple[str, ...]:
     order = {OLDER: 0, COMMIT: 1}
-    judged = fleet.judge(
+    judged = fleet.evaluate(
         {"cni": found}, readers, WANTED, lambda commit, other: order.get(commit, 9) < order.get(other, -1)
     )
     return judged.problems
@@ -167,7 +167,7 @@ def test_what_fleet_says_of_a_bundle() -> None:
 def test_why_fleet_has_not_got_a_bundle() -> None:
     path = f"{WANTED.folder}/*"
     assert problems(None) == ("cni: Fleet has not read it yet",)
-    assert problems(None, []) == (f"cni: no GitRepo in namespace team has the path {path}; make one for it",)
+    assert problems(None, []) == (f"cni: no GitRepo in namespace team has the path {path}; create one",)
     assert problems(None, [git_repo(path)]) == ("cni: Fleet has not read it yet",)
     said = problems(None, [git_repo(path, message="authentication required")])
     assert said == ("cni: GitRepo repo says: authentication required",)
@@ -207,4 +207,4 @@ def test_what_suspends_a_cluster() -> None:
     assert "paused" in view.suspension(cluster(paused=True))
     annotated = cluster()
     annotated["metadata"]["annotations"] = {"addons.caphv.io/suspend": "true"}
-    assert "remove it to go on" in view.suspension(annotated)
+    assert "remove it to resume" in view.suspension(annotated)

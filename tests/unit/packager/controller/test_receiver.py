@@ -54,8 +54,8 @@ def test_a_secret_is_read_without_its_line_end_and_never_told(tmp_path: Path) ->
     file.write_bytes(SECRET + b"\n")
     assert read_secret(file) == SECRET
     file.write_bytes(b"canary")
-    with pytest.raises(ValueError, match="make a longer one") as error:
+    with pytest.raises(ValueError, match="create a longer one") as error:
         Receiver(":8443", file, lambda: None)
     assert "canary" not in str(error.value)
-    with pytest.raises(ValueError, match="cannot be read from"):
+    with pytest.raises(ValueError, match="cannot read the secret"):
         read_secret(tmp_path / "missing")

@@ -3,7 +3,7 @@
 import pytest
 
 from packager.git.commit import BASE_TRAILER, Identity, Reason, base_of, message, stream
-from packager.git.prune import Plan, Removal, Told
+from packager.git.prune import Plan, Removal, Skipped
 
 pytestmark = pytest.mark.unit
 
@@ -20,8 +20,8 @@ def test_message_of_many_tells_everything() -> None:
         added=("c/a/1", "c/a/2"),
         changed=("c/a/3",),
         removed=(Removal("c/a/4", "cni", ("cni/fleet.yaml",)),),
-        held=(Told("c/a/5", "too many"),),
-        refused=(Told("c/a/6", "of others"),),
+        held=(Skipped("c/a/5", "too many"),),
+        refused=(Skipped("c/a/6", "of others"),),
     )
     lines = message(planned, Reason("why")).splitlines()
     assert lines[0] == "Add 2, update 1, remove 1 of clusters' folders"

@@ -9,17 +9,18 @@ import pytest
 
 from packager.git.commit import Reason
 from packager.git.directory import Directory
-from packager.git.errors import Foreign
+from packager.git.errors import UnmanagedFiles
 from packager.git.folder import Folder
 from packager.git.prune import Plan, Pruning
-from packager.git.publish import CLUSTER_ROOT, planned
+from packager.git.publish import changes
+from packager.tree import CLUSTER_ROOT
 
 pytestmark = pytest.mark.unit
 
 
 def put(directory: Directory, folders: Mapping[str, Folder], budget: int = 99) -> Plan:
     pruning = Pruning(complete=True, budget=budget)
-    return directory.commit(lambda now: planned(now, {CLUSTER_ROOT: folders}, pruning), Reason("a test")).plan
+    return directory.commit(lambda now: changes(now, {CLUSTER_ROOT: folders}, pruning), Reason("a test")).plan
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -27,7 +28,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_ids_are_those_of_git(tmp_path: Path) -> None:
-    put(Directory(tmp_path), {"a/one": Folder({"cni/fleet.yaml": b"x", "cni.yaml": b"y"})})
+    put(Directory(tmp_path, names=("clusters",)), {"a/one": Folder({"cni/fleet.yaml": b"x", "cni.yaml": b"y"})})
     (tmp_path / "clusters/link").symlink_to("a")
     environment = {**os.environ, "GIT_DIR": str(tmp_path / ".git"), "GIT_WORK_TREE": str(tmp_path)}
     for arguments in (["init", "-q"], ["add", "clusters/a"]):
@@ -39,7 +40,7 @@ def test_ids_are_those_of_git(tmp_path: Path) -> None:
         ["git", "ls-tree", "-d", "-r", said.stdout.strip()], env=environment, check=True, capture_output=True, text=True
     )
     ids = {line.split("\t")[1]: line.split()[2] for line in listed.stdout.splitlines()}
-    snapshot = Directory(tmp_path).sync()
+    snapshot = Directory(tmp_path, names=("clusters",)).sync()
     for path in ("clusters/a", "clusters/a/one", "clusters/a/one/cni"):
         entry = snapshot.entry(path)
         assert entry
@@ -47,7 +48,7 @@ def test_ids_are_those_of_git(tmp_path: Path) -> None:
 
 
 def test_the_same_again_writes_nothing_and_what_goes_leaves_no_empty_folders(tmp_path: Path) -> None:
-    directory = Directory(tmp_path, "add-ons")
+    directory = Directory(tmp_path, "add-ons", names=("clusters",))
     folders = {"a/one": Folder({"cni/fleet.yaml": b"x"}), "a/two": Folder({"cni/fleet.yaml": b"x"})}
     put(directory, folders)
     assert set(files(tmp_path)) == {
@@ -68,12 +69,12 @@ def test_a_link_is_not_followed(tmp_path: Path, place: str) -> None:
     link = inside / place
     link.parent.mkdir(parents=True)
     link.symlink_to(outside)
-    plan = put(Directory(inside), {"a/one": Folder({"cni/fleet.yaml": b"x"})})
+    plan = put(Directory(inside, names=("clusters",)), {"a/one": Folder({"cni/fleet.yaml": b"x"})})
     assert [told.why.partition(" ")[2] for told in plan.refused] == ["is not a folder; move it away"]
     assert files(outside) == {}
 
 
 def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(Foreign, match="cannot be written"):
-        put(Directory(tmp_path / "file"), {"a/one": Folder({"cni/fleet.yaml": b"x"})})
+    with pytest.raises(UnmanagedFiles, match="cannot be written"):
+        put(Directory(tmp_path / "file", names=("clusters",)), {"a/one": Folder({"cni/fleet.yaml": b"x"})})

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unit
         ("fatal: could not read Username for 'https://host': terminal prompts disabled", errors.AccessDenied),
         ("git@host: Permission denied (publickey).\nfatal: Could not read from remote", errors.AccessDenied),
         ("remote: Repository not found.", errors.AccessDenied),
-        ("error: object file objects/ab/cd is empty\nfatal: loose object abcd is corrupt", errors.Damaged),
+        ("error: object file objects/ab/cd is empty\nfatal: loose object abcd is corrupt", errors.CorruptClone),
         ("!\ta:refs/heads/main\t[remote rejected] (pre-receive hook declined)", errors.Rejected),
         ("remote: GH006: Protected branch update failed", errors.Rejected),
         ("fatal: unable to access 'https://host/': Could not resolve host: host", errors.Unreachable),
@@ -39,7 +39,7 @@ def test_what_a_remote_says(said: str, kind: type[errors.GitError]) -> None:
 
 
 def test_what_the_clone_says() -> None:
-    assert type(classified("reading", "fatal: something else", local=True)) is errors.Damaged
+    assert type(classified("reading", "fatal: something else", local=True)) is errors.CorruptClone
     assert type(classified("writing", "fatal: No space left on device", local=True)) is errors.DiskFull
 
 

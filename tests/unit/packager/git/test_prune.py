@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packager.git.folder import RECORD, Folder, blob_id, record, recorded
-from packager.git.prune import Current, Plan, Pruning, plan
+from packager.git.prune import Current, Plan, Pruning, difference
 
 pytestmark = pytest.mark.unit
 SYNCED = Pruning(complete=True, budget=100)
@@ -52,7 +52,7 @@ pruning = st.builds(
 def test_rules(before: dict[str, dict[str, bytes]], after: dict[str, dict[str, bytes]], rules: Pruning) -> None:
     current = {folder: there(before.get(folder, {})) for folder in {*before, *after}}
     wanted = {folder: Folder(files) for folder, files in after.items()}
-    planned = plan(current, wanted, rules, definitions(before))
+    planned = difference(current, wanted, rules, definitions(before))
     state = apply(flat(before), planned)
     # What is wanted is there.
     for folder, files in after.items():
@@ -78,7 +78,9 @@ def test_rules(before: dict[str, dict[str, bytes]], after: dict[str, dict[str, b
             folder = path.removesuffix(f"/{RECORD}")
             assert {f"{folder}/{name}" for name in recorded(content)} <= state.keys()
     # The same again changes nothing, and what was held back is held back again.
-    again = plan({folder: found(state, folder) for folder in {*before, *after}}, wanted, rules, definitions(before))
+    again = difference(
+        {folder: found(state, folder) for folder in {*before, *after}}, wanted, rules, definitions(before)
+    )
     assert again.is_empty
     assert again.held == planned.held
 
@@ -103,7 +105,7 @@ def test_files_of_others_stay(
 ) -> None:
     others = {**foreign, **{f"extra/{path}": content for path, content in more.items()}}
     current = {folder: there(before.get(folder, {}), others) for folder in {*before, *after}}
-    planned = plan(current, {folder: Folder(files) for folder, files in after.items()}, SYNCED)
+    planned = difference(current, {folder: Folder(files) for folder, files in after.items()}, SYNCED)
     for folder, now in current.items():
         for path, id_ in now.foreign.items():
             name = f"{folder}/{path}"
@@ -117,27 +119,27 @@ ONE = "clusters/a/one"
 
 def test_a_bundle_that_goes_takes_of_the_budget() -> None:
     wanted = {ONE: Folder({"ccm/fleet.yaml": b"2"})}
-    held = plan({ONE: there(BEFORE)}, wanted, Pruning(complete=True, budget=0))
+    held = difference({ONE: there(BEFORE)}, wanted, Pruning(complete=True, budget=0))
     assert set(held.write) == {f"{ONE}/ccm/fleet.yaml"}
     assert held.delete == ()
     assert held.held[0].what == f"{ONE}/cni"
     assert "--max-prune 0" in held.held[0].why
-    done = plan({ONE: there(BEFORE)}, wanted, Pruning(complete=True, budget=1))
+    done = difference({ONE: there(BEFORE)}, wanted, Pruning(complete=True, budget=1))
     assert done.delete == (f"{ONE}/cni/fleet.yaml",)
     assert [str(removal) for removal in done.removed] == [f"{ONE}/cni"]
 
 
 def test_too_many_removals_remove_nothing() -> None:
     current = {f"clusters/a/{number}": there(BEFORE) for number in range(5)}
-    held = plan(current, {}, Pruning(complete=True, budget=9))
+    held = difference(current, {}, Pruning(complete=True, budget=9))
     assert held.is_empty
     assert len(held.held) == 5
     assert "10 removals" in held.held[0].why
-    assert len(plan(current, {}, Pruning(complete=True, budget=10)).removed) == 5
+    assert len(difference(current, {}, Pruning(complete=True, budget=10)).removed) == 5
 
 
 def test_nothing_goes_before_all_is_known() -> None:
-    held = plan({ONE: there(BEFORE)}, {}, Pruning(complete=False, budget=100))
+    held = difference({ONE: there(BEFORE)}, {}, Pruning(complete=False, budget=100))
     assert held.is_empty
     assert "in sync" in held.held[0].why
 
@@ -145,17 +147,17 @@ def test_nothing_goes_before_all_is_known() -> None:
 def test_definitions_wait_for_a_confirmation() -> None:
     manifest = "manifests/a/one"
     current = {manifest: there({"cluster.yaml": b"1"})}
-    held = plan(current, {}, SYNCED, [manifest])
+    held = difference(current, {}, SYNCED, [manifest])
     assert held.is_empty
     assert "--confirm" in held.held[0].why
     confirmed = Pruning(complete=True, budget=1, confirmed={manifest})
-    assert plan(current, {}, confirmed, [manifest]).removed[0].definition
+    assert difference(current, {}, confirmed, [manifest]).removed[0].definition
 
 
 def test_a_file_inside_a_bundle_goes_without_budget() -> None:
     wanted = {ONE: Folder({"ccm/fleet.yaml": b"1"})}
     current = {ONE: there({"ccm/fleet.yaml": b"1", "ccm/values.yaml": b"1"})}
-    planned = plan(current, wanted, Pruning(complete=True, budget=0))
+    planned = difference(current, wanted, Pruning(complete=True, budget=0))
     assert planned.delete == (f"{ONE}/ccm/values.yaml",)
 
 
@@ -164,7 +166,7 @@ def test_a_file_inside_a_bundle_goes_without_budget() -> None:
     [({"ccm/fleet.yaml": "x"}, "ccm/fleet.yaml"), ({"ccm": "x"}, "ccm"), ({"ccm/fleet.yaml/deep": "x"}, "deep")],
 )
 def test_what_others_have_at_the_same_place_is_left(foreign: dict[str, str], named: str) -> None:
-    planned = plan({ONE: Current(foreign=foreign)}, {ONE: Folder(BEFORE)}, SYNCED)
+    planned = difference({ONE: Current(foreign=foreign)}, {ONE: Folder(BEFORE)}, SYNCED)
     assert planned.is_empty
     assert planned.refused[0].what == ONE
     assert named in planned.refused[0].why
@@ -172,16 +174,16 @@ def test_what_others_have_at_the_same_place_is_left(foreign: dict[str, str], nam
 
 def test_equal_files_of_others_are_taken_over() -> None:
     current = Current(foreign={path: blob_id(content) for path, content in BEFORE.items()})
-    assert set(plan({ONE: current}, {ONE: Folder(BEFORE)}, SYNCED).write) == {f"{ONE}/{RECORD}"}
+    assert set(difference({ONE: current}, {ONE: Folder(BEFORE)}, SYNCED).write) == {f"{ONE}/{RECORD}"}
 
 
 def test_a_link_in_the_way_is_left() -> None:
-    planned = plan({ONE: Current(obstacle="clusters/a")}, {ONE: Folder(BEFORE)}, SYNCED)
+    planned = difference({ONE: Current(obstacle="clusters/a")}, {ONE: Folder(BEFORE)}, SYNCED)
     assert planned.is_empty
     assert "clusters/a is not a folder" in planned.refused[0].why
 
 
 def test_what_cannot_be_rendered_is_kept() -> None:
-    kept = plan({ONE: there(BEFORE)}, {}, Pruning(complete=True, budget=100, keep={ONE}))
+    kept = difference({ONE: there(BEFORE)}, {}, Pruning(complete=True, budget=100, keep={ONE}))
     assert kept.is_empty
     assert (kept.removed, kept.held) == ((), ())

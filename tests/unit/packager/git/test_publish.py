@@ -2,7 +2,7 @@
 
 import pytest
 
-from packager.git.publish import Folders
+from packager.bundler import Folders
 
 pytestmark = pytest.mark.unit
 

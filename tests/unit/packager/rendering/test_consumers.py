@@ -1,4 +1,4 @@
-"""What is rendered, compared with the CRDs and charts of others."""
+"""What is rendered, diff_clusters with the CRDs and charts of others."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from packager.rendering.gitrepo import git_repos
-from packager.rendering.nodefiles import first_boot
+from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Renderer
 from tests.support.packager.examples import EXAMPLES, OPTIONS, rendered
 from tests.support.paths import CHECKOUT
@@ -63,7 +63,7 @@ def test_server_config_of_rke2() -> None:
     file = "controlplane.cluster.x-k8s.io_rke2controlplanes.yaml"
     schema = crd(file, "RKE2ControlPlane", "v1beta2")["properties"]["spec"]["properties"]["serverConfig"]
     for result in rendered():
-        config = dict(first_boot(result).server_config)
+        config = dict(node_files(result).server_config)
         assert violations({"spec": config}, {"properties": {"spec": schema}}) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from jinja2 import TemplateSyntaxError
 
 from caphv import data
-from packager.rendering.renderer import Options, Renderer
+from packager.rendering.renderer import Renderer, RenderOptions
 from packager.rendering.templates import Templates
 from tests.support.packager.examples import EXAMPLES, GOLDEN, MIRROR, MIRRORED, golden_files, rendered
 
@@ -85,7 +85,7 @@ def unseen(file: str, mutant: str) -> bool:
     except TemplateSyntaxError:
         return False
     for examples, mirror, prefix in ((EXAMPLES, "", ""), (MIRRORED, MIRROR, "mirrored/")):
-        renderer = Renderer(Options(chart_repository=mirror))
+        renderer = Renderer(RenderOptions(chart_repository=mirror))
         renderer._templates["v1"] = templates
         for example in examples:
             result = renderer.render_one(example, {})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from caphv.api.object import Key
 from packager.addons.settings import ClusterFacts
 from packager.rendering import render_cache
-from packager.rendering.renderer import Options, Rendered, Renderer
+from packager.rendering.renderer import Rendered, Renderer, RenderOptions
 from tests.support.packager.examples import EXAMPLES, cluster
 
 pytestmark = pytest.mark.unit
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.unit
 
 @cache
 def never_sharing(templates: Path | None) -> Renderer:
-    renderer = Renderer(Options(templates))
+    renderer = Renderer(RenderOptions(templates))
     renderer._shareable = {"v1": False}
     return renderer
 
@@ -89,7 +89,7 @@ def test_templates_that_ask_for_a_name_are_rendered_for_each_cluster(tmp_path: P
     file = tmp_path / "csi" / "values.yaml.j2"
     file.parent.mkdir()
     file.write_text(f"note: {expression}\n")
-    renderer = Renderer(Options(templates=tmp_path))
+    renderer = Renderer(RenderOptions(templates=tmp_path))
     for name in ("first-one", "second"):
         shared, own = renderer.render_one(cluster(name), {}), alone(cluster(name), templates=tmp_path)
         assert dict(shared.tree) == dict(own.tree)
@@ -101,7 +101,7 @@ def test_a_name_in_the_place_of_a_credential_is_judged_for_each_cluster(tmp_path
     file = tmp_path / "csi" / "values.yaml.j2"
     file.parent.mkdir()
     file.write_text("apiToken: {{ cluster.name }}\n")
-    renderer = Renderer(Options(templates=tmp_path))
+    renderer = Renderer(RenderOptions(templates=tmp_path))
     assert renderer.render_one(cluster("demo"), {}).ok
     assert {finding.rule for finding in renderer.render_one(cluster("c9r4t7z1q8w2e5u3"), {}).findings} == {
         "no-secrets-in-git"

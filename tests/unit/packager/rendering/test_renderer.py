@@ -18,8 +18,8 @@ from packager.rendering import secretscan
 from packager.rendering import yaml as yamltext
 from packager.rendering.bundles import bundle_name
 from packager.rendering.gitrepo import GitRepoOptions, git_repos, group_of
-from packager.rendering.nodefiles import first_boot
-from packager.rendering.renderer import Options, Renderer
+from packager.rendering.nodefiles import node_files
+from packager.rendering.renderer import Renderer, RenderOptions
 from packager.tree import path_of
 from tests.support.packager.examples import OPTIONS, cluster
 
@@ -53,13 +53,13 @@ def test_what_yaml_does_not_know_is_refused(value: Any) -> None:
 
 
 def files(facts: Any, previous: dict[str, bytes] | None = None, **options: Any) -> dict[str, bytes]:
-    result = Renderer(Options(**options)).render_one(facts, previous or {})
+    result = Renderer(RenderOptions(**options)).render_one(facts, previous or {})
     assert result.ok, result.findings
     return dict(result.tree)
 
 
 def rules(facts: Any, previous: dict[str, bytes] | None = None, **options: Any) -> set[str]:
-    return {finding.rule for finding in Renderer(Options(**options)).render_one(facts, previous or {}).findings}
+    return {finding.rule for finding in Renderer(RenderOptions(**options)).render_one(facts, previous or {}).findings}
 
 
 @given(TEXT)
@@ -344,13 +344,13 @@ def test_names_that_leave_their_folder_are_no_templates(name: str, tmp_path: Pat
 )
 def test_templates_that_nobody_would_read_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a template is <bundle>/<name>\.yaml\.j2"):
-        Renderer(Options(templates=user_templates(tmp_path, {name: "a: 1"})))
+        Renderer(RenderOptions(templates=user_templates(tmp_path, {name: "a: 1"})))
 
 
 def test_a_chart_that_is_not_in_the_table_is_told(tmp_path: Path) -> None:
     chart = 'name: {{ chart("mine", "1.0.0").name }}\n'
     folder = user_templates(tmp_path, {"extra/fleet.yaml.j2": chart})
-    (finding,) = Renderer(Options(templates=folder)).render_one(cluster("a"), {}).findings
+    (finding,) = Renderer(RenderOptions(templates=folder)).render_one(cluster("a"), {}).findings
     assert "there is no chart 'mine' in the table of versions" in finding.detail
 
 
@@ -398,12 +398,12 @@ def test_gitrepos_share_clusters_by_workspace_and_group() -> None:
 
 def test_first_boot_is_what_the_bundle_says() -> None:
     result = Renderer().render_one(cluster("a", {"cni": {"mtu": 1400}}), {})
-    boot = first_boot(result)
+    boot = node_files(result)
     assert boot.server_config["cni"] == "calico"
     (manifest,) = boot.server_files.values()
     assert manifest == result.tree["clusters/clusters/a/cni/helmchartconfig.yaml"]
     with pytest.raises(ValueError, match="was not rendered"):
-        first_boot(Renderer().render_one(cluster("a", {"cni": {"mtu": 1}}), {}))
+        node_files(Renderer().render_one(cluster("a", {"cni": {"mtu": 1}}), {}))
 
 
 def test_git_repo_holds_what_the_options_say() -> None:

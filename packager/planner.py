@@ -1,0 +1,255 @@
+"""The one place that plans what a repository should hold, for the command line and the controller alike.
+
+A plan is a pure function of the repository (`Snapshot`), of what is known of clusters (`ManagementState`) and of the
+cluster definitions (`Source`): nothing is written here, so that a plan can be shown, committed, or made again on top
+of somebody else's push.
+
+A cluster has bundles as soon as it has a manifest. They follow from its definition until the Cluster exists, and from
+then on from the live Cluster as it will be once its manifest has been applied. So a changed definition changes manifest
+and bundles in one commit, and the Cluster that follows later renders to the same bytes and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from caphv.api import names
+from caphv.api.object import Key
+from packager import move_marker
+from packager.addons.gather import ClusterFacts
+from packager.addons.merge import Obj, at
+from packager.addons.versions import Versions
+from packager.bundler import Batch, Bundler
+from packager.definitions import files, statusfile
+from packager.definitions.applied import applied
+from packager.definitions.builder import MANIFEST_ROOT, Builder, BuildResult, existing, manifest_path
+from packager.definitions.source import Source
+from packager.git.commit import Reason
+from packager.git.prune import Plan, Pruning
+from packager.git.publish import Wanted, changes, log_result
+from packager.git.repository import Result
+from packager.git.snapshot import Snapshot
+from packager.tree import CLUSTER_ROOT, CLUSTERS
+
+Pins = Mapping[Key, Versions]
+"""Versions that clusters get instead of those in their lockfile: an upgrade or a rollback."""
+
+DEFINITIONS_CHANGED = "Clusters follow their definitions."
+
+
+class Store(Protocol):
+    """Where plans are written: a `Repository`, or a `Directory`."""
+
+    def sync(self) -> Snapshot: ...  # noqa: D102
+    def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class ManagementState:
+    """What is known of clusters besides their definitions.
+
+    `facts` are the clusters to render. Of the other existing clusters, those in `incomplete` get the bundles of their
+    definition only, and those in `keep` stay as they are, whatever their definition says. `moved` are clusters that
+    were deleted while paused, `confirmed` those whose definition may be removed. `why` explains a commit.
+
+    `live`: the facts come from the management cluster that applies the repository's manifests. `pruning` overrides
+    what may be removed.
+    """
+
+    facts: tuple[ClusterFacts, ...] = ()
+    keep: frozenset[Key] = frozenset()
+    incomplete: frozenset[Key] = frozenset()
+    moved: frozenset[Key] = frozenset()
+    confirmed: frozenset[Key] = frozenset()
+    why: str = ""
+    live: bool = True
+    pruning: Pruning | None = None
+    pins: Pins = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Rendered bundles of `ManagementState.facts`, what the definitions build to (if there are any), and the plan."""
+
+    batch: Batch
+    built: BuildResult | None
+    plan: Plan
+
+
+class Planner:
+    """Plans; remembers what it rendered and built, so that only what changed costs time. Not thread-safe.
+
+    `namespace` limits the clusters to plan for, empty for all.
+    """
+
+    def __init__(
+        self, bundler: Bundler, builder: Builder | None = None, max_prune: int = 0, namespace: str = ""
+    ) -> None:
+        self._bundler, self._builder = bundler, builder
+        self._max_prune, self._namespace = max_prune, namespace
+        self._manifests: dict[Key, tuple[str, Sequence[Obj]]] = {}
+        self._expected: dict[Key, tuple[ClusterFacts, Sequence[Obj], ClusterFacts]] = {}
+
+    def plan(self, snapshot: Snapshot, state: ManagementState, source: Source | None = None) -> Planned:
+        """Return what state and source make of a repository. Raises CorruptClone.
+
+        Without a source the definitions are unknown: then manifests stay as they are.
+        """
+        built = self._builder.build(source, snapshot) if self._builder and source else None
+        facts = state.facts
+        if state.live:
+            facts = tuple(self._as_applied(one, built, snapshot) for one in facts)
+        batch = self._bundler.render(facts, snapshot.tree, state.pins)
+        wanted = self._wanted(built, batch, state)
+        pruning = self._pruning(built, batch, state, source, snapshot)
+        moved: list[str] = []
+        if state.live:
+            self._forget(state)
+            removable = self._bundles(snapshot) - {*pruning.keep}
+            removable -= {f"{CLUSTERS}/{name}" for name in wanted[CLUSTER_ROOT]}
+            moved = move_marker.moved(removable, {f"{CLUSTERS}/{key}" for key in state.moved}, snapshot)
+        plan = changes(snapshot, wanted, replace(pruning, keep={*pruning.keep, *moved}))
+        plan = move_marker.with_marks(plan, moved, snapshot)
+        return Planned(batch, built, statusfile.with_status(plan, built, snapshot) if built else plan)
+
+    def _wanted(self, built: BuildResult | None, batch: Batch, state: ManagementState) -> Wanted:
+        if built and not state.live:
+            return built.wanted
+        existing_names = {str(key) for key in (*state.keep, *(facts.key for facts in state.facts))}
+        wanted = dict(built.wanted) if built else {}
+        defined_only = {
+            name: folder
+            for name, folder in wanted.get(CLUSTER_ROOT, {}).items()
+            if name not in existing_names and name.startswith(f"{self._namespace}/" if self._namespace else "")
+        }
+        return {**wanted, CLUSTER_ROOT: defined_only | self._bundler.folders(batch)}
+
+    def _pruning(
+        self, built: BuildResult | None, batch: Batch, state: ManagementState, source: Source | None, snapshot: Snapshot
+    ) -> Pruning:
+        """Return what may be removed: confirmed definitions, and bundles of clusters without object and manifest."""
+        if state.pruning:
+            return replace(state.pruning, keep={*state.pruning.keep, *batch.kept})
+        pruning = Pruning(complete=True, budget=self._max_prune)
+        if built and source:
+            pruning = _definition_pruning(built, source, state, self._max_prune, snapshot)
+        if not state.live:
+            return pruning
+        defined = _defined(snapshot)
+        scope = {f"{files.MANIFESTS}/{name}" for name in defined} | self._bundles(snapshot)
+        staying = {f"{CLUSTERS}/{key}" for key in state.keep | state.incomplete} | batch.kept
+        staying |= {f"{CLUSTERS}/{name}" for name in defined if f"{files.MANIFESTS}/{name}" not in pruning.confirmed}
+        return replace(pruning, scope=scope, keep={*pruning.keep, *staying})
+
+    def _bundles(self, snapshot: Snapshot) -> set[str]:
+        """Return the bundle folders of all clusters in the planner's namespace."""
+        return {
+            f"{CLUSTERS}/{namespace}/{name}"
+            for namespace, outer in snapshot.entries(CLUSTERS).items()
+            if outer.is_folder and namespace == (self._namespace or namespace)
+            for name in snapshot.entries(f"{CLUSTERS}/{namespace}")
+        }
+
+    # Clusters as they will be
+
+    def _as_applied(self, facts: ClusterFacts, built: BuildResult | None, snapshot: Snapshot) -> ClusterFacts:
+        """Return facts of a live Cluster as they will be once its manifest has been applied."""
+        objects = self._objects(facts.key, built, snapshot)
+        if not objects:
+            return facts
+        known = self._expected.get(facts.key)
+        if known is None or known[1] is not objects or not _same(known[0], facts):
+            known = self._expected[facts.key] = facts, objects, applied(facts, objects)
+        return known[2]
+
+    def _objects(self, key: Key, built: BuildResult | None, snapshot: Snapshot) -> Sequence[Obj]:
+        """Return the manifest that the repository will hold; that of an invalid definition stays as it is."""
+        if built and key in built.objects:
+            return built.objects[key]
+        entry = snapshot.entry(manifest_path(key))
+        if entry is None:
+            return ()
+        known = self._manifests.get(key)
+        if known is None or known[0] != entry.id:
+            known = self._manifests[key] = entry.id, existing(snapshot, key)
+        return known[1]
+
+    def _forget(self, state: ManagementState) -> None:
+        """Forget deleted clusters: they would stay in memory."""
+        live = {facts.key for facts in state.facts}
+        self._bundler.forget(live)
+        for remembered in (self._manifests, self._expected):
+            for key in remembered.keys() - live:
+                del remembered[key]
+
+
+def publish(
+    store: Store,
+    planner: Planner,
+    state: ManagementState,
+    source: Source | None = None,
+    *,
+    reason: Reason | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> tuple[Planned, Result]:
+    """Make a repository match the plan in one commit, or none when it matches already. Raises GitErrors.
+
+    When another client pushed first, the plan is made again for the newer snapshot; `check` may stop that.
+    """
+    planned = Planned(Batch(), None, Plan())
+
+    def plan(snapshot: Snapshot) -> Plan:
+        nonlocal planned
+        check()
+        planned = planner.plan(snapshot, state, source)
+        return planned.plan
+
+    result = log_result(store.commit(plan, reason or Reason(state.why)))
+    return planned, result
+
+
+def _definition_pruning(
+    built: BuildResult, source: Source, state: ManagementState, budget: int, snapshot: Snapshot
+) -> Pruning:
+    """Return what may be removed: only clusters of this source whose definition was removed and confirmed."""
+    defined = _defined(snapshot)
+    gone = defined - built.wanted[MANIFEST_ROOT].keys() - {str(key) for key in built.invalid}
+    known = {str(key) for key in state.confirmed}
+    confirmed = {name for name in gone if name in known or _confirmed_in_manifest(snapshot, name)}
+    # Clusters without new files that stay: invalid and suspended ones, and those whose removal is not confirmed.
+    staying = {str(key) for key in (*built.invalid, *built.suspended)} | (gone - confirmed)
+    return Pruning(
+        complete=source.complete,
+        budget=budget,
+        scope={f"{root}/{name}" for root in (files.MANIFESTS, CLUSTERS) for name in defined},
+        keep={f"{CLUSTERS}/{name}" for name in staying} | {f"{files.MANIFESTS}/{key}" for key in built.invalid},
+        confirmed={f"{files.MANIFESTS}/{name}" for name in confirmed},
+    )
+
+
+def _defined(snapshot: Snapshot) -> set[str]:
+    """Return the clusters, `<namespace>/<name>`, whose manifests the repository holds."""
+    return {
+        f"{namespace}/{name}"
+        for namespace, outer in snapshot.entries(files.MANIFESTS).items()
+        if outer.is_folder
+        for name in snapshot.entries(f"{files.MANIFESTS}/{namespace}")
+    }
+
+
+def _confirmed_in_manifest(snapshot: Snapshot, name: str) -> bool:
+    """Whether the Cluster in the repository carries the annotation that confirms its removal."""
+    clusters = (obj for obj in existing(snapshot, Key(*name.split("/"))) if obj.get("kind") == "Cluster")
+    return any(at(obj, "metadata", "annotations", names.CONFIRM_REMOVAL_ANNOTATION) == "true" for obj in clusters)
+
+
+def _same(one: ClusterFacts, other: ClusterFacts) -> bool:
+    """Whether facts are made of the very same objects; caches replace an object when it changes."""
+    return (
+        one.cluster is other.cluster
+        and one.harvester_cluster is other.harvester_cluster
+        and one.control_plane is other.control_plane
+        and one.fleet_clusters == other.fleet_clusters
+    )
