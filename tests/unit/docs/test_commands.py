@@ -44,7 +44,9 @@ users: [{name: caphv, user: {token: example}}]
 contexts: [{name: harvester, context: {cluster: harvester, user: caphv}}]
 """
 # What pages make before they use it, or take from their reader.
-MADE = re.compile(r"-|/.*|~/.*|(harvester|cluster|machine|management)\.yaml|clusters/.*|FILE|substituted.*|https://.*")
+MADE = re.compile(
+    r"-|/.*|~/.*|(harvester|cluster|machine|management|production)\.yaml|clusters/.*|FILE|substituted.*|https://.*"
+)
 
 
 def test_blocks_are_found() -> None:
