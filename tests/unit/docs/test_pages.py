@@ -182,3 +182,21 @@ def test_the_check_of_commands_finds_what_is_wrong() -> None:
         command_of(["sandbox", "sideways"])
     with pytest.raises(AssertionError, match="has no option --upside"):
         command_of(["run", "--upside", "down"])
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        *sorted(f"docs/adr/{p.name}" for p in (CHECKOUT / "docs" / "adr").glob("*.md")),
+    ],
+)
+def test_files_of_the_project_exist(page: str) -> None:
+    text = (CHECKOUT / page).read_text(encoding="utf-8")
+    named = re.findall(
+        r"`((?:caphv|commands|reconciler|webhooks|packager|overview|sandbox|release|bench|deploy|schemas|tests|docs)/[\w./-]+)`",
+        text,
+    )
+    named += re.findall(r"pytest ([\w./-]+)", text)
+    assert [name for name in named if not (CHECKOUT / name).exists()] == []
