@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,9 @@ def test_lint_finds_what_is_wrong() -> None:
     done = lint("FROM debian:13\nRUN apt-get install git\nUSER root\n")
     assert done.returncode == 1
     assert "DL3002" in done.stdout
+
+
+def test_the_build_context_has_all_that_the_wheel_is_made_from(checkout: Path) -> None:
+    allowed = {line.removeprefix("!") for line in (checkout / ".dockerignore").read_text().splitlines()}
+    wheel = tomllib.loads((checkout / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert {*wheel["packages"], *wheel["force-include"]} - allowed == set()
