@@ -117,7 +117,7 @@ class StatusDraft:
 
 def _copy(status: dict[str, Any]) -> dict[str, Any]:
     # There and back is a twentieth of the price of copy.deepcopy, which was a tenth of all that a reconcile costs.
-    copied: dict[str, Any] = orjson.loads(orjson.dumps(status))
+    copied: dict[str, Any] = orjson.loads(orjson.dumps(status))  # noqa: TID251 - a copy of our own object
     return copied
 
 

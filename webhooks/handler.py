@@ -15,10 +15,14 @@ import orjson
 
 from caphv.api.names import GROUP, VERSIONS
 from caphv.api.object import Obj
+from caphv.runtime.text import Limits, TextError, load_json
 from caphv.validation.finding import Fault, Finding
 from webhooks.admission import KINDS, Review, defaults, judge
 
 Webhook = Literal["validate", "mutate"]
+# etcd takes objects of 1.5 MiB, and an update brings two; an API server sends no more.
+MAX_BODY = 3 * 1024 * 1024
+_LIMITS = Limits(size=MAX_BODY, depth=128)
 WEBHOOKS: tuple[Webhook, ...] = ("validate", "mutate")
 API_VERSION = "admission.k8s.io/v1"
 
@@ -108,10 +112,9 @@ def answer(target: Target, body: bytes) -> Answer:
 
 def _request(body: bytes) -> Obj:
     try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        # Its text names a place, not what is there.
-        raise BadReview(f"the body is not JSON: {error.msg}, line {error.lineno} column {error.colno}") from None
+        found = load_json(body, _LIMITS)
+    except TextError as error:
+        raise BadReview(f"the body {error}") from None
     if not isinstance(found, dict) or found.get("kind") != "AdmissionReview":
         raise BadReview("the body is no AdmissionReview")
     if found.get("apiVersion") != API_VERSION:

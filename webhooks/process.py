@@ -50,7 +50,7 @@ async def _serve(settings: Settings) -> None:
 
 def main() -> None:
     """Serve as the settings in the first argument say. Exit status: 0 stopped as asked, 1 could not start or go on."""
-    settings = Settings(**orjson.loads(sys.argv[1]))
+    settings = Settings(**orjson.loads(sys.argv[1]))  # noqa: TID251 - our own parent process
     logs.configure(settings.log_level, settings.log_format)
     try:
         eventloop.run(_serve(settings))

@@ -22,12 +22,10 @@ from prometheus_client import generate_latest
 from caphv.runtime.certwatcher import CertWatcher
 from caphv.runtime.runnable import Runnable, listening_address
 from webhooks import metrics
-from webhooks.handler import TARGETS, Answer, BadReview, Target, answer, failure
+from webhooks.handler import MAX_BODY, TARGETS, Answer, BadReview, Target, answer, failure
 
 log = logging.getLogger(__name__)
 
-# etcd takes objects of 1.5 MiB, and an update brings two; an API server sends no more.
-MAX_BODY = 3 * 1024 * 1024
 _BODY_SECONDS = 5.0
 _HANDSHAKE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0

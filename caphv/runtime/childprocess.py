@@ -94,7 +94,7 @@ class ChildProcess(Runnable):
                 return
             if not line:
                 return
-            report = orjson.loads(line)
+            report = orjson.loads(line)  # noqa: TID251 - our own child process
             self._reasons, self._metrics = report["reasons"], report["metrics"].encode()
 
 

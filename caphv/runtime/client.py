@@ -271,7 +271,7 @@ class ApiClient:
                 if on_open:
                     on_open()
                 async for line in lines(response.content):
-                    event = orjson.loads(line)
+                    event = orjson.loads(line)  # noqa: TID251 - bounded by the size of an answer
                     if event["type"] == "ERROR":
                         raise error_from(int(event["object"].get("code") or 500), event["object"])
                     yield event["type"], event["object"]
@@ -340,7 +340,7 @@ def _object_path(resource: Resource, namespace: str, name: str, subresource: str
 
 def _parse(status: int, raw: bytes, retry_after: str | None) -> Any:
     try:
-        body = orjson.loads(raw) if raw else {}
+        body = orjson.loads(raw) if raw else {}  # noqa: TID251 - bounded by the size of an answer
     except orjson.JSONDecodeError:
         body = {"message": f"HTTP {status} with a body that is not JSON (is there a proxy in between?)"}
         if 200 <= status < 300:

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Sequence
 
 import aiohttp
-import orjson
 
 from caphv.api.object import PODS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Unreachable
+from caphv.runtime.text import TextError, load_json
 
 PROTOCOL = "v4.channel.k8s.io"
 STDOUT, STDERR, STATUS = 1, 2, 3
@@ -54,11 +54,11 @@ async def pod_exec(
 
 def _check(program: str, pod: str, output: dict[int, bytearray]) -> None:
     try:
-        status = orjson.loads(output[STATUS])
+        status = load_json(bytes(output[STATUS]))
         if status["status"] == "Success":
             return
         message = str(status.get("message") or "")
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+    except (TextError, KeyError, TypeError, AttributeError):
         message = "no valid exit status"
     stderr = output[STDERR].decode("utf-8", "replace").strip()[-_SHOWN:]
     raise ExecError(f"{program} in Pod {pod}: {message}{': ' if stderr else ''}{stderr}")

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import dataclasses
 import hashlib
-import json
 import math
 import os
 import ssl
@@ -23,19 +22,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
 from cryptography import x509
 from yarl import URL
 
 from caphv.runtime.client import ApiClient
 from caphv.runtime.proxy import environment_proxy
+from caphv.runtime.text import Limits, TextError, load_json, load_yaml
 from caphv.runtime.transport import Authorization, Connection
 
 _DEFAULT_NAMESPACE = "caphv-system"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_SECONDS = 60.0
 _MAX_BYTES = 1024 * 1024
-_MAX_DEPTH = 30
+# A kubeconfig needs neither aliases nor many levels.
+_LIMITS = Limits(size=_MAX_BYTES, depth=30, anchors=False)
 _FILES = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
 _PROGRAMS = {"exec", "auth-provider"}
 _PASSWORDS = {"username", "password"}
@@ -243,9 +243,9 @@ def _token_expires(token: str) -> datetime | None:
     if len(parts) != 3:
         return None
     try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        claims = load_json(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
         return datetime.fromtimestamp(float(claims["exp"]), UTC)
-    except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, OSError):
         return None
 
 
@@ -259,28 +259,10 @@ def _certificate_expires(pem: str) -> datetime | None:
 def _load(raw: bytes | str) -> Any:
     if len(raw) > _MAX_BYTES:
         raise KubeconfigError("kubeconfig: larger than 1 MiB")
-    text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _refuse_bombs(yaml.parse(text, loader))
-        return yaml.load(text, loader)  # noqa: S506 - both are safe loaders
-    except KubeconfigError:
-        raise
-    except Exception:
-        # Constructors raise all kinds of errors for malformed values, and their messages quote the text, which holds
-        # credentials.
-        raise KubeconfigError("kubeconfig: is not valid YAML") from None
-
-
-def _refuse_bombs(events: Iterable[yaml.Event]) -> None:
-    # Aliases expand little text to a lot of data, and deep nesting costs seconds; a kubeconfig needs neither.
-    depth = 0
-    for event in events:
-        if getattr(event, "anchor", None):
-            raise KubeconfigError("kubeconfig: YAML anchors and aliases are not accepted")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
-            raise KubeconfigError(f"kubeconfig: nested more than {_MAX_DEPTH} levels deep")
+        return load_yaml(raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw, _LIMITS)
+    except TextError as error:
+        raise KubeconfigError(f"kubeconfig: {error}") from None
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

@@ -79,14 +79,14 @@ def selection(clusters: Sequence[str], flags: dict[str, Any]) -> Selection:
 
 def context_namespace(kubeconfig: str, context: str) -> str:
     """Return the namespace of the context, as kubectl takes it; `default` where none is set."""
-    import yaml
+    from caphv.runtime.text import TextError, load_yaml
 
     names = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     contexts: dict[str, Any] = {}
     current = context
     for name in filter(None, names.split(os.pathsep)):
-        with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
-            config = yaml.safe_load(Path(name).expanduser().read_text(encoding="utf-8"))
+        with contextlib.suppress(OSError, TextError, UnicodeDecodeError):
+            config = load_yaml(Path(name).expanduser().read_text(encoding="utf-8"))
             if isinstance(config, dict):
                 current = current or str(config.get("current-context") or "")
                 entries = config.get("contexts")

@@ -20,7 +20,7 @@ def main() -> None:
     from packager.controller.config import PackagerFlags
     from webhooks import crossobject
 
-    settings = PackagerFlags(**orjson.loads(sys.argv[1]))
+    settings = PackagerFlags(**orjson.loads(sys.argv[1]))  # noqa: TID251 - our own parent process
     logs.configure(settings.log_level, settings.log_format)
     try:
         with settings.opened(crossobject.check) as options:

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from caphv.api import names
 from caphv.api.object import Key
+from caphv.runtime.text import Limits, TextError, load_yaml
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
@@ -36,6 +35,7 @@ YAML = RULES.declare(
 SCHEMA = "cluster-addons.json"
 CAAPF, RANCHER = "caapf", "rancher"
 _LONGEST_ANNOTATION = 64 * 1024
+_LIMITS = Limits(size=_LONGEST_ANNOTATION, aliases=False)
 _DEEPEST = 64
 _DEFAULT_POD_CIDRS = ["10.42.0.0/16"]
 _DEFAULT_SERVICE_CIDRS = ["10.43.0.0/16"]
@@ -268,28 +268,10 @@ def parsed(text: str) -> tuple[Any, str]:
     """Parse YAML of a user: the value, or what is wrong with it. Aliases are refused: a few make gigabytes."""
     if len(text) > _LONGEST_ANNOTATION:
         return None, f"must have at most {_LONGEST_ANNOTATION} characters"
-    loader = _LOADER(text)
     try:
-        while loader.check_event():
-            event = loader.get_event()
-            if isinstance(event, yaml.AliasEvent):
-                return None, "must not use YAML aliases (*name): write the value out"
-    except (yaml.YAMLError, ValueError) as error:
-        return None, f"is no YAML{_place(error)}: correct it"
-    finally:
-        loader.dispose()
-    try:
-        return yaml.load(text, Loader=_LOADER), ""  # noqa: S506 - the safe loader in C
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        return None, f"is no YAML{_place(error)}: correct it"
-
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def _place(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    return f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        return load_yaml(text, _LIMITS), ""
+    except TextError as error:
+        return None, str(error)
 
 
 # Inside

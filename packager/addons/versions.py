@@ -95,7 +95,7 @@ def table(path: Path | None = None) -> Table:
     """
     file = path or data.folder(BUNDLES_FOLDER) / "versions.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))  # noqa: TID251 - the operator's own table
         releases = [
             Versions(str(row["name"]), str(row["templates"]), {str(k): str(v) for k, v in row["charts"].items()})
             for row in content["releases"]

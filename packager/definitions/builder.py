@@ -10,11 +10,9 @@ import logging
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import yaml
 
 from caphv.api.object import Key
+from caphv.runtime.text import Limits, TextError, load_yaml_all
 from caphv.validation.finding import Fault, Finding
 from packager.addons.merge import Obj, at
 from packager.cluster_objects import facts_of, is_suspended
@@ -38,7 +36,8 @@ log = logging.getLogger(__name__)
 MANIFEST_ROOT, NAMESPACE_ROOT = Root(files.MANIFESTS, definitions=True), Root(files.NAMESPACES)
 GITREPO_ROOT = Root(files.GITREPOS)
 _MANIFEST = f"{files.CLUSTER}/{files.CLUSTER}.yaml"
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Of what the packager itself has written, or somebody after it.
+_LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
 
 
 @dataclass
@@ -214,8 +213,8 @@ def existing(snapshot: Snapshot, key: Key) -> list[Obj]:
     """Return the objects that the repository holds for a cluster; none if they cannot be parsed."""
     content = snapshot.read(manifest_path(key))
     try:
-        found = list(yaml.load_all(content or b"", Loader=_LOADER))
-    except (yaml.YAMLError, ValueError, RecursionError):
+        found = load_yaml_all(content or b"", _LIMITS)
+    except TextError:
         return []
     return [obj for obj in found if isinstance(obj, dict)]
 

@@ -43,4 +43,4 @@ def cluster_class(name: str, namespace: str) -> Sequence[Obj]:
 
 
 def _read(file: Path) -> list[Obj]:
-    return list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=_LOADER))
+    return list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=_LOADER))  # noqa: TID251 - our own files

@@ -93,7 +93,7 @@ class Templates:
     def _shape(self, text: str) -> list[Any]:
         known = self._shapes.get(text)
         if known is None:
-            known = self._shapes[text] = list(yaml.load_all(text, Loader=_LOADER))
+            known = self._shapes[text] = list(yaml.load_all(text, Loader=_LOADER))  # noqa: TID251 - the operator's own templates
             if len(self._shapes) > _SHAPES:
                 self._shapes.popitem(last=False)
         return known

@@ -28,6 +28,7 @@ from caphv.api.conditions import rfc3339
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, labels_of, uid_of
 from caphv.runtime.errors import Forbidden, Invalid, NotFound, Unauthorized, Unreachable
+from caphv.runtime.text import off_loop
 from reconciler.cluster import account
 from reconciler.cluster.manifest import SECRET_NAMESPACE, ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
@@ -147,12 +148,8 @@ async def _manifest(scope: ClusterScope) -> float | None:
     manifest_key = config["manifestsConfigMapKey"]
     before = (config_map.get("data") or {}).get(manifest_key) or ""
     try:
-        after = with_credentials(
-            before,
-            config["cloudConfigCredentialsSecretName"],
-            config["cloudConfigCredentialsSecretKey"],
-            content,
-        )
+        secret, key = config["cloudConfigCredentialsSecretName"], config["cloudConfigCredentialsSecretKey"]
+        after = await off_loop(len(before), lambda: with_credentials(before, secret, key, content))
     except ManifestError as error:
         raise _failed(f"key {manifest_key} of ConfigMap {target} {error}") from None
     if after != before:

@@ -14,10 +14,13 @@ from typing import Any
 import yaml
 
 from caphv.api.object import Obj
+from caphv.runtime.text import TextError, load_yaml
 
 SECRET_NAMESPACE = "kube-system"  # noqa: S105 - a namespace
 """Namespace of the Secret with the kubeconfig in the workload cluster (contract)."""
 
+# Each costs a start of the parser.
+_MOST_DOCUMENTS = 1000
 _DOCUMENT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 
 
@@ -31,7 +34,10 @@ def with_credentials(manifest: str, name: str, key: str, content: str) -> str:
     Every other document stays as it is, byte for byte, and all of them when the Secret holds the content already.
     Raises ManifestError when the manifest is not YAML.
     """
-    for start, end in _documents(manifest):
+    documents = [*_documents(manifest)]
+    if len(documents) > _MOST_DOCUMENTS:
+        raise ManifestError(f"holds more than {_MOST_DOCUMENTS:,} documents; split it")
+    for start, end in documents:
         secret = _load(manifest[start:end])
         if not _is_secret(secret, name):
             continue
@@ -62,9 +68,9 @@ def _documents(manifest: str) -> Iterator[tuple[int, int]]:
 
 def _load(document: str) -> Any:
     try:
-        return yaml.safe_load(document)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ManifestError("holds a document that is not valid YAML; correct it") from None
+        return load_yaml(document)
+    except TextError as error:
+        raise ManifestError(f"holds a document that {error}; correct it") from None
 
 
 def _is_secret(document: Any, name: str) -> bool:

@@ -12,13 +12,14 @@ import base64
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import yaml
 
 from caphv.api.object import Obj
+from caphv.runtime.text import Limits, TextError, compose_yaml, construct_yaml
 from reconciler.harvester.ownership import Owner, record
-from reconciler.machine import dhclient
+from reconciler.machine import dhclient, jinjamask
 from reconciler.machine.guest import JOINED, STANDARD, GuestConfig, base, joined, plain
 from reconciler.machine.network import StaticAddress
 
@@ -30,12 +31,9 @@ CLOUD_CONFIG_FILES = ("/etc/kubernetes/cloud-config", "/etc/kubernetes/cloud-pro
 
 MAX_NODES = 100_000
 """Upper bound of YAML nodes after all aliases are followed: a few lines of nested aliases can mean billions."""
+_LIMITS = Limits(size=2 * MAX_SECRET_BYTES, nodes=MAX_NODES)
 
 _TEMPLATE = re.compile(r"##\s*template:\s*jinja\s*", re.IGNORECASE)
-_JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
-_STATEMENT_LINES = re.compile(
-    r"^[ \t]*(?:(?:\{%(?:(?!%\}).)*%\}|\{#(?:(?!#\}).)*#\})[ \t]*)+$", re.DOTALL | re.MULTILINE
-)
 _BLOCK_START = re.compile(r"\{%[-+]?\s*(?:if|for|macro|call|filter)\b")
 _BLOCK_END = re.compile(r"\{%[-+]?\s*end(?:if|for|macro|call|filter)\b")
 _DOCUMENT_START = re.compile(r"(?:(?:%[^\n]*|[ \t]*(?:#[^\n]*)?)\n)*---(?:[ \t][^\n]*)?\n")
@@ -69,8 +67,6 @@ _FOREIGN_STARTS = {
     "\x1f": "compressed data",
 }
 
-# The C parser is an optional part of PyYAML; large bootstrap data takes twenty times as long without it.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -95,7 +91,7 @@ def userdata(
     """
     is_template, body = _split_header(bootstrap, _BOOTSTRAP)
     ours = joined(_base(guest, ssh_public_key.strip(), dhcp_interfaces, files), _extra(guest.user_data))
-    mask = _mask if is_template else str
+    mask = jinjamask.masked if is_template else str
     root = _compose(mask(body), _BOOTSTRAP)
     merged = _insert(body, mask(body), root, ours)
     _verify(root, mask(merged), ours)
@@ -203,48 +199,22 @@ def _extra(text: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in JOINED or value is not None}
 
 
-def _mask(text: str) -> str:
-    """Blank out Jinja so that what is left is YAML, every line and column at its place.
-
-    A line of statements only becomes empty; any other expression becomes a word of the same length.
-    """
-    text = _STATEMENT_LINES.sub(lambda match: "\n" * match[0].count("\n"), text)
-    return _JINJA.sub(lambda match: re.sub(r"[^\n]", "J", match[0]), text)
-
-
 def _compose(text: str, source: _Source) -> yaml.MappingNode | None:
     """Parse to nodes, which know their place in the text; None for an empty document."""
     try:
-        node = yaml.compose(text, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError) as error:
-        _refuse_yaml(error, source)
+        node = compose_yaml(text, _LIMITS)
+    except TextError as error:
+        raise _refused(error, source) from None
     if node is None or (isinstance(node, yaml.ScalarNode) and node.value in ("", "null", "~")):
         return None
     if not isinstance(node, yaml.MappingNode):
         raise CloudInitError(f"{source.name} is not a mapping of cloud-config keys: {source.remedy}")
-    if _expanded_size(node, {}) >= MAX_NODES:
-        raise CloudInitError(f"{source.name} is too large once its YAML aliases are followed: write them out")
     return node
 
 
-def _refuse_yaml(error: Exception, source: _Source) -> NoReturn:
-    # Only the position: the text of a YAML error quotes the line.
-    mark = getattr(error, "problem_mark", None)
-    where = f" at line {mark.line + 1}, column {mark.column + 1} after its header" if mark else ""
-    raise CloudInitError(f"{source.name} is not valid YAML{where}: correct its files and commands") from None
-
-
-def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Count the nodes with aliases followed; at least MAX_NODES for nodes within themselves."""
-    if id(node) not in known:
-        known[id(node)] = MAX_NODES
-        children: Sequence[yaml.Node] = ()
-        if isinstance(node, yaml.SequenceNode):
-            children = node.value
-        elif isinstance(node, yaml.MappingNode):
-            children = [part for pair in node.value for part in pair]
-        known[id(node)] = min(MAX_NODES, 1 + sum(_expanded_size(child, known) for child in children))
-    return known[id(node)]
+def _refused(error: TextError, source: _Source) -> CloudInitError:
+    where = ", counted after its header" if error.line else ""
+    return CloudInitError(f"{source.name} {error}{where}: correct its files and commands")
 
 
 class _Edit(NamedTuple):
@@ -363,7 +333,7 @@ def _construct(root: yaml.MappingNode | None, source: _Source) -> dict[Any, Any]
     if root is None:
         return {}
     try:
-        values: dict[Any, Any] = yaml.constructor.SafeConstructor().construct_document(root)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        _refuse_yaml(error, source)
+        values: dict[Any, Any] = construct_yaml(root)
+    except TextError as error:
+        raise _refused(error, source) from None
     return values

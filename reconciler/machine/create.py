@@ -9,11 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
+from functools import partial
 
 from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, key_of
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
+from caphv.runtime.text import off_loop
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.machine import cloudinit, talos
@@ -138,7 +140,7 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
             vm_name=scope.name,
             namespace=scope.target_namespace,
             owner=scope.owner,
-            user_data=_user_data(scope, bootstrap, dhcp_interfaces(network, nics)),
+            user_data=await _user_data(scope, bootstrap, dhcp_interfaces(network, nics)),
             network_data=cloudinit.networkdata(network, nics) if isinstance(network, StaticAddress) else "",
         )
     except cloudinit.CloudInitError as error:
@@ -156,12 +158,13 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
         await client.replace(SECRETS, secret)
 
 
-def _user_data(scope: MachineScope, bootstrap: str, dhcp: Sequence[str]) -> str:
+async def _user_data(scope: MachineScope, bootstrap: str, dhcp: Sequence[str]) -> str:
     files, guest = _guest_files(scope), guest_config(scope.spec)
     if talos.is_machine_config(bootstrap):
         return talos.userdata(bootstrap, files=files, guest=guest)
     key = _public_key(scope)
-    return cloudinit.userdata(bootstrap, ssh_public_key=key, dhcp_interfaces=dhcp, files=files, guest=guest)
+    join = partial(cloudinit.userdata, bootstrap, ssh_public_key=key, dhcp_interfaces=dhcp, files=files, guest=guest)
+    return await off_loop(len(bootstrap) + len(guest.user_data), join)
 
 
 async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 from caphv.api import conditions, names, resources
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted, key_of
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
+from caphv.runtime.text import load_json
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.harvester.session import TargetNamespace
@@ -127,7 +127,7 @@ async def _mark_disks_for_removal(scope: MachineScope, vm: Obj) -> None:
     """List the disks in the annotation by which Harvester deletes them with the VM; it keeps all others."""
     annotations = annotations_of(vm)
     try:
-        templates = json.loads(annotations.get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or "[]")
+        templates = load_json(annotations.get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or "[]")
         claims = ",".join(template["metadata"]["name"] for template in templates)
     except (ValueError, KeyError, TypeError):
         return  # the annotation is invalid; disks are found by name and record afterwards

@@ -7,7 +7,6 @@ hot-plugs, and what the Go provider did differently (names of disks, anti-affini
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -15,6 +14,7 @@ from typing import Any
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of
+from caphv.runtime.text import load_json
 
 _SUFFIXES = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6, "m": -1, "u": -2, "n": -3}
 _QUANTITY = re.compile(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]?)(i?)")
@@ -126,7 +126,7 @@ def _covers(have: Any, want: Any) -> bool:
 def _parsed(obj: Obj, annotation: str) -> Any:
     """JSON of an annotation; None if it is missing or invalid."""
     try:
-        return json.loads((obj.get("metadata") or {}).get("annotations", {}).get(annotation) or "null")
+        return load_json((obj.get("metadata") or {}).get("annotations", {}).get(annotation) or "null")
     except ValueError:
         return None
 

@@ -11,13 +11,12 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-import orjson
-
 from caphv.api.names import ConditionType
 from caphv.api.object import PODS, Obj, being_deleted, labels_of, owner_reference
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.exec import ExecError, pod_exec
+from caphv.runtime.text import load_json
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
 
@@ -84,7 +83,7 @@ def removed_by_provider(machine: Obj | None) -> bool:
 def members(output: bytes) -> list[Member]:
     """Members from `etcdctl member list -w json`. Raises ExecError."""
     try:
-        return [Member(entry["ID"], entry.get("name", "")) for entry in orjson.loads(output)["members"]]
+        return [Member(entry["ID"], entry.get("name", "")) for entry in load_json(output)["members"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ExecError("etcdctl member list: unexpected output") from None
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
 import yaml
 
+from caphv.runtime.text import TextError, compose_yaml
 from caphv.validation.finding import Fault, Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.model import MACHINES, Subject
@@ -27,8 +27,6 @@ _FOREIGN = re.compile(
     re.IGNORECASE,
 )
 _SECRET_WORDS = ("password", "passwd", "plain_text_passwd", "hashed_passwd", "token", "private_key", "ssh_keys")
-# The C parser is an optional part of PyYAML.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @RULES.rule(
@@ -81,10 +79,9 @@ def _fault(text: str) -> str:
     if _FOREIGN.match(body):
         return "is no cloud-config but of another format"
     try:
-        root = yaml.compose(body, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        return f"is no YAML from line {mark.line + 1} on" if mark else "is no YAML"
+        root = compose_yaml(body)
+    except TextError as error:
+        return str(error)
     if root is None or (isinstance(root, yaml.ScalarNode) and root.value in ("", "null", "~")):
         return ""
     if not isinstance(root, yaml.MappingNode):

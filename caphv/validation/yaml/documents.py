@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from caphv.runtime.text import AliasError, Limits, TextError, events
 from caphv.validation.yaml import yaml11, yaml_rules
 from caphv.validation.yaml.tree import Document, Node
 from caphv.validation.yaml.yaml_rules import Position, TextFinding, text_finding
@@ -24,7 +25,8 @@ LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 _FORBIDDEN = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _SEPARATOR = re.compile("(?:^|(?<=[\r\n]))---(?=[ \t\r\n]|$)")
 _TAGS = "tag:yaml.org,2002:"
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Of a stream of many documents, each of which has the bounds above.
+_LIMITS = Limits(size=32 * 1024 * 1024, depth=2 * DEEPEST, nodes=10_000_000, seconds=120)
 
 
 class _Broken(Exception):
@@ -88,13 +90,18 @@ def _next_separator(text: str, start: int, line: int, broken: int) -> tuple[int,
 def _parsed(text: str, first_line: int) -> Iterator[Document]:
     builder = _Builder(first_line)
     try:
-        for event in yaml.parse(text, Loader=_Loader):
+        for event in events(text, _LIMITS):
             document = builder.take(event)
             # JSON and YAML make the same of nothing and of null: there is no object.
             if document is not None and (document.value is not None or document.problems):
                 yield document
     except yaml.MarkedYAMLError as error:
         raise _Broken(_syntax(error, text, first_line)) from error
+    except TextError as error:
+        at = Position(first_line + (error.line or 1), error.column or 1)
+        rule = yaml_rules.ALIAS if isinstance(error, AliasError) else yaml_rules.SYNTAX
+        problem, _, remedy = f"the text {error.problem}".partition(": ")
+        raise _Broken(text_finding(rule, at, problem, remedy)) from error
 
 
 class _Builder:
@@ -106,7 +113,7 @@ class _Builder:
 
     def _forget(self) -> None:
         self._open: list[_Mapping | _Sequence] = []
-        self._anchors: dict[str, Node | None] = {}
+        self._anchors: dict[str, Node] = {}
         self._root: Node | None = None
         self._aliased = 0
         self._problems: list[TextFinding] = []
@@ -138,9 +145,6 @@ class _Builder:
         mapping = isinstance(event, yaml.MappingStartEvent)
         if event.tag not in (None, "!", f"{_TAGS}map" if mapping else f"{_TAGS}seq"):
             raise _Broken(_tag(position, event.tag))
-        # The anchor's name is known while its content is read: an alias to it in there would never end.
-        if event.anchor:
-            self._anchors[event.anchor] = None
         collection = _Mapping if mapping else _Sequence
         self._open.append(collection(position, event.anchor, self._problems))
 
@@ -184,9 +188,6 @@ class _Builder:
                 )
             )
         node = self._anchors[event.anchor]
-        if node is None:
-            message = f"alias *{event.anchor} stands inside of what it stands for"
-            raise _Broken(text_finding(yaml_rules.ALIAS, position, message, "write the value out"))
         self._aliased += node.size
         if self._aliased > MOST_ALIASED:
             message = f"aliases stand for more than {MOST_ALIASED:,} values"

@@ -63,6 +63,26 @@ async def test_bootstrap_data_that_cannot_be_used_is_said_and_replaced(case: Cas
     await case.vm("one", timeout=AT_ONCE)
 
 
+async def test_hostile_bootstrap_data_is_refused_and_stops_no_other_machine(case: Case) -> None:
+    """60 KB of brackets ended the process once, and again after each restart."""
+    await case.ready_cluster()
+    hostile = {
+        "deep": "a: " + "[" * 30_000 + "]" * 30_000,
+        "deep-template": "## template: jinja\n#cloud-config\na: " + "[" * 30_000 + "]" * 30_000,
+        "slow-template": "## template: jinja\n#cloud-config\na: " + "{{ " * 200_000,
+    }
+    for name, value in hostile.items():
+        await case.write_secret(f"{name}-data", {"value": value})
+        await case.create_machine(name, bootstrap=f"{name}-data")
+    await case.write_secret("bootstrap", {"value": BOOTSTRAP})
+    await case.create_machine("one")
+    await case.vm("one")
+    for name in hostile:
+        await case.until(
+            HARVESTER_MACHINES, name, lacks("VMProvisioningReady", "VMProvisioningFailed", "bootstrap data")
+        )
+
+
 async def test_image_that_appears_later_unblocks(case: Case) -> None:
     await case.ready_cluster()
     image = f"{case.name}-image"

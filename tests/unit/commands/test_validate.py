@@ -238,6 +238,14 @@ def test_terminal_sequences_in_files_are_not_obeyed() -> None:
     assert "\x1b" not in result.output
 
 
+def test_user_data_of_deep_brackets_is_refused_and_ends_nothing() -> None:
+    obj = example("HarvesterMachine")
+    obj["spec"]["guestConfig"] = {"userData": "a: " + "[" * 30_000 + "]" * 30_000}
+    (found,) = findings(json.dumps(obj))
+    assert (found["rule"], found["field"]) == ("user-data-format", "spec.guestConfig.userData")
+    assert "nested more than 100 levels deep" in found["message"]
+
+
 def test_variables_of_a_template_are_recognised() -> None:
     assert any("${}" in one.get("help", "") for one in findings(CLUSTER.replace("dhcp", "'${IPAM}'")))
 

@@ -320,10 +320,10 @@ def test_machines_of_the_integration_tests_are_right() -> None:
 
 def test_documents_show_right_objects(checkout: Path) -> None:
     found = 0
-    for page in [checkout / "README.md", *sorted((checkout / "docs").glob("*.md"))]:
+    for page in [checkout / "README.md", *sorted((checkout / "docs").rglob("*.md"))]:
         for block in page.read_text(encoding="utf-8").split("```yaml\n")[1:]:
             for obj in yaml.safe_load_all(block.split("```")[0]):
                 if isinstance(obj, dict) and obj.get("kind") in KINDS and "spec" in obj:
                     found += 1
                     assert judge(create(obj)).errors == (), page.name
-    assert found >= 3
+    assert found

@@ -191,10 +191,10 @@ def test_another_kind_than_that_of_the_path_is_refused(kind: Any, webhook: handl
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"", "not JSON"),
-        (b"{", "not JSON"),
-        (b"\xff\xfe", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
         (b"[]", "no AdmissionReview"),
         (b'{"kind": "Pod"}', "no AdmissionReview"),
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1"}', "admission.k8s.io/v1"),

@@ -1,0 +1,69 @@
+"""Jinja in bootstrap data is blanked out in linear time, as the regular expressions did that it replaces."""
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.machine.cloudinit import CloudInitError, userdata
+from reconciler.machine.jinjamask import masked
+
+pytestmark = pytest.mark.unit
+
+MIB = 1024 * 1024
+_JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
+_STATEMENT_LINES = re.compile(
+    r"^[ \t]*(?:(?:\{%(?:(?!%\}).)*%\}|\{#(?:(?!#\}).)*#\})[ \t]*)+$", re.DOTALL | re.MULTILINE
+)
+
+
+def by_expressions(text: str) -> str:
+    text = _STATEMENT_LINES.sub(lambda match: "\n" * match[0].count("\n"), text)
+    return _JINJA.sub(lambda match: re.sub(r"[^\n]", "J", match[0]), text)
+
+
+@given(
+    st.lists(st.sampled_from(["{{", "}}", "{%", "%}", "{#", "#}", "\n", " ", "\t", "x", "{", "}", "%", "#"])).map(
+        "".join
+    )
+)
+def test_the_mask_is_that_of_the_expressions(text: str) -> None:
+    assert masked(text) == by_expressions(text)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "{{",
+        "{%",
+        "{#",
+        "{{ ",
+        "{% a\n",
+        "{{ x }} ",
+        "{% x %}",
+        "{%\n%}",
+        "{%\n{%%}",
+        "{#\n{%#}",
+        "\n{% a %}{% b %}x",
+        "{%{#",
+        " \t",
+    ],
+)
+def test_a_mebibyte_of_jinja_is_masked_in_linear_time(part: str) -> None:
+    text = part * (MIB // len(part))
+    for worst in (text, text + "x", text + "%}x", text + "#}%}}}x"):
+        started = time.process_time()
+        masked(worst)
+        # A regular expression takes minutes.
+        assert time.process_time() - started < 5
+
+
+def test_hostile_bootstrap_data_is_refused_in_time() -> None:
+    started = time.process_time()
+    for body in ("a: " + "{{ " * 250_000, "a: " + "[" * 30_000 + "]" * 30_000, "- " * 400_000):
+        for header in ("## template: jinja\n#cloud-config\n", "#cloud-config\n"):
+            with pytest.raises(CloudInitError):
+                userdata(header + body)
+    assert time.process_time() - started < 5
