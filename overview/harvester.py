@@ -78,14 +78,9 @@ async def read_harvesters(
     client: ApiClient, harvester_clusters: Iterable[Obj], step: Callable[[str], None] = lambda _text: None
 ) -> Harvesters:
     """Read the Harvesters of these HarvesterClusters. Never raises: what cannot be read is in the answer."""
-    found = Harvesters()
-    namespaces: dict[Key, set[str]] = {}
-    for obj in harvester_clusters:
-        targets = namespaces.setdefault(identity_of(obj), set())
-        if target := (obj.get("spec") or {}).get("targetNamespace"):
-            targets.add(str(target))
-    step(f"reading {len(namespaces)} identities")
-    await asyncio.gather(*(_account(client, found, key, frozenset(each)) for key, each in namespaces.items()))
+    step("reading identities")
+    accounts, hidden = await read_accounts(client, harvester_clusters)
+    found = Harvesters(accounts={account.identity: account for account in accounts}, unseen=hidden)
     groups: dict[tuple[str, str], list[Account]] = {}
     for account in found.accounts.values():
         groups.setdefault((account.access.server, account.access.ca), []).append(account)
@@ -93,6 +88,18 @@ async def read_harvesters(
     limit = asyncio.Semaphore(_SERVERS_AT_ONCE)
     await asyncio.gather(*(_harvester(found, accounts, limit) for accounts in groups.values()))
     return found
+
+
+async def read_accounts(client: ApiClient, harvester_clusters: Iterable[Obj]) -> tuple[list[Account], list[Unseen]]:
+    """Read the identities of HarvesterClusters, by namespace and name, and why some could not be read."""
+    namespaces: dict[Key, set[str]] = {}
+    for obj in harvester_clusters:
+        targets = namespaces.setdefault(identity_of(obj), set())
+        if target := (obj.get("spec") or {}).get("targetNamespace"):
+            targets.add(str(target))
+    read = await asyncio.gather(*(_account(client, key, frozenset(namespaces[key])) for key in sorted(namespaces)))
+    accounts = [account for account in read if isinstance(account, Account)]
+    return accounts, [each for each in read if isinstance(each, Unseen)]
 
 
 async def read_nodes(client: ApiClient, clusters: Iterable[Key]) -> dict[Key, list[Obj] | Unseen]:
@@ -158,13 +165,13 @@ async def read_harvester(
     return found
 
 
-async def _account(client: ApiClient, found: Harvesters, key: Key, namespaces: frozenset[str]) -> None:
+async def _account(client: ApiClient, key: Key, namespaces: frozenset[str]) -> Account | Unseen:
     try:
-        found.accounts[key] = Account(key, await read_access(client, key), namespaces)
+        return Account(key, await read_access(client, key), namespaces)
     except (ApiError, Unreachable) as error:
-        found.unseen.append(unseen(f"identity Secret {key}", error))
-    except (KubeconfigError, ValueError) as error:
-        found.unseen.append(Unseen(f"identity Secret {key}", str(error)))
+        return unseen(f"identity Secret {key}", error)
+    except ValueError as error:  # of a kubeconfig, or of a name that is empty
+        return Unseen(f"identity Secret {key}", str(error))
 
 
 async def _harvester(found: Harvesters, accounts: list[Account], limit: asyncio.Semaphore) -> None:

@@ -228,7 +228,7 @@ def as_json(value: Any) -> Any:
     """Return data of this module in camel case, as Kubernetes writes fields, without what is unknown."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        if isinstance(value, (Cluster, Overview)):
+        if hasattr(value, "wrong"):
             fields["wrong"] = value.wrong
         return {_camel(name): as_json(each) for name, each in fields.items() if each != "" and each is not None}
     if isinstance(value, (tuple, list)):

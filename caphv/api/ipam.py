@@ -126,16 +126,17 @@ def held(pool: Obj, identity: str, cluster: str) -> dict[str, bool]:
 
 def mark(pool: Obj, address: str) -> str:
     """Short name of the management cluster that an entry is marked with, empty for an unmarked entry."""
-    return annotations_of(pool).get(_mark_name(address), "")
+    return annotations_of(pool).get(mark_name(address), "")
 
 
 def marking(pool: Obj, address: str, cluster: str) -> Obj:
     """Patch that marks an entry with another management cluster."""
     version = pool["metadata"]["resourceVersion"]
-    return {"metadata": {"resourceVersion": version, "annotations": {_mark_name(address): cluster}}}
+    return {"metadata": {"resourceVersion": version, "annotations": {mark_name(address): cluster}}}
 
 
-def _mark_name(address: str) -> str:
+def mark_name(address: str) -> str:
+    """Name of the annotation that marks an address."""
     # Names of annotations have no colons, and begin and end with a letter or digit.
     bare = ipaddress.ip_address(address).exploded.replace(":", "-") if ":" in address else address
     return f"{names.ADDRESS_HOLDER_PREFIX}{bare}"
@@ -350,7 +351,7 @@ def _patch(pool: Obj, *, allocated: Obj, history: Obj, change: int, last: str, m
         changed["allocatedHistory"] = history
     metadata: Obj = {"resourceVersion": pool["metadata"]["resourceVersion"]}
     if marks:
-        metadata["annotations"] = {_mark_name(address): cluster for address, cluster in marks.items()}
+        metadata["annotations"] = {mark_name(address): cluster for address, cluster in marks.items()}
     return {"metadata": metadata, "status": changed}
 
 

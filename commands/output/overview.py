@@ -110,10 +110,11 @@ def _columns(clusters: Sequence[Cluster], *, with_namespace: bool, wide: bool, n
         rows = [[Text(cluster.namespace), *row] for row, cluster in zip(rows, clusters, strict=True)]
     table = [[Text(name, style="dim") for name in header], *rows]
     widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
-    return [_row(row, widths) for row in table]
+    return [row(cells, widths) for cells in table]
 
 
-def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+def row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
+    """Put cells into columns of these widths."""
     line = Text()
     for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         line.append_text(cell)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from caphv.api.object import NAMESPACES
 from commands.main import cli
+from sandbox.harvester import kinds
 from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case, lacks
@@ -58,3 +60,63 @@ async def test_an_identity_that_harvester_refuses_is_the_one_cause(case: Case, t
     assert text.count("✗") == 1
     assert f"Write a new kubeconfig into Secret {case.name}/identity: caphv identity create" in text
     await case.identity()
+
+
+async def leak(case: Case, pool: str, address: str, holder: str, mark: str | None) -> None:
+    """Write an entry as a provider does that ended before it could release it."""
+    await case.reserve(pool, address, holder)
+    if mark:
+        annotations = {f"addresses.caphv.io/{address}": mark}
+        await case.harvester.patch(kinds.IP_POOLS, pool, "", {"metadata": {"annotations": annotations}})
+
+
+async def test_what_leaked_is_released_and_everything_else_stays(case: Case, tmp_path: Path) -> None:
+    pool = await case.pool("leaks", 30, 39)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    machine = await case.ready_machine("keeper")
+    kept = machine["status"]["allocatedIPAddress"]
+    us = (await case.management.get(NAMESPACES, "kube-system"))["metadata"]["uid"][:8]
+    addresses = {name: f"{case.subnet}.{number}" for number, name in enumerate(("gone", "theirs", "by-hand"), 36)}
+    await leak(case, pool, addresses["gone"], f"{case.name}/gone", us)
+    await leak(case, pool, addresses["theirs"], f"{case.name}/gone", "ffffffff")
+    await leak(case, pool, addresses["by-hand"], f"{case.name}/gone", None)
+    # The remedy of former releases: the entry goes, and the count stays.
+    await case.harvester.patch(kinds.IP_POOLS, pool, "", {"status": {"available": 3}})
+
+    code, text = await run(case, tmp_path, "pools", "audit", pool)
+    assert code == 1
+    states = {line.split()[0]: line.split()[1] for line in text.splitlines() if line.startswith(f"  {case.subnet}.")}
+    assert states == {
+        kept: "held",
+        addresses["gone"]: "leaked",
+        addresses["theirs"]: "foreign",
+        addresses["by-hand"]: "unrecorded",
+    }
+    assert "status.available is 3, by its entries it is 6" in text
+
+    code, text = await run(case, tmp_path, "pools", "release", pool, "--dry-run")
+    assert (code, f"release {addresses['gone']}" in text) == (0, True)
+    assert addresses["gone"] in await case.allocated(pool)
+
+    code, text = await run(case, tmp_path, "pools", "release", pool, "--yes")
+    assert (code, f"IPPool {pool}: released 1 address" in text) == (0, True)
+    found = await case.harvester.get(kinds.IP_POOLS, pool)
+    assert set(found["status"]["allocated"]) == {kept, addresses["theirs"], addresses["by-hand"]}
+    assert found["status"]["available"] == 7
+    assert f"addresses.caphv.io/{addresses['gone']}" not in found["metadata"]["annotations"]
+
+    code, text = await run(case, tmp_path, "pools", "release", pool, "--yes")
+    assert (code, "Nothing to release" in text) == (0, True)
+    for name in ("theirs", "by-hand"):
+        await case.reserve(pool, addresses[name], None)
+
+
+async def test_a_release_asks_first_and_needs_somebody_to_ask(case: Case, tmp_path: Path) -> None:
+    pool = await case.pool("asked", 40, 49)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    us = (await case.management.get(NAMESPACES, "kube-system"))["metadata"]["uid"][:8]
+    await leak(case, pool, f"{case.subnet}.45", f"{case.name}/gone", us)
+    code, _ = await run(case, tmp_path, "pools", "release", pool)
+    assert code == 2
+    assert f"{case.subnet}.45" in await case.allocated(pool)
+    await case.reserve(pool, f"{case.subnet}.45", None)

@@ -1,0 +1,224 @@
+"""`caphv pools`: whose the addresses of IPPools are, and the release of those that nobody needs any more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options.clusters import InputError, Step
+from commands.options.management import (
+    context_namespace,
+    management_client,
+    management_options,
+    patient_progress,
+    print_data,
+    run,
+)
+
+if TYPE_CHECKING:
+    from caphv.runtime.client import ApiClient
+    from overview.objects import Unseen
+    from overview.poolreader import Machines, PoolObjects
+    from overview.pools import PoolReport
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  caphv pools audit
+  caphv pools release --dry-run
+"""
+)
+def pools() -> None:
+    """Addresses of Harvester's IPPools against machines and load balancers."""
+
+
+def _options(command: Any) -> Any:
+    for add in (
+        click.option(
+            "--harvester-kubeconfig",
+            default="",
+            metavar="FILE",
+            help="Ask Harvester with this kubeconfig, in place of the identities of clusters.",
+        ),
+        click.option(
+            "-n", "--namespace", default="", help="Only Harvesters of clusters in this namespace.  [default: of all]"
+        ),
+        management_options,
+        click.argument("names", metavar="[POOL]...", nargs=-1),
+    ):
+        command = add(command)
+    return command
+
+
+@pools.command(
+    short_help="List the entries of pools with their owners.",
+    epilog="""\b
+Examples:
+  caphv pools audit                      all pools of all Harvesters that clusters use
+  caphv pools audit machines --wrong     entries of one pool that no machine holds
+  caphv pools audit -o json
+
+\b
+Exit status: 0 nothing to repair, 1 addresses have leaked or counts are wrong, 2 something cannot be read.
+""",
+)
+@_options
+@click.option("--wrong", is_flag=True, help="Only entries whose owner does not exist, or is not known.")
+@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+def audit(names: tuple[str, ...], **flags: Any) -> None:
+    """Compare the entries of IPPools with machines, load balancers and VMs, and name what has leaked.
+
+    Machines of all namespaces are compared: an entry counts as leaked only when its machine can be seen not to exist.
+    """
+    with patient_progress() as step:
+        found = run(_audit(names, flags, step))
+    from commands.output import pools as out
+
+    if flags["output"] == "text":
+        out.show(found.reports, only_wrong=flags["wrong"])
+    else:
+        print_data(found.reports, flags["output"])
+    out.show_unseen(found.unseen)
+    sys.exit(1 if any(report.wrong for report in found.reports) else 0)
+
+
+@pools.command(
+    short_help="Release addresses that have leaked, and correct the counts.",
+    epilog="""\b
+Examples:
+  caphv pools release --dry-run
+  caphv pools release machines --yes
+
+\b
+Exit status: 0 nothing is left to do, 1 aborted or failed, 2 something cannot be read.
+""",
+)
+@_options
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show what would be released, and change nothing.")
+def release(names: tuple[str, ...], **flags: Any) -> None:
+    """Release addresses that this management cluster made for machines which do not exist any more.
+
+    Addresses that a VM or Service still uses, that another management cluster made, or that carry no record stay, and
+    `caphv pools audit` lists them. One write per pool corrects entries, counts and marks together, and fails as a whole
+    when the pool was changed meanwhile.
+    """
+    from commands.output import pools as out
+
+    with patient_progress() as step:
+        found = run(_audit(names, flags, step))
+    out.show_unseen(found.unseen)
+    plans = [report for report in found.reports if report.wrong and not report.error]
+    if not plans:
+        click.echo("Nothing to release: no address has leaked, and all counts are right")
+        return
+    out.show_plan(plans)
+    if flags["dry_run"]:
+        return
+    if not flags["yes"]:
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
+        click.confirm("Write this to Harvester?", abort=True)
+    for report in run(_release(plans, flags)):
+        count = len(report.leaked)
+        click.echo(f"IPPool {report.name}: released {count} address{'es' * (count != 1)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    reports: tuple[PoolReport, ...]
+    unseen: tuple[Unseen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Harvester:
+    """A Harvester that can be asked, and the namespaces on it that clusters use."""
+
+    client: ApiClient
+    namespaces: frozenset[str]
+
+
+async def _audit(names: Iterable[str], flags: dict[str, Any], step: Step) -> _Found:
+    from overview.poolreader import read_machines
+
+    async with management_client(flags) as management:
+        step("reading machines")
+        machines = await read_machines(management, _namespace(flags))
+        async with _harvesters(management, flags) as (harvesters, hidden):
+            unseen, reports = [*machines.unseen, *hidden], []
+            for harvester in harvesters:
+                step(f"reading pools of {harvester.client.server}")
+                found = await _read(harvester, machines)
+                unseen += found.unseen
+                reports += [each for each in found.reports() if not names or each.name in names]
+    if not reports:
+        wanted = f"no IPPool {', '.join(names)}" if names else "no IPPool"
+        raise InputError("; ".join([f"{wanted} can be read on any Harvester", *map(str, unseen)]))
+    return _Found(tuple(reports), tuple(unseen))
+
+
+async def _read(harvester: _Harvester, machines: Machines) -> PoolObjects:
+    from overview.poolreader import read_pools
+
+    return await read_pools(harvester.client, machines, harvester.namespaces)
+
+
+async def _release(plans: list[PoolReport], flags: dict[str, Any]) -> list[PoolReport]:
+    from overview.poolreader import apply_repair, read_machines
+
+    done = []
+    async with management_client(flags) as management:
+        machines = await read_machines(management, _namespace(flags))
+        async with _harvesters(management, flags) as (harvesters, _):
+            by_server = {harvester.client.server: harvester for harvester in harvesters}
+            for plan in plans:
+                harvester = by_server[plan.harvester]
+                report = await apply_repair(management, harvester.client, plan.name, machines, harvester.namespaces)
+                done += [report] if report else []
+    return done
+
+
+def _namespace(flags: dict[str, Any]) -> str:
+    return str(flags["namespace"] or context_namespace(flags["kubeconfig"], flags["context"]))
+
+
+@asynccontextmanager
+async def _harvesters(
+    management: ApiClient, flags: dict[str, Any]
+) -> AsyncIterator[tuple[list[_Harvester], list[Unseen]]]:
+    """Lend a client for each Harvester that clusters use, or for the one of `--harvester-kubeconfig`."""
+    from caphv.api import resources
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.errors import Forbidden
+    from caphv.runtime.kubeconfig import own_configuration
+    from overview.harvester import HARVESTER_SECONDS, read_accounts
+    from overview.reader import list_all
+
+    try:
+        clusters = await list_all(management, resources.HARVESTER_CLUSTERS, flags["namespace"])
+    except Forbidden:
+        clusters = await list_all(management, resources.HARVESTER_CLUSTERS, _namespace(flags))
+    async with AsyncExitStack() as stack:
+        if flags["harvester_kubeconfig"]:
+            targets = frozenset(str(obj["spec"]["targetNamespace"]) for obj in clusters)
+            client = ApiClient(await own_configuration(flags["harvester_kubeconfig"]), name="harvester")
+            stack.push_async_callback(client.close)
+            yield [_Harvester(client, targets)], []
+            return
+        accounts, hidden = await read_accounts(management, clusters)
+        found = {}
+        for account in accounts:
+            key = (account.access.server, account.access.ca)
+            if key not in found:
+                client = account.access.client(name="harvester", user_agent="caphv-cli", timeout=HARVESTER_SECONDS)
+                stack.push_async_callback(client.close)
+                found[key] = _Harvester(client, account.namespaces)
+            else:
+                found[key] = _Harvester(found[key].client, found[key].namespaces | account.namespaces)
+        yield list(found.values()), hidden
