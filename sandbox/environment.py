@@ -10,18 +10,14 @@ import dataclasses
 import datetime
 import fcntl
 import importlib.util
-import json
 import os
 import secrets
 import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-import aiohttp
+from typing import TypeVar
 
 from caphv import data
 from caphv.api.object import Obj
@@ -31,11 +27,11 @@ from sandbox.capi import crds as providers
 from sandbox.processes import children, network, pki
 from sandbox.processes.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes.children import Process
+from sandbox.restart import SIMULATOR_READY_FILE, START_SECONDS, answers, record, restart
+from sandbox.state import STATE_FILE, Settings, State
 
-STATE_FILE = "sandbox.json"
-SIMULATOR_READY_FILE = "simulator.ready"
-SIMULATOR_SECONDS = 60.0
-PROVIDER_SECONDS = 30.0
+# The kubeconfig of the simulation itself, which no fault affects.
+DIRECT = "harvester-direct"
 # Distinct ranges, so that addresses of the two clusters are not confused.
 SERVICE_RANGES = {"management": "10.96.0.0/16", "harvester": "10.53.0.0/16"}
 
@@ -46,52 +42,6 @@ Progress = Callable[[str, float], None]
 
 class SandboxError(Exception):
     """A sandbox cannot be started in this folder; the message says why and what to do."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a sandbox.
-
-    A simulated VM boots in `boot_seconds`, varied by up to the fraction `boot_spread`, and its Node registers
-    `register_seconds` later. `audit` enables audit logs of the management and Harvester API servers. Without
-    `provider`, only its CRDs are installed, to run a provider by hand; with `webhooks`, the provider serves its
-    admission webhooks.
-    """
-
-    provider: bool = True
-    webhooks: bool = False
-    audit: bool = False
-    boot_seconds: float = 2.0
-    boot_spread: float = 0.25
-    register_seconds: float = 1.0
-
-
-@dataclass(frozen=True)
-class State:
-    """Content of `sandbox.json`; `ready` is set when `up` has completed.
-
-    `network` is the loopback network for VM addresses; `servers` has the URL of each API server, `processes` the pids.
-    """
-
-    settings: Settings
-    network: str = ""
-    created: str = ""
-    ready: bool = False
-    servers: dict[str, str] = field(default_factory=dict)
-    processes: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def load(cls, folder: Path) -> "State | None":
-        """Read the state of a folder; None if missing or invalid."""
-        try:
-            raw: dict[str, Any] = json.loads((folder / STATE_FILE).read_bytes())
-            return cls(**{**raw, "settings": Settings(**raw["settings"])})
-        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-            return None
-
-    def save(self, folder: Path) -> None:
-        """Write the state of a folder."""
-        private_file(folder / STATE_FILE, json.dumps(dataclasses.asdict(self), indent=2).encode())
 
 
 def default_folder(name: str = "default") -> Path:
@@ -110,29 +60,49 @@ class Sandbox:
     def kubeconfig(self, server: str) -> Path:
         """Return the administrator's kubeconfig file of the API server `management` or `harvester`.
 
-        `identity` is for identity Secrets: a token for Harvester, through the fault proxy.
+        `identity` is for identity Secrets. Like `harvester`, it leads through the fault proxy; `harvester-direct` does
+        not.
         """
         return self.folder / f"{server}.kubeconfig"
 
-    async def up(self, progress: Progress = lambda part, seconds: None) -> bool:
-        """Start all parts and wait until they work; False when they run already.
+    async def up(self, progress: Progress = lambda part, seconds: None, *, fresh: bool = False) -> list[str]:
+        """Start all parts that are not running and wait until they work; returns their names.
 
-        What a killed sandbox left in the folder is removed first. Raises SandboxError, ProcessError, ApiError; logs
-        then stay in the folder, processes do not. Programs that have to be built block the event loop: call
-        `binaries.prepare` before.
+        Parts of a broken sandbox start again with their data; with `fresh` everything is removed first. A sandbox whose
+        first start did not complete is started afresh.
+
+        Raises SandboxError, ProcessError, ApiError; after a failed first start only logs stay in the folder. Programs
+        that have to be built block the event loop: call `binaries.prepare` before.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with self._locked():
-            if self.status()["status"] == "running":
-                return False
+            state = State.load(self.folder)
+            if state is not None and state.ready and not fresh:
+                return await self._restart(state, self._missing(state), progress)
             await self._clean()
             self.folder.chmod(0o700)
             try:
-                await self._start(progress)
+                return await self._start(progress)
             except BaseException:
                 await children.stop_all(self.folder)
                 raise
-            return True
+
+    async def restart(self, part: str) -> None:
+        """Stop one part and start it again, with its data. Raises SandboxError, ProcessError."""
+        async with self._locked():
+            state = State.load(self.folder)
+            if state is None or part not in state.processes:
+                parts = ", ".join(state.processes if state else ()) or "none"
+                raise SandboxError(f"the sandbox has no part {part!r}; its parts: {parts}")
+            await self._restart(state, [part], lambda _part, _seconds: None)
+
+    def log(self, part: str) -> Path:
+        """Return the log of a part. Raises SandboxError if there is none."""
+        file = children.log_file(self.folder, part)
+        if not file.is_file():
+            names = ", ".join(sorted(path.stem for path in file.parent.glob("*.log"))) or "none"
+            raise SandboxError(f"no log of {part!r}; existing: {names}")
+        return file
 
     async def down(self) -> bool:
         """Stop all processes and remove the folder; False when there was no sandbox. Raises SandboxError."""
@@ -150,9 +120,11 @@ class Sandbox:
         found: Obj = {"name": self.folder.name, "folder": str(self.folder), "status": "absent"}
         if state is None:
             return found
-        alive = {process.pid for process in children.find(self.folder)}
-        parts = [{"name": name, "pid": pid, "running": pid in alive} for name, pid in state.processes.items()]
-        found["status"] = "running" if state.ready and all(part["running"] for part in parts) else "broken"
+        missing = self._missing(state)
+        parts = [
+            {"name": name, "pid": part.pid, "running": name not in missing} for name, part in state.processes.items()
+        ]
+        found["status"] = "running" if state.ready and not missing else "broken"
         found |= {"created": state.created, "network": state.network, "processes": parts}
         found["settings"] = dataclasses.asdict(state.settings)
         found["servers"] = [
@@ -160,14 +132,31 @@ class Sandbox:
         ]
         return found
 
-    async def _start(self, progress: Progress) -> None:
+    def _missing(self, state: State) -> list[str]:
+        """Names of the recorded parts that are not running, in the order of their start."""
+        alive = {process.pid for process in children.find(self.folder)}
+        return [name for name, part in state.processes.items() if part.pid not in alive]
+
+    async def _restart(self, state: State, names: list[str], progress: Progress) -> list[str]:
+        for name in names:
+            try:
+                state = await _timed(progress, name, restart(self.folder, state, name))
+            except network.NoNetworkError as error:
+                raise SandboxError(
+                    f"{error}: stop that one, or start this one with --fresh, which removes it"
+                ) from None
+        return names
+
+    async def _start(self, progress: Progress) -> list[str]:
         state = State(self.settings, created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
         state.save(self.folder)
         etcd = Etcd(self.folder)
         with network.claim() as (claimed, holder):
             await _timed(progress, "etcd", etcd.start(pass_fds=[holder.fileno()]))
-        token = Token(secrets.token_urlsafe(24), "caphv-identity", ADMIN[1])
-        tokens = {"management": (), "harvester": (token,)}
+        # Bearer tokens, because the fault proxy cannot forward client certificates.
+        users = {"identity": "caphv-identity", "harvester": ADMIN[0]}
+        issued = {name: Token(secrets.token_urlsafe(24), user, ADMIN[1]) for name, user in users.items()}
+        tokens = {"management": [], "harvester": list(issued.values())}
         servers = {
             name: ApiServer(
                 self.folder, name, service_range=service_range, audit=self.settings.audit, tokens=tokens[name]
@@ -175,9 +164,8 @@ class Sandbox:
             for name, service_range in SERVICE_RANGES.items()
         }
         await asyncio.gather(*(_timed(progress, f"{name} API", server.start()) for name, server in servers.items()))
-        for name, server in servers.items():
-            private_file(self.kubeconfig(name), pki.to_yaml(server.kubeconfig()))
-        private_file(self.kubeconfig("identity"), pki.to_yaml(_identity(servers["harvester"], token)))
+        for name, kubeconfig in _kubeconfigs(servers["management"], servers["harvester"], issued).items():
+            private_file(self.kubeconfig(name), pki.to_yaml(kubeconfig))
         state = dataclasses.replace(
             state, network=str(claimed), servers={name: server.url for name, server in servers.items()}
         )
@@ -191,7 +179,9 @@ class Sandbox:
         )
         if self.settings.provider:
             started.append(await _timed(progress, "provider", self._provider(management)))
-        dataclasses.replace(state, ready=True, processes={part.name: part.pid for part in started}).save(self.folder)
+        parts = {process.name: record(process) for process in started}
+        dataclasses.replace(state, ready=True, processes=parts).save(self.folder)
+        return list(parts)
 
     async def _core(self, management: ApiServer) -> Process:
         async with management.client() as client:
@@ -210,7 +200,7 @@ class Sandbox:
         async def probe() -> bool:
             return ready.exists()
 
-        await children.wait_ready(process, probe, SIMULATOR_SECONDS)
+        await children.wait_ready(process, probe, START_SECONDS["simulator"])
         return process
 
     async def _provider(self, management: ApiServer) -> Process:
@@ -226,7 +216,9 @@ class Sandbox:
             f"--health-probe-bind-address=127.0.0.1:{health}",
             *(webhooks.provider_options(self.folder) if self.settings.webhooks else []),
         )
-        await children.wait_ready(process, lambda: _answers(f"http://127.0.0.1:{health}/readyz"), PROVIDER_SECONDS)
+        await children.wait_ready(
+            process, lambda: answers(f"http://127.0.0.1:{health}/readyz"), START_SECONDS["provider"]
+        )
         return process
 
     def _python(self, name: str, module: str, *arguments: str) -> Process:
@@ -262,16 +254,20 @@ class Sandbox:
             os.close(handle)
 
 
-def _identity(harvester: ApiServer, token: Token) -> Obj:
-    """The kubeconfig of the fault proxy, which uses the API server's certificate on a port of its own."""
+def _kubeconfigs(management: ApiServer, harvester: ApiServer, tokens: dict[str, Token]) -> dict[str, Obj]:
+    """All kubeconfigs by name; those with tokens lead through the fault proxy, which has the server's certificate."""
     (port,) = children.free_ports(1)
-    return pki.kubeconfig(
-        f"https://{harvester.address}:{port}",
-        harvester.ca.certificate,
-        name="harvester",
-        user=token.user,
-        credentials={"token": token.value},
-    )
+    proxied = {
+        name: pki.kubeconfig(
+            f"https://{harvester.address}:{port}",
+            harvester.ca.certificate,
+            name="harvester",
+            user=token.user,
+            credentials={"token": token.value},
+        )
+        for name, token in tokens.items()
+    }
+    return {"management": management.kubeconfig(), DIRECT: harvester.kubeconfig(), **proxied}
 
 
 async def _timed(progress: Progress, part: str, work: Awaitable[_T]) -> _T:
@@ -279,14 +275,6 @@ async def _timed(progress: Progress, part: str, work: Awaitable[_T]) -> _T:
     result = await work
     progress(part, time.monotonic() - started)
     return result
-
-
-async def _answers(url: str) -> bool:
-    try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session, session.get(url) as answer:
-            return answer.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False
 
 
 def _exists(module: str) -> bool:

@@ -132,7 +132,10 @@ def from_folder(folder: Path) -> Simulator:
     known = {field.name for field in dataclasses.fields(SimulatorConfig)} - {"network"}
     settings = {name: value for name, value in state.get("settings", {}).items() if name in known}
     config = SimulatorConfig.from_settings(state["network"], settings)
-    harvester, management = (_access(folder, name) for name in ("harvester", "management"))
+    direct = (folder / "harvester-direct.kubeconfig").exists()
+    harvester, management = (
+        _access(folder, name) for name in ("harvester-direct" if direct else "harvester", "management")
+    )
     proxy = None
     if (folder / "identity.kubeconfig").exists():
         proxy = proxy_of(_access(folder, "identity"), harvester, folder / "harvester")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from sandbox.environment import Sandbox, Settings
+    from sandbox.environment import Sandbox
     from sandbox.processes.gobuild import Report
+    from sandbox.state import Settings
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -5,7 +5,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from sandbox.scenario.lifecycle import Scenario
-    from sandbox.scenario.view import Step
+    from sandbox.scenario.view import MachineRow, Step
 
 _MARKS = {True: "✗", False: "✓"}
 
@@ -48,8 +48,9 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
     is searched for leftovers. The exit status is 1 if any step fails.
     """
     from commands.sandbox.common import build_report, failures, print_part
-    from sandbox.environment import Sandbox, Settings
+    from sandbox.environment import Sandbox
     from sandbox.processes import binaries
+    from sandbox.state import Settings
 
     # Unix sockets below the folder limit the length of its path.
     folder = Path(tempfile.mkdtemp(prefix="caphv-demo-"))
@@ -66,7 +67,8 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
         sys.exit(1)
     click.echo(summary.replace("SECONDS", f"{time.monotonic() - started:.0f} s"))
     if keep:
-        click.echo(f"  export KUBECONFIG=$(caphv sandbox kubeconfig --dir {folder} --path)")
+        # Short enough for 80 columns.
+        click.echo(f"  export KUBECONFIG={box.kubeconfig('management')}")
         click.echo(f"  caphv sandbox down --dir {folder}")
 
 
@@ -161,17 +163,16 @@ def _step_line(step: "Step") -> str:
 
 
 def _machine_lines(scenario: "Scenario") -> Iterator[tuple[str, str]]:
-    for name, row in scenario.view.machine_rows():
-        address, zone, host, state = row
-        place = " ".join(part for part in (address, zone, host) if part)
-        yield name, f"    {name}: {state}{f' ({place})' if place else ''}"
+    for row in scenario.view.machine_rows():
+        role = "control plane" if row.control_plane else "worker"
+        facts = " ".join(fact for fact in (role, row.version, row.address, row.zone, row.host) if fact)
+        yield row.name, f"    {row.name}: {row.state} ({facts})"
 
 
 def tree(scenario: "Scenario") -> "RenderableType":
-    """The cluster's current state as a tree, with the running step below it."""
+    """The cluster's current state as a tree that fits into 80 columns, with the running step below it."""
     from rich.console import Group
     from rich.spinner import Spinner
-    from rich.table import Table
     from rich.text import Text
     from rich.tree import Tree
 
@@ -179,11 +180,28 @@ def tree(scenario: "Scenario") -> "RenderableType":
     infrastructure = scenario.view.harvester_cluster()
     if infrastructure:
         ready = bool((infrastructure.get("status") or {}).get("ready"))
-        root.add(Text(f"HarvesterCluster  {scenario.view.endpoint()}", style="green" if ready else "yellow"))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, (address, zone, host, state) in scenario.view.machine_rows():
-        style = "green" if state == "Running" else "red" if "deleted" in state or "Fail" in state else "yellow"
-        table.add_row(name, address, zone, host, Text(state, style=style))
-    if table.row_count:
-        root.add(table)
+        endpoint = scenario.view.endpoint() or "no control plane endpoint yet"
+        root.add(Text(f"HarvesterCluster  {endpoint}", style="green" if ready else "yellow"))
+    rows = scenario.view.machine_rows()
+    for title, control_plane in (("Control plane", True), ("Workers", False)):
+        own = [row for row in rows if row.control_plane is control_plane]
+        if own:
+            root.add(title).add(_table(own))
     return Group(root, *(Spinner("dots", text=step.title) for step in scenario.view.steps if step.seconds is None))
+
+
+def _table(rows: "Sequence[MachineRow]") -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(6):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        style = (
+            "green" if row.state == "Running" else "red" if "deleted" in row.state or "Fail" in row.state else "yellow"
+        )
+        # The distribution's suffix, as in v1.36.3+rke2r1, is the same for all machines.
+        version = row.version.partition("+")[0]
+        table.add_row(row.name, version, row.address, row.zone, row.host, Text(row.state, style=style))
+    return table

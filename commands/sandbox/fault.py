@@ -48,8 +48,8 @@ Examples:
 def fault(**_which: Any) -> None:
     """Inject faults on the simulated Harvester.
 
-    Object faults (hosts, VMs, images, …) affect all clients. Transport faults (slow, away, HTTP errors) only affect
-    clusters whose identity Secret holds `caphv sandbox kubeconfig identity`. Watch the provider's reaction with
+    Object faults (hosts, VMs, images, …) affect all clients. Transport faults (slow, away, HTTP errors) affect
+    clients with the kubeconfigs harvester and identity, not the simulation itself. Watch the provider's reaction with
     `kubectl get harvesterclusters,harvestermachines -A` and in the Events.
 
     A fault stays active until `clear`; vm-vanishes, migration and address-change happen once.
@@ -112,10 +112,7 @@ def _command(kind: "Kind") -> click.Command:
 def _help_text(kind: "Kind") -> str:
     if not kind.lasting:
         return f"{kind.summary} Happens once."
-    clear_it = f"`caphv sandbox fault clear {kind.name}` ends it."
-    return f"{kind.summary} {clear_it}" + (
-        " Only affects clients with `kubeconfig identity`." if kind.in_transport else ""
-    )
+    return f"{kind.summary} `caphv sandbox fault clear {kind.name}` ends it."
 
 
 def _with_faults(ctx: click.Context, work: Callable[["Faults"], Awaitable[_Answer]]) -> _Answer:
@@ -130,7 +127,7 @@ def _with_faults(ctx: click.Context, work: Callable[["Faults"], Awaitable[_Answe
     box = running_sandbox(ctx.params["name"] or group.get("name"), ctx.params["folder"] or group.get("folder"))
 
     async def call() -> _Answer:
-        access = parse_kubeconfig(box.kubeconfig("harvester").read_bytes())
+        access = parse_kubeconfig(box.kubeconfig("harvester-direct").read_bytes())
         client = access.client(name="harvester", user_agent="caphv-sandbox")
         try:
             return await work(Faults(client))

@@ -1,8 +1,10 @@
 """`caphv sandbox`: start, inspect and remove a sandbox on this machine."""
 
 import asyncio
+import collections
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from commands.sandbox.demo import demo
 from commands.sandbox.fault import fault
 
 NOT_RUNNING = 1
-_SERVERS = ("management", "harvester", "identity")
+_FOLLOW_SECONDS = 0.5
+_SERVERS = ("management", "harvester", "identity", "harvester-direct")
 
 
 @click.group(
@@ -41,6 +44,7 @@ def sandbox() -> None:
 Examples:
   caphv sandbox up
   caphv sandbox up --name second --boot-seconds 20
+  caphv sandbox up --fresh             remove an existing sandbox first
   caphv sandbox up --no-provider       then: caphv run --kubeconfig $(caphv sandbox kubeconfig --path)
 """,
 )
@@ -65,23 +69,27 @@ Examples:
     show_default=True,
     help="Time from the end of the boot until the Node registers.",
 )
-def up(name: str | None, folder: Path | None, **settings: Any) -> None:
+@click.option("--fresh", is_flag=True, help="Remove an existing sandbox with all its clusters first.")
+def up(name: str | None, folder: Path | None, *, fresh: bool, **settings: Any) -> None:
     """Start a sandbox in the background.
 
     The first start builds etcd, kube-apiserver and the Cluster API core from their Go modules, unless they are on PATH
     or in the folder KUBEBUILDER_ASSETS. This takes about ten minutes on two cores; later starts take about ten seconds.
-    Leftovers of a killed sandbox are removed first; a running sandbox is left unchanged.
+    If the sandbox exists, parts that are not running are restarted; all clusters and the settings stay. Only --fresh
+    removes it.
     """
-    from sandbox.environment import Settings
     from sandbox.processes import binaries
+    from sandbox.state import Settings
 
+    if settings["webhooks"] and not settings["provider"]:
+        raise click.UsageError("--webhooks has no effect with --no-provider: the provider serves the webhooks")
     box = named_sandbox(name, folder, Settings(**settings))
     with failures():
         with build_report() as report:
             binaries.prepare(report)
-        started = asyncio.run(box.up(print_part))
+        started = asyncio.run(box.up(print_part, fresh=fresh))
     click.echo(f"Sandbox {box.folder.name} {'is up' if started else 'is already running'}: {box.folder}")
-    options = f" --dir {folder}" if folder else f" --name {name}" if name else ""
+    options = _options(name, folder)
     click.echo(f"  export KUBECONFIG=$(caphv sandbox kubeconfig{options} --path)")
     click.echo(f"  caphv sandbox down{options}")
 
@@ -105,6 +113,7 @@ Examples:
 def status(name: str | None, folder: Path | None, output: str) -> None:
     """Show the parts of a sandbox. The exit status is 1 unless all of them are running."""
     found = named_sandbox(name, folder).status()
+    found["remedy"] = _remedy(found, name, folder)
     if output == "json":
         click.echo(json.dumps(found, indent=2))
     elif output == "yaml":
@@ -132,8 +141,8 @@ Examples:
 def kubeconfig(name: str | None, folder: Path | None, *, path: bool, server: str) -> None:
     """Print the administrator's kubeconfig of an API server: management (default) or harvester.
 
-    With identity, print a kubeconfig for the identity Secret of a cluster. It connects to Harvester through the fault
-    proxy, so that the transport faults of `caphv sandbox fault` affect the cluster.
+    With identity, print a kubeconfig for the identity Secret of a cluster. Both it and harvester connect through the
+    fault proxy, so that transport faults of `caphv sandbox fault` affect their clients; harvester-direct bypasses it.
     """
     box = running_sandbox(name, folder)
     file = box.kubeconfig(server)
@@ -159,10 +168,52 @@ def down(name: str | None, folder: Path | None) -> None:
     click.echo(f"Sandbox {box.folder.name} {'removed' if removed else 'does not exist'}: {box.folder}")
 
 
+@sandbox.command(
+    epilog="""\b
+Examples:
+  caphv sandbox restart provider
+  caphv sandbox restart simulator --name second
+""",
+)
+@sandbox_options
+@click.argument("part")
+def restart(name: str | None, folder: Path | None, part: str) -> None:
+    """Restart a PART of a sandbox: etcd, management, harvester, core, simulator or provider. Its data stays."""
+    box = running_sandbox(name, folder)
+    with failures():
+        asyncio.run(box.restart(part))
+    click.echo(f"Restarted {part}")
+
+
+@sandbox.command(
+    epilog="""\b
+Examples:
+  caphv sandbox logs provider
+  caphv sandbox logs core --tail 20
+  caphv sandbox logs provider --follow
+""",
+)
+@sandbox_options
+@click.option("--tail", type=click.IntRange(0), metavar="LINES", help="Only print the last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
+@click.argument("part")
+def logs(name: str | None, folder: Path | None, part: str, *, tail: int | None, follow: bool) -> None:
+    """Print the log of a PART of a sandbox: etcd, management, harvester, core, simulator or provider."""
+    with failures():
+        file = running_sandbox(name, folder).log(part)
+    with file.open(encoding="utf-8", errors="replace") as log:
+        lines = log.readlines() if tail is None else collections.deque(log, maxlen=tail)
+        click.echo("".join(lines), nl=False)
+        while follow:
+            click.echo(log.read(), nl=False)
+            time.sleep(_FOLLOW_SECONDS)
+
+
 def _print_table(found: dict[str, Any]) -> None:
     click.echo(f"{found['name']}: {found['status']}")
     click.echo(f"  folder      {found['folder']}")
     if found["status"] == "absent":
+        click.echo(found["remedy"])
         return
     click.echo(f"  created     {found['created']}")
     click.echo(f"  network     {found['network']}")
@@ -170,6 +221,29 @@ def _print_table(found: dict[str, Any]) -> None:
         click.echo(f"  {server['name']:<11} {server['url']}  {server['kubeconfig']}")
     for part in found["processes"]:
         click.echo(f"  {part['name']:<11} pid {part['pid']:<8} {'running' if part['running'] else 'not running'}")
+    if found["remedy"]:
+        click.echo(found["remedy"])
+
+
+def _options(name: str | None, folder: Path | None) -> str:
+    """The options that select the same sandbox in another command."""
+    return f" --dir {folder}" if folder else f" --name {name}" if name else ""
+
+
+def _remedy(found: dict[str, Any], name: str | None, folder: Path | None) -> str:
+    """What to do about a sandbox that is not running; empty if it is."""
+    options = _options(name, folder)
+    if found["status"] == "running":
+        return ""
+    if found["status"] == "absent":
+        return f"To start it: caphv sandbox up{options}"
+    missing = [part["name"] for part in found["processes"] if not part["running"]]
+    if not missing:
+        return f"Its start did not complete. To start it again: caphv sandbox up{options}"
+    return (
+        f"To restart {', '.join(missing)} and keep all clusters: caphv sandbox up{options}\n"
+        f"To see why it stopped: caphv sandbox logs {missing[0]}{options}"
+    )
 
 
 sandbox.add_command(demo)

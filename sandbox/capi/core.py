@@ -63,7 +63,7 @@ async def start(folder: Path, server: ApiServer) -> Process:
                 folder, "core", _command(folder, webhook, health), env={"POD_NAMESPACE": NAMESPACE}
             )
             try:
-                await children.wait_ready(process, lambda: _admits(client), START_SECONDS)
+                await children.wait_ready(process, lambda: admits(client), START_SECONDS)
             except children.ProcessError:
                 if not children.port_was_taken(process):
                     raise
@@ -111,7 +111,8 @@ def _command(folder: Path, webhook_port: int, health_port: int) -> list[str | Pa
     ]
 
 
-async def _admits(client: ApiClient) -> bool:
+async def admits(client: ApiClient) -> bool:
+    """Whether the core's webhooks admit and convert Clusters."""
     try:
         await client.create(PROBE_RESOURCE, PROBE, dry_run=True)
     except (ApiError, Unreachable):

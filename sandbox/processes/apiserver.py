@@ -214,17 +214,21 @@ class ApiServer:
         private_file(self._own / "tokens.csv", table.getvalue().encode())
 
     async def _ready(self) -> bool:
-        """Probe anonymously: allowed once the default roles exist, which are created last at start-up."""
-        context = ssl.create_default_context(cadata=self.ca.certificate.decode())
-        timeout = aiohttp.ClientTimeout(total=2)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(f"{self.url}/readyz", ssl=context) as response,
-            ):
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        return await is_ready(self.url, self.ca.certificate)
+
+
+async def is_ready(url: str, ca: bytes) -> bool:
+    """Probe an API server anonymously: allowed once the default roles exist, which are created last at start-up."""
+    context = ssl.create_default_context(cadata=ca.decode())
+    timeout = aiohttp.ClientTimeout(total=2)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url}/readyz", ssl=context) as response,
+        ):
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
 
 
 def private_file(path: Path, content: bytes) -> None:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -31,11 +31,13 @@ class ProcessError(Exception):
 
 @dataclass(frozen=True)
 class Process:
-    """A started process and where it logs."""
+    """A started process, its log, and what it was started with."""
 
     name: str
     pid: int
     log: Path
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def alive(self) -> bool:
@@ -51,6 +53,11 @@ class Process:
         return "(no log)"
 
 
+def log_file(folder: Path, name: str) -> Path:
+    """The log of a process."""
+    return folder / "logs" / f"{name}.log"
+
+
 def start(
     folder: Path,
     name: str,
@@ -63,11 +70,11 @@ def start(
 
     `pass_fds` stay open while the process runs.
     """
-    log = folder / "logs" / f"{name}.log"
+    log, words = log_file(folder, name), tuple(str(part) for part in command)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log.open("ab") as output:
         child = subprocess.Popen(
-            [str(part) for part in command],
+            words,
             cwd=folder,
             env={**os.environ, **(env or {}), MARK: str(folder)},
             stdin=subprocess.DEVNULL,
@@ -76,7 +83,7 @@ def start(
             start_new_session=True,
             pass_fds=pass_fds,
         )
-    return Process(name, child.pid, log)
+    return Process(name, child.pid, log, words, dict(env or {}))
 
 
 async def wait_ready(process: Process, probe: Callable[[], Awaitable[bool]], timeout: float) -> None:

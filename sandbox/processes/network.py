@@ -32,3 +32,14 @@ def claim() -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
         f"no loopback network 127.{SECOND_OCTETS.start}.0.0/16 to 127.{SECOND_OCTETS.stop - 1}.0.0/16 is free: stop "
         f"other sandboxes or the process that listens on port {CLAIM_PORT} of all addresses"
     )
+
+
+@contextlib.contextmanager
+def reclaim(network: str) -> Iterator[socket.socket]:
+    """Lend the socket that claims a given network again. Raises NoNetworkError if another sandbox has it by now."""
+    with socket.socket() as holder:
+        try:
+            holder.bind((str(ipaddress.IPv4Network(network).broadcast_address - 1), CLAIM_PORT))
+        except OSError:
+            raise NoNetworkError(f"the network {network} is in use by another sandbox") from None
+        yield holder

@@ -45,8 +45,11 @@ class Scenario:
         self.on_change = on_change
         self._gitops = GitOps(folder)
         self._notified = asyncio.Event()
-        names = ("management", "harvester", "identity")
-        self._kubeconfig = {name: (folder / f"{name}.kubeconfig").read_bytes() for name in names}
+        files = {name: folder / f"{name}.kubeconfig" for name in ("management", "harvester", "identity")}
+        # Faults must not affect what the scenario observes.
+        direct = folder / "harvester-direct.kubeconfig"
+        files["harvester"] = direct if direct.exists() else files["harvester"]
+        self._kubeconfig = {name: file.read_bytes() for name, file in files.items()}
         self.management = self._client("management")
         self.harvester = self._client("harvester")
         self.view = View(self.management, self.harvester, spec)

@@ -19,6 +19,19 @@ HARVESTER_CLUSTERS = Resource(_GROUP, _VERSION, "harvesterclusters", "HarvesterC
 HARVESTER_MACHINES = Resource(_GROUP, _VERSION, "harvestermachines", "HarvesterMachine")
 
 
+@dataclass(frozen=True)
+class MachineRow:
+    """A machine for display; empty fields are not known yet."""
+
+    name: str
+    control_plane: bool
+    version: str
+    address: str
+    zone: str
+    host: str
+    state: str
+
+
 @dataclass
 class Step:
     """A step of the scenario; `seconds` is set when it has ended, `outcome` describes the result."""
@@ -63,9 +76,9 @@ class View:
         return next(iter(self.harvester_clusters.store), None)
 
     def endpoint(self) -> str:
-        """URL of the workload API."""
+        """URL of the workload API; empty until the control plane has an endpoint."""
         endpoint = (self.harvester_cluster() or {"spec": {}})["spec"].get("controlPlaneEndpoint") or {}
-        return f"https://{endpoint.get('host')}:{endpoint.get('port')}"
+        return f"https://{endpoint['host']}:{endpoint.get('port')}" if endpoint.get("host") else ""
 
     def running(self) -> list[Obj]:
         """Machines in phase Running with a Node."""
@@ -95,10 +108,10 @@ class View:
         pools = {(m.get("status") or {}).get("allocatedPoolRef") for m in self.harvester_machines.store}
         return {pool for pool in pools if pool}
 
-    def machine_rows(self) -> list[tuple[str, tuple[str, str, str, str]]]:
-        """Name of each machine, then its address, failure domain, host and state, for people."""
+    def machine_rows(self) -> list[MachineRow]:
+        """All machines by name."""
         return [
-            (machine["metadata"]["name"], self._machine_row(machine))
+            self._machine_row(machine)
             for machine in sorted(self.machines.store, key=lambda m: str(m["metadata"]["name"]))
         ]
 
@@ -122,7 +135,7 @@ class View:
         ]
         return sorted(found, key=lambda machine: str(machine["metadata"]["name"]))
 
-    def _machine_row(self, machine: Obj) -> tuple[str, str, str, str]:
+    def _machine_row(self, machine: Obj) -> MachineRow:
         name = machine["metadata"]["name"]
         own = self.harvester_machines.get(self._namespace, name) or {}
         vmi = self.instances.get(self._target_namespace, name) or {}
@@ -133,5 +146,12 @@ class View:
             state = f"{state}: {provisioning[0]['message']}"
         elif state == "Running" and status and not status.get("ready"):
             state = next((c["message"] for c in status.get("conditions") or () if c["type"] == "Ready"), state)
-        host = str((vmi.get("status") or {}).get("nodeName") or "")
-        return str(status.get("allocatedIPAddress") or ""), str(status.get("failureDomain") or ""), host, state
+        return MachineRow(
+            name,
+            cluster.CONTROL_PLANE_LABEL in labels_of(machine),
+            str(machine["spec"].get("version") or ""),
+            str(status.get("allocatedIPAddress") or ""),
+            str(status.get("failureDomain") or ""),
+            str((vmi.get("status") or {}).get("nodeName") or ""),
+            state,
+        )

@@ -31,9 +31,10 @@ from reconciler.harvester.accounts import identity_secret
 from release.__main__ import contents
 from sandbox import manifests
 from sandbox.capi import core
-from sandbox.environment import Sandbox, Settings
+from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
+from sandbox.state import Settings
 from tests.support.e2e import CLUSTERCTL, TALOS, admitted, crd, holds, our_provider, seen
 from tests.support.webhooks import VERSIONS, Server, resource, until, wrong
 from webhooks.admission import KINDS

@@ -12,9 +12,10 @@ from caphv.api.object import EVENTS, SECRETS, Obj, labels_of
 from caphv.runtime.cache import Change
 from sandbox.capi.distribution import RKE2
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
-from sandbox.environment import Sandbox, Settings
+from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
+from sandbox.state import Settings
 
 pytestmark = pytest.mark.e2e
 

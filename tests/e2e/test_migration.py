@@ -26,11 +26,12 @@ from caphv.runtime.errors import TooManyRequests
 from sandbox import cluster, manifests
 from sandbox.cluster import ClusterSpec
 from sandbox.clusterclass import objects
-from sandbox.environment import Sandbox, Settings
+from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.scenario.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
+from sandbox.state import Settings
 from tests.support import doccommands
 from tests.support.e2e import our_provider
 from tests.support.predecessor import clusterclass, crds

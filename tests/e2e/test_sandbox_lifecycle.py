@@ -17,8 +17,9 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Invalid, NotFound
 from caphv.runtime.kubeconfig import own_configuration, parse_kubeconfig
 from commands.sandbox.group import sandbox
-from sandbox.environment import Sandbox, Settings
+from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
+from sandbox.state import Settings
 
 pytestmark = pytest.mark.e2e
 
@@ -56,9 +57,10 @@ def pids(box: Sandbox) -> dict[str, int]:
     return {part["name"]: part["pid"] for part in box.status()["processes"]}
 
 
-async def faults_by_command_meet_the_identity(box: Sandbox) -> None:
-    identity, administrator = (
-        parse_kubeconfig(box.kubeconfig(name).read_bytes()).client(name=name) for name in ("identity", "harvester")
+async def faults_by_command_affect_all_clients_but_the_simulation(box: Sandbox) -> None:
+    identity, administrator, direct = (
+        parse_kubeconfig(box.kubeconfig(name).read_bytes()).client(name=name)
+        for name in ("identity", "harvester", "harvester-direct")
     )
 
     async def allowed(client: ApiClient) -> bool:
@@ -74,19 +76,20 @@ async def faults_by_command_meet_the_identity(box: Sandbox) -> None:
         while await allowed(identity) is not expected:
             assert time.monotonic() < deadline, command
             await asyncio.sleep(0.05)
-        assert await allowed(administrator)
-    await identity.close()
-    await administrator.close()
+        assert await allowed(administrator) is expected
+        assert await allowed(direct)
+    for client in (identity, administrator, direct):
+        await client.close()
 
 
 async def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: list[Path]) -> None:
     one, two = (Sandbox(folder, SETTINGS) for folder in folders)
 
-    assert await asyncio.gather(one.up(), two.up()) == [True, True]
+    assert all(await asyncio.gather(one.up(), two.up()))
     assert one.status()["network"] != two.status()["network"]
     client_one, client_two = await management(one), await management(two)
     await the_core_converts_and_validates(client_one)
-    await faults_by_command_meet_the_identity(one)
+    await faults_by_command_affect_all_clients_but_the_simulation(one)
     with pytest.raises(NotFound):
         await client_two.get(CLUSTERS["v1beta2"], "old-style", "default")
     running = children.find(one.folder)
@@ -118,21 +121,36 @@ async def the_core_converts_and_validates(client: ApiClient) -> None:
         await client.create(CLUSTERS["v1beta1"], empty)
 
 
-async def test_up_again_after_kill_9_cleans_up_and_a_live_one_is_left_alone(folders: list[Path]) -> None:
+async def test_up_restarts_what_is_missing_and_keeps_all_objects(folders: list[Path]) -> None:
     box = Sandbox(folders[0], SETTINGS)
 
     await box.up()
     before = pids(box)
     assert not await box.up()
     assert pids(box) == before
-    for name in ("etcd", "management"):
+    client = await management(box)
+    await client.create(NAMESPACES, {"metadata": {"name": "precious"}})
+    for name in ("etcd", "management", "core", "simulator"):
         os.kill(before[name], signal.SIGKILL)
         psutil.Process(before[name]).wait(10)
     assert box.status()["status"] == "broken"
-    assert await box.up()
+    assert await box.up() == ["etcd", "management", "core", "simulator"]
     assert box.status()["status"] == "running"
-    assert not any(psutil.pid_exists(pid) for pid in before.values())
+    await client.get(NAMESPACES, "precious")
+    await the_core_converts_and_validates(client)
+    assert not any(psutil.pid_exists(before[name]) for name in ("etcd", "management", "core", "simulator"))
     assert {process.pid for process in children.find(box.folder)} == set(pids(box).values())
+
+    restarted = pids(box)
+    await box.restart("harvester")
+    assert {name for name, pid in pids(box).items() if restarted[name] != pid} == {"harvester"}
+
+    assert set(await box.up(fresh=True)) == set(before)
+    await client.close()
+    client = await management(box)
+    with pytest.raises(NotFound):
+        await client.get(NAMESPACES, "precious")
+    await client.close()
     assert await box.down()
     assert not box.folder.exists()
     assert children.find(box.folder) == []

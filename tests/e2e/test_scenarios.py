@@ -13,8 +13,9 @@ from caphv.api.object import NAMESPACES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from sandbox.cluster import EARLIER_VERSION, LATER_VERSION
-from sandbox.environment import Sandbox, Settings
+from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
+from sandbox.state import Settings
 from tests.support.installation import PREFIX, Live, client_of, live, obstacles, telling
 from tests.support.scenarios import GROUPS, SCRIPT, Run, Telling, stories, tell
 from tests.support.webhooks import until

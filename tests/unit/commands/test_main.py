@@ -1,6 +1,7 @@
 """The command line: what it says, without doing anything."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,9 @@ from commands.run import run
 from commands.webhook import client_config
 from reconciler import manager
 from sandbox import webhooks
-from sandbox.environment import Sandbox, Settings, State
+from sandbox.environment import Sandbox
 from sandbox.harvester.faults import KINDS, Kind
+from sandbox.state import Part, Settings, State
 
 pytestmark = pytest.mark.unit
 
@@ -69,6 +71,7 @@ def test_completion_script(shell: str) -> None:
         ["sandbox", "up", "--name", "../escape"],
         ["sandbox", "status", "--name", "a", "--dir", "b"],
         ["sandbox", "up", "--boot-spread", "2"],
+        ["sandbox", "up", "--webhooks", "--no-provider"],
         ["sandbox", "fault", "nonsense"],
         ["sandbox", "fault", "host-failure"],
         ["sandbox", "fault", "slow", "--share", "0"],
@@ -120,9 +123,9 @@ def test_a_sandbox_with_webhooks_has_a_provider_that_serves_them(
 ) -> None:
     asked: list[bool] = []
 
-    async def up(box: Sandbox, _report: object) -> bool:
+    async def up(box: Sandbox, _report: object, *, fresh: bool) -> list[str]:
         asked.append(box.settings.webhooks)
-        return True
+        return ["etcd"]
 
     monkeypatch.setattr(Sandbox, "up", up)
     monkeypatch.setattr("sandbox.processes.binaries.prepare", lambda _report: None)
@@ -144,7 +147,7 @@ def test_status_of_nothing_exits_with_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("output", ["table", "yaml"])
 def test_status_of_a_broken_sandbox_names_the_missing_part(tmp_path: Path, output: str) -> None:
-    State(Settings(), network="127.10.0.0/16", ready=True, processes={"etcd": 1}).save(tmp_path)
+    State(Settings(), network="127.10.0.0/16", ready=True, processes={"etcd": Part(1)}).save(tmp_path)
     result = call("sandbox", "status", "--dir", str(tmp_path), "-o", output)
     assert result.exit_code == 1
     assert "127.10.0.0/16" in result.output
@@ -158,6 +161,21 @@ def test_kubeconfig_of_nothing_says_what_to_do(tmp_path: Path) -> None:
     result = call("sandbox", "kubeconfig", "--dir", str(tmp_path))
     assert result.exit_code == 1
     assert "caphv sandbox up" in result.output
+
+
+def test_a_broken_sandbox_names_the_command_that_mends_it(tmp_path: Path) -> None:
+    parts = {"etcd": Part(1), "core": Part(os.getpid())}
+    State(Settings(), network="127.10.0.0/16", ready=True, processes=parts).save(tmp_path)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "etcd.log").write_text("first\nlast\n")
+    status = call("sandbox", "status", "--dir", str(tmp_path))
+    assert f"keep all clusters: caphv sandbox up --dir {tmp_path}" in status.output
+    assert f"caphv sandbox logs etcd --dir {tmp_path}" in status.output
+    assert call("sandbox", "logs", "etcd", "--tail", "1", "--dir", str(tmp_path)).output == "last\n"
+    unknown = call("sandbox", "logs", "nothing", "--dir", str(tmp_path))
+    assert (unknown.exit_code, "existing: etcd" in unknown.output) == (1, True)
+    unknown = call("sandbox", "restart", "nothing", "--dir", str(tmp_path))
+    assert (unknown.exit_code, "its parts: etcd, core" in unknown.output) == (1, True)
 
 
 def test_down_of_nothing_is_fine(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""Start single parts of a sandbox again, with the commands that `up` recorded, and wait until they work."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from caphv.runtime.kubeconfig import parse_kubeconfig
+from sandbox.capi import core
+from sandbox.processes import apiserver, children, network
+from sandbox.processes.children import Process, ProcessError
+from sandbox.state import Part, State
+
+SIMULATOR_READY_FILE = "simulator.ready"
+START_SECONDS = {"provider": 30.0, "simulator": 60.0}
+LONGEST_START_SECONDS = 90.0
+# A simulator that was killed leaves these behind; the next one starts its own.
+_WORKLOAD_SERVER = "--etcd-prefix=/workload-"
+
+Probe = Callable[[], Awaitable[bool]]
+
+
+async def restart(folder: Path, state: State, name: str) -> State:
+    """Stop a part if it is running, start it again, and record its new pid.
+
+    Raises ProcessError, NoNetworkError.
+    """
+    part = state.processes[name]
+    if not part.command:
+        raise ProcessError(f"{name} was started by an earlier version of caphv: use `caphv sandbox up --fresh`")
+    await _stop(folder, name, part)
+    with contextlib.ExitStack() as stack:
+        holders = [stack.enter_context(network.reclaim(state.network))] if name == "etcd" else []
+        process = children.start(
+            folder, name, part.command, env=part.env, pass_fds=[holder.fileno() for holder in holders]
+        )
+    await children.wait_ready(process, probe(folder, state, name), START_SECONDS.get(name, LONGEST_START_SECONDS))
+    state = dataclasses.replace(state, processes={**state.processes, name: record(process)})
+    state.save(folder)
+    return state
+
+
+def record(process: Process) -> Part:
+    """What `sandbox.json` keeps of a process."""
+    return Part(process.pid, list(process.command), dict(process.env))
+
+
+def probe(folder: Path, state: State, name: str) -> Probe:
+    """Return the check whether a part works."""
+    if name in state.servers:
+        return lambda: _api_server_is_ready(folder, state.servers[name], name)
+    if name == "core":
+        return lambda: _core_is_ready(folder)
+    if name == "provider":
+        return lambda: answers(_provider_url(state.processes[name]))
+    return lambda: _exists(folder / (SIMULATOR_READY_FILE if name == "simulator" else "etcd:0"))
+
+
+async def answers(url: str) -> bool:
+    """Whether a URL answers with status 200."""
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session, session.get(url) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+async def _stop(folder: Path, name: str, part: Part) -> None:
+    found = [process for process in children.find(folder) if process.pid == part.pid]
+    if name == "simulator":
+        (folder / SIMULATOR_READY_FILE).unlink(missing_ok=True)
+        # Its API servers end with it when it ends in good order.
+        await children.stop(found)
+        found = [process for process in children.find(folder) if _is_workload_server(process)]
+    await children.stop(found, grace=5)
+
+
+def _is_workload_server(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any(word.startswith(_WORKLOAD_SERVER) for word in process.cmdline())
+    return False
+
+
+async def _api_server_is_ready(folder: Path, url: str, name: str) -> bool:
+    return await apiserver.is_ready(url, (folder / name / "ca.crt").read_bytes())
+
+
+async def _core_is_ready(folder: Path) -> bool:
+    kubeconfig = parse_kubeconfig((folder / "management.kubeconfig").read_bytes())
+    client = kubeconfig.client(name="management", user_agent="caphv-sandbox")
+    try:
+        return await core.admits(client)
+    finally:
+        await client.close()
+
+
+def _provider_url(part: Part) -> str:
+    option = "--health-probe-bind-address="
+    (address,) = (word.removeprefix(option) for word in part.command if word.startswith(option))
+    return f"http://{address}/readyz"
+
+
+async def _exists(path: Path) -> bool:
+    return path.exists()  # noqa: ASYNC240 - a probe has this form

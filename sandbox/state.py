@@ -1,0 +1,74 @@
+"""Settings and recorded state of a sandbox: the file `sandbox.json` in its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox.processes.apiserver import private_file
+
+STATE_FILE = "sandbox.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a sandbox.
+
+    A simulated VM boots in `boot_seconds`, varied by up to the fraction `boot_spread`, and its Node registers
+    `register_seconds` later. `audit` enables audit logs of the management and Harvester API servers. Without
+    `provider`, only its CRDs are installed, to run a provider by hand; with `webhooks`, the provider serves its
+    admission webhooks.
+    """
+
+    provider: bool = True
+    webhooks: bool = False
+    audit: bool = False
+    boot_seconds: float = 2.0
+    boot_spread: float = 0.25
+    register_seconds: float = 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process of a sandbox, with the command that starts it again."""
+
+    pid: int
+    command: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class State:
+    """Content of `sandbox.json`; `ready` is set when `up` has completed.
+
+    `network` is the loopback network for VM addresses; `servers` has the URL of each API server.
+    """
+
+    settings: Settings
+    network: str = ""
+    created: str = ""
+    ready: bool = False
+    servers: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, Part] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path) -> State | None:
+        """Read the state of a folder; None if missing or invalid."""
+        try:
+            raw: dict[str, Any] = json.loads((folder / STATE_FILE).read_bytes())
+            parts = {name: _part(part) for name, part in raw.get("processes", {}).items()}
+            return cls(**{**raw, "settings": Settings(**raw["settings"]), "processes": parts})
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def save(self, folder: Path) -> None:
+        """Write the state of a folder."""
+        private_file(folder / STATE_FILE, json.dumps(dataclasses.asdict(self), indent=2).encode())
+
+
+def _part(recorded: Any) -> Part:
+    # caphv 0.11 recorded the pid only.
+    return Part(recorded) if isinstance(recorded, int) else Part(**recorded)
