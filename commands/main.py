@@ -15,6 +15,7 @@ COMMANDS = {
     "packager": ("commands.packager.group:packager", "Render add-on bundles of clusters into a Git repository."),
     "status": ("commands.status:status", "Show clusters, what is wrong with them, and what to do."),
     "tree": ("commands.tree:tree", "Show all that belongs to a cluster."),
+    "doctor": ("commands.doctor:doctor", "Check everything that clusters depend on."),
     "pools": ("commands.pools:pools", "Addresses of IPPools: whose they are, and what has leaked."),
     "identity": ("commands.identity:identity", "Manage accounts for the provider on Harvester."),
     "validate": ("commands.validate:validate", "Validate manifests offline with the rules of the webhooks."),

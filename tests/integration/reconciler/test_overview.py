@@ -120,3 +120,23 @@ async def test_a_release_asks_first_and_needs_somebody_to_ask(case: Case, tmp_pa
     assert code == 2
     assert f"{case.subnet}.45" in await case.allocated(pool)
     await case.reserve(pool, f"{case.subnet}.45", None)
+
+
+async def test_the_doctor_finds_no_fault_with_a_cluster_that_works(case: Case, tmp_path: Path) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("patient")
+    _, content = await run(case, tmp_path, "doctor", f"{case.name}/{case.name}", "-o", "json")
+    checks = [check for check in json.loads(content) if check["subject"] != "management cluster"]
+    assert [check for check in checks if check["result"] not in ("ok", "skipped")] == []
+    assert {"credentials", "rights", "connection", "hosts", "images", "orphans"} <= {check["id"] for check in checks}
+
+
+async def test_the_doctor_names_the_rights_that_an_account_lacks(case: Case, tmp_path: Path) -> None:
+    await case.ready_cluster()
+    user = case.environment.harvester.kubeconfig("nobody", ["system:authenticated"])
+    await case.identity(user)
+    _, content = await run(case, tmp_path, "doctor", f"{case.name}/{case.name}", "-o", "json")
+    rights = next(check for check in json.loads(content) if check["id"] == "rights")
+    assert (rights["result"], rights["wrong"]) == ("error", True)
+    assert f"virtualmachines.kubevirt.io in namespace {case.target}" in rights["message"]
+    await case.identity()

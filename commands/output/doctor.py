@@ -1,0 +1,52 @@
+"""How checks look: by subject, what is wrong first, each with its remedy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from commands.output.overview import console
+from overview.doctor.model import Check, Result, worst
+
+_MARKS = {
+    Result.ERROR: ("✗", "red"),
+    Result.WARNING: ("!", "yellow"),
+    Result.SKIPPED: ("-", "dim"),
+    Result.OK: ("✓", "green"),
+}
+
+
+def show(checks: Sequence[Check], *, everything: bool) -> None:
+    """Write the checks of each subject; those that are ok are counted unless all are wanted."""
+    out, order = console(), list(Result)
+    for subject in dict.fromkeys(check.subject for check in checks):
+        own = sorted((check for check in checks if check.subject == subject), key=lambda each: order.index(each.result))
+        mark, style = _MARKS[worst(own)]
+        passed = sum(check.result is Result.OK for check in own)
+        title = Text.assemble((f"{mark} ", style), (subject, "bold"))
+        if passed and not everything:
+            title.append(f"  {passed} ok", style="dim")
+        out.print(title)
+        for check in own:
+            if check.result is Result.OK and not everything:
+                continue
+            mark, style = _MARKS[check.result]
+            text = Text.assemble((check.id, "bold" if check.wrong else ""), ": ", check.message)
+            if not out.is_terminal:
+                out.print(f"  {mark} {text.plain}", markup=False)
+                if check.remedy:
+                    out.print(f"    {check.remedy}", markup=False)
+                continue
+            grid = Table.grid(padding=(0, 1, 0, 0))
+            grid.add_column(no_wrap=True)
+            grid.add_column(overflow="fold")
+            grid.add_row(Text(mark, style=style), text)
+            if check.remedy:
+                grid.add_row(Text("→", style="dim"), Text(check.remedy))
+            out.print(Padding(grid, (0, 0, 0, 2)))
+    counted = Counter(check.result for check in checks)
+    out.print(Text(", ".join(f"{counted[result]} {result}" for result in Result if counted[result]), style="dim"))

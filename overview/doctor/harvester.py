@@ -1,0 +1,279 @@
+"""Checks of a Harvester and of the account that leads to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from caphv.api import names
+from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
+from caphv.runtime.kubeconfig import Kubeconfig
+from overview.deep import host_ready
+from overview.doctor.model import Check, Result, ok, skipped
+from overview.doctor.rights import Right, describe
+from overview.objects import HarvesterObjects, Unseen, condition_of
+from overview.pools import PoolReport, Verdict
+
+_SOON = timedelta(days=14)
+_WITNESS = "node-role.harvesterhci.io/witness"
+_SCARCE = 0.1
+_AGENT_PATIENCE = timedelta(minutes=10)
+_SHOWN = 5
+
+
+@dataclass(slots=True)
+class HarvesterFacts:
+    """What the checks of one identity need. `objects` is None when Harvester does not answer, `error` says why."""
+
+    identity: Key
+    access: Kubeconfig | None = None
+    error: str = ""
+    objects: HarvesterObjects | None = None
+    denied: list[Right] | None = None
+    deployment: Obj | None = None
+    storage_classes: list[Obj] = field(default_factory=list)
+    machines: list[Obj] = field(default_factory=list)
+    clusters: list[Obj] = field(default_factory=list)
+    all_machines: frozenset[Key] | None = None
+    """HarvesterMachines of all namespaces; None where they may not be read. So it is with clusters."""
+    all_clusters: frozenset[Key] | None = None
+    pools: tuple[PoolReport, ...] = ()
+    management_cluster: str = ""
+
+
+def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
+    """Yield all checks of one identity and the Harvester behind it."""
+    secret = f"Secret {facts.identity}"
+    if facts.access is None:
+        remedy = "Create it with key kubeconfig: caphv identity create"
+        yield Check("identity", secret, Result.ERROR, facts.error, remedy)
+        return
+    yield _expiry(facts.access, secret, now)
+    subject = f"Harvester {facts.access.server}"
+    if facts.objects is None:
+        remedy = "Check address, firewall and proxy, and that the token is valid"
+        yield Check("connection", subject, Result.ERROR, facts.error, remedy)
+        return
+    yield ok("connection", subject, f"answers; Kubernetes {facts.objects.version}")
+    yield _rights(facts, secret)
+    yield _harvester_itself(facts, subject)
+    yield from _hosts(facts.objects, subject)
+    yield from _replicas(facts, subject)
+    yield from _pools(facts, subject)
+    yield from _references(facts, subject)
+    yield from _guest_agents(facts.objects, subject, now)
+    yield from _orphans(facts, subject)
+
+
+def _expiry(access: Kubeconfig, subject: str, now: datetime) -> Check:
+    ends = access.expires()
+    remedy = "Renew it: caphv identity create, or download a new kubeconfig"
+    if ends is None:
+        return ok("credentials", subject, "the credentials name no end")
+    if ends <= now:
+        return Check(
+            "credentials", subject, Result.ERROR, f"the credentials ended at {ends:%Y-%m-%d %H:%M} UTC", remedy
+        )
+    if ends - now < _SOON:
+        message = f"the credentials end at {ends:%Y-%m-%d %H:%M} UTC, in {(ends - now).days} days"
+        return Check("credentials", subject, Result.WARNING, message, remedy)
+    return ok("credentials", subject, f"the credentials are valid until {ends:%Y-%m-%d}")
+
+
+def _rights(facts: HarvesterFacts, subject: str) -> Check:
+    if facts.denied is None:
+        return skipped("rights", subject, "Harvester did not say which rights the account has")
+    if not facts.denied:
+        return ok("rights", subject, "the account has all rights that the provider needs")
+    missing = "; ".join(describe(facts.denied))
+    remedy = "Grant the roles in deploy/harvester/clusterroles.yaml; caphv identity create does"
+    return Check("rights", subject, Result.ERROR, f"the account may not {missing}", remedy)
+
+
+def _harvester_itself(facts: HarvesterFacts, subject: str) -> Check:
+    if facts.deployment is None:
+        return skipped("harvester", subject, "Deployment harvester-system/harvester may not be read")
+    available = condition_of(facts.deployment, "Available").get("status")
+    if available != "True":
+        remedy = "Look at Harvester's own Pods: kubectl get pods -n harvester-system"
+        message = "Deployment harvester-system/harvester is not available"
+        return Check("harvester", subject, Result.ERROR, message, remedy)
+    return ok("harvester", subject, "Deployment harvester-system/harvester is available")
+
+
+def _hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
+    hosts = [host for host in objects.hosts if labels_of(host).get(_WITNESS) != "true"]
+    if not hosts:
+        return
+    away = sorted(host["metadata"]["name"] for host in hosts if not host_ready(host))
+    closed = sorted(host["metadata"]["name"] for host in hosts if (host.get("spec") or {}).get("unschedulable"))
+    if away:
+        remedy = "Look at these hosts on Harvester; VMs on them do not run or cannot be moved"
+        yield Check("hosts", subject, Result.ERROR, f"not ready: {', '.join(away)}", remedy)
+    if closed:
+        remedy = "End the maintenance: kubectl uncordon, or Harvester's UI"
+        yield Check("hosts", subject, Result.WARNING, f"take no VMs: {', '.join(closed)}", remedy)
+    if not away and not closed:
+        yield ok("hosts", subject, f"{len(hosts)} hosts are ready and take VMs")
+    zones = [labels_of(host).get(names.ZONE_LABEL, "") for host in hosts]
+    if any(zones) and not all(zones):
+        without = sorted(host["metadata"]["name"] for host in hosts if not labels_of(host).get(names.ZONE_LABEL))
+        message = f"no zone label on {', '.join(without)}, so that hosts instead of zones are failure domains"
+        remedy = f"kubectl label node {without[0]} {names.ZONE_LABEL}=ZONE"
+        yield Check("zones", subject, Result.WARNING, message, remedy)
+    elif any(zones):
+        counted = ", ".join(f"{zone} ({count})" for zone, count in sorted(Counter(zones).items()))
+        yield ok("zones", subject, f"failure domains are {counted}")
+
+
+def _replicas(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
+    """Longhorn cannot keep more replicas of a volume than there are hosts: volumes stay degraded."""
+    objects = facts.objects
+    ready = sum(map(host_ready, objects.hosts)) if objects else 0
+    for storage_class in facts.storage_classes:
+        wanted = str((storage_class.get("parameters") or {}).get("numberOfReplicas") or "")
+        if wanted.isdigit() and ready and int(wanted) > ready:
+            name = storage_class["metadata"]["name"]
+            message = f"StorageClass {name} wants {wanted} replicas of each volume, and {ready} hosts are ready"
+            remedy = "Add hosts, or use a StorageClass with fewer replicas"
+            yield Check("longhorn-replicas", subject, Result.WARNING, message, remedy)
+
+
+def _pools(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
+    used = {str(each) for obj in (*facts.clusters, *facts.machines) for each in _pool_names(obj.get("spec") or {})}
+    known = {report.name for report in facts.pools}
+    for name in sorted(used - known):
+        if facts.pools:
+            remedy = "Create it, or correct the name in loadBalancerConfig or vmNetworkConfig"
+            yield Check("pools", subject, Result.ERROR, f"IPPool {name} does not exist", remedy)
+    for report in facts.pools:
+        if report.name not in used and not report.wrong:
+            continue
+        yield _pool(report, subject, used=report.name in used)
+
+
+def _pool(report: PoolReport, subject: str, *, used: bool) -> Check:
+    free = f"IPPool {report.name}: {report.expected} of {report.total} addresses are free"
+    leaked = [entry for entry in report.entries if entry.verdict is Verdict.LEAKED]
+    if report.error:
+        return Check("pools", subject, Result.ERROR, report.error, "Correct spec.ranges of the IPPool")
+    if leaked or report.stray_marks or report.available != report.expected:
+        message = f"{free}; {len(leaked)} have leaked" if leaked else f"{free}; status.available is {report.available}"
+        return Check("pools", subject, Result.WARNING, message, "caphv pools release")
+    if used and report.expected <= 0:
+        return Check("pools", subject, Result.ERROR, free, "Add a range, or another pool to ipPoolRefs")
+    if used and report.expected < report.total * _SCARCE:
+        return Check("pools", subject, Result.WARNING, free, "Add a range before the next rollout needs it")
+    return ok("pools", subject, free)
+
+
+def _pool_names(spec: Obj) -> Iterator[str]:
+    network, balancer = spec.get("vmNetworkConfig") or {}, spec.get("loadBalancerConfig") or {}
+    yield from filter(None, (network.get("ipPoolRef"), *(network.get("ipPoolRefs") or ()), balancer.get("ipPoolRef")))
+
+
+def _references(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
+    """Images, networks and key pairs that machines name."""
+    objects = facts.objects
+    if objects is None:
+        return
+    specs = [machine.get("spec") or {} for machine in facts.machines]
+    images = {
+        str(volume["imageName"]) for spec in specs for volume in spec.get("volumes") or () if volume.get("imageName")
+    }
+    wanted = (
+        ("images", "VM image", images, [*map(_image_names, objects.images)], "virtualmachineimages.harvesterhci.io"),
+        (
+            "networks",
+            "VM network",
+            {str(each) for spec in specs for each in spec.get("networks") or ()},
+            _keys(objects.networks),
+            "network-attachment-definitions.k8s.cni.cncf.io",
+        ),
+        (
+            "key-pairs",
+            "KeyPair",
+            {str(spec["sshKeyPair"]) for spec in specs if spec.get("sshKeyPair")},
+            _keys(objects.key_pairs),
+            "keypairs.harvesterhci.io",
+        ),
+    )
+    for check, kind, used, known, resource in wanted:
+        if not objects.sees(resource):
+            why = next(each.why for each in objects.unseen if each.what == resource)
+            yield skipped(check, subject, why)
+            continue
+        existing = set().union(*known) if known else set()
+        # A name without a namespace is looked up in namespaces that only the provider knows.
+        missing = sorted(name for name in used if name not in existing and name.rpartition("/")[2] not in existing)
+        if missing:
+            remedy = f"Create it on Harvester, or correct the template: kubectl get {resource} -A"
+            yield Check(check, subject, Result.ERROR, f"{kind} {', '.join(missing)} does not exist", remedy)
+        elif used:
+            yield ok(check, subject, f"{kind}s of all machines exist: {', '.join(sorted(used))}")
+    for image in objects.images:
+        progress = condition_of(image, "Imported")
+        if progress.get("status") == "False" and _image_names(image) & images:
+            message = f"VM image {key_of(image)} is not imported: {progress.get('message') or ''}"
+            yield Check("images", subject, Result.ERROR, message, "Import it again on Harvester")
+
+
+def _keys(objs: Iterable[Obj]) -> list[set[str]]:
+    return [{str(key_of(obj)), key_of(obj).name} for obj in objs]
+
+
+def _image_names(image: Obj) -> set[str]:
+    key, display = key_of(image), str((image.get("spec") or {}).get("displayName") or "")
+    return {str(key), key.name, *([display, f"{key.namespace}/{display}"] if display else [])}
+
+
+def _guest_agents(objects: HarvesterObjects, subject: str, now: datetime) -> Iterator[Check]:
+    """Without its guest agent a VM reports no address, and its machine never becomes ready."""
+    silent = []
+    for instance in objects.instances:
+        running = (instance.get("status") or {}).get("phase") == "Running"
+        created = str(instance["metadata"].get("creationTimestamp") or "")
+        old = bool(created) and now - datetime.fromisoformat(created) > _AGENT_PATIENCE
+        if running and old and condition_of(instance, "AgentConnected").get("status") != "True":
+            silent.append(str(key_of(instance)))
+    if silent:
+        remedy = "Look at the VM's console; the image needs qemu-guest-agent, or the network to install it"
+        yield Check("guest-agent", subject, Result.WARNING, f"no guest agent answers in {_some(silent)}", remedy)
+    elif objects.instances:
+        yield ok("guest-agent", subject, f"guest agents of {len(objects.instances)} VMs answer")
+
+
+def _orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
+    """Objects that this management cluster made, and whose owner does not exist any more."""
+    objects = facts.objects
+    if objects is None or facts.all_machines is None or facts.all_clusters is None or not facts.management_cluster:
+        yield skipped("orphans", subject, "objects of all namespaces, or namespace kube-system, may not be read")
+        return
+    owners = {"HarvesterMachine": facts.all_machines, "HarvesterCluster": facts.all_clusters}
+    left = []
+    kinds = (("VirtualMachine", objects.vms), ("PersistentVolumeClaim", objects.claims))
+    for kind, objs in (*kinds, ("LoadBalancer", objects.load_balancers), ("Service", objects.services)):
+        for obj in objs:
+            annotations = annotations_of(obj)
+            owner_kind, _, owner = annotations.get(names.OWNER_ANNOTATION, "").partition("/")
+            ours = annotations.get(names.OWNER_CLUSTER_ANNOTATION) == facts.management_cluster
+            if ours and owner_kind in owners and Key(*owner.split("/", 1)) not in owners[owner_kind]:
+                left.append(f"{kind} {key_of(obj)}")
+    if left:
+        remedy = "Make sure that nobody needs them, and delete them on Harvester; then caphv pools release"
+        yield Check("orphans", subject, Result.WARNING, f"their owner does not exist any more: {_some(left)}", remedy)
+    else:
+        yield ok("orphans", subject, "every object of this management cluster has its owner")
+
+
+def _some(objects: list[str]) -> str:
+    more = f" and {len(objects) - _SHOWN} more" if len(objects) > _SHOWN else ""
+    return f"{', '.join(sorted(objects)[:_SHOWN])}{more}"
+
+
+def unreadable(found: Iterable[Unseen]) -> Iterator[Check]:
+    """Checks that a missing right made impossible."""
+    for each in found:
+        yield skipped("access", each.what, each.why)

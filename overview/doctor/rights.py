@@ -1,0 +1,89 @@
+"""Which rights the provider's account needs on Harvester: those of the shipped roles, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from caphv import data
+from caphv.api.object import Obj, Resource
+from caphv.runtime.client import ApiClient
+from caphv.runtime.text import load_yaml_all
+
+_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+)
+_IN_NAMESPACES = "caphv-identity-namespace"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Right:
+    """A verb on a resource, in a namespace or in all."""
+
+    namespace: str
+    group: str
+    resource: str
+    verb: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        resource = f"{self.resource}.{self.group}" if self.group else self.resource
+        return f"{self.verb} {resource}{f' {self.name}' if self.name else ''}"
+
+
+def needed(namespaces: Iterable[str]) -> list[Right]:
+    """Return the rights that the shipped roles grant, for these target namespaces."""
+    roles = load_yaml_all((data.folder("deploy/harvester") / "clusterroles.yaml").read_text(encoding="utf-8"))
+    return sorted({right for role in roles for right in _of_role(role, sorted(namespaces))})
+
+
+async def denied(client: ApiClient, rights: Iterable[Right]) -> list[Right]:
+    """Ask Harvester which of these rights the client's account lacks. Raises `ApiError`, `Unreachable`."""
+    wanted = list(rights)
+    answers = await asyncio.gather(*(client.create(_REVIEWS, _review(right)) for right in wanted))
+    return [right for right, answer in zip(wanted, answers, strict=True) if not answer["status"].get("allowed")]
+
+
+def describe(rights: Iterable[Right]) -> Iterator[str]:
+    """Say which rights these are, those of one namespace and resource together."""
+    grouped: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for right in sorted(rights):
+        grouped[right.namespace, f"{right.resource}.{right.group}".rstrip("."), right.name].append(right.verb)
+    for (namespace, resource, name), verbs in grouped.items():
+        where = f"in namespace {namespace}" if namespace else "in all namespaces"
+        yield f"{', '.join(verbs)} {resource}{f' {name}' if name else ''} {where}"
+
+
+def _of_role(role: Obj, namespaces: list[str]) -> Iterator[Right]:
+    metadata = role["metadata"]
+    if role["kind"] == "Role":
+        places = [metadata["namespace"]]
+    else:
+        places = namespaces if metadata["name"] == _IN_NAMESPACES else [""]
+    for rule in role["rules"]:
+        for place in places:
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    for verb in rule["verbs"]:
+                        for name in rule.get("resourceNames") or [""]:
+                            yield Right(place, group, resource, verb, name)
+
+
+def _review(right: Right) -> Obj:
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {
+        "namespace": right.namespace,
+        "group": right.group,
+        "resource": resource,
+        "subresource": subresource,
+        "verb": right.verb,
+        "name": right.name,
+    }
+    return {
+        "apiVersion": _REVIEWS.api_version,
+        "kind": _REVIEWS.kind,
+        "metadata": {},
+        "spec": {"resourceAttributes": {name: value for name, value in attributes.items() if value}},
+    }

@@ -1,0 +1,258 @@
+"""The doctor's checks: what each finds, and what it says to do."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Key, Obj
+from caphv.runtime.kubeconfig import Kubeconfig
+from overview.assembly import overview_of
+from overview.doctor import clusters, harvester, management, rights
+from overview.doctor.harvester import HarvesterFacts
+from overview.doctor.management import ManagementFacts
+from overview.doctor.model import Check, Result
+from overview.model import Replicas
+from overview.objects import HarvesterObjects, Unseen
+from overview.pools import Entry, PoolReport, Verdict
+from tests.support.clusters import NOW, Builder, ago, condition
+
+US = "0a1b2c3d-1111-2222-3333-444455556666"
+
+
+def found(checks: Iterable[Check], check: str) -> list[Check]:
+    return [each for each in checks if each.id == check]
+
+
+def one(checks: Iterable[Check], check: str) -> Check:
+    (only,) = found(checks, check)
+    return only
+
+
+# The management cluster
+
+
+def crd(strategy: str = "None", **labels: str) -> Obj:
+    labels = labels or {"cluster.x-k8s.io/v1beta2": "v1beta1"}
+    return {"metadata": {"name": "harvestermachines", "labels": labels}, "spec": {"conversion": {"strategy": strategy}}}
+
+
+def webhooks(bundle: str = "CA") -> Obj:
+    service = {"namespace": "caphv-system", "name": "caphv-webhook-service"}
+    return {"webhooks": [{"clientConfig": {"service": service, "caBundle": bundle}}]}
+
+
+def deployment(ready: int) -> Obj:
+    containers = [{"image": "caphv:0.12"}]
+    spec = {"template": {"spec": {"containers": containers}}}
+    return {"spec": spec, "status": {"replicas": 1, "readyReplicas": ready}}
+
+
+def facts(**fields: Any) -> ManagementFacts:
+    """A management cluster where all is well."""
+    fine: dict[str, Any] = {
+        "version": "v1.36.3",
+        "cluster_api": ("v1beta2",),
+        "crds": [crd()],
+        "deployment": deployment(1),
+        "lease": {"spec": {"holderIdentity": "pod-1", "renewTime": ago(seconds=3)}},
+        "webhooks": webhooks(),
+        "endpoints": [{"endpoints": [{"conditions": {"ready": True}}]}],
+        "certificates": [
+            {
+                "metadata": {"name": "caphv-webhook"},
+                "status": {"notAfter": "2027-01-01T00:00:00Z", "conditions": [condition("Ready", "True")]},
+            }
+        ],
+    }
+    return ManagementFacts(**{**fine, **fields})
+
+
+def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() -> None:
+    assert {check.result for check in management.checks(facts(), NOW)} == {Result.OK}
+
+
+@pytest.mark.parametrize(
+    ("fields", "check", "result", "text"),
+    [
+        ({"cluster_api": ("v1alpha4",)}, "cluster-api", Result.ERROR, "serves only v1alpha4"),
+        ({"crds": [crd("Webhook")]}, "crds", Result.ERROR, "conversion webhook"),
+        ({"crds": [crd(other="x")]}, "crds", Result.ERROR, "lacks the labels"),
+        ({"deployment": deployment(0)}, "provider", Result.ERROR, "no ready replica"),
+        ({"deployment": None}, "provider", Result.SKIPPED, "--provider-namespace"),
+        ({"lease": {"spec": {"renewTime": ago(minutes=5)}}}, "leader", Result.ERROR, "nobody reconciles"),
+        ({"lease": {"spec": {"renewTime": ago(minutes=-5)}}}, "clock", Result.WARNING, "clocks differ"),
+        ({"endpoints": []}, "webhooks", Result.ERROR, "nobody serves the webhooks"),
+        ({"unseen": [Unseen("deployments", "forbidden")]}, "provider", Result.SKIPPED, "forbidden"),
+    ],
+)
+def test_the_management_cluster(fields: Any, check: str, result: Result, text: str) -> None:
+    found = one(management.checks(facts(**fields), NOW), check)
+    assert (found.result, text in found.message) == (result, True)
+    assert bool(found.remedy) == found.wrong
+
+
+def test_a_webhook_without_its_authority_is_an_error() -> None:
+    first = found(management.checks(facts(webhooks=webhooks("")), NOW), "webhooks")[0]
+    assert first.result is Result.ERROR
+
+
+def test_a_certificate_that_ends_soon_is_a_warning() -> None:
+    status = {"notAfter": "2026-11-24T00:00:00Z", "conditions": [condition("Ready", "True")]}
+    soon = facts(certificates=[{"metadata": {"name": "caphv-webhook"}, "status": status}])
+    assert one(management.checks(soon, NOW), "certificates").result is Result.WARNING
+
+
+# Harvester
+
+
+def token(**delta: float) -> str:
+    """A token that ends some time from now."""
+    claims = json.dumps({"exp": (NOW + timedelta(**delta)).timestamp()}).encode()
+    return f"a.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c"
+
+
+def host(name: str, zone: str = "", *, ready: bool = True, **spec: Any) -> Obj:
+    labels = {"topology.kubernetes.io/zone": zone} if zone else {}
+    conditions = {"conditions": [condition("Ready", str(ready))]}
+    return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": conditions}
+
+
+def objects(**fields: Any) -> HarvesterObjects:
+    fine: dict[str, Any] = {
+        "server": "https://harvester:6443",
+        "version": "v1.34.1",
+        "hosts": [host("h1", "a"), host("h2", "b")],
+        "images": [{"metadata": {"namespace": "default", "name": "image-x"}, "spec": {"displayName": "sles-15"}}],
+        "networks": [{"metadata": {"namespace": "default", "name": "production"}}],
+        "key_pairs": [{"metadata": {"namespace": "default", "name": "admin"}}],
+        "namespaces": frozenset({"vms"}),
+    }
+    return HarvesterObjects(**{**fine, **fields})
+
+
+def pool(total: int = 100, free: int = 50, **fields: Any) -> PoolReport:
+    return PoolReport("https://harvester:6443", "machines", total, free, free, **fields)
+
+
+def harvester_facts(**fields: Any) -> HarvesterFacts:
+    """A Harvester where all is well."""
+    machine_spec = {
+        "volumes": [{"imageName": "default/sles-15"}],
+        "networks": ["default/production"],
+        "sshKeyPair": "default/admin",
+        "vmNetworkConfig": {"ipPoolRef": "machines"},
+    }
+    fine: dict[str, Any] = {
+        "access": Kubeconfig("https://harvester:6443", token=token(days=90)),
+        "objects": objects(),
+        "denied": [],
+        "deployment": {"status": {"conditions": [condition("Available", "True")]}},
+        "machines": [{"metadata": {"name": "m", "namespace": "team"}, "spec": machine_spec}],
+        "clusters": [],
+        "all_machines": frozenset({Key("team", "m")}),
+        "all_clusters": frozenset(),
+        "pools": (pool(),),
+        "management_cluster": US,
+    }
+    return HarvesterFacts(Key("team", "identity"), **{**fine, **fields})
+
+
+def test_a_harvester_where_all_is_well_has_only_checks_that_are_ok() -> None:
+    results = {check.id: check.result for check in harvester.checks(harvester_facts(), NOW)}
+    assert set(results.values()) == {Result.OK}
+    assert {"credentials", "rights", "hosts", "zones", "pools", "images", "networks", "key-pairs", "orphans"} <= set(
+        results
+    )
+
+
+LEAK = Entry("machines", "10.0.0.9", "team/gone", Verdict.LEAKED)
+RIGHT = rights.Right("vms", "kubevirt.io", "virtualmachines", "create")
+OWNED = {"caphv.io/management-cluster": US, "caphv.io/owner": "HarvesterMachine/team/gone"}
+ORPHAN = {"metadata": {"name": "gone", "namespace": "vms", "annotations": OWNED}}
+SILENT = {
+    "metadata": {"name": "x", "namespace": "vms", "creationTimestamp": ago(hours=1)},
+    "status": {"phase": "Running"},
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "check", "result", "text"),
+    [
+        ({"access": None, "error": "not found"}, "identity", Result.ERROR, "not found"),
+        ({"access": Kubeconfig("https://h", token=token(days=-1))}, "credentials", Result.ERROR, "ended at"),
+        ({"access": Kubeconfig("https://h", token=token(days=3))}, "credentials", Result.WARNING, "in 3 days"),
+        ({"objects": None, "error": "no answer"}, "connection", Result.ERROR, "no answer"),
+        ({"denied": [RIGHT]}, "rights", Result.ERROR, "create virtualmachines.kubevirt.io in namespace vms"),
+        ({"deployment": {"status": {}}}, "harvester", Result.ERROR, "not available"),
+        ({"objects": objects(hosts=[host("h1"), host("h2", ready=False)])}, "hosts", Result.ERROR, "h2"),
+        ({"objects": objects(hosts=[host("h1", unschedulable=True)])}, "hosts", Result.WARNING, "take no VMs: h1"),
+        ({"objects": objects(hosts=[host("h1", "a"), host("h2")])}, "zones", Result.WARNING, "no zone label on h2"),
+        ({"pools": (pool(free=0),)}, "pools", Result.ERROR, "0 of 100"),
+        ({"pools": (pool(free=4),)}, "pools", Result.WARNING, "4 of 100"),
+        ({"pools": (pool(entries=(LEAK,)),)}, "pools", Result.WARNING, "1 have leaked"),
+        ({"objects": objects(images=[])}, "images", Result.ERROR, "default/sles-15 does not exist"),
+        ({"objects": objects(networks=[])}, "networks", Result.ERROR, "default/production does not exist"),
+        ({"objects": objects(instances=[SILENT])}, "guest-agent", Result.WARNING, "vms/x"),
+        ({"objects": objects(vms=[ORPHAN])}, "orphans", Result.WARNING, "VirtualMachine vms/gone"),
+        ({"all_machines": None}, "orphans", Result.SKIPPED, "may not be read"),
+    ],
+)
+def test_a_harvester(fields: Any, check: str, result: Result, text: str) -> None:
+    only = one(harvester.checks(harvester_facts(**fields), NOW), check)
+    assert (only.result, text in only.message) == (result, True)
+    assert bool(only.remedy) == only.wrong
+
+
+def test_a_pool_that_does_not_exist_is_an_error() -> None:
+    other = replace(pool(), name="other")
+    checks = found(harvester.checks(harvester_facts(pools=(other,)), NOW), "pools")
+    assert [check.message for check in checks] == ["IPPool machines does not exist"]
+
+
+def test_more_replicas_of_a_volume_than_hosts_are_a_warning() -> None:
+    classes = [{"metadata": {"name": "longhorn"}, "parameters": {"numberOfReplicas": "3"}}]
+    assert one(harvester.checks(harvester_facts(storage_classes=classes), NOW), "longhorn-replicas").wrong
+
+
+def test_a_witness_is_no_host_for_machines() -> None:
+    witness = host("w", ready=False)
+    witness["metadata"]["labels"]["node-role.harvesterhci.io/witness"] = "true"
+    checks = harvester.checks(harvester_facts(objects=objects(hosts=[host("h1", "a"), witness])), NOW)
+    assert one(checks, "hosts").result is Result.OK
+
+
+def test_rights_are_those_of_the_shipped_roles_in_each_target_namespace() -> None:
+    needed = rights.needed(["a", "b"])
+    assert rights.Right("", "loadbalancer.harvesterhci.io", "ippools", "patch") in needed
+    assert {right.namespace for right in needed if right.resource == "virtualmachines"} == {"a", "b"}
+    assert rights.Right("harvester-system", "apps", "deployments", "list", "harvester") in needed
+
+
+# Clusters
+
+
+def test_an_even_control_plane_and_one_on_a_single_host_are_warnings() -> None:
+    (cluster,) = overview_of(Builder().objects(), NOW).clusters
+    group = cluster.groups[0]
+    machines = tuple(replace(group.machines[0], name=f"cp-{n}", zone="") for n in range(3))
+    shaped = replace(
+        cluster, control_plane=Replicas(4, 4, 4, 4), groups=(replace(group, machines=machines), *cluster.groups[1:])
+    )
+    checks = list(clusters.checks([shaped]))
+    assert one(checks, "quorum").wrong
+    assert "3 of 3 control plane machines run in host harvester-1" in one(checks, "placement").message
+
+
+def test_problems_of_a_cluster_are_checks_with_their_next_step() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    check = one(clusters.checks(overview_of(builder.objects(), NOW).clusters), "cluster")
+    assert check.result is Result.ERROR
+    assert "kubectl delete machine worker-1" in check.remedy
