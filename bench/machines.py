@@ -116,11 +116,11 @@ class Watcher:
         return self.times.setdefault(name, Times())
 
 
-async def create_clusters(bench: Bench, watcher: Watcher, prefix: str, count: int) -> list[str]:
-    """Clusters whose infrastructure is ready; answers their names, which are also those of their namespaces."""
+async def create_clusters(bench: Bench, watcher: Watcher, prefix: str, count: int, accounts: int = 1) -> list[str]:
+    """Create clusters and wait until their infrastructure is ready; return their names (and namespaces)."""
     names = [f"{prefix}{number}" for number in range(count)]
     for number, name in enumerate(names):
-        await manifests.apply(bench.management, _cluster_objects(bench, name, number))
+        await manifests.apply(bench.management, _cluster_objects(bench, name, number, number % accounts))
     await watcher.until(
         "clusters are ready",
         lambda: all((watcher.clusters.get(name, {}).get("status") or {}).get("ready") for name in names),
@@ -160,7 +160,7 @@ async def delete_machines(bench: Bench, pairs: Iterable[tuple[str, str]]) -> Non
     await asyncio.gather(*(one(*pair) for pair in pairs))
 
 
-def _cluster_objects(bench: Bench, name: str, number: int) -> list[Obj]:
+def _cluster_objects(bench: Bench, name: str, number: int, account: int) -> list[Obj]:
     server = bench.workload(number)
     credentials = yaml.safe_load(bench.workload_kubeconfig(number))
     join = {
@@ -176,7 +176,7 @@ def _cluster_objects(bench: Bench, name: str, number: int) -> list[Obj]:
     metadata = {"name": name, "namespace": name}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}},
-        _secret(name, IDENTITY, {"kubeconfig": bench.harvester_identity}),
+        _secret(name, IDENTITY, {"kubeconfig": bench.harvester_identity(account)}),
         _secret(name, f"{name}-bootstrap", {"value": bootstrap.encode()}),
         _secret(name, f"{name}-kubeconfig", {"value": yaml.safe_dump(credentials).encode()}),
         {

@@ -10,7 +10,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.events import EventRecorder
 from reconciler.caches import Caches
 from reconciler.harvester.ownership import Owner
-from reconciler.harvester.session import Sessions
+from reconciler.harvester.sessions import Sessions
 from reconciler.memory import Memory
 from reconciler.queues import Queues
 from reconciler.remote.objectwatch import ObjectWatches

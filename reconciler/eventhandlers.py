@@ -6,7 +6,7 @@ first compares the fields that reconciles read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from caphv.api import clusterapi, names, resources
@@ -111,34 +111,39 @@ class EventHandlers:
 
     # Harvester
 
-    def harvester(self, session: Session, change: Change) -> None:
-        """Any object on a Harvester."""
+    def harvester(self, sessions: Mapping[Session, None], change: Change) -> None:
+        """Any object on a Harvester, in a cache that these sessions read."""
         kind = change.resource.kind
-        fingerprint = session.fingerprint
         if kind in ("VirtualMachine", "VirtualMachineInstance", "PersistentVolumeClaim"):
-            self._machine_on_harvester(session, change)
+            self._machine_on_harvester(sessions, change)
         elif kind in ("Service", "LoadBalancer"):
-            for cluster in self._harvester_clusters_on(session, change.key.namespace):
+            for cluster in self._harvester_clusters_on(sessions, change.key.namespace):
                 if change.key.name in generated_names(cluster, LOAD_BALANCER):
                     self._clusters.add(key_of(cluster))
         elif kind == "IPPool":
-            self._context.waiters.notify(("pool", fingerprint, change.key.name))
+            for session in sessions:
+                self._context.waiters.notify(("pool", session.fingerprint, change.key.name))
         elif kind in ("VirtualMachineImage", "KeyPair"):
-            self._context.waiters.notify((kind, fingerprint))
+            for session in sessions:
+                self._context.waiters.notify((kind, session.fingerprint))
         elif kind in ("Node", "Deployment") and _differs(change, _host_fields):
-            for key in self._context.sessions.users(session):
-                self._clusters.add(key)
-            if change.old is not None and change.new is not None and _differs(change, topology):
-                self._add_machines_on(session)
-            if _differs(change, _architecture):
-                for cluster in self._clusters_using(session):
-                    self._add_templates_of(cluster)
+            for session in sessions:
+                self._host_changed(session, change)
 
     def health(self, session: Session) -> None:
         """A Harvester became unreachable or reachable, or rejects the credentials."""
         for key in self._context.sessions.users(session):
             self._clusters.add(key)
         self._add_machines_on(session)
+
+    def _host_changed(self, session: Session, change: Change) -> None:
+        for key in self._context.sessions.users(session):
+            self._clusters.add(key)
+        if change.old is not None and change.new is not None and _differs(change, topology):
+            self._add_machines_on(session)
+        if _differs(change, _architecture):
+            for cluster in self._clusters_using(session):
+                self._add_templates_of(cluster)
 
     # Workload clusters
 
@@ -177,11 +182,11 @@ class EventHandlers:
         for machine in self._caches.machines_of(cluster):
             self._machines.add(key_of(machine))
 
-    def _harvester_clusters_on(self, session: Session, namespace: str) -> list[Obj]:
-        keys = self._context.sessions.users(session, namespace)
+    def _harvester_clusters_on(self, sessions: Mapping[Session, None], namespace: str) -> list[Obj]:
+        keys = (key for session in sessions for key in self._context.sessions.users(session, namespace))
         return [obj for key in keys if (obj := self._caches.harvester_clusters.get(*key))]
 
-    def _machine_on_harvester(self, session: Session, change: Change) -> None:
+    def _machine_on_harvester(self, sessions: Mapping[Session, None], change: Change) -> None:
         changed = _differs(change, _vm_fields)
         balanced = names.MACHINE_TYPE_LABEL in labels_of(change.obj) and _differs(change, _backend_fields)
         if not (changed or balanced):
@@ -197,7 +202,7 @@ class EventHandlers:
             if harvester_cluster is None:
                 continue
             key = key_of(harvester_cluster)
-            if key in self._context.sessions.users(session, change.key.namespace):
+            if self._context.sessions.uses(key, sessions, change.key.namespace):
                 if changed:
                     self._machines.add(key_of(machine))
                 if balanced:

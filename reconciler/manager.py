@@ -31,7 +31,7 @@ from reconciler.cluster.pools import used_pools
 from reconciler.context import Context
 from reconciler.eventhandlers import EventHandlers
 from reconciler.harvester import poolmetrics
-from reconciler.harvester.session import Sessions
+from reconciler.harvester.sessions import Sessions
 from reconciler.machine.controller import MachineReconciler
 from reconciler.machinetemplate.controller import MachineTemplateReconciler
 from reconciler.queues import Queues
@@ -101,7 +101,7 @@ class Provider:
         caches = Caches.create(
             client, cluster_api_version=cluster_api_version, namespace=options.namespace, selector=selector
         )
-        sessions = Sessions()
+        sessions = Sessions(client.fence)
         queues = Queues(concurrency=options.concurrency, harvester_of=HarvesterOfMachine(caches, sessions))
         self.context = Context(
             client=client,

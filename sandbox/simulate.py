@@ -103,7 +103,7 @@ class Simulator:
         ]
 
     async def _client(self, stack: contextlib.AsyncExitStack, name: str, access: Kubeconfig) -> ApiClient:
-        client = access.client(name=name, user_agent="caphv-sandbox", timeout=60.0)
+        client = access.client(name=name, user_agent="caphv-sandbox", timeout=60.0, untrusted=False)
         stack.push_async_callback(client.close)
         return client
 

@@ -21,14 +21,15 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
 
 from caphv.api.object import Key, Obj, Resource, key_of, resource_version
 from caphv.runtime import metrics
-from caphv.runtime.client import ApiClient
+from caphv.runtime.budget import MemoryBudget
 from caphv.runtime.errors import ApiError, Gone, TooLarge, TooManyRequests, Unreachable
 from caphv.runtime.freshness import Freshness
 
@@ -63,6 +64,26 @@ class Change:
 
 
 Handler = Callable[[Change], None]
+
+
+class Source(Protocol):
+    """What an informer reads from: an `ApiClient`, or something that chooses one for each request."""
+
+    @property
+    def name(self) -> str:
+        """Name of the server in metrics and logs."""
+
+    @property
+    def budget(self) -> MemoryBudget | None:
+        """What the cache may take; None for no limit."""
+
+    @property
+    def list(self) -> Callable[..., Awaitable[Obj]]:
+        """As `ApiClient.list`."""
+
+    @property
+    def watch(self) -> Callable[..., AsyncGenerator[tuple[str, Obj], None]]:
+        """As `ApiClient.watch`."""
 
 
 class Store:
@@ -134,7 +155,7 @@ class Informer:
 
     def __init__(
         self,
-        client: ApiClient,
+        client: Source,
         resource: Resource,
         *,
         namespace: str = "",
@@ -232,12 +253,15 @@ class Informer:
 
     async def run(self) -> None:
         """List and watch until cancelled."""
+        # A cache whose task was cancelled may run again: what it holds counts while it runs.
+        budget = self._client.budget
+        if budget:
+            budget.charge(sum(self._sizes.values()))
         try:
             await self._run()
         finally:
-            if self._client.budget:
-                self._client.budget.release(sum(self._sizes.values()))
-            self._sizes.clear()
+            if budget:
+                budget.release(sum(self._sizes.values()))
 
     # Inside
 

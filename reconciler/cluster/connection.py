@@ -28,7 +28,7 @@ async def ensure_connection(scope: ClusterScope) -> None:
         raise Blocked(
             _CONNECTION, Reason.HARVESTER_CONNECTION_IN_PROGRESS, f"connecting to {session.server}", after=0.2
         )
-    await _ensure_same_harvester(scope)
+    _ensure_same_harvester(scope)
     if not session.available:
         raise failed("Deployment harvester-system/harvester on Harvester is not available")
     scope.draft.set_true(_CONNECTION)
@@ -60,10 +60,10 @@ def refused(scope: ClusterScope, *, after: float | None = None) -> Blocked:
     return Blocked(_CONNECTION, Reason.HARVESTER_AUTHENTICATION_FAILED, message, warn=True, after=after)
 
 
-async def _ensure_same_harvester(scope: ClusterScope) -> None:
+def _ensure_same_harvester(scope: ClusterScope) -> None:
     """Remember the Harvester, and refuse another one, on which all machines would seem to be lost."""
     session = scope.connected()
-    uid = await scope.context.sessions.identify(session)
+    uid = session.uid
     known = str((scope.draft.fields.get("harvester") or {}).get("uid") or "")
     if known and uid and known != uid:
         machines = scope.context.caches.machines_of(scope.cluster)

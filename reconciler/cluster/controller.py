@@ -61,16 +61,28 @@ class ClusterReconciler:
     async def _reconcile(self, obj: Obj) -> Result | None:
         cluster = self._context.caches.cluster_of(obj)
         if clusterapi.externally_managed(obj):
+            await self._open_session(obj, cluster)
+            if key_of(obj) in self._context.sessions:
+                self._context.sessions.accept(key_of(obj))
             return None
         if cluster is None:
             return await self._without_cluster(obj) if being_deleted(obj) else None
         scope = ClusterScope(self._context, obj, cluster, StatusDraft(obj))
         if clusterapi.paused(cluster, obj):
+            await self._open_session(obj, cluster)
             scope.draft.set_true(ConditionType.PAUSED)
             await self._write(scope)
             return None
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
         return await self._attempt(scope)
+
+    async def _open_session(self, obj: Obj, cluster: Obj | None) -> None:
+        """Connect for the machines of a cluster whose own phases do not run; problems are reported when they do."""
+        scope = ClusterScope(self._context, obj, cluster or _lost_cluster(obj), StatusDraft(obj))
+        try:
+            await identity.open_session(scope, self._identities)
+        except Blocked as blocked:
+            log.info("HarvesterCluster %s: %s", scope.key, blocked.message)
 
     async def _without_cluster(self, obj: Obj) -> Result | None:
         """Handle a deletion without a Cluster."""

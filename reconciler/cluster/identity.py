@@ -113,17 +113,28 @@ class Identities:
 
 async def ensure_session(scope: ClusterScope, identities: Identities) -> None:
     """Read the identity and assign a session to the cluster; `spec.server` follows the kubeconfig (contract)."""
-    identity = await identities.read(scope)
+    identity = await open_session(scope, identities)
     _report_expiry(scope, identity)
+    server = identity.access.server
+    if scope.obj["spec"].get("server") != server and "deletionTimestamp" not in scope.obj["metadata"]:
+        await scope.patch_spec({"server": server})
+
+
+async def open_session(scope: ClusterScope, identities: Identities) -> Identity:
+    """Read the identity and assign a session to the cluster. Raises `Blocked`; writes nothing."""
+    identity = await identities.read(scope)
     access = identity.access
     try:
         scope.session = await scope.context.sessions.assign(
-            scope.key, access, scope.target_namespace, identity=str(secret_of(scope.obj))
+            scope.key,
+            access,
+            scope.target_namespace,
+            identity=str(secret_of(scope.obj)),
+            harvester_uid=str((scope.draft.fields.get("harvester") or {}).get("uid") or ""),
         )
     except KubeconfigError as error:
         raise failed(f"identity Secret {secret_of(scope.obj)}: {error}") from None
-    if scope.obj["spec"].get("server") != access.server and "deletionTimestamp" not in scope.obj["metadata"]:
-        await scope.patch_spec({"server": access.server})
+    return identity
 
 
 def secret_of(obj: Obj) -> Key:

@@ -2,15 +2,17 @@
 
 Many clients write a pool: our workers, other management clusters, Harvester's load balancer controller. Each session
 has one allocator, so that concurrent requests become one conditional write per pool instead of fighting for its
-resourceVersion. Sessions of different identities on one Harvester write in turn and pass on what they wrote. After a
-conflict the allocator reads the pool again and plans the remaining requests again.
+resourceVersion. Sessions of different accounts on one Harvester write in turn, each turn for a bounded time. No
+allocator believes what another one was told, unless they share the cache of pools. After a conflict it reads the pool
+again with its own client and plans the remaining requests again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,8 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, NotFound, Unreachable
 
 _ATTEMPTS = 20
+# A slow server, or one that throttles an account, must not hold up the others.
+_TURN_SECONDS = 5.0
 
 
 @dataclass(slots=True)
@@ -38,31 +42,22 @@ class AllocatorGroup:
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
-        self.caches: list[Informer] = []
 
 
 class AddressAllocator:
     """Reserves and releases addresses. `in_use` returns addresses that must not be allocated."""
 
-    def __init__(self, client: ApiClient, pools: Informer, in_use: Callable[[], Collection[str]]) -> None:
+    def __init__(self, client: ApiClient, pools: Callable[[], Informer], in_use: Callable[[], Collection[str]]) -> None:
         self._client = client
-        self._pools = pools
+        self._current_pools = pools
         self._in_use = in_use
         self._pending: list[_Pending] = []
         self._pending_releases: dict[str, list[_PendingRelease]] = {}
         self._group = AllocatorGroup()
-        self._group.caches.append(pools)
 
     def join(self, group: AllocatorGroup) -> None:
-        """Join the allocators of other identities on the same Harvester."""
-        if group is not self._group:
-            self.leave()
-            self._group = group
-            group.caches.append(self._pools)
-
-    def leave(self) -> None:
-        """Stop receiving what the other allocators write."""
-        self._group.caches.remove(self._pools)
+        """Join the allocators of other accounts on the same Harvester."""
+        self._group = group
 
     async def allocate(self, request: ipam.AddressRequest) -> ipam.Grant | ipam.Refusal:
         """Reserve an address in the first of the request's pools that has one, or return the one its id holds.
@@ -75,7 +70,7 @@ class AddressAllocator:
         async with self._group.lock:
             if not pending.future.done():
                 batch, self._pending = self._pending, []
-                await self._allocate_batch(batch)
+                await _bounded(self._allocate_batch(batch))
         return await pending.future
 
     async def release(self, pool: str, address: str, holder: str, cluster: str = "") -> bool:
@@ -84,7 +79,7 @@ class AddressAllocator:
         self._pending_releases.setdefault(pool, []).append((address, holder, cluster, future))
         async with self._group.lock:
             if not future.done():
-                await self._release_all(pool, self._pending_releases.pop(pool))
+                await _bounded(self._release_all(pool, self._pending_releases.pop(pool)))
         return await future
 
     async def mark(self, pool: str, address: str, cluster: str) -> None:
@@ -154,24 +149,31 @@ class AddressAllocator:
         return retry
 
     async def _write(self, pool: str, patch: Obj) -> None:
-        self._observe(await self._client.patch(resources.IP_POOLS, pool, "", patch))
+        self._pools.observe(await self._client.patch(resources.IP_POOLS, pool, "", patch))
 
     async def _refresh(self, pool: str) -> None:
         try:
-            self._observe(await self._client.get(resources.IP_POOLS, pool))
+            self._pools.observe(await self._client.get(resources.IP_POOLS, pool))
         except NotFound:
             self._pools.forget("", pool)
 
-    def _observe(self, pool: Obj) -> None:
-        for cache in self._group.caches:
-            cache.observe(pool)
+    @property
+    def _pools(self) -> Informer:
+        return self._current_pools()
+
+
+async def _bounded(turn: Coroutine[Any, Any, None]) -> None:
+    """Take one turn; requests that it has not served in time fail as unreachable."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_TURN_SECONDS):
+            await turn
 
 
 def _fail(futures: Iterable[asyncio.Future[Any]], error: BaseException) -> None:
     """Fail all waiting requests with the error of the write."""
     for future in futures:
         if not future.done():
-            future.set_exception(error if isinstance(error, Exception) else Unreachable("stopped while writing"))
+            future.set_exception(error if isinstance(error, Exception) else Unreachable("no answer in time"))
             future.exception()  # marks it as retrieved: the waiting reconcile may have been cancelled
     if not isinstance(error, Exception):
         raise error

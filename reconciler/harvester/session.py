@@ -1,75 +1,118 @@
-"""One session per Harvester identity: a client, shared watches, and the allocator of its address pools.
+"""One session per Harvester account: a client, the right to use shared caches, and the account's own health.
 
-All clusters with the same identity share a session. It opens with the first and closes with the last of them. Watches
-of cluster-wide collections (hosts, images, key pairs, pools, Services of load balancers) run once per session, those of
-a target namespace once per namespace. The uid of namespace `kube-system` identifies a Harvester: sessions of different
-identities on one Harvester allocate addresses together.
-
-The watch of Harvester's own Deployment doubles as probe: while Harvester is unreachable, only the probe retries often
-and the other watches wait for it, so that an outage of hours costs one request every few seconds, whatever the number
-of machines.
+All clusters with the same credentials share a session. It opens with the first and closes with the last of them,
+whatever state their HarvesterClusters are in. What several accounts may read is read once, see
+`reconciler.harvester.harvester`; where a SelfSubjectAccessReview says that an account may not list a collection, the
+session has a cache of its own, whose errors say which right is missing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
+import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
-from caphv.api import names, resources
-from caphv.api.object import (
-    DEPLOYMENTS,
-    NAMESPACES,
-    NODES,
-    PERSISTENT_VOLUME_CLAIMS,
-    SERVICES,
-    Key,
-    Obj,
-    Resource,
-    annotations_of,
-    labels_of,
-    uid_of,
-)
+from caphv.api.object import NAMESPACES, Resource, uid_of
 from caphv.runtime.cache import Change, Informer
-from caphv.runtime.errors import Forbidden, Unauthorized
+from caphv.runtime.errors import ApiError, Forbidden, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
-from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
+from reconciler.harvester.allocator import AddressAllocator
+from reconciler.harvester.harvester import (
+    CLUSTER_WIDE,
+    DEPLOYMENT,
+    HARVESTER_DEPLOYMENT,
+    HARVESTER_NAMESPACE,
+    HOSTS,
+    IMAGES,
+    KEY_PAIRS,
+    LOAD_BALANCER_SERVICES,
+    POOLS,
+    PROBE_BACKOFF,
+    Harvester,
+    Harvesters,
+    Probe,
+    collections_of,
+)
+from reconciler.harvester.sharedcache import Collection
 
 log = logging.getLogger(__name__)
 
-HARVESTER_NAMESPACE = "harvester-system"
-HARVESTER_DEPLOYMENT = "harvester"
-_PROBE_BACKOFF = 4.0
-_BACKOFF = 60.0
+ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+)
+# Rights that end are noticed by a 403, or after this many seconds.
+_REVIEW_SECONDS = 600.0
+_REVIEW_AGAIN = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEvents:
-    """Callbacks of a session: an object changed; Harvester became unreachable or reachable."""
+    """Callbacks: an object changed that these sessions read; a Harvester became unreachable or reachable for one."""
 
-    changed: Callable[[Session, Change], None]
+    changed: Callable[[Mapping[Session, None], Change], None]
     health: Callable[[Session], None]
 
 
+class _View:
+    """What a session sees of one collection: nothing yet, the shared cache, or a cache of its own."""
+
+    def __init__(self, collection: Collection, own: Informer) -> None:
+        self.collection = collection
+        self.informer = own
+        self.own = own
+        self.task: asyncio.Task[None] | None = None
+        self.closed = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether the shared cache is used."""
+        return self.informer is not self.own
+
+    async def stop(self) -> None:
+        """Stop the session's own cache."""
+        if self.task:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None
+
+
 class TargetNamespace:
-    """Watches of one namespace on Harvester. VMs are indexed by `harvestercluster/machinetype`."""
+    """Caches of one namespace on Harvester."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
-        self.vms = session.informer(resources.VIRTUAL_MACHINES, namespace=name, indexes={"machinetype": _machine_type})
-        self.instances = session.informer(resources.VIRTUAL_MACHINE_INSTANCES, namespace=name, transform=_slim_instance)
-        self.claims = session.informer(PERSISTENT_VOLUME_CLAIMS, namespace=name, transform=_slim_claim)
-        self.load_balancers = session.informer(resources.LOAD_BALANCERS, namespace=name)
+        self.views = tuple(session.new_view(collection) for collection in collections_of(name))
+
+    @property
+    def vms(self) -> Informer:
+        """VirtualMachines, indexed by `harvestercluster/machinetype`."""
+        return self.views[0].informer
+
+    @property
+    def instances(self) -> Informer:
+        """VirtualMachineInstances."""
+        return self.views[1].informer
+
+    @property
+    def claims(self) -> Informer:
+        """PersistentVolumeClaims."""
+        return self.views[2].informer
+
+    @property
+    def load_balancers(self) -> Informer:
+        """LoadBalancers."""
+        return self.views[3].informer
 
     @property
     def informers(self) -> list[Informer]:
-        """All watches of the namespace."""
-        return [self.vms, self.instances, self.claims, self.load_balancers]
+        """All caches of the namespace."""
+        return [view.informer for view in self.views]
 
     @property
     def synced(self) -> bool:
@@ -83,47 +126,110 @@ class TargetNamespace:
 
 
 class Session:
-    """Connection, caches and allocator for one identity; created by `Sessions`."""
+    """Client, caches and allocator for one account; created by `Sessions`."""
 
-    def __init__(self, access: Kubeconfig, events: SessionEvents, identity: str) -> None:
+    def __init__(
+        self,
+        access: Kubeconfig,
+        events: SessionEvents,
+        identity: str,
+        harvesters: Harvesters,
+        fence: Callable[[], None] | None = None,
+    ) -> None:
         # Secrets with the same content share a session; metrics name the first of them.
         self.identity = identity
         self.fingerprint = access.fingerprint
         self.server = access.server
         self.ca = access.ca
-        self.client = access.client(name="harvester", on_response=metrics.IdentityRequests(identity).answered)
+        self.uid = ""
+        self._access = access
+        self._requests = metrics.IdentityRequests(identity)
+        self.client = access.client(name="harvester", on_response=self._responded, fence=fence)
         self._events = events
-        self._tasks: dict[Informer, asyncio.Task[None]] = {}
-        self._watches_waiting = False
-        self._probed = 0.0
-        self._uid: str | None = None
-        self._identifying = asyncio.Lock()
+        self._harvesters = harvesters
+        self._harvester: Harvester | None = None
+        self._connect_error: Exception | None = None
+        self._rejected = False
+        self._denied = False
+        self._reviewed = -_REVIEW_AGAIN
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._health = ""
+        self._probe = Probe(self.report_health, self.own_informers)
+        self._views: dict[Collection, _View] = {}
+        for collection in CLUSTER_WIDE:
+            self._views[collection] = self.new_view(collection)
         self.namespaces: dict[str, TargetNamespace] = {}
-        self.deployment = self._reported(
-            Informer(
-                self.client,
-                DEPLOYMENTS,
-                namespace=HARVESTER_NAMESPACE,
-                field_selector=f"metadata.name={HARVESTER_DEPLOYMENT}",
-                transform=_slim_deployment,
-                on_error=self._probe_failed,
-                on_contact=self._probe_answered,
-                max_backoff=_PROBE_BACKOFF,
-            )
-        )
-        self.hosts = self.informer(NODES, transform=_slim_host)
-        self.images = self.informer(resources.IMAGES)
-        self.key_pairs = self.informer(resources.KEY_PAIRS)
-        self.pools = self.informer(resources.IP_POOLS)
-        # Of all namespaces: an address that any load balancer announces must not be allocated.
-        self.services = self.informer(SERVICES, label_selector=f"{names.SERVICE_LB_LABEL}=true")
-        self.allocator = AddressAllocator(self.client, self.pools, self._addresses_in_use)
+        self.allocator = AddressAllocator(self.client, lambda: self.pools, self._addresses_in_use)
+
+    # Caches
+
+    @property
+    def deployment(self) -> Informer:
+        """Harvester's own Deployment."""
+        return self._views[DEPLOYMENT].informer
+
+    @property
+    def hosts(self) -> Informer:
+        """Nodes of Harvester."""
+        return self._views[HOSTS].informer
+
+    @property
+    def images(self) -> Informer:
+        """VirtualMachineImages of all namespaces."""
+        return self._views[IMAGES].informer
+
+    @property
+    def key_pairs(self) -> Informer:
+        """KeyPairs of all namespaces."""
+        return self._views[KEY_PAIRS].informer
+
+    @property
+    def pools(self) -> Informer:
+        """IPPools."""
+        return self._views[POOLS].informer
+
+    @property
+    def services(self) -> Informer:
+        """Services of load balancers in all namespaces."""
+        return self._views[LOAD_BALANCER_SERVICES].informer
+
+    @property
+    def synced(self) -> bool:
+        """Whether the cluster-wide caches have been filled."""
+        return all(view.informer.synced for view in self._views.values())
+
+    @property
+    def sync_error(self) -> str:
+        """Why cluster-wide caches cannot be filled; empty while the first lists are still being read."""
+        return _sync_error(view.informer for view in self._views.values())
+
+    def own_informers(self) -> list[Informer]:
+        """Caches that this session does not share."""
+        return [view.own for view in self._all_views() if view.task]
+
+    def watch_namespace(self, name: str) -> TargetNamespace:
+        """The caches of a target namespace; the first call opens them."""
+        if name not in self.namespaces:
+            self.namespaces[name] = TargetNamespace(self, name)
+            if self._harvester:
+                self._spawn(self._open_views(self.namespaces[name].views))
+        return self.namespaces[name]
+
+    async def unwatch_namespace(self, name: str) -> None:
+        """Close the caches of a target namespace that no cluster uses any more."""
+        namespace = self.namespaces.pop(name, None)
+        for view in namespace.views if namespace else ():
+            await self._close_view(view)
+
+    # Health
 
     @property
     def error(self) -> Exception | None:
         """Why requests to Harvester fail now; None if they do not."""
-        return self.deployment.last_error
+        if self._rejected:
+            return Unauthorized(401, "Unauthorized", "the credentials are invalid or have expired")
+        return self._connect_error or self.deployment.last_error
 
     @property
     def unauthorized(self) -> bool:
@@ -137,97 +243,194 @@ class Session:
         conditions = (deployment or {}).get("status", {}).get("conditions") or ()
         return any(c.get("type") == "Available" and c.get("status") == "True" for c in conditions)
 
-    @property
-    def synced(self) -> bool:
-        """Whether the cluster-wide caches have been filled."""
-        return all(informer.synced for informer in self._cluster_wide)
-
-    @property
-    def sync_error(self) -> str:
-        """Why cluster-wide caches cannot be filled; empty while the first lists are still being read."""
-        return _sync_error(self._cluster_wide)
-
-    @property
-    def _cluster_wide(self) -> list[Informer]:
-        return [self.deployment, self.hosts, self.images, self.key_pairs, self.pools, self.services]
-
-    def informer(self, resource: Resource, **options: Any) -> Informer:
-        """An informer whose changes are reported; `start` runs it."""
-        options = {"max_backoff": _BACKOFF, "on_error": self._watch_failed, "probe": self.deployment, **options}
-        return self._reported(Informer(self.client, resource, **options))
-
-    def start(self) -> None:
-        """Start the cluster-wide watches."""
-        self._run(self._cluster_wide)
-
-    async def harvester_uid(self) -> str:
-        """The uid of `kube-system` on this Harvester, read once; empty if the identity may not read it."""
-        async with self._identifying:
-            if self._uid is None:
-                try:
-                    self._uid = uid_of(await self.client.get(NAMESPACES, "kube-system"))
-                except Forbidden as error:
-                    log.warning("cannot verify that %s stays the same Harvester: %s", self.server, error)
-                    self._uid = ""
-            return self._uid
-
     def probe(self) -> None:
-        """A request was answered 401: reconnect the probe now, so that it sees that, too."""
-        if time.monotonic() - self._probed > _PROBE_BACKOFF:
-            self._probed = time.monotonic()
-            self._tasks.pop(self.deployment).cancel()
-            self._run([self.deployment])
+        """A request was answered 401: verify the credentials now."""
+        self._wake.set()
 
-    def watch_namespace(self, name: str) -> TargetNamespace:
-        """The caches of a target namespace; the first call starts their watches."""
-        if name not in self.namespaces:
-            self.namespaces[name] = TargetNamespace(self, name)
-            self._run(self.namespaces[name].informers)
-        return self.namespaces[name]
-
-    async def unwatch_namespace(self, name: str) -> None:
-        """Stop the watches of a target namespace that no cluster uses any more."""
-        namespace = self.namespaces.pop(name, None)
-        await self._stop(namespace.informers if namespace else [])
-
-    async def close(self) -> None:
-        """Stop all watches and close the connection."""
-        await self._stop(list(self._tasks))
-        self.allocator.leave()
-        await self.client.close()
-
-    def _reported(self, informer: Informer) -> Informer:
-        informer.add_handler(lambda change: self._events.changed(self, change))
-        return informer
-
-    def _run(self, informers: list[Informer]) -> None:
-        for informer in informers:
-            self._tasks[informer] = informer.start()
-
-    async def _stop(self, informers: list[Informer]) -> None:
-        tasks = [self._tasks.pop(informer) for informer in informers]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _watch_failed(self, _error: Exception) -> None:
-        self._watches_waiting = True
-
-    def _probe_answered(self) -> None:
-        if self._watches_waiting:
-            self._watches_waiting = False
-            for informer in self._tasks:
-                informer.retry_now()
-        self._report_health("answers")
-
-    def _probe_failed(self, error: Exception) -> None:
-        self._report_health(type(error).__name__)
-
-    def _report_health(self, health: str) -> None:
-        """Report a change of health, but not each probe."""
+    def report_health(self) -> None:
+        """Report a change of health, but not each attempt."""
+        error = self.error
+        health = type(error).__name__ if error else "answers" if self._harvester else ""
         if health != self._health:
             self._health = health
             self._events.health(self)
+
+    # Life
+
+    def start(self) -> None:
+        """Connect, and keep the account's rights up to date, until `close`."""
+        self._spawn(self._run())
+
+    async def close(self) -> None:
+        """Leave all caches and close the connection."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for view in self._all_views():
+            await self._close_view(view)
+        if self._harvester:
+            self._harvesters.leave(self, self._harvester)
+        await self.client.close()
+
+    def refused(self, collection: Collection) -> None:
+        """Harvester has refused to list a collection that other accounts still may list: read it alone."""
+        for view in self._all_views():
+            if view.collection == collection and view.shared:
+                view.informer = view.own
+                view.task = view.own.start()
+
+    def new_view(self, collection: Collection) -> _View:
+        """A view that is empty until the session has found out what it may use."""
+        probe = self._views[DEPLOYMENT].own if DEPLOYMENT in self._views else None
+        options = {**self._probe.options(collection, probe), **collection.options}
+        own = Informer(self.client, collection.resource, namespace=collection.namespace, **options)
+        own.add_handler(lambda change: self._events.changed({self: None}, change))
+        return _View(collection, own)
+
+    async def _run(self) -> None:
+        await self._connect()
+        await self._open_views(self._all_views())
+        self._reviewed = time.monotonic()
+        while True:
+            wait_for_review = self._reviewed + _REVIEW_AGAIN - time.monotonic()
+            delay = _REVIEW_SECONDS * random.uniform(0.8, 1.2)
+            if self._rejected:
+                delay = PROBE_BACKOFF
+            elif self._denied:
+                delay = max(0.0, wait_for_review)
+            woken = await self._sleep(delay)
+            try:
+                if self._rejected:
+                    await self._identify()
+                elif not woken or wait_for_review <= 0:
+                    await self._review()
+            except (ApiError, Unreachable) as error:
+                log.debug("rights of %s on %s cannot be verified: %s", self.identity, self.server, error)
+
+    async def _sleep(self, delay: float) -> bool:
+        """Sleep, or return True early after `probe` or a refusal."""
+        try:
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
+
+    async def _connect(self) -> None:
+        delay = 0.2
+        while True:
+            try:
+                self.uid = await self._identify()
+                break
+            except (ApiError, Unreachable) as error:
+                self._connect_error = error
+                self.report_health()
+            self._wake.clear()
+            if not await self._sleep(delay * random.uniform(0.75, 1.25)):
+                delay = min(delay * 2, PROBE_BACKOFF)
+        self._connect_error = None
+        self._harvester = self._harvesters.enter(self, self._access, self.uid)
+        self.allocator.join(self._harvester.allocators)
+        self.report_health()
+
+    async def _identify(self) -> str:
+        """The uid of `kube-system` on this Harvester; empty if the account may not read it."""
+        try:
+            return uid_of(await self.client.get(NAMESPACES, "kube-system"))
+        except Forbidden as error:
+            log.warning("cannot verify that %s stays the same Harvester: %s", self.server, error)
+            return ""
+
+    async def _open_views(self, views: Iterable[_View]) -> None:
+        views = list(views)
+        for view in views:
+            if not view.shared and not view.task:
+                await self._open_view(view)
+        self._spawn(self._announce(views))
+
+    async def _announce(self, views: Iterable[_View]) -> None:
+        """Wake the clusters and machines that wait for these caches."""
+        for view in views:
+            await view.informer.wait_synced()
+        self._events.health(self)
+
+    async def _open_view(self, view: _View) -> None:
+        assert self._harvester is not None  # noqa: S101 - set by _connect
+        # The first account needs no review: its own list shows what it may.
+        allowed = not self._harvester.cache(view.collection).members or await self._may_list(view.collection)
+        if view.closed:
+            return
+        if allowed:
+            cache = self._harvester.cache(view.collection)
+            view.informer = cache.informer
+            cache.join(self)
+        else:
+            view.task = view.own.start()
+
+    async def _may_list(self, collection: Collection) -> bool:
+        attributes = {
+            "group": collection.resource.group,
+            "resource": collection.resource.plural,
+            "verb": "list",
+            "namespace": collection.namespace,
+        }
+        body = {
+            "apiVersion": ACCESS_REVIEWS.api_version,
+            "kind": ACCESS_REVIEWS.kind,
+            "spec": {"resourceAttributes": attributes},
+        }
+        try:
+            review = await self.client.request("POST", ACCESS_REVIEWS.path(), resource=ACCESS_REVIEWS, body=body)
+        except (ApiError, Unreachable) as error:
+            log.debug("cannot review the right of %s to list %s: %s", self.identity, collection.resource, error)
+            return False
+        return bool((review.get("status") or {}).get("allowed"))
+
+    async def _review(self) -> None:
+        """Leave shared caches that the account may no longer list, and join those that it may now."""
+        assert self._harvester is not None  # noqa: S101 - set by _connect
+        self._denied, self._reviewed = False, time.monotonic()
+        for view in self._all_views():
+            cache = self._harvester.cache(view.collection)
+            if view.shared and cache.reads(self):
+                continue
+            allowed = await self._may_list(view.collection)
+            if view.shared and not allowed:
+                await self._harvester.leave(self, view.collection)
+                self.refused(view.collection)
+            elif allowed and not view.shared:
+                await view.stop()
+                await self._open_view(view)
+
+    async def _close_view(self, view: _View) -> None:
+        view.closed = True
+        await view.stop()
+        if view.shared and self._harvester:
+            view.informer = view.own
+            await self._harvester.leave(self, view.collection)
+
+    def _all_views(self) -> list[_View]:
+        return [*self._views.values(), *(view for ns in self.namespaces.values() for view in ns.views)]
+
+    def _responded(self, code: int, seconds: float | None) -> None:
+        self._requests.answered(code, seconds)
+        if code == 401 and not self._rejected:
+            self._rejected = True
+            self._wake.set()
+            self.report_health()
+        elif 200 <= code < 300 and self._rejected:
+            self._rejected = False
+            self.report_health()
+        elif code == 403:
+            self._denied = True
+            self._wake.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _addresses_in_use(self) -> set[str]:
         """Addresses that a load balancer holds or is about to hold, whatever the pools say.
@@ -244,134 +447,5 @@ class Session:
         return used - {"", "0.0.0.0"}
 
 
-class Sessions:
-    """All sessions, and which HarvesterCluster uses which session and target namespace."""
-
-    def __init__(self) -> None:
-        self._events = SessionEvents(lambda _session, _change: None, lambda _session: None)
-        self._sessions: dict[str, Session] = {}
-        self._users: dict[Key, tuple[str, str]] = {}
-        self._accepted: set[Key] = set()
-        self._groups: WeakValueDictionary[str, AllocatorGroup] = WeakValueDictionary()
-
-    def connect(self, events: SessionEvents) -> None:
-        """Report the events of all sessions that open from now on."""
-        self._events = events
-
-    def of(self, cluster: Key) -> Session | None:
-        """The session of a HarvesterCluster for its machines, once it is verified to lead to the right Harvester.
-
-        Before that, a session whose caches are not filled is returned, too, because it may have an error to report.
-        """
-        fingerprint, _ = self._users.get(cluster, ("", ""))
-        session = self._sessions.get(fingerprint)
-        return session if session and (cluster in self._accepted or not session.synced) else None
-
-    def users(self, session: Session, namespace: str = "") -> list[Key]:
-        """HarvesterClusters that use a session (and that target namespace)."""
-        return [
-            key
-            for key, (fingerprint, target) in self._users.items()
-            if fingerprint == session.fingerprint and (not namespace or target == namespace)
-        ]
-
-    async def assign(self, cluster: Key, access: Kubeconfig, namespace: str, *, identity: str) -> Session:
-        """Assign the session of an identity (`<namespace>/<Secret>`) to a cluster, and close a session without users.
-
-        Raises `KubeconfigError` when the credentials cannot be loaded.
-        """
-        session = self._sessions.get(access.fingerprint)
-        if session is None:
-            session = Session(access, self._events, identity)
-            self._sessions[access.fingerprint] = session
-            session.start()
-            log.info("session opened for %s", access.server)
-        before = self._users.get(cluster)
-        self._users[cluster] = (access.fingerprint, namespace)
-        if before and before != self._users[cluster]:
-            self._accepted.discard(cluster)
-            await self._collect(*before)
-        return session
-
-    async def identify(self, session: Session) -> str:
-        """Return the uid of the session's Harvester, see `Session.harvester_uid`, and join its allocators."""
-        uid = await session.harvester_uid()
-        if uid:
-            group = self._groups.get(uid) or AllocatorGroup()
-            self._groups[uid] = group
-            session.allocator.join(group)
-        return uid
-
-    def accept(self, cluster: Key) -> bool:
-        """Record that the cluster's session leads to its Harvester; return whether that is new."""
-        new = cluster not in self._accepted
-        self._accepted.add(cluster)
-        return new
-
-    async def release(self, cluster: Key) -> None:
-        """Release the session of a deleted cluster."""
-        self._accepted.discard(cluster)
-        before = self._users.pop(cluster, None)
-        if before:
-            await self._collect(*before)
-
-    async def close(self) -> None:
-        """Close all sessions."""
-        self._users.clear()
-        self._accepted.clear()
-        for session in list(self._sessions.values()):
-            await session.close()
-        self._sessions.clear()
-
-    async def _collect(self, fingerprint: str, namespace: str) -> None:
-        session = self._sessions.get(fingerprint)
-        if session is None:
-            return
-        if not self.users(session):
-            del self._sessions[fingerprint]
-            await session.close()
-            if not any(other.identity == session.identity for other in self._sessions.values()):
-                metrics.forget_identity(session.identity)
-            log.info("session closed for %s", session.server)
-        elif not self.users(session, namespace):
-            await session.unwatch_namespace(namespace)
-
-
 def _sync_error(informers: Iterable[Informer]) -> str:
     return "; ".join(str(one.last_error) for one in informers if not one.synced and one.last_error)
-
-
-def _machine_type(vm: Obj) -> list[str]:
-    value = labels_of(vm).get(names.MACHINE_TYPE_LABEL)
-    return [value] if value else []
-
-
-def _metadata(obj: Obj, *names: str) -> dict[str, Any]:
-    kept = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", *names)
-    return {name: obj["metadata"][name] for name in kept if name in obj["metadata"]}
-
-
-def _slim_instance(vmi: Obj) -> Obj:
-    status = vmi.get("status") or {}
-    kept = ("phase", "nodeName", "interfaces", "conditions", "reason")
-    return {
-        "metadata": _metadata(vmi, "labels", "ownerReferences"),
-        "status": {name: status[name] for name in kept if name in status},
-    }
-
-
-def _slim_claim(claim: Obj) -> Obj:
-    kept = {name: value for name, value in annotations_of(claim).items() if name.startswith("caphv.io/")}
-    return {"metadata": {**_metadata(claim), "annotations": kept}}
-
-
-def _slim_deployment(deployment: Obj) -> Obj:
-    conditions = (deployment.get("status") or {}).get("conditions") or []
-    return {"metadata": _metadata(deployment), "status": {"conditions": conditions}}
-
-
-def _slim_host(node: Obj) -> Obj:
-    return {
-        "metadata": _metadata(node, "labels"),
-        "spec": {"unschedulable": (node.get("spec") or {}).get("unschedulable", False)},
-    }

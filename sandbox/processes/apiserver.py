@@ -157,7 +157,7 @@ class ApiServer:
             client_certificate=pair.certificate.decode(),
             client_key=pair.key.decode(),
         )
-        client = access.client(name=self.name, user_agent="caphv-sandbox", timeout=60.0)
+        client = access.client(name=self.name, user_agent="caphv-sandbox", timeout=60.0, untrusted=False)
         try:
             yield client
         finally:

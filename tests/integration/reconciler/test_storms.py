@@ -101,7 +101,7 @@ async def test_who_waits_for_what_is_refused_says_so(proxy: FaultProxy, case: Ca
         await case.ask_deletion(HARVESTER_MACHINES, "old")
         for name in ("new", "old"):
             refused = lacks(
-                "VMProvisioningReady", "VMProvisioningFailed", "refused: the sandbox's fault proxy answers 403"
+                "VMProvisioningReady", "VMProvisioningFailed", "refused: injected by the sandbox's fault proxy: 403"
             )
             await case.until(HARVESTER_MACHINES, name, refused)
     await case.until_gone(HARVESTER_MACHINES, "old")
@@ -111,7 +111,7 @@ async def test_who_waits_for_what_is_refused_says_so(proxy: FaultProxy, case: Ca
 async def test_rights_that_a_new_cluster_lacks_are_told(proxy: FaultProxy, case: Case) -> None:
     with trouble(proxy, Fault("forbidden")):
         await new_cluster(case, proxy)
-        refused = lacks(CONNECTION, "HarvesterConnectionFailed", "refuses: the sandbox's fault proxy answers 403")
+        refused = lacks(CONNECTION, "HarvesterConnectionFailed", "refuses: injected by the sandbox's fault proxy: 403")
         await case.until(HARVESTER_CLUSTERS, case.name, refused)
     await case.ready()
 

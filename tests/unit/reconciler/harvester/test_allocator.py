@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from caphv.api import ipam
-from caphv.runtime.errors import Conflict
+from caphv.runtime.errors import Conflict, Unreachable
 from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
 
 pytestmark = pytest.mark.unit
@@ -69,8 +69,9 @@ class Copy:
             self._obj = obj
 
 
-def allocator(server: Server) -> AddressAllocator:
-    return AddressAllocator(server, Copy(server.obj), set)  # type: ignore[arg-type]
+def allocator(server: Server, cache: Copy | None = None) -> AddressAllocator:
+    cache = cache or Copy(server.obj)
+    return AddressAllocator(server, lambda: cache, set)  # type: ignore[arg-type, return-value]
 
 
 def request(number: int) -> ipam.AddressRequest:
@@ -84,27 +85,29 @@ async def allocate_all(allocators: list[AddressAllocator], each: int) -> list[st
     return [answer.address for answer in answers if isinstance(answer, ipam.Grant)]
 
 
-def test_identities_of_one_harvester_do_not_conflict() -> None:
+def test_accounts_that_share_the_cache_of_pools_do_not_conflict() -> None:
     server, group = Server(pool(100)), AllocatorGroup()
-    allocators = [allocator(server) for _ in range(20)]
+    cache = Copy(server.obj)
+    allocators = [allocator(server, cache) for _ in range(20)]
     for one in allocators:
         one.join(group)
     addresses = asyncio.run(allocate_all(allocators, 5))
     assert len(set(addresses)) == 100
     assert server.conflicts == 0
-    assert server.writes <= 2 * 20  # requests that come at the same time share one
+    assert server.writes <= 2 * 20  # concurrent requests share one
 
 
-def test_without_each_other_they_get_there_too() -> None:
+def test_accounts_with_caches_of_their_own_settle_by_conflicts() -> None:
     server = Server(pool(20))
     addresses = asyncio.run(allocate_all([allocator(server) for _ in range(4)], 5))
     assert len(set(addresses)) == 20
     assert server.conflicts > 0
 
 
-async def test_address_that_one_gives_back_is_free_for_the_other_at_once() -> None:
+async def test_address_that_one_account_releases_is_free_for_the_other_at_once() -> None:
     server, group = Server(pool(1)), AllocatorGroup()
-    one, other = allocator(server), allocator(server)
+    cache = Copy(server.obj)
+    one, other = allocator(server, cache), allocator(server, cache)
     one.join(group)
     other.join(group)
     first = await one.allocate(request(1))
@@ -115,12 +118,37 @@ async def test_address_that_one_gives_back_is_free_for_the_other_at_once() -> No
     assert server.conflicts == 0
 
 
-async def test_who_has_left_is_told_no_more() -> None:
+async def test_lie_of_one_server_decides_nothing_for_another() -> None:
+    honest, liar = Server(pool(5)), Server(pool(1))
+    group = AllocatorGroup()
+    victim, attacker = allocator(honest), allocator(liar)
+    victim.join(group)
+    attacker.join(group)
+    liar.obj["metadata"]["resourceVersion"] = "1000000"
+    await attacker.allocate(request(1))
+    assert isinstance(await attacker.allocate(request(2)), ipam.Refusal)
+    assert isinstance(await victim.allocate(request(3)), ipam.Grant), "its own server has free addresses"
+
+
+@pytest.mark.virtual_time
+async def test_account_whose_writes_hang_holds_up_the_others_for_a_bounded_time() -> None:
     server, group = Server(pool(5)), AllocatorGroup()
-    one, gone = allocator(server), allocator(server)
-    one.join(group)
-    gone.join(group)
-    gone.leave()
-    await one.allocate(request(1))
-    assert len(group.caches) == 1
-    assert not next(iter(gone._pools.store))["status"]["allocated"]
+    hanging, other = allocator(HangingServer(pool(5))), allocator(server)
+    hanging.join(group)
+    other.join(group)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    blocked = asyncio.create_task(hanging.allocate(request(1)))
+    await asyncio.sleep(0)
+    assert isinstance(await other.allocate(request(2)), ipam.Grant)
+    assert loop.time() - started < 6
+    with pytest.raises(Unreachable):
+        await blocked
+
+
+class HangingServer(Server):
+    """Accepts writes and never responds."""
+
+    async def patch(self, *_arguments: object) -> Obj:
+        await asyncio.sleep(1000)
+        raise Unreachable("timed out")

@@ -1,0 +1,175 @@
+"""A Harvester: the caches that all accounts on it share, and the lock of its address pools.
+
+Two accounts are on the same Harvester if their kubeconfigs have the same URL, CA, server name and proxy, and if
+namespace `kube-system` has the same uid on a connection of each. The uid alone proves nothing, because an
+unverified server can claim any; equal URL and CA mean that TLS has verified the same server. A connection that does
+not verify its server, or may not read the uid, shares nothing.
+
+The watch of Harvester's own Deployment doubles as probe: while Harvester is unreachable, only the probe retries often
+and the other watches wait for it, so that an outage of hours costs one request every few seconds, whatever the number
+of accounts and machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from caphv.api import names, resources
+from caphv.api.object import DEPLOYMENTS, NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, labels_of
+from caphv.runtime.budget import MemoryBudget
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.kubeconfig import Kubeconfig
+from reconciler.harvester import slim
+from reconciler.harvester.allocator import AllocatorGroup
+from reconciler.harvester.sharedcache import Collection, SharedCache
+
+if TYPE_CHECKING:
+    from reconciler.harvester.session import Session
+
+HARVESTER_NAMESPACE = "harvester-system"
+HARVESTER_DEPLOYMENT = "harvester"
+PROBE_BACKOFF = 4.0
+_BACKOFF = 60.0
+_CACHE_BYTES = 64 * 1024 * 1024
+
+ServerKey = tuple[str, ...]
+
+DEPLOYMENT = Collection(
+    DEPLOYMENTS,
+    HARVESTER_NAMESPACE,
+    {
+        "field_selector": f"metadata.name={HARVESTER_DEPLOYMENT}",
+        "transform": slim.deployment,
+        "max_backoff": PROBE_BACKOFF,
+        "probe": None,
+    },
+)
+# Absence in these leads to no deletion, so the first list may come from the server's cache.
+HOSTS = Collection(NODES, "", {"transform": slim.host, "first_from_cache": True})
+IMAGES = Collection(resources.IMAGES, "", {"transform": slim.image, "first_from_cache": True})
+KEY_PAIRS = Collection(resources.KEY_PAIRS, "", {"transform": slim.key_pair, "first_from_cache": True})
+POOLS = Collection(resources.IP_POOLS)
+# Of all namespaces: an address that any load balancer announces must not be allocated.
+LOAD_BALANCER_SERVICES = Collection(SERVICES, "", {"label_selector": f"{names.SERVICE_LB_LABEL}=true"})
+CLUSTER_WIDE = (DEPLOYMENT, HOSTS, IMAGES, KEY_PAIRS, POOLS, LOAD_BALANCER_SERVICES)
+
+
+def collections_of(namespace: str) -> tuple[Collection, Collection, Collection, Collection]:
+    """VMs (indexed by `harvestercluster/machinetype`), their instances, claims, and load balancers of a namespace."""
+    vms = {"transform": slim.virtual_machine, "indexes": {"machinetype": _machine_type}}
+    return (
+        Collection(resources.VIRTUAL_MACHINES, namespace, vms),
+        Collection(resources.VIRTUAL_MACHINE_INSTANCES, namespace, {"transform": slim.instance}),
+        Collection(PERSISTENT_VOLUME_CLAIMS, namespace, {"transform": slim.claim}),
+        Collection(resources.LOAD_BALANCERS, namespace),
+    )
+
+
+class Probe:
+    """Follows the watch of Harvester's Deployment: `on_health` hears of changes; others resume with it."""
+
+    def __init__(self, on_health: Callable[[], None], others: Callable[[], Iterable[Informer]]) -> None:
+        self._on_health = on_health
+        self._others = others
+        self._waiting = False
+        self._health = ""
+
+    def options(self, collection: Collection, probe: Informer | None) -> dict[str, Any]:
+        """Options of an informer of a collection that depend on the probe."""
+        if collection == DEPLOYMENT:
+            return {"on_error": self._failed, "on_contact": self._answered}
+        return {"on_error": self._other_failed, "probe": probe, "max_backoff": _BACKOFF}
+
+    def _other_failed(self, _error: Exception) -> None:
+        self._waiting = True
+
+    def _failed(self, error: Exception) -> None:
+        self._report(type(error).__name__)
+
+    def _answered(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            for informer in self._others():
+                informer.retry_now()
+        self._report("answers")
+
+    def _report(self, health: str) -> None:
+        if health != self._health:
+            self._health = health
+            self._on_health()
+
+
+class Harvester:
+    """One Harvester and the sessions of all accounts on it."""
+
+    def __init__(
+        self, key: ServerKey, server: str, on_change: Callable[[Mapping[Session, None], Change], None]
+    ) -> None:
+        self.key = key
+        self.sessions: dict[Session, None] = {}
+        self.allocators = AllocatorGroup()
+        self._on_change = on_change
+        self._budget = MemoryBudget(_CACHE_BYTES, server)
+        self._caches: dict[Collection, SharedCache] = {}
+        self._probe = Probe(self._health_changed, self.informers)
+
+    def cache(self, collection: Collection) -> SharedCache:
+        """The shared cache of a collection; nobody reads it before the first account joins."""
+        if collection not in self._caches:
+            probe = None if collection == DEPLOYMENT else self.cache(DEPLOYMENT).informer
+            options = self._probe.options(collection, probe)
+            on_change: Any = self._on_change
+            self._caches[collection] = SharedCache(collection, self._budget, on_change, **options)
+        return self._caches[collection]
+
+    def informers(self) -> list[Informer]:
+        """All that watches this Harvester, for all accounts and for single ones."""
+        return [
+            *(cache.informer for cache in self._caches.values()),
+            *(informer for session in self.sessions for informer in session.own_informers()),
+        ]
+
+    async def leave(self, session: Session, collection: Collection) -> None:
+        """A session no longer uses the shared cache of a collection."""
+        cache = self._caches.get(collection)
+        if cache and cache.leave(session):
+            # Removed first: who joins while it is being closed gets a new one.
+            del self._caches[collection]
+            await cache.close()
+
+    def _health_changed(self) -> None:
+        for session in list(self.sessions):
+            session.report_health()
+
+
+class Harvesters:
+    """All Harvesters that a session leads to."""
+
+    def __init__(self, on_change: Callable[[Mapping[Session, None], Change], None]) -> None:
+        self._on_change = on_change
+        self._harvesters: dict[ServerKey, Harvester] = {}
+
+    def enter(self, session: Session, access: Kubeconfig, uid: str) -> Harvester:
+        """Return the Harvester that a session leads to, whose `kube-system` has this uid."""
+        key = server_key(access, uid)
+        harvester = self._harvesters.setdefault(key, Harvester(key, access.server, self._on_change))
+        harvester.sessions[session] = None
+        return harvester
+
+    def leave(self, session: Session, harvester: Harvester) -> None:
+        """A session has been closed."""
+        harvester.sessions.pop(session, None)
+        if not harvester.sessions:
+            self._harvesters.pop(harvester.key, None)
+
+
+def server_key(access: Kubeconfig, uid: str) -> ServerKey:
+    """What must be equal for two connections to share caches."""
+    alone = access.fingerprint if access.insecure or not uid else ""
+    return (access.server, access.ca.strip(), access.tls_server_name, access.proxy_url, uid, alone)
+
+
+def _machine_type(vm: Obj) -> list[str]:
+    value = labels_of(vm).get(names.MACHINE_TYPE_LABEL)
+    return [value] if value else []

@@ -1,0 +1,275 @@
+"""What accounts on one Harvester share, and what they must not: against a small API server that knows their rights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import orjson
+import pytest
+from aiohttp import web
+
+from caphv.api.object import Key, Obj
+from caphv.runtime.cache import Change
+from caphv.runtime.errors import Forbidden, Unauthorized
+from caphv.runtime.kubeconfig import Kubeconfig
+from reconciler.harvester import session as sessions_module
+from reconciler.harvester.session import Session, SessionEvents
+from reconciler.harvester.sessions import Sessions
+
+pytestmark = pytest.mark.unit
+
+
+class Server:
+    """Lists one object of each kind. `denied` holds (token, plural) that are answered 403; unknown tokens are 401."""
+
+    def __init__(self, uid: str = "uid-1") -> None:
+        self.uid = uid
+        self.denied: set[tuple[str, str]] = set()
+        self.tokens = {"a", "b", "c"}
+        self.lists: Counter[str] = Counter()
+        self.open: Counter[tuple[str, str]] = Counter()
+        self.reviews = 0
+        self.url = ""
+        self._end = asyncio.Event()
+
+    def end_watches(self) -> None:
+        self._end.set()
+        self._end = asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token not in self.tokens:
+            return web.json_response({"message": "Unauthorized"}, status=401)
+        if request.path.endswith("/namespaces/kube-system"):
+            return web.json_response({"metadata": {"name": "kube-system", "uid": self.uid}})
+        if request.method == "POST":
+            self.reviews += 1
+            plural = orjson.loads(await request.read())["spec"]["resourceAttributes"]["resource"]
+            return web.json_response({"status": {"allowed": (token, plural) not in self.denied}})
+        plural = request.path.rpartition("/")[2]
+        if (token, plural) in self.denied:
+            return web.json_response({"reason": "Forbidden", "message": f"cannot list {plural}"}, status=403)
+        if request.query.get("watch"):
+            return await self._watch(request, token, plural)
+        self.lists[plural] += 1
+        metadata = {"name": f"{plural}-1", "namespace": "vms", "resourceVersion": "5", "uid": "u"}
+        return web.json_response({"metadata": {"resourceVersion": "10"}, "items": [{"metadata": metadata, "spec": {}}]})
+
+    async def _watch(self, request: web.Request, token: str, plural: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        self.open[token, plural] += 1
+        try:
+            await self._end.wait()
+        finally:
+            self.open[token, plural] -= 1
+        return response
+
+    def readers(self, plural: str) -> list[str]:
+        """Tokens that watch a collection now."""
+        return sorted(token for (token, kind), count in self.open.items() if kind == plural and count)
+
+
+@contextlib.asynccontextmanager
+async def serving(*servers: Server) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        for server in servers:
+            runner = web.ServerRunner(web.Server(server.handle, handler_cancellation=True), shutdown_timeout=0.1)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield
+
+
+class Opened:
+    """Sessions of clusters `a`, `b`, …, whose credentials are the tokens of these names."""
+
+    def __init__(self) -> None:
+        self.sessions = Sessions()
+        self.changes: list[tuple[set[str], str]] = []
+        self.sessions.connect(SessionEvents(self._changed, lambda _session: None))
+
+    def _changed(self, sessions: Mapping[Session, None], change: Change) -> None:
+        self.changes.append(({session.identity for session in sessions}, change.resource.plural))
+
+    async def open(self, server: Server, token: str, namespace: str = "vms", **options: str | bool) -> Session:
+        access = Kubeconfig(server=server.url, token=token, **options)  # type: ignore[arg-type]
+        session = await self.sessions.assign(Key("ns", token), access, namespace, identity=token)
+        session.watch_namespace(namespace)
+        return session
+
+
+@contextlib.asynccontextmanager
+async def opened() -> AsyncIterator[Opened]:
+    it = Opened()
+    try:
+        yield it
+    finally:
+        await it.sessions.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def filled(session: Session) -> bool:
+    return session.synced and session.watch_namespace("vms").synced
+
+
+async def test_accounts_on_one_harvester_read_each_collection_once() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        others = [await it.open(server, token) for token in "bc"]
+        await until(lambda: all(map(filled, others)))
+        assert set(server.lists.values()) == {1}
+        assert all(other.pools is first.pools for other in others)
+        assert {frozenset(sessions) for sessions, plural in it.changes if plural == "ippools"} == {
+            frozenset("a"),
+            frozenset("b"),
+            frozenset("c"),
+        }
+
+
+async def test_account_that_may_not_list_a_collection_does_not_see_what_others_read() -> None:
+    server = Server()
+    server.denied = {("b", "virtualmachineimages"), ("b", "virtualmachines")}
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: second.images.last_error and second.watch_namespace("vms").vms.last_error)
+        assert isinstance(second.images.last_error, Forbidden)
+        assert len(second.images.store) == len(second.watch_namespace("vms").vms.store) == 0
+        assert "cannot list virtualmachineimages" in second.sync_error
+        assert second.pools is first.pools
+        assert second.error is None
+
+
+async def test_next_account_reads_when_the_reader_loses_the_right() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: filled(second))
+        pools = second.pools
+        server.denied = {("a", "ippools")}
+        server.end_watches()
+        await until(lambda: server.readers("ippools") == ["b"])
+        assert second.pools is pools
+        assert len(pools.store) == 1
+        assert first.pools is not pools, "it must not use what others may read"
+        await until(lambda: first.pools.last_error)
+        assert len(first.pools.store) == 0
+
+
+async def test_right_that_comes_back_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "_REVIEW_AGAIN", 0.1)
+    server = Server()
+    server.denied = {("b", "nodes")}
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: second.hosts.last_error)
+        server.denied = set()
+        await until(lambda: second.hosts is first.hosts)
+
+
+async def test_right_that_ends_without_a_request_is_noticed_by_a_review(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "_REVIEW_SECONDS", 0.2)
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: filled(second))
+        server.denied = {("b", "ippools")}
+        await until(lambda: second.pools is not first.pools)
+        assert len(second.pools.store) == 0
+
+
+async def test_reader_that_closes_hands_its_caches_to_the_next() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: filled(second))
+        await it.sessions.release(Key("ns", "a"))
+        await until(lambda: server.readers("ippools") == server.readers("virtualmachines") == ["b"])
+        assert server.lists["ippools"] == 1, "it resumes where the other one stood"
+        await it.sessions.release(Key("ns", "b"))
+        await until(lambda: not +server.open)
+
+
+async def test_account_with_rejected_credentials_is_unauthorized_and_the_others_work_on() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: filled(second))
+        server.tokens = {"b"}
+        server.end_watches()
+        await until(lambda: isinstance(first.error, Unauthorized))
+        await until(lambda: server.readers("ippools") == ["b"])
+        assert second.error is None
+
+
+@pytest.mark.parametrize("different", ["url", "ca", "proxy", "uid", "insecure"])
+async def test_servers_that_may_be_different_share_nothing(different: str) -> None:
+    server, other = Server(), Server()
+    if different == "uid":
+        other.uid = "uid-2"
+    async with serving(server, other), opened() as it:
+        options = {"insecure": True} if different == "insecure" else {}
+        first = await it.open(server, "a", **options)
+        await until(lambda: filled(first))
+        if different == "url":
+            second = await it.open(other, "b")
+        elif different == "uid":
+            server.uid = "uid-2"
+            second = await it.open(server, "b")
+        elif different == "ca":
+            second = await it.open(server, "b", tls_server_name="other")
+        elif different == "proxy":
+            second = await it.open(server, "b", proxy_url=server.url)
+            await asyncio.sleep(0.2)
+        else:
+            second = await it.open(server, "b", insecure=True)
+        if different != "proxy":
+            await until(lambda: filled(second))
+        assert second.pools is not first.pools
+        assert second.watch_namespace("vms").vms is not first.watch_namespace("vms").vms
+
+
+async def test_server_that_claims_the_uid_of_another_decides_nothing_there() -> None:
+    honest, liar = Server("uid-1"), Server("uid-1")
+    async with serving(honest, liar), opened() as it:
+        victim, attacker = await it.open(honest, "a"), await it.open(liar, "b")
+        await until(lambda: filled(victim) and filled(attacker))
+        lie: Obj = {"metadata": {"name": "ippools-1", "resourceVersion": "999", "uid": "u"}, "spec": {}}
+        attacker.pools.observe(lie)
+        (pool,) = victim.pools.store
+        assert pool["metadata"]["resourceVersion"] == "5"
+        assert attacker.allocator._group is not victim.allocator._group, "nor does it hold the victim's lock"
+
+
+async def test_cluster_gets_its_session_before_its_phases_have_run() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        access = Kubeconfig(server=server.url, token="a")
+        session = await it.sessions.assign(Key("ns", "c"), access, "vms", identity="a", harvester_uid="uid-1")
+        await until(lambda: session.synced)
+        assert it.sessions.of(Key("ns", "c")) is session
+        await it.sessions.assign(Key("ns", "c"), access, "vms", identity="a", harvester_uid="uid-2")
+        assert it.sessions.of(Key("ns", "c")) is None, "another Harvester than the one it lives on"
