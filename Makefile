@@ -7,7 +7,7 @@ REPORTS := out/reports
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 UV := uv==0.13.8
-MKDOCS := mkdocs==1.6.1 pygments==2.21.0
+MKDOCS := mkdocs==1.6.1 mkdocs-material==9.8.1 pygments==2.21.0
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
@@ -17,35 +17,35 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/project.stamp ## Make .venv with the project and all it needs (.venv/bin/caphv)
+setup: $(VENV)/project.stamp ## Create .venv with the project and its dependencies (.venv/bin/caphv)
 
 # Before the tests, because a build takes longer than any test may.
-programs: setup ## Build etcd, kube-apiserver and the Cluster API core, where they are not there yet
+programs: setup ## Build etcd, kube-apiserver and the Cluster API core unless they exist
 	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); binaries.prepare()'
 
-tools: setup ## Build helm, kubectl, kustomize, clusterctl and promtool for the tests of installing and of alerts, where they are not there yet
+tools: setup ## Build helm, kubectl, kustomize, clusterctl and promtool for tests unless they exist
 	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); [binaries.binary(name) for name in binaries.TOOLS]'
 
-demo: setup ## Watch a cluster live on a simulated Harvester, from creation to the last trace
+demo: setup ## Run a cluster on a simulated Harvester, from creation to deletion
 	$(BIN)/caphv sandbox demo
 
 test: lint test-unit test-integration test-e2e ## Run all checks and all tests
 
-test-unit: setup ## Test decisions: no process, no network
+test-unit: setup ## Test pure functions: no process, no network
 	$(PYTEST) tests/unit --numprocesses=auto --junitxml=$(REPORTS)/unit.xml
 
 test-integration: programs ## Test against a real kube-apiserver
 	$(PYTEST) tests/integration --junitxml=$(REPORTS)/integration.xml
 
-test-e2e: programs tools ## Test whole stories with the real Cluster API core
+test-e2e: programs tools ## Test whole scenarios with the real Cluster API core
 	$(PYTEST) tests/e2e --junitxml=$(REPORTS)/e2e.xml
 
-e2e-live: setup ## Tell the stories to a real Harvester; docs/live-tests.md has the variables
+e2e-live: setup ## Run the scenarios against a real Harvester (see docs/live-tests.md)
 	$(PYTEST) tests/live --junitxml=$(REPORTS)/live.xml
 
-lint: setup ## Check format, lint, types, import rules, and that generated files are fresh
+lint: setup ## Check format, lint, types, import contracts and generated files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -57,11 +57,11 @@ lint: setup ## Check format, lint, types, import rules, and that generated files
 	$(BIN)/python -m release.webhooks --check
 	$(BIN)/python -m release.clusterclasses --check
 
-format: setup ## Format the code and correct what can be corrected without thought
+format: setup ## Format the code and apply safe lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup ## Write the files that are made from schemas, clusterclass/ and code
+generate: setup ## Write the files generated from schemas, clusterclass/ and code
 	$(BIN)/python -m caphv.api.crds
 	$(BIN)/python -m caphv.api.reference
 	$(BIN)/python -m release.rules
@@ -77,23 +77,23 @@ wheel: setup ## Build the wheel into dist/
 bench-webhook: setup ## Measure the admission webhook
 	$(BIN)/python -m bench.webhook
 
-bench-packager: setup ## Measure rendering, committing and pushing of bundles, and following of definitions
+bench-packager: setup ## Measure rendering, committing and pushing bundles, and following definitions
 	$(BIN)/python -m bench.packager
 
 release: setup ## Write manifests, chart and bill of materials of a release into out/
 	$(BIN)/python -m release $(if $(IMG),--image $(IMG))
 
 # Apart from .venv: nothing else needs these packages.
-docs: ## Build the documentation's site into out/site; a link that leads nowhere fails
+docs: ## Build the documentation site into out/site; fails on broken links
 	$(require-python)
 	@test -x out/mkdocs/bin/mkdocs || $(PYTHON) -m venv --clear out/mkdocs
 	@out/mkdocs/bin/python -m pip install --quiet --disable-pip-version-check $(MKDOCS)
-	@out/mkdocs/bin/mkdocs build --quiet --strict --config-file website/mkdocs.yml
+	@NO_MKDOCS_2_WARNING=1 out/mkdocs/bin/mkdocs build --quiet --strict --config-file website/mkdocs.yml
 
-deploy: release ## Install on the cluster that kubectl reaches; IMG=... names another image
+deploy: release ## Install on the current cluster of kubectl; IMG=... sets another image
 	kubectl apply --server-side --force-conflicts -f out/caphv.yaml
 
-lock: ## Resolve all dependencies anew into requirements.lock
+lock: ## Resolve all dependencies again into requirements.lock
 	$(require-python)
 	$(PYTHON) -m venv out/lock
 	out/lock/bin/python -m pip install --quiet --disable-pip-version-check $(UV)
@@ -101,11 +101,11 @@ lock: ## Resolve all dependencies anew into requirements.lock
 		--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 		--extra dev --output-file requirements.lock pyproject.toml
 
-clean: ## Remove everything that these tasks have made in the checkout
+clean: ## Remove everything that these tasks created in the checkout
 	rm -rf $(VENV) out dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Made anew, not updated, so that nothing stays in it that the lock does not name.
+# Recreated, not updated, so that it contains only what the lock names.
 $(VENV)/requirements.stamp: requirements.lock
 	$(require-python)
 	@echo 'Installing requirements.lock into $(VENV)'

@@ -1,4 +1,4 @@
-"""Fails when a test was skipped that is not on the list: a skip that nobody notices is a test that nobody has.
+"""Fails when a test was skipped that is not on the list: an unnoticed skip is a missing test.
 
 Usage: skips.py LIST REPORT... with JUnit XML reports of pytest. Exit status 1 with a line for each finding.
 """

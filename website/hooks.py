@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages from the whole repository, and links to files that the site does not contain.
+"""MkDocs hooks: pages from the whole repository, links to files that the site does not contain, and self-hosted assets.
 
 Pages keep their paths, so that links between them work in the repository and on the site.
 """
@@ -8,12 +8,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGES = ("*.md", "clusterclass/*.md", "examples/*.md", "docs/**/*.md", "docs/images/*")
 STYLE = "style.css"
+HOME = "README.md"
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
+_ASSET = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"(?:https?:)?//[^\"]+\"|<link\b[^>]*\bhref=\"(?:https?:)?//[^\"]+\"[^>]*>"
+)
+
+_SCRIPT_HOST = re.compile(r"https://unpkg\.com/[\w./@-]*")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -27,8 +34,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Point links to files that the site does not contain to the repository."""
+    """Point links to files that the site does not contain to the repository; give the README the landing page."""
     folder = posixpath.dirname(page.file.src_uri)
+    if page.file.src_uri == HOME:
+        page.meta = {**page.meta, "template": "home.html", "hide": ["navigation", "toc"]}
 
     def target(match: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, match[1]))
@@ -38,3 +47,22 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"{config['repo_url']}/{kind}/main/{path}"
 
     return _LINK.sub(target, markdown)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Fail if a page loads a script, style or image from another host."""
+    foreign = foreign_assets(output)
+    if foreign:
+        raise PluginError(f"{page.file.src_uri} loads from another host: {foreign[0]}")
+    return output
+
+
+def on_post_build(config: Any) -> None:
+    """Remove the theme's fallbacks for old browsers and diagrams: they would load scripts from another host."""
+    for script in Path(config["site_dir"]).glob("assets/javascripts/*.js"):
+        script.write_text(_SCRIPT_HOST.sub("", script.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def foreign_assets(html: str) -> list[str]:
+    """Tags of a page that load something from another host."""
+    return [match[0] for match in _ASSET.finditer(html)]

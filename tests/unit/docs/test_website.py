@@ -52,8 +52,20 @@ def test_links_lead_to_headings() -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
-    assert SITE["theme"]["highlightjs"] is False
-    assert "http" not in (CHECKOUT / "website" / "style.css").read_text(encoding="utf-8")
+    """`make docs` checks the built pages; fonts come from the system, and the theme does not ask GitHub."""
+    assert SITE["theme"]["font"] is False
+    assert SITE["plugins"] == ["search"]
+    folder = CHECKOUT / "website"
+    own = [folder / "style.css", *(folder / "overrides").rglob("*.html")]
+    assert [path.name for path in own if "http" in path.read_text(encoding="utf-8")] == []
+    assert "data-md-component" not in (folder / "overrides" / "partials" / "source.html").read_text(encoding="utf-8")
+
+
+def test_landing_page_leads_to_pages_that_exist() -> None:
+    text = (CHECKOUT / "website" / "overrides" / "home.html").read_text(encoding="utf-8")
+    links = re.findall(r"href=\"([^\"]+)\.html\"", text)
+    assert len(links) == 3
+    assert [link for link in links if f"{link}.md" not in PAGES] == []
 
 
 def test_pages_show_the_same_on_the_site_and_in_the_repository() -> None:
