@@ -3,7 +3,7 @@
 Many clients write a pool: our workers, other management clusters, Harvester's load balancer controller. Each session
 has one allocator, so that concurrent requests become one conditional write per pool instead of fighting for its
 resourceVersion. Sessions of different accounts on one Harvester write in turn, each turn for a bounded time. No
-allocator believes what another one was told, unless they share the cache of pools. After a conflict it reads the pool
+allocator trusts the results of another one, unless they share the cache of pools. After a conflict it reads the pool
 again with its own client and plans the remaining requests again.
 """
 

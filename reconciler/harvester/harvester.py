@@ -115,7 +115,7 @@ class Harvester:
         self._probe = Probe(self._health_changed, self.informers)
 
     def cache(self, collection: Collection) -> SharedCache:
-        """The shared cache of a collection; nobody reads it before the first account joins."""
+        """The shared cache of a collection; it has no reader before the first account joins."""
         if collection not in self._caches:
             probe = None if collection == DEPLOYMENT else self.cache(DEPLOYMENT).informer
             options = self._probe.options(collection, probe)

@@ -69,7 +69,7 @@ class SharedCache:
             self._on_change({account: None}, Change(self.informer.resource, None, obj))
 
     def leave(self, account: Account) -> bool:
-        """Stop serving an account; return whether nobody is left, so that the cache has to be closed."""
+        """Stop serving an account; return whether none is left, so that the cache has to be closed."""
         self.members.pop(account, None)
         if self._reader is account:
             self._reader = next(iter(self.members), None)
@@ -93,7 +93,7 @@ class SharedCache:
     def reader(self) -> Account:
         """The account whose turn it is."""
         if self._reader is None:
-            raise RuntimeError(f"nobody reads {self.collection.resource}")
+            raise RuntimeError(f"no account reads {self.collection.resource}")
         return self._reader
 
     def hand_over(self, account: Account) -> bool:
