@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
+from caphv.api.bounds import beyond
 from caphv.validation import schema as compiled
-from caphv.validation.finding import Finding, in_order
+from caphv.validation.finding import Fault, Finding, in_order
 from caphv.validation.rule import Rule
 from webhooks.rules import addresses, cluster, guest, immutability, machine, objectnames, placement, pools, volumes
 from webhooks.rules.cluster import UNSET_HOST
@@ -32,6 +34,7 @@ Obj = dict[str, Any]
 
 CLONED_FROM_ANNOTATION = "cluster.x-k8s.io/cloned-from-name"
 API_PORT = 6443
+_MOST_OVERSIZED = 100
 
 
 class Kind(NamedTuple):
@@ -133,6 +136,10 @@ def defaults(review: Review) -> list[Obj]:
 
 
 def _findings(review: Review, obj: Obj, old: Obj | None, without: Collection[str]) -> Iterable[Finding]:
+    if oversized := list(_oversized(obj)):
+        # Schema and rules would look at each of its values.
+        yield from oversized
+        return
     schema = compiled.load(KINDS[review.kind].schema)
     found = schema.findings(obj, version=review.version, unknown_fields=False)
     yield from found
@@ -141,6 +148,15 @@ def _findings(review: Review, obj: Obj, old: Obj | None, without: Collection[str
     for finding in _of_rules(Subject.of(review.kind, obj, old=old, dry_run=review.dry_run), without):
         if finding.path not in told:
             yield finding
+
+
+def _oversized(obj: Obj) -> Iterator[Finding]:
+    """What is beyond the bounds that the CRDs set for every list, map and text."""
+    for path, unit, most in islice(beyond(obj.get("spec"), ("spec",)), _MOST_OVERSIZED):
+        if unit == "characters":
+            yield Finding(path, Fault.TOO_LONG, f"must have at most {most:,} characters", "schema-maxLength")
+        else:
+            yield Finding(path, Fault.TOO_MANY, f"must have at most {most:,} {unit}", "schema-maxItems")
 
 
 def _of_rules(subject: Subject, without: Collection[str]) -> Iterator[Finding]:

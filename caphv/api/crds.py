@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from caphv import data
+from caphv.api.bounds import with_bounds
 from caphv.api.object import Obj
 
 # The C emitter is an optional part of PyYAML.
@@ -118,6 +119,7 @@ class _Form:
 def _object_schema(files: dict[str, Obj], file: str, version: str) -> Obj:
     form = _Form(files, version, strict=file != f"{_CLONED}.json")
     schema = _structural(form, file, files[file])
+    schema["properties"]["spec"] = with_bounds(schema["properties"]["spec"])
     schema["properties"]["metadata"] = {"type": "object"}
     return _ratcheting(schema)
 

@@ -7,17 +7,15 @@ hot-plugs, and what the Go provider did differently (names of disks, anti-affini
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of
+from caphv.api.quantity import quantity
 from caphv.runtime.text import load_json
 
-_SUFFIXES = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6, "m": -1, "u": -2, "n": -3}
-_QUANTITY = re.compile(r"\+?([0-9.]+(?:[eE][+-]?[0-9]+)?)([numkMGTPE]?)(i?)")
 _STARTED = ("Always", "RerunOnFailure")
 
 
@@ -49,8 +47,8 @@ def _view(vm: Obj) -> Obj:
         "runStrategy": _run_strategy(vm),
         "hostname": spec.get("hostname"),
         "cores": (cpu.get("cores") or 1) * (cpu.get("sockets") or 1) * (cpu.get("threads") or 1),
-        "CPU limit": _number(limits.get("cpu")),
-        "memory limit": _number(limits.get("memory")),
+        "CPU limit": quantity(limits.get("cpu")),
+        "memory limit": quantity(limits.get("memory")),
         "networks": [(entry.get("multus") or {}).get("networkName") for entry in spec.get("networks") or ()],
         "interfaces": [_interface(entry) for entry in devices.get("interfaces") or ()],
         "disks": _disks(vm, spec, devices),
@@ -93,7 +91,7 @@ def _disk(disk: Obj, claim: Obj | None) -> dict[str, Any]:
     }
     if claim:
         spec = claim.get("spec") or {}
-        found["size"] = _number(((spec.get("resources") or {}).get("requests") or {}).get("storage"))
+        found["size"] = quantity(((spec.get("resources") or {}).get("requests") or {}).get("storage"))
         found["storageClass"] = spec.get("storageClassName")
         found["image"] = annotations_of(claim).get(names.IMAGE_ID_ANNOTATION)
     return {name: value for name, value in found.items() if value is not None}
@@ -129,14 +127,6 @@ def _parsed(obj: Obj, annotation: str) -> Any:
         return load_json((obj.get("metadata") or {}).get("annotations", {}).get(annotation) or "null")
     except ValueError:
         return None
-
-
-def _number(quantity: object) -> Decimal | None:
-    """Value of a quantity, None for none or another text: API servers write `4096Mi` as `4Gi`."""
-    match = _QUANTITY.fullmatch(str(quantity))
-    if match is None:
-        return None
-    return Decimal(match[1]) * Decimal(1024 if match[3] else 1000) ** _SUFFIXES[match[2]]
 
 
 def _shown(value: Any) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from caphv.api.object import Obj
+from caphv.api.quantity import LARGEST, quantity
 
-_QUANTITY = re.compile(r"\+?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 _HOST_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -79,7 +79,6 @@ def _volume_errors(field: str, volume: Obj, images: Collection[str]) -> Iterator
 
 
 def is_size(value: object) -> bool:
-    """Whether a value is a Kubernetes quantity above 0."""
-    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
-    number = re.match(r"\+?[0-9.]*", text)
-    return bool(_QUANTITY.fullmatch(text) and number and re.search("[1-9]", number[0]))
+    """Whether a value is a Kubernetes quantity above 0 that an int64 can hold."""
+    size = quantity(value)
+    return size is not None and 0 < size < LARGEST

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from caphv.api import names
+from caphv.api.quantity import quantity
 from caphv.validation.finding import Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.cluster import UNSET_HOST
 from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Subject
-from webhooks.rules.values import quantity
 
 RULES = Rules()
 

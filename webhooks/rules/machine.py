@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from caphv.api.quantity import quantity
 from caphv.validation.finding import Fault, Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.model import KINDS, MACHINE_TEMPLATE, MACHINES, Field, Subject
-from webhooks.rules.values import MI, TI, quantity
+from webhooks.rules.values import MI, NO_QUANTITY, TI
 
 RULES = Rules()
 
@@ -43,8 +44,9 @@ def _memory_size(subject: Subject) -> Iterator[Finding]:
     memory = subject.spec.at("memory")
     size = quantity(memory.text)
     if size is None:
-        return
-    if not _LEAST_MEMORY <= size <= _MOST_MEMORY:
+        if memory.text:
+            yield memory.invalid(NO_QUANTITY)
+    elif not _LEAST_MEMORY <= size <= _MOST_MEMORY:
         yield memory.invalid("must be from 256Mi to 16Ti; without a suffix it counts bytes, so write for example 4Gi")
 
 

@@ -45,7 +45,9 @@ class Field(NamedTuple):
 
     @property
     def number(self) -> int | None:
-        """The integer, None for none."""
+        """The integer, None for none; JSON writes large ones as fractions."""
+        if isinstance(self.value, float) and self.value.is_integer():
+            return int(self.value)
         return self.value if isinstance(self.value, int) and not isinstance(self.value, bool) else None
 
     @property

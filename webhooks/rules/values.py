@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from decimal import Decimal
 from typing import NamedTuple
 
 from webhooks.rules.model import Field
@@ -14,28 +13,13 @@ IPv4Network = ipaddress.IPv4Network
 
 KI, MI, GI, TI = (1024**power for power in (1, 2, 3, 4))
 LABEL_LENGTH = 63
+NO_QUANTITY = "must be a number with or without a suffix such as Ki, Mi or Gi, for example 4Gi"
 
-_SUFFIXES = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6, "K": 1, "m": -1, "u": -2, "n": -3}
-_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)([numkMGTPE]?|[KMGTPE]i)")
-_LONGEST_QUANTITY = 64
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _SUBDOMAIN_LENGTH = 253
-
-
-def quantity(value: object) -> Decimal | None:
-    """Return the number a Kubernetes quantity stands for, None for what is none."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    text = str(value) if isinstance(value, str) or abs(value) < 10**_LONGEST_QUANTITY else ""
-    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_QUANTITY else None
-    if match is None:
-        return None
-    number, suffix = match.groups()
-    base = 1024 if suffix.endswith("i") else 1000
-    return Decimal(number) * Decimal(base) ** _SUFFIXES[suffix.removesuffix("i")]
 
 
 def address(field: Field) -> IPv4 | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from caphv.api.quantity import quantity
 from caphv.validation.finding import Fault, Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.model import MACHINES, Field, Subject
-from webhooks.rules.values import MI, TI, quantity
+from webhooks.rules.values import MI, NO_QUANTITY, TI
 
 RULES = Rules()
 
@@ -97,7 +98,9 @@ def _volume_size(subject: Subject) -> Iterator[Finding]:
             yield size.required("say how large the disk is, for example 40Gi")
             continue
         number = quantity(size.value)
-        if number is not None and not _LEAST <= number <= _MOST:
+        if number is None and size.text:
+            yield size.invalid(NO_QUANTITY)
+        elif number is not None and not _LEAST <= number <= _MOST:
             yield size.invalid(
                 "must be from 10Mi to 100Ti; without a suffix it counts bytes, so write for example 40Gi"
             )

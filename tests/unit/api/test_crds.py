@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from caphv import data
-from caphv.api import crds, names
+from caphv.api import bounds, crds, names
 from tests.support.openapi import example_object, fields, object_schema
 
 pytestmark = pytest.mark.unit
@@ -56,6 +56,12 @@ ADDED = {
 # Keywords of rules that objects of the Go provider may break, which had them in its webhook or nowhere.
 DEMANDS = {"enum", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minimum", "pattern"}
 DEMANDS |= {"x-kubernetes-validations"}
+# What every list, map and text has that has no bound of its own: far above what any object needs.
+BOUNDS = {
+    "maxItems": {bounds.MOST_ITEMS},
+    "maxProperties": {bounds.MOST_ITEMS},
+    "maxLength": {bounds.LONGEST_TEXT, bounds.LONGEST_FREE_TEXT},
+}
 # HarvesterMachines are cloned from templates that may be stored already: they have what Go's webhook refused, no more.
 OF_GO_WEBHOOK = {
     ".spec.cpu",
@@ -230,7 +236,14 @@ def test_equals_the_go_provider(shared_crds: Path, plural: str, version: str) ->
     ours = dict(fields(object_schema(CRDS[plural], version)))
     stricter = set()
     for path, node in theirs.items():
-        before, now = constraints(node), constraints(ours[path])
+        before, now = (
+            constraints(node),
+            {
+                key: value
+                for key, value in constraints(ours[path]).items()
+                if key not in BOUNDS or value not in BOUNDS[key]
+            },
+        )
         if before != now:
             stricter.add(path)
             assert {key: value for key, value in now.items() if key in before or key not in DEMANDS} == before, path
@@ -239,3 +252,17 @@ def test_equals_the_go_provider(shared_crds: Path, plural: str, version: str) ->
     assert not [path for path in stricter if path.startswith((".status", ".metadata"))]
     has_failures = version != "v1alpha1" and not plural.endswith("templates")
     assert ours.keys() - theirs.keys() == ADDED[plural] | (DEPRECATED if has_failures else set())
+
+
+@pytest.mark.parametrize("plural", sorted(CRDS))
+def test_every_list_map_and_text_of_a_spec_has_an_upper_bound(plural: str) -> None:
+    for version in names.VERSIONS:
+        for path, node in fields(object_schema(CRDS[plural], version)):
+            if not path.startswith(".spec"):
+                continue
+            if node.get("type") == "array":
+                assert "maxItems" in node, path
+            if node.get("type") == "object" and "properties" not in node:
+                assert "maxProperties" in node, path
+            if node.get("type") == "string" or "x-kubernetes-int-or-string" in node:
+                assert {"maxLength", "enum"} & node.keys(), path

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,3 +132,52 @@ def test_both_validators_agree_and_nothing_is_too_strange(obj: Any) -> None:
     for file in ("harvestermachine.json", "harvestercluster.json"):
         fast, slow = compiled._validators(file, None, True)
         assert fast.is_valid(obj) == slow.is_valid(obj) == (compiled.load(file).findings(obj) == [])
+
+
+PATTERNS = {
+    (file.name, pattern)
+    for file in sorted(data.folder("schemas").glob("*.json"))
+    for pattern in re.findall(r'"pattern": ("(?:[^"\\\\]|\\\\.)*")', file.read_text(encoding="utf-8"))
+}
+
+
+@pytest.mark.parametrize(("file", "pattern"), sorted(PATTERNS))
+def test_no_pattern_takes_a_line_feed_at_the_end_in_either_validator(file: str, pattern: str) -> None:
+    schema = {"type": "string", "pattern": json.loads(pattern)}
+    rust, python = jsonschema_rs.Draft202012Validator(schema), compiled.ExplainingValidator(schema)
+    for text in (
+        "",
+        "a",
+        "demo",
+        "default/demo",
+        "40Gi",
+        "v1.34.2+rke2r1",
+        "172.17.1.1",
+        "172.17.1.0/24",
+        "example.com",
+        "1h",
+    ):
+        for value in (text, f"{text}\n", f"{text}\n\n"):
+            assert rust.is_valid(value) == python.is_valid(value), value
+        if not text or schema["pattern"].endswith("$"):
+            assert not python.is_valid(f"{text}\n")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "matches"),
+    [("^a$", "a\n", False), ("^a[$]$", "a$", True), (r"^a\\$$", "a$", True), ("^[]$]$", "$", True), ("a", "xax", True)],
+)  # fmt: skip
+def test_the_end_of_a_pattern_is_the_end_of_the_text(pattern: str, text: str, matches: bool) -> None:
+    assert compiled.ExplainingValidator({"pattern": pattern.replace("\\\\", "\\")}).is_valid(text) is matches
+
+
+def test_an_object_that_only_one_validator_refuses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Agreeable:
+        def iter_errors(self, _obj: object) -> Iterator[object]:
+            yield from ()
+
+    real = compiled._validators("harvestermachine.json", None, True)
+    monkeypatch.setattr(compiled, "_validators", lambda *_: (real[0], Agreeable()))
+    assert [found.rule for found in compiled.load("harvestermachine.json").findings({"spec": 1})] == [
+        "schema-disagreement"
+    ]

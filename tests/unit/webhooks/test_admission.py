@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests import corpus
 from tests.support.reconciler.case import machine_spec
 from webhooks.admission import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, judge
-from webhooks.rules.values import quantity
 
 pytestmark = pytest.mark.unit
 
@@ -299,16 +298,6 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, item in entries:
         yield value, key
         yield from places(item)
-
-
-@pytest.mark.parametrize("text", ["9" * 1000, "1e99999999", "1E-999999999", "-", ".", "Ki", "1e", "\u0661Gi"])
-def test_texts_that_are_no_usable_quantity(text: str) -> None:
-    assert quantity(text) is None
-
-
-@pytest.mark.parametrize(("text", "number"), [("4Gi", 4 * 1024**3), ("1.5k", 1500), ("2e3", 2000), ("8E", 8 * 10**18)])
-def test_quantities(text: str, number: int) -> None:
-    assert quantity(text) == number
 
 
 # What this project itself applies is right

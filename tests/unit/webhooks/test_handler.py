@@ -3,6 +3,7 @@
 import base64
 import os
 import re
+import time
 from random import Random
 from typing import Any
 
@@ -331,3 +332,45 @@ def test_any_json_is_answered_or_refused(random: Random) -> None:
 def test_any_bytes_are_refused(body: bytes) -> None:
     with pytest.raises(handler.BadReview):
         handler.answer(handler.TARGETS[handler.path_of("validate", "v1beta1", "HarvesterMachine")], body)
+
+
+OVERSIZED = {
+    "networks": {"networks": ["a/b"] * 400_000},
+    "empty volumes": {"volumes": [{}] * 500_000},
+    "nested terms": {"nodeAffinity": [[[{}] * 250] * 250] * 10},
+    "unknown fields": {f"field{n}": n for n in range(100_000)},
+    "a long text": {"sshUser": "x" * 2_000_000},
+    "labels": {"workloadAffinity": {"matchLabels": {f"key{n}": 1 for n in range(100_000)}}},
+}
+
+
+@pytest.mark.parametrize("name", OVERSIZED)
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+def test_oversized_objects_are_refused_by_their_lengths(name: str, operation: str) -> None:
+    obj = {"metadata": {"name": "one"}, "spec": OVERSIZED[name]}
+    started = time.process_time()
+    response = ask(request(object=obj, oldObject={"metadata": {"name": "one"}, "spec": {}}, operation=operation))
+    # Without lengths first, these take from 6 s to a minute.
+    assert time.process_time() - started < 1
+    assert not response["allowed"]
+    causes = response["status"]["details"]["causes"]
+    assert 1 <= len(causes) <= 100
+    assert {cause["reason"] for cause in causes} <= {"FieldValueTooMany", "FieldValueTooLong"}
+
+
+def test_a_review_of_a_thousand_levels_is_refused() -> None:
+    body = b'{"a":' * 1000 + b"1" + b"}" * 1000
+    target = handler.TARGETS[handler.path_of("validate", "v1beta1", "HarvesterMachine")]
+    with pytest.raises(handler.BadReview, match="nested more than 128 levels"):
+        handler.answer(target, body)
+
+
+@pytest.mark.parametrize("memory", ["4e1.5", "1e400", "9" * 65])
+def test_memory_that_is_no_size_is_refused(memory: str) -> None:
+    response = ask(request(object={"metadata": {"name": "one"}, "spec": {"memory": memory}}))
+    assert "spec.memory" in {cause["field"] for cause in response["status"]["details"]["causes"]}
+
+
+def test_cores_beyond_an_integer_are_refused() -> None:
+    response = ask(request(object={"metadata": {"name": "one"}, "spec": {"cpu": 1e30}}))
+    assert "spec.cpu" in {cause["field"] for cause in response["status"]["details"]["causes"]}

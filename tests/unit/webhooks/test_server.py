@@ -164,6 +164,32 @@ async def test_bytes_that_are_no_http_are_refused(tmp_path: Path) -> None:
             writer.close()
 
 
+async def test_a_body_that_is_not_encoded_as_its_headers_say_is_refused(tmp_path: Path) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with running(tmp_path) as it, it.client() as client:
+        async with client.post(PATH, data=b"no gzip at all", headers=headers) as answer:
+            assert answer.status == 400
+        async with client.post(PATH, json=REVIEW) as answer:
+            assert answer.status == 200
+
+
+async def test_connections_with_slow_headers_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HEADER_SECONDS", 0.5)
+    async with running(tmp_path) as it, it.client() as client:
+        async with client.post(PATH, json=REVIEW) as answer:
+            assert answer.status == 200
+        context = ssl.create_default_context(cadata=it.ca.certificate.decode())
+        for beginning in (b"", b"POST / HTTP/1.1\r\nHost: x\r\nX-Slow: "):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port, ssl=context)
+            writer.write(beginning)
+            async with asyncio.timeout(20):
+                assert await reader.read() == b""
+            writer.close()
+        # A connection between two requests is not slow.
+        async with client.post(PATH, json=REVIEW) as answer:
+            assert answer.status == 200
+
+
 async def test_a_fault_of_the_rules_tells_where_and_nothing_of_the_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
