@@ -32,6 +32,7 @@ Examples:
   caphv status -A                       all clusters
   caphv status -A --watch               and again whenever something changes
   caphv status production -n team-a --deep
+  caphv status -A --serve               a live page at http://127.0.0.1:8642/
   caphv status -A -o json | jq '.clusters[] | select(.wrong)'
 
 \b
@@ -40,8 +41,18 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 )
 @click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
 @namespace_options
-@click.option("--deep", is_flag=True, help="Ask Harvesters and workload clusters, too.")
+@click.option(
+    "--deep/--no-deep", default=None, help="Ask Harvesters and workload clusters, too.  [default: with --serve only]"
+)
 @click.option("-w", "--watch", is_flag=True, help="Show it again whenever something changes.")
+@click.option("--serve", is_flag=True, help="Serve a live page for a browser.")
+@click.option(
+    "--bind-address",
+    default="127.0.0.1:8642",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where to serve it. It shows what you may read to everybody who reaches this address.",
+)
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @management_options
 def status(clusters: tuple[str, ...], **flags: Any) -> None:
@@ -51,12 +62,16 @@ def status(clusters: tuple[str, ...], **flags: Any) -> None:
     is named on standard error.
     """
     chosen = selection(clusters, flags)
+    if (flags["watch"] or flags["serve"]) and flags["output"] != "text":
+        raise click.UsageError("--output is for a single look, without --watch and --serve")
+    if flags["serve"]:
+        if flags["watch"]:
+            raise click.UsageError("--serve and --watch exclude each other")
+        run(_serve(flags, chosen))
     if flags["watch"]:
-        if flags["output"] != "text":
-            raise click.UsageError("--watch writes text only")
         run(_watch(flags, chosen))
     with patient_progress() as step:
-        found = read_overview(flags, chosen, step, deep=flags["deep"]).overview
+        found = read_overview(flags, chosen, step, deep=bool(flags["deep"])).overview
     _write(found, chosen, flags)
     sys.exit(1 if found.wrong else 0)
 
@@ -81,7 +96,7 @@ async def _watch(flags: dict[str, Any], chosen: Selection) -> None:
 
     # A watch that breaks and comes back is no news for a reader; what stays unseen is in the output.
     logging.getLogger("caphv.runtime").setLevel(logging.CRITICAL)
-    query = Query(chosen.namespace, frozenset(chosen.keys), flags["deep"])
+    query = Query(chosen.namespace, frozenset(chosen.keys), bool(flags["deep"]))
     async with management_client(flags) as client, Follower(client, chosen.namespace) as follower:
         async for objects in follower.changes():
             found = (await answer_of(client, query, objects)).overview
@@ -90,3 +105,29 @@ async def _watch(flags: dict[str, Any], chosen: Selection) -> None:
             _write(found, chosen, flags)
             if not sys.stdout.isatty():
                 click.echo()
+
+
+async def _serve(flags: dict[str, Any], chosen: Selection) -> None:
+    """Serve the live page until somebody interrupts."""
+    import asyncio
+
+    from overview.page.server import LivePage
+
+    logging.getLogger("caphv.runtime").setLevel(logging.CRITICAL)
+    host, port = _address(flags["bind_address"])
+    async with management_client(flags) as client:
+        page = LivePage(client, chosen.namespace, frozenset(chosen.keys), deep=flags["deep"] is not False)
+        try:
+            async with page.serving(host, port) as url:
+                click.echo(f"Live page at {url} (Ctrl-C ends it)")
+                await asyncio.Event().wait()
+        except OSError as error:
+            raise click.ClickException(f"cannot serve at {flags['bind_address']}: {error.strerror}") from None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT", param_hint="--bind-address")
+    return host, int(port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from caphv.api.object import Obj, Resource
+from caphv.api.object import EVENTS, Obj, Resource
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import find_resource
@@ -16,13 +16,16 @@ from overview.reader import control_plane_kinds, kinds_of, unseen
 # Changes come in bursts: a machine that becomes ready changes half a dozen objects.
 _QUIET = 0.3
 _FIRST_SECONDS = 20.0
+_EVENT_KINDS = ("Cluster", "HarvesterCluster", "HarvesterMachine")
 
 
 class Follower:
     """Watches what `read_management` reads. Use it as a context; `ManagementObjects` comes out of `changes`."""
 
-    def __init__(self, client: ApiClient, namespace: str = "") -> None:
+    def __init__(self, client: ApiClient, namespace: str = "", *, events: bool = False) -> None:
         self._client = client
+        self._with_events = events
+        self._events: list[Informer] = []
         self._namespace = namespace
         self._informers: dict[str, Informer] = {}
         self._control_planes: dict[tuple[str, str], Informer | None] = {}
@@ -37,6 +40,8 @@ class Follower:
             self._informers[name] = self._start(resource)
         await self._filled(list(self._informers.values()))
         await self._follow_control_planes()
+        if self._with_events:
+            self._events = [self._start(EVENTS, f"involvedObject.kind={kind}") for kind in _EVENT_KINDS]
         return self
 
     async def __aexit__(self, *_error: object) -> None:
@@ -55,6 +60,8 @@ class Follower:
             if own is not None:
                 found.control_planes += _with_kind(own)
                 self._report(found, own)
+        for each in self._events:
+            found.events += each.store
         return found
 
     async def changes(self) -> AsyncIterator[ManagementObjects]:
@@ -66,8 +73,14 @@ class Follower:
             await self._changed.wait()
             await asyncio.sleep(_QUIET)
 
-    def _start(self, resource: Resource) -> Informer:
-        informer = Informer(self._client, resource, namespace=self._namespace, on_error=self._failed)
+    def _start(self, resource: Resource, field_selector: str = "") -> Informer:
+        informer = Informer(
+            self._client,
+            resource,
+            namespace=self._namespace,
+            field_selector=field_selector,
+            on_error=self._failed,
+        )
         informer.add_handler(self._wake)
         self._tasks.append(informer.start())
         return informer

@@ -40,6 +40,8 @@ class ManagementObjects:
     control_planes: list[Obj] = field(default_factory=list)
     harvester_clusters: list[Obj] = field(default_factory=list)
     harvester_machines: list[Obj] = field(default_factory=list)
+    events: list[Obj] = field(default_factory=list)
+    """Events of the above, read only by who follows them."""
     unseen: list[Unseen] = field(default_factory=list)
 
     def sees(self, what: str) -> bool:

@@ -1,0 +1,192 @@
+"""Serves the live page: one static file, and a stream of events with the whole state.
+
+The page shows what the kubeconfig of whoever started it may read, so it is for that person: it listens on loopback, and
+requests that name another host are refused, lest a web site that resolves its name to 127.0.0.1 reads along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from caphv.api.object import Key, Obj, key_of
+from caphv.runtime.client import ApiClient
+from overview.assembly import overview_of
+from overview.deep import deepened
+from overview.follow import Follower
+from overview.harvester import Harvesters, read_harvesters, read_nodes
+from overview.model import Overview, as_json
+from overview.objects import ManagementObjects, Unseen
+
+_PAGE = Path(__file__).with_name("page.html")
+_DEEP_SECONDS = 15.0
+_HEARTBEAT_SECONDS = 15.0
+_EVENTS = 30
+
+
+@dataclass(slots=True)
+class Feed:
+    """The newest state, and who waits for a newer one."""
+
+    content: str = ""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def publish(self, content: str) -> None:
+        """Hand out a state, unless it is the one before."""
+        if content != self.content:
+            self.content = content
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def newer(self, than: str) -> str:
+        """The newest state, once there is another one."""
+        while self.content in (than, ""):
+            await self._changed.wait()
+        return self.content
+
+
+class LivePage:
+    """Follows clusters and serves the page; `keys` limits it to some of them, `deep` asks Harvesters, too."""
+
+    def __init__(self, client: ApiClient, namespace: str, keys: frozenset[Key], *, deep: bool) -> None:
+        self._client = client
+        self._namespace, self._keys, self._deep = namespace, keys, deep
+        self._feed = Feed()
+        self._objects = ManagementObjects()
+        self._harvesters = Harvesters()
+        self._nodes: dict[Key, list[Obj] | Unseen] = {}
+        self._page = ""
+        self._nonce = secrets.token_urlsafe(16)
+        self._loopback = True
+
+    @asynccontextmanager
+    async def serving(self, host: str, port: int) -> AsyncIterator[str]:
+        """Serve for as long as the block lasts; yields the URL. Raises as `Follower` does, and `OSError`."""
+        self._loopback = _is_loopback(host)
+        self._page = _PAGE.read_text(encoding="utf-8").replace("@NONCE@", self._nonce)
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get("/", self._index)
+        app.router.add_get("/events", self._stream)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        async with Follower(self._client, self._namespace, events=True) as follower:
+            await runner.setup()
+            try:
+                site = web.TCPSite(runner, host, port)
+                await site.start()
+                tasks = [asyncio.create_task(self._follow(follower))]
+                if self._deep:
+                    tasks.append(asyncio.create_task(self._look_deep()))
+                try:
+                    bound = runner.addresses[0][1]
+                    yield f"http://{f'[{host}]' if ':' in host else host}:{bound}/"
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                await runner.cleanup()
+
+    async def _follow(self, follower: Follower) -> None:
+        async for objects in follower.changes():
+            self._objects = objects
+            self._publish()
+
+    async def _look_deep(self) -> None:
+        """Ask Harvesters and workload clusters now and then: they have no one watch for all that is shown."""
+        await self._feed.newer("")
+        while True:
+            overview = self._overview()
+            own = {Key(cluster.namespace, cluster.infrastructure) for cluster in overview.clusters}
+            clusters = [obj for obj in self._objects.harvester_clusters if key_of(obj) in own]
+            working = [cluster.key for cluster in overview.clusters if any(each.node for each in cluster.machines)]
+            self._harvesters, self._nodes = await asyncio.gather(
+                read_harvesters(self._client, clusters), read_nodes(self._client, working)
+            )
+            self._publish()
+            await asyncio.sleep(_DEEP_SECONDS)
+
+    def _overview(self) -> Overview:
+        whole = overview_of(self._objects, datetime.now(UTC))
+        clusters = tuple(cluster for cluster in whole.clusters if not self._keys or cluster.key in self._keys)
+        return Overview(whole.server, clusters, unseen=whole.unseen)
+
+    def _publish(self) -> None:
+        found = deepened(self._overview(), self._harvesters.by_identity, self._nodes)
+        hidden = (*found.unseen, *map(str, self._harvesters.unseen))
+        content: dict[str, Any] = {**as_json(found), "unseen": list(dict.fromkeys(hidden))}
+        content["events"] = latest_events(self._objects.events)
+        self._feed.publish(json.dumps(content, separators=(",", ":")))
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self._loopback and not _is_loopback(request.url.host or ""):
+            raise web.HTTPForbidden(text="This page is for this machine only.")
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    async def _index(self, _request: web.Request) -> web.Response:
+        policy = (
+            f"default-src 'none'; style-src 'nonce-{self._nonce}'; script-src 'nonce-{self._nonce}'; "
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+        headers = {
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        return web.Response(text=self._page, content_type="text/html", headers=headers)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        sent = ""
+        with suppress(ConnectionError):
+            while True:
+                try:
+                    async with asyncio.timeout(_HEARTBEAT_SECONDS):
+                        sent = await self._feed.newer(sent)
+                    await response.write(f"data: {sent}\n\n".encode())
+                except TimeoutError:
+                    await response.write(b": still here\n\n")
+        return response
+
+
+def latest_events(events: Iterable[Obj]) -> list[dict[str, Any]]:
+    """Return the last Events, newest first, in the form of the page."""
+    rows: list[dict[str, Any]] = []
+    for event in events:
+        series, about = event.get("series") or {}, event.get("involvedObject") or {}
+        times = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
+        time = next((str(each) for each in times if each), str(event["metadata"].get("creationTimestamp") or ""))
+        rows.append(
+            {
+                "time": time,
+                "type": str(event.get("type") or ""),
+                "reason": str(event.get("reason") or ""),
+                "object": f"{about.get('kind')}/{about.get('name')}",
+                "message": str(event.get("message") or ""),
+                "count": int(series.get("count") or event.get("count") or 1),
+            }
+        )
+    return sorted(rows, key=lambda row: row["time"], reverse=True)[:_EVENTS]
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
