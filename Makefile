@@ -9,10 +9,14 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 UV := uv==0.13.8
 MKDOCS := mkdocs==1.6.1 mkdocs-material==9.8.1 pygments==2.21.0
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
+# These tests mostly wait, so more of them run at a time than there are cores.
+TEST_WORKERS ?= 5
+PARALLEL := --numprocesses=$(TEST_WORKERS) --dist=loadgroup --durations=30
+STAGES := MAKE="$(MAKE)" $(BIN)/python .ci/stages.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs tools demo test test-unit test-integration test-e2e e2e-live lint format generate bench bench-webhook bench-packager wheel release docs deploy lock clean
+.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke test-durations e2e-live lint lint-code format generate bench bench-webhook bench-packager wheel release docs deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,25 +35,49 @@ tools: setup ## Build helm, kubectl, kustomize, clusterctl and promtool for test
 demo: setup ## Run a cluster on a simulated Harvester, from creation to deletion
 	$(BIN)/caphv sandbox demo
 
-test: lint test-unit test-integration test-e2e ## Run all checks and all tests
+test: setup ## Run all checks and all tests, and say how long each stage took
+	@$(STAGES) lint programs tools test-unit test-clusters test-timing test-durations
+
+test-quick: setup ## Run before each commit: code checks, unit tests, and a few tests against a kube-apiserver
+	@$(STAGES) lint-code programs test-unit test-smoke
+
+test-long: programs tools ## Run the long variants of tests, and the e2e tests with the unmodified Cluster API core
+	CAPHV_TEST_LONG=yes $(PYTEST) tests -m long --timeout=0 --junitxml=$(REPORTS)/long.xml
+	CAPHV_SANDBOX_CORE=cluster-api-core $(PYTEST) tests/e2e $(PARALLEL) --junitxml=$(REPORTS)/e2e-unmodified-core.xml
 
 test-unit: setup ## Test pure functions: no process, no network
-	$(PYTEST) tests/unit --numprocesses=auto --junitxml=$(REPORTS)/unit.xml
+	$(PYTEST) tests/unit --numprocesses=auto --durations=10 --junitxml=$(REPORTS)/unit.xml
 
 test-integration: programs ## Test against a real kube-apiserver
-	$(PYTEST) tests/integration --junitxml=$(REPORTS)/integration.xml
+	$(PYTEST) tests/integration $(PARALLEL) --junitxml=$(REPORTS)/integration.xml
 
 test-e2e: programs tools ## Test whole scenarios with the real Cluster API core
-	$(PYTEST) tests/e2e --junitxml=$(REPORTS)/e2e.xml
+	$(PYTEST) tests/e2e $(PARALLEL) --junitxml=$(REPORTS)/e2e.xml
+
+# What both targets above test, but for timing: together they leave no worker without work.
+test-clusters: programs tools
+	$(PYTEST) tests/integration tests/e2e -m 'not timing' $(PARALLEL) --junitxml=$(REPORTS)/clusters.xml
+
+# One after the other, because each says how long something may take.
+test-timing: programs
+	$(PYTEST) tests/integration tests/e2e -m timing --junitxml=$(REPORTS)/timing.xml
+
+test-smoke: programs
+	$(PYTEST) tests/integration/runtime/test_client.py tests/integration/reconciler/test_templates.py --junitxml=$(REPORTS)/smoke.xml
+
+test-durations:
+	@$(BIN)/python .ci/slow.py .ci/slow-tests $(addprefix $(REPORTS)/,unit.xml clusters.xml timing.xml)
 
 e2e-live: setup ## Run the scenarios against a real Harvester (see docs/live-tests.md)
 	$(PYTEST) tests/live --junitxml=$(REPORTS)/live.xml
 
-lint: setup ## Check format, lint, types, import contracts and generated files
+lint-code: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint: lint-code ## Check format, lint, types, import contracts and generated files
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python -m caphv.api.crds --check
 	$(BIN)/python -m caphv.api.reference --check

@@ -3,13 +3,14 @@
 import asyncio
 import functools
 import inspect
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import virtualtime
+from tests.support import scheduling, virtualtime
 from tests.support.paths import CHECKOUT, SHARED_CRDS
 
 
@@ -32,6 +33,27 @@ def runner() -> Iterator[asyncio.Runner]:
     """The event loop of one test, for fixtures that need it too."""
     with asyncio.Runner() as runner:
         yield runner
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """Distribute tests as `support/scheduling.py` says, with --dist=loadgroup."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False
+    return scheduling.GroupScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out long variants, unless they are asked for; begin with the slowest tests, so that they end in time."""
+    if not os.environ.get("CAPHV_TEST_LONG"):
+        long = [item for item in items if item.get_closest_marker("long")]
+        if long:
+            config.hook.pytest_deselected(items=long)
+            items[:] = [item for item in items if item not in long]
+    if config.getoption("dist", "no") == "loadgroup":
+        key = scheduling.slowest_first(item.nodeid for item in items)
+        items.sort(key=lambda item: key(item.nodeid))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,6 +5,7 @@ adds contract labels and replaces references to a Service by URLs with a CA.
 """
 
 import base64
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,10 +16,12 @@ from caphv.runtime.errors import ApiError, Unreachable
 from sandbox import manifests
 from sandbox.processes import children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
-from sandbox.processes.binaries import binary, cluster_api_manifests
+from sandbox.processes.binaries import CLUSTER_API_CORE, binary, cluster_api_manifests
 from sandbox.processes.children import Process
 
 NAMESPACE = "capi-system"
+# Tests name another build of the core here.
+CORE_VARIABLE = "CAPHV_SANDBOX_CORE"
 START_SECONDS = 90.0
 PORT_ATTEMPTS = 5
 # From the module's config/crd and metadata.yaml: the contract of each API version.
@@ -96,7 +99,7 @@ def objects(config: Path, webhook_url: str, ca: bytes) -> Iterator[Obj]:
 
 def _command(folder: Path, webhook_port: int, health_port: int) -> list[str | Path]:
     return [
-        binary("cluster-api-core"),
+        binary(os.environ.get(CORE_VARIABLE, CLUSTER_API_CORE.name)),
         f"--kubeconfig={folder / 'core.kubeconfig'}",
         f"--webhook-port={webhook_port}",
         f"--webhook-cert-dir={folder / 'core'}",

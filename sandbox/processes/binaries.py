@@ -4,6 +4,7 @@ Order: the folder `KUBEBUILDER_ASSETS`, `PATH`, the cache, a build from the prog
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import functools
 import logging
@@ -45,14 +46,27 @@ CLUSTER_API_CORE = Recipe(
     module="sigs.k8s.io/cluster-api",
     package="sigs.k8s.io/cluster-api",
     # Its webhook server has no flag for the address and would listen on all networks.
-    patch=("\t\t\t\tPort:     webhookPort,\n", '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n'),
+    patches=(("\t\t\t\tPort:     webhookPort,\n", '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n'),),
+)
+_AFTER_CLUSTER_CACHE = '\t\tsetupLog.Error(err, "Unable to create ClusterCache")\n\t\tos.Exit(1)\n\t}\n'
+_RETRY_SOON = """\
+	clusterCache.(interface {
+		SetConnectionCreationRetryInterval(time.Duration)
+	}).SetConnectionCreationRetryInterval(time.Second)
+"""
+# For tests: the core retries to reach a workload cluster after 30 s, which every new cluster has to wait for.
+IMPATIENT_CORE = dataclasses.replace(
+    CLUSTER_API_CORE,
+    name="cluster-api-core-impatient",
+    patches=(*CLUSTER_API_CORE.patches, (_AFTER_CLUSTER_CACHE, _AFTER_CLUSTER_CACHE + _RETRY_SOON)),
 )
 # What a sandbox runs.
 RECIPES = {recipe.name: recipe for recipe in (ETCD, KUBE_APISERVER, CLUSTER_API_CORE)}
-# What users install and watch the provider with: built for tests of that, never for a sandbox.
+# What tests need beside that: the tools that users install and watch the provider with, and a core that retries soon.
 TOOLS = {
     recipe.name: recipe
     for recipe in (
+        IMPATIENT_CORE,
         Recipe(
             name="helm",
             version="3.22.0",

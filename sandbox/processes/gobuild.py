@@ -42,7 +42,7 @@ class Recipe:
     """How to build one program.
 
     `staging` is set for k8s.io/kubernetes, whose go.mod replaces its libraries by folders of its repository; the value
-    is the version under which the proxy has them. `patch` is a text in the package's only file, and its replacement:
+    is the version under which the proxy has them. `patches` are texts in the package's only file, with replacements:
     the file is then built as a package of our own, below the module's path because it imports its `internal` packages.
     """
 
@@ -54,7 +54,7 @@ class Recipe:
     staging: str = ""
     variables: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    patch: tuple[str, str] | None = None
+    patches: tuple[tuple[str, str], ...] = ()
 
     @property
     def module_version(self) -> str:
@@ -64,7 +64,7 @@ class Recipe:
     @property
     def target(self) -> str:
         """The package to build, as seen from our own module."""
-        return "." if self.patch else self.package
+        return "." if self.patches else self.package
 
     @property
     def tag_flags(self) -> list[str]:
@@ -75,9 +75,9 @@ class Recipe:
 def go_mod(recipe: Recipe, upstream: str = "") -> str:
     """Text of the go.mod in which a recipe is built; `upstream` is the text of its module's own go.mod."""
     lines = [
-        f"module {recipe.module}/caphv-sandbox" if recipe.patch else f"module caphv.sandbox/{recipe.name}",
+        f"module {recipe.module}/caphv-sandbox" if recipe.patches else f"module caphv.sandbox/{recipe.name}",
         f"go {OLDEST_GO[0]}.{OLDEST_GO[1]}.0",
-        *([] if recipe.patch else [f"tool {recipe.package}"]),
+        *([] if recipe.patches else [f"tool {recipe.package}"]),
         f"require {recipe.module} v{recipe.version}",
     ]
     if recipe.staging:
@@ -94,7 +94,7 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
         report(recipe.name, "loading modules", 0, 0)
         module = go.download(recipe, folder)
         (folder / "go.mod").write_text(go_mod(recipe, Path(module["GoMod"]).read_text()))
-        if recipe.patch:
+        if recipe.patches:
             _write_patched(recipe, Path(module["Dir"]), folder)
         packages = _count_packages(go, recipe, folder, report)
         flags = ["-v", "-trimpath", f"-ldflags={' '.join(['-s -w', *(f'-X {item}' for item in recipe.variables)])}"]
@@ -174,11 +174,12 @@ def _count_packages(go: Go, recipe: Recipe, folder: Path, report: Report) -> int
 
 
 def _write_patched(recipe: Recipe, sources: Path, folder: Path) -> None:
-    old, new = recipe.patch or ("", "")
     text = (sources / recipe.package.removeprefix(recipe.module).lstrip("/") / "main.go").read_text()
-    if text.count(old) != 1:
-        raise BuildError(f"{recipe.module_version}: main.go does not hold {old!r} once; the recipe needs a new patch")
-    (folder / "main.go").write_text(text.replace(old, new))
+    for old, new in recipe.patches:
+        if text.count(old) != 1:
+            raise BuildError(f"{recipe.module_version}: main.go must have {old!r} once; the recipe needs a new patch")
+        text = text.replace(old, new)
+    (folder / "main.go").write_text(text)
 
 
 def _install_wheel(folder: Path) -> None:

@@ -1,9 +1,13 @@
 """Fixtures of the tests of whole stories."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from sandbox.capi.core import CORE_VARIABLE
+from sandbox.processes.binaries import IMPATIENT_CORE
 from tests.support import image
 
 
@@ -11,3 +15,12 @@ from tests.support import image
 def prefix(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the image's final stage takes from the build stage."""
     return image.build(checkout, tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def core(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Use the core that retries soon, unless the module wants that of users, or the variable names one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "unmodified_core" not in request.node.keywords and CORE_VARIABLE not in os.environ:
+            patch.setenv(CORE_VARIABLE, IMPATIENT_CORE.name)
+        yield

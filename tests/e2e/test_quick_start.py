@@ -18,7 +18,7 @@ from sandbox import manifests
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.unmodified_core]
 
 NAMESPACE = "demo"
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")

@@ -76,6 +76,7 @@ async def test_machine_of_the_same_name_gets_the_address_it_had(case: Case) -> N
     assert (await case.ready_machine("two"))["status"]["allocatedIPAddress"] == had
 
 
+@pytest.mark.timing
 async def test_exhausted_pool_is_said_and_a_freed_address_taken_at_once(case: Case) -> None:
     pool = await case.pool("pool", 1, 2)
     await case.reserve(pool, f"{case.subnet}.1", "somebody/else")

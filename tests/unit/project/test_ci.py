@@ -1,5 +1,6 @@
-"""The check of skipped tests in CI finds what it is there for."""
+"""The checks of test reports find what they are there for."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,13 @@ REPORT = """<testsuites><testsuite>
 {more}
 </testsuite></testsuites>"""
 UNLISTED = '<testcase classname="tests.unit.test_b.TestB" name="test_other"><skipped message="too slow"/></testcase>'
+
+
+SLOW = """<testsuites><testsuite>
+<testcase classname="tests.e2e.test_a" name="test_quick" time="59.9"/>
+<testcase classname="tests.e2e.test_a" name="test_life[k3s]" time="61"/>
+<testcase classname="tests.e2e.test_a" name="test_life[rke2]" time="5"/>
+</testsuite></testsuites>"""
 
 
 def check(checkout: Path, folder: Path, *, report: str, allowed: str) -> subprocess.CompletedProcess[str]:
@@ -45,3 +53,33 @@ def test_stale_name_on_the_list_fails(checkout: Path, tmp_path: Path) -> None:
 def test_report_without_tests_fails(checkout: Path, tmp_path: Path) -> None:
     done = check(checkout, tmp_path, report="<testsuites/>", allowed="")
     assert (done.returncode, done.stderr) == (1, "report.xml has no test\n")
+
+
+def durations(checkout: Path, folder: Path, listed: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    (folder / "report.xml").write_text(SLOW)
+    (folder / "slow-tests").write_text(listed)
+    command = [sys.executable, checkout / ".ci" / "slow.py", "slow-tests", "report.xml"]
+    return subprocess.run(command, cwd=folder, env=os.environ | environ, capture_output=True, text=True, check=False)
+
+
+def test_a_test_above_a_minute_fails_unless_it_is_listed(checkout: Path, tmp_path: Path) -> None:
+    done = durations(checkout, tmp_path, "")
+    assert (done.returncode, done.stderr.partition(":")[0]) == (1, "tests.e2e.test_a.test_life took 61 s")
+    assert durations(checkout, tmp_path, "# why\ntests.e2e.test_a.test_life 61\n").returncode == 0
+    assert durations(checkout, tmp_path, "", CAPHV_TEST_SLOW_SECONDS="120").returncode == 0
+
+
+def test_stale_name_on_the_list_of_slow_tests_fails(checkout: Path, tmp_path: Path) -> None:
+    done = durations(checkout, tmp_path, "tests.e2e.test_a.test_life 61\ntests.e2e.test_a.test_gone 90\n")
+    assert done.returncode == 1
+    assert "tests.e2e.test_a.test_gone is on the list" in done.stderr
+
+
+def test_stages_are_named_and_timed_and_the_first_failure_ends_them(checkout: Path, tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("one:\n\t@echo done\ntwo:\n\t@false\nthree:\n\t@echo never\n")
+    command = [sys.executable, checkout / ".ci" / "stages.py", "one", "two", "three"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "=== 1/3 one\ndone\n" in done.stdout
+    assert "=== FAILED in two\none     0 min  0 s\n" in done.stdout
+    assert "never" not in done.stdout

@@ -38,14 +38,15 @@ def test_other_modules_keep_their_own_requirements() -> None:
 
 def test_patched_program_is_built_where_it_may_import_internal_packages() -> None:
     recipe = binaries.CLUSTER_API_CORE
-    assert recipe.patch
+    assert recipe.patches
     assert gobuild.go_mod(recipe).startswith("module sigs.k8s.io/cluster-api/")
     assert recipe.target == "."
-    assert dataclasses.replace(recipe, patch=None).target == "sigs.k8s.io/cluster-api"
+    assert dataclasses.replace(recipe, patches=()).target == "sigs.k8s.io/cluster-api"
 
 
-def test_every_patch_keeps_the_server_on_loopback() -> None:
-    old, new = binaries.CLUSTER_API_CORE.patch or ("", "")
+@pytest.mark.parametrize("recipe", [binaries.CLUSTER_API_CORE, binaries.IMPATIENT_CORE], ids=lambda recipe: recipe.name)
+def test_every_core_keeps_its_webhook_server_on_loopback(recipe: gobuild.Recipe) -> None:
+    old, new = recipe.patches[0]
     assert "Host" not in old
     assert 'Host: "127.0.0.1"' in new
 
