@@ -121,7 +121,7 @@ def _object_schema(files: dict[str, Obj], file: str, version: str) -> Obj:
     schema = _structural(form, file, files[file])
     schema["properties"]["spec"] = with_bounds(schema["properties"]["spec"])
     schema["properties"]["metadata"] = {"type": "object"}
-    return _ratcheting(schema)
+    return ratcheting(schema)
 
 
 def _structural(form: _Form, file: str, node: Obj) -> Obj:
@@ -153,11 +153,11 @@ def _value(form: _Form, file: str, key: str, value: Any) -> Any:
     if key in {"items", "additionalProperties"}:
         return _structural(form, file, value)
     if key == _RULES:
-        return [rule | {"rule": _spelled_out(rule["rule"], form.files[_SHARED][_CEL])} for rule in value]
+        return [rule | {"rule": spelled_out(rule["rule"], form.files[_SHARED][_CEL])} for rule in value]
     return value
 
 
-def _spelled_out(rule: str, shared: Obj) -> str:
+def spelled_out(rule: str, shared: Obj) -> str:
     """Return a rule without macros. CEL has no functions of one's own, and numbers of addresses take many words."""
     while found := _MACRO.search(rule):
         if found[1] not in shared:
@@ -167,7 +167,7 @@ def _spelled_out(rule: str, shared: Obj) -> str:
     return rule
 
 
-def _ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
+def ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
     """Return a structural schema whose rules let pass what broke the same rule before the change.
 
     An API server forgives a value that stays as it was, but a rule about two fields stands at what holds them, and that
@@ -180,14 +180,12 @@ def _ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
         result[_RULES] = [_forgiving(rule) for rule in node[_RULES]]
     inner = comparable and node.get("x-kubernetes-map-type") != "atomic"
     if "properties" in node:
-        result["properties"] = {
-            name: _ratcheting(child, comparable=inner) for name, child in node["properties"].items()
-        }
+        result["properties"] = {name: ratcheting(child, comparable=inner) for name, child in node["properties"].items()}
     if isinstance(node.get("additionalProperties"), dict):
-        result["additionalProperties"] = _ratcheting(node["additionalProperties"], comparable=inner)
+        result["additionalProperties"] = ratcheting(node["additionalProperties"], comparable=inner)
     if "items" in node:
         keyed = inner and node.get("x-kubernetes-list-type") == "map"
-        result["items"] = _ratcheting(node["items"], comparable=keyed)
+        result["items"] = ratcheting(node["items"], comparable=keyed)
     return result
 
 

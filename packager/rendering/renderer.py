@@ -86,8 +86,8 @@ class Renderer:
         self.table: Table = table(versions)
         self._templates: dict[str, Templates] = {}
         self._known: dict[Key, tuple[bytes, Rendered]] = {}
-        self._shareable: dict[str, bool] = {}
-        self._common: OrderedDict[bytes, dict[str, bytes] | None] = OrderedDict()
+        self.shareable: dict[str, bool] = {}
+        self.common: OrderedDict[bytes, dict[str, bytes] | None] = OrderedDict()
 
     def render(
         self, facts: Iterable[ClusterFacts], previous: Tree, pins: Mapping[Key, Versions] = MappingProxyType({})
@@ -183,20 +183,20 @@ class Renderer:
 
     def _shared(self, templates: Templates, settings: Settings, versions: Versions) -> dict[str, bytes] | None:
         """Return what was rendered for all clusters of these settings; None when they have to be rendered alone."""
-        if versions.templates not in self._shareable:
+        if versions.templates not in self.shareable:
             parsed = templates.parsed.values()
-            self._shareable[versions.templates] = render_cache.only_writes_names(parsed, templates.bundles)
-        if not (self._shareable[versions.templates] and render_cache.is_plain(settings.cluster)):
+            self.shareable[versions.templates] = render_cache.only_writes_names(parsed, templates.bundles)
+        if not (self.shareable[versions.templates] and render_cache.is_plain(settings.cluster)):
             return None
         key = render_cache.key(settings, versions)
         if key is None:
             return None
-        if key not in self._common:
+        if key not in self.common:
             made, findings = self._bundles(templates, replace(settings, cluster=render_cache.STAND_IN), versions)
-            self._common[key] = None if findings else made
-            if len(self._common) > _COMMON:
-                self._common.popitem(last=False)
-        common = self._common[key]
+            self.common[key] = None if findings else made
+            if len(self.common) > _COMMON:
+                self.common.popitem(last=False)
+        common = self.common[key]
         return None if common is None else render_cache.renamed(common, settings.cluster, templates.bundles)
 
     def _bundles(

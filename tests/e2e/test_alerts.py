@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,11 @@ import yaml
 
 from caphv.api.object import Obj
 from release import components
-from sandbox.processes import binaries
+from tests.support.promtool import promtool, written
 
 pytestmark = pytest.mark.e2e
 
 CASES = Path(__file__).parent / "alerts" / "cases.yaml"
-
-
-def promtool(*arguments: str | Path, given: str = "") -> str:
-    command = [binaries.binary("promtool"), *arguments]
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def written(path: Path, groups: list[Obj]) -> Path:
-    path.write_text(yaml.safe_dump({"groups": groups}), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from caphv.api.object import NODES
-from tests.e2e.test_alerts import promtool, written
-from tests.integration.reconciler.conftest import opened
-from tests.integration.reconciler.test_expiry import account_identity
 from tests.support.packager import environment as packagers
 from tests.support.packager.repositories import Origin
+from tests.support.promtool import promtool, written
 from tests.support.reconciler import environment as providers
 from tests.support.reconciler.case import HARVESTER_MACHINES, Case, holds, lacks
+from tests.support.reconciler.cases import opened
+from tests.support.reconciler.expiry import account_identity
 
 pytestmark = pytest.mark.e2e
 

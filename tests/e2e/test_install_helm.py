@@ -21,7 +21,7 @@ from caphv.runtime.client import ApiClient
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.e2e.test_install_clusterctl import crd
+from tests.support.e2e import crd
 from webhooks.configuration import NAMES, RESOURCES
 from webhooks.handler import WEBHOOKS
 

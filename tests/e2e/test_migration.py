@@ -36,7 +36,7 @@ from tests.support import doccommands
 from tests.support.e2e import our_provider
 from tests.support.predecessor import clusterclass, crds
 from tests.support.predecessor.provider import Predecessor
-from tests.support.reconciler.case import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 

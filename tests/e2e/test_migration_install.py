@@ -21,7 +21,7 @@ from sandbox import manifests
 from sandbox.capi import core
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.e2e.test_install_clusterctl import INVENTORY, Clusterctl, prepare, repository
+from tests.support.clusterctl import INVENTORY, Clusterctl, prepare, repository
 from tests.support.predecessor import crds
 
 pytestmark = pytest.mark.e2e

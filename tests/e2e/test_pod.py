@@ -28,16 +28,16 @@ from release.__main__ import contents
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.integration.runtime.test_metrics_auth import bind, scrape, token
-from tests.integration.runtime.test_metrics_auth import roles as metrics_roles
 from tests.support import doccommands
+from tests.support.metrics import bind, scrape, token
+from tests.support.metrics import roles as metrics_roles
 from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, Case
 from tests.support.packager.environment import install as install_kinds
 from tests.support.packager.git_servers import HttpBackend, tls_context
 from tests.support.packager.repositories import Origin
 from tests.support.pods import Pod, require_namespaces
 from tests.support.reconciler.environment import core_crds
-from tests.support.webhooks import until
+from tests.support.waiting import until
 from webhooks.configuration import NAMES, RESOURCES
 from webhooks.handler import WEBHOOKS
 

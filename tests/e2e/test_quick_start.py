@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import re
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from caphv.runtime.kubeconfig import own_configuration
 from sandbox import manifests
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.unmodified_core]
 
@@ -32,13 +31,6 @@ def applied(checkout: Path) -> list[Obj]:
     found = re.search(r"<<'YAML'\n(.*?)\nYAML\n", page, re.DOTALL)
     assert found
     return list(yaml.safe_load_all(found[1]))
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 180) -> None:
-    deadline = time.monotonic() + seconds
-    while not await condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {condition.__name__}"
-        await asyncio.sleep(0.2)
 
 
 async def story(box: Sandbox, objects: list[Obj]) -> None:

@@ -18,7 +18,7 @@ from sandbox.processes import binaries, children
 from sandbox.state import Settings
 from tests.support.installation import PREFIX, Live, client_of, live, obstacles, telling
 from tests.support.scenarios import GROUPS, SCRIPT, Run, Telling, stories, tell
-from tests.support.webhooks import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 

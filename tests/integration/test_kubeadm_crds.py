@@ -8,8 +8,8 @@ import yaml
 from caphv.api.object import Obj
 from sandbox.capi import crds
 from sandbox.processes import binaries, gobuild
+from tests.support.clusterclasses import problems, templates
 from tests.support.openapi import fields, object_schema
-from tests.unit.clusterclass.test_clusterclass import problems, templates
 
 pytestmark = pytest.mark.integration
 

@@ -15,10 +15,10 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Invalid
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
-from tests.integration.reconciler.test_crds import without_rules
-from tests.support.openapi import example_object
+from tests.support.openapi import example_object, without_rules
 from tests.support.predecessor import crds
-from tests.support.reconciler.case import machine_spec, until
+from tests.support.reconciler.case import machine_spec
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 

@@ -1,10 +1,13 @@
 """What several tests need: reading CRDs and making objects from their schemas."""
 
+import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-Obj = dict[str, Any]
+from caphv.api.object import Obj, Resource
+from caphv.runtime.client import ApiClient
 
 # Tried in order for a string with a pattern; the first that matches is taken.
 _PATTERN_CANDIDATES = ("Example", "example", "40Gi", "1", "172.17.1.10", "a.example.com", "2026-11-21T09:00:00Z")
@@ -103,3 +106,30 @@ def _example_string(schema: Obj) -> str:
         if re.search(schema["pattern"], candidate):
             return candidate
     raise ValueError(f"no example for pattern {schema['pattern']}: add one to tests/support/openapi.py")
+
+
+# An API server takes a moment to serve a changed CRD, and says nowhere when it does.
+SERVED = 3.0
+
+
+CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
+
+
+@asynccontextmanager
+async def without_rules(client: ApiClient, names: Sequence[str]) -> AsyncIterator[None]:
+    """CRDs of ours have no rules inside the block; afterwards they are there again."""
+    crds = [await client.get(CRDS, name) for name in names]
+    for crd in crds:
+        await client.patch(CRDS, crd["metadata"]["name"], "", {"spec": no_rules(crd["spec"])})
+    await asyncio.sleep(SERVED)
+    yield
+    for crd in crds:
+        await client.patch(CRDS, crd["metadata"]["name"], "", {"spec": crd["spec"]})
+    await asyncio.sleep(SERVED)
+
+
+def no_rules(value: Any) -> Any:
+    """A copy without the validation rules of any schema in it."""
+    if isinstance(value, dict):
+        return {name: no_rules(child) for name, child in value.items() if name != "x-kubernetes-validations"}
+    return [no_rules(child) for child in value] if isinstance(value, list) else value

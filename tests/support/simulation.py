@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +21,7 @@ from sandbox.harvester.config import SimulatorConfig
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer
 from sandbox.simulate import Simulator
+from tests.support.waiting import PATIENCE, until
 
 AGENT = {"packages": ["qemu-guest-agent"]}
 QUICK = {"start_seconds": 0.05, "boot_seconds": 0.2, "register_seconds": 0.1, "stop_seconds": 0.1}
@@ -64,30 +63,32 @@ class Simulation:
         condition: Callable[[Obj], Any],
         *,
         client: ApiClient | None = None,
-        timeout: float = 10,
+        timeout: float = PATIENCE,
     ) -> Obj:
         """The object as soon as it fulfils the condition."""
-        deadline, obj = time.monotonic() + timeout, None
-        while time.monotonic() < deadline:
-            try:
-                obj = await (client or self.client).get(resource, name, self.namespace)
-                if condition(obj):
-                    return obj
-            except NotFound:
-                pass
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"{resource.kind} {name} is not as expected: {obj}")
+        obj: Obj | None = None
 
-    async def until_gone(self, resource: Resource, name: str, timeout: float = 10) -> None:
+        async def holds() -> Obj | None:
+            nonlocal obj
+            with suppress(NotFound):
+                obj = await (client or self.client).get(resource, name, self.namespace)
+                return obj if condition(obj) else None
+            return None
+
+        found: Obj = await until(holds, lambda: f"{resource.kind} {name} is not as expected: {obj}", timeout)
+        return found
+
+    async def until_gone(self, resource: Resource, name: str, timeout: float = PATIENCE) -> None:
         """Wait until the object is not there any more."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
+
+        async def gone() -> bool:
             try:
                 await self.client.get(resource, name, self.namespace)
             except NotFound:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"{resource.kind} {name} is still there")
+                return True
+            return False
+
+        await until(gone, f"{resource.kind} {name} is still there", timeout)
 
 
 @dataclass(frozen=True)

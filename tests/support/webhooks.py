@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from caphv import data
 from caphv.api.object import Obj, Resource
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError
 from sandbox import manifests
 from sandbox.processes import children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from tests.support.process import Caphv
 from webhooks.admission import KINDS
 
-WAIT_SECONDS = 30.0
 VERSIONS = ("v1alpha1", "v1beta1")
 GROUP = "infrastructure.cluster.x-k8s.io"
 
@@ -64,15 +63,6 @@ class Server(Caphv):
 async def install_crds(server: ApiServer) -> None:
     async with server.client() as client:
         await manifests.apply(client, manifests.read(sorted(data.folder("deploy/crds").glob("infrastructure*.yaml"))))
-
-
-async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Wait until the condition holds; answers what it answered."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (found := await condition()):
-        assert time.monotonic() < deadline, f"not within {WAIT_SECONDS:.0f} s: {what}"
-        await asyncio.sleep(0.05)
-    return found
 
 
 # Objects
@@ -136,3 +126,23 @@ def wrong(kind: str, version: str, name: str) -> tuple[Obj, str]:
     fields, field = WRONG["Machine" if "Machine" in kind else "Cluster"]
     prefix = "spec.template.spec" if kind.endswith("Template") else "spec"
     return example(kind, version, name, **fields), f"{prefix}.{field}"
+
+
+async def judged(client: ApiClient, name: str) -> bool:
+    """Whether an object is judged: the right one passes and the wrong one does not. Raises for any other refusal."""
+    where = resource("HarvesterMachine")
+    await client.create(where, example("HarvesterMachine", "v1beta1", name), dry_run=True)
+    try:
+        await client.create(where, wrong("HarvesterMachine", "v1beta1", name)[0], dry_run=True)
+    except ApiError as error:
+        if error.status != 422:
+            raise
+        return True
+    return False
+
+
+async def settled(client: ApiClient, name: str) -> bool:
+    try:
+        return await judged(client, name)
+    except ApiError:
+        return False

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from caphv.api.object import Resource
-from tests.integration.overview.conftest import KINDS, Management
 from tests.support.clusters import Builder, condition
+from tests.support.overview import KINDS, Management
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 MESSAGE = "no free address in IPPool machines: add a range or another pool to ipPoolRefs"

@@ -6,8 +6,8 @@ import asyncio
 
 from overview.follow import Follower
 from overview.objects import ManagementObjects
-from tests.integration.overview.conftest import KINDS, Management, create
 from tests.support.clusters import Builder, condition
+from tests.support.overview import KINDS, Management, create
 
 LATER = 15.0
 

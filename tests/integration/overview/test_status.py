@@ -10,8 +10,8 @@ import pytest
 
 from caphv.api.object import Obj
 from sandbox.processes.apiserver import ApiServer
-from tests.integration.overview.conftest import Management
 from tests.support.clusters import Builder
+from tests.support.overview import Management
 
 Grant = Callable[[str, str, list[Obj]], None]
 READ = ["get", "list", "watch"]

@@ -17,8 +17,8 @@ import yaml
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.children import free_ports
-from tests.integration.runtime.test_metrics_auth import bind, roles, scrape, token
 from tests.support.fixtures import entered
+from tests.support.metrics import bind, roles, scrape, token
 from tests.support.packager.environment import (
     CLUSTERS,
     CONTROL_PLANES,
@@ -27,10 +27,10 @@ from tests.support.packager.environment import (
     Case,
     Packager,
     opened,
-    until,
 )
 from tests.support.packager.git_servers import HttpBackend
 from tests.support.packager.repositories import Origin, git
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 

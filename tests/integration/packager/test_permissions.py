@@ -12,8 +12,7 @@ from caphv.api.object import Obj, Resource
 from release.components import objects
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
-from tests.integration.reconciler.test_permissions import GROUPS, asked, granted
-from tests.integration.runtime.test_metrics_auth import scrape, token
+from tests.support.metrics import scrape, token
 from tests.support.packager.environment import (
     CLASSES,
     CLUSTERS,
@@ -27,6 +26,7 @@ from tests.support.packager.environment import (
 )
 from tests.support.packager.repositories import Origin
 from tests.support.paths import CHECKOUT
+from tests.support.permissions import GROUPS, asked, granted
 
 pytestmark = pytest.mark.integration
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from tests.support.reconciler.case import Case
+from tests.support.reconciler.cases import opened
 from tests.support.reconciler.environment import Environment, running
 
 
@@ -31,17 +31,3 @@ def other(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
     """A second cluster, in namespaces of its own."""
     with opened(environment, runner) as case:
         yield case
-
-
-@contextmanager
-def opened(environment: Environment, runner: asyncio.Runner, prefix: str = "case") -> Iterator[Case]:
-    """A case for as long as the block lasts; then it is deleted, and nothing of it may be left."""
-    environment.cases += 1
-    case = Case(environment, environment.cases, prefix)
-    runner.run(case.open())
-    try:
-        yield case
-        left = runner.run(case.remove())
-        assert not left, f"left behind on Harvester: {', '.join(left)}"
-    finally:
-        runner.run(case.close())

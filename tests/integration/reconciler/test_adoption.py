@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from caphv.api.object import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, uid_of
+from caphv.api.object import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, annotations_of, uid_of
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from tests.support.reconciler.case import (
@@ -19,34 +17,13 @@ from tests.support.reconciler.case import (
     is_ready,
     lacks,
 )
-from tests.support.simulation import virtual_machine
+from tests.support.reconciler.ownership import CLUSTER, ELSEWHERE, OWNER, OWNER_UID, left_behind, recorded
 
 pytestmark = pytest.mark.integration
 
-CLUSTER, OWNER, OWNER_UID = "caphv.io/management-cluster", "caphv.io/owner", "caphv.io/owner-uid"
 ADOPT = {"metadata": {"annotations": {"caphv.io/adopt": "true"}}}
 FORCE = {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}}
 FAILED = "VMProvisioningFailed"
-ELSEWHERE = "5e1f0e4c-elsewhere"
-
-
-def recorded(case: Case, name: str) -> Obj:
-    """The record of a former management cluster for a machine of this name."""
-    return {CLUSTER: ELSEWHERE, OWNER: f"HarvesterMachine/{case.name}/{name}", OWNER_UID: "before"}
-
-
-async def left_behind(case: Case, name: str, annotations: Obj) -> Obj:
-    """A VM with disk and cloud-init Secret that somebody else made, with these annotations on all three."""
-    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
-    metadata = {"name": f"{name}-cloud-init", "namespace": case.target, "annotations": annotations}
-    text = "#cloud-config\npackages: [qemu-guest-agent]\n"
-    await case.harvester.create(SECRETS, {"metadata": metadata, "stringData": {"userdata": text}})
-    vm = virtual_machine(case.target, name)
-    (claim,) = json.loads(vm["metadata"]["annotations"][kinds.CLAIM_TEMPLATES])
-    claim["metadata"] = {"name": f"{name}-disk-0-x7k2p", "annotations": annotations}
-    vm["metadata"]["annotations"] = {kinds.CLAIM_TEMPLATES: json.dumps([claim]), **annotations}
-    vm["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim["metadata"]["name"]
-    return await case.harvester.create(kinds.VIRTUAL_MACHINES, vm)
 
 
 async def owners(case: Case, name: str) -> set[str]:

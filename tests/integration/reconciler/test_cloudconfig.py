@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from typing import Any
 
 import pytest
 import yaml
@@ -13,15 +12,25 @@ import yaml
 from caphv.api.object import CONFIG_MAPS, EVENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource
 from caphv.runtime.errors import NotFound, Unauthorized
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
-from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case, holds, lacks, until
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case, holds, lacks
+from tests.support.reconciler.cloudconfig import (
+    ACCOUNTS,
+    BINDINGS,
+    DAEMON,
+    KEY,
+    SECRET,
+    config_map,
+    connect,
+    manifests,
+    until_workload_secret,
+    update_field,
+    workload_secret,
+)
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
 REVIEWS = Resource("authentication.k8s.io", "v1", "selfsubjectreviews", "SelfSubjectReview", namespaced=False)
-ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False)
-SECRET, KEY = "harvester-cloud-config", "cloud-config"
-DAEMON = "apiVersion: apps/v1\nkind: DaemonSet # of the cloud provider\nmetadata: {name: ccm, namespace: kube-system}\n"
 READY = "CloudProviderConfigReady"
 
 
@@ -66,56 +75,10 @@ async def touch(case: Case) -> None:
     await asyncio.sleep(1)
 
 
-async def connect(case: Case) -> None:
-    """Connect the workload cluster, without what another test may have left there."""
-    with contextlib.suppress(NotFound):
-        await case.workload.delete(SECRETS, SECRET, "kube-system")
-    await case.connect_workload()
-
-
-async def config_map(case: Case, text: str = DAEMON) -> Obj:
-    """Create the ConfigMap with the manifests; answers the field of the HarvesterCluster that names it."""
-    metadata = {"name": "manifests", "namespace": case.name}
-    await case.management.create(CONFIG_MAPS, {"metadata": metadata, "data": {"ccm.yaml": text}})
-    return update_field(case)
-
-
-def update_field(case: Case) -> Obj:
-    return {
-        "manifestsConfigMapNamespace": case.name,
-        "manifestsConfigMapName": "manifests",
-        "manifestsConfigMapKey": "ccm.yaml",
-        "cloudConfigCredentialsSecretName": "cloud-config",
-        "cloudConfigCredentialsSecretKey": "config",
-    }
-
-
-async def manifests(case: Case) -> str:
-    return (await case.management.get(CONFIG_MAPS, "manifests", case.name))["data"]["ccm.yaml"]
-
-
 def kubeconfig_in(manifest: str) -> str:
     secrets = [document for document in yaml.safe_load_all(manifest) if document["kind"] == "Secret"]
     (secret,) = secrets
     return base64.b64decode(secret["data"]["config"]).decode()
-
-
-async def workload_secret(case: Case) -> Obj:
-    return await case.workload.get(SECRETS, SECRET, "kube-system")
-
-
-async def until_workload_secret(case: Case, condition: Any) -> Obj:
-    found: Obj = {}
-
-    async def fulfilled() -> bool:
-        nonlocal found
-        with contextlib.suppress(NotFound):
-            found = await workload_secret(case)
-            return bool(condition(found))
-        return False
-
-    await until(fulfilled, lambda: f"Secret {SECRET} of the workload cluster is not as expected")
-    return found
 
 
 def content(secret: Obj) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,14 +15,11 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Invalid
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
-from tests.support.openapi import example_object
+from tests.support.openapi import CRDS, example_object, without_rules
 
 pytestmark = pytest.mark.integration
 
 NAMESPACE = "fields"
-# An API server takes a moment to serve a changed CRD, and says nowhere when it does.
-SERVED = 3.0
-CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
 
 
 @asynccontextmanager
@@ -73,26 +68,6 @@ async def test_every_field_of_the_go_provider_is_kept_in_both_versions(
             written = resource_of(crd, obj["apiVersion"].rpartition("/")[2])
             labels = {"metadata": {"labels": {"still": "accepted"}}}
             await client.patch(written, obj["metadata"]["name"], NAMESPACE, labels)
-
-
-@asynccontextmanager
-async def without_rules(client: ApiClient, names: Sequence[str]) -> AsyncIterator[None]:
-    """CRDs of ours have no rules inside the block; afterwards they are there again."""
-    crds = [await client.get(CRDS, name) for name in names]
-    for crd in crds:
-        await client.patch(CRDS, crd["metadata"]["name"], "", {"spec": no_rules(crd["spec"])})
-    await asyncio.sleep(SERVED)
-    yield
-    for crd in crds:
-        await client.patch(CRDS, crd["metadata"]["name"], "", {"spec": crd["spec"]})
-    await asyncio.sleep(SERVED)
-
-
-def no_rules(value: Any) -> Any:
-    """A copy without the validation rules of any schema in it."""
-    if isinstance(value, dict):
-        return {name: no_rules(child) for name, child in value.items() if name != "x-kubernetes-validations"}
-    return [no_rules(child) for child in value] if isinstance(value, list) else value
 
 
 async def the_fields_are_there(client: ApiClient, resource: Resource, obj: Obj) -> None:

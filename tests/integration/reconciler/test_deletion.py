@@ -6,7 +6,8 @@ import pytest
 
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS
 from sandbox.harvester import kinds
-from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, condition_of, doubts, lacks, until
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, condition_of, doubts, lacks
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from caphv.api.object import NAMESPACES, Obj, Resource, uid_of
+from caphv.api.object import NAMESPACES, uid_of
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from tests.support.reconciler.case import (
@@ -22,31 +22,13 @@ from tests.support.reconciler.case import (
     holds,
     is_ready,
     lacks,
-    until,
 )
+from tests.support.reconciler.expiry import EXPIRY, account_identity, series
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
-ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
-BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False)
-EXPIRY = "caphv_identity_expiry_seconds"
 OTHER = "0c4f1a52-5f0e-4f0a-9d3c-2f6d1c1f7a10"
-
-
-async def account_identity(case: Case) -> Obj:
-    """A kubeconfig of an account of its own, whose token expires in an hour."""
-    harvester, name = case.harvester, f"{case.name}-identity"
-    await harvester.create(ACCOUNTS, {"metadata": {"name": name, "namespace": "default"}})
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
-    role = {"apiGroup": BINDINGS.group, "kind": "ClusterRole", "name": "cluster-admin"}
-    await harvester.create(BINDINGS, {"metadata": {"name": name}, "subjects": [subject], "roleRef": role})
-    path = f"/api/v1/namespaces/default/serviceaccounts/{name}/token"
-    answer = await harvester.request("POST", path, body={"spec": {"expirationSeconds": 3600}})
-    return case.environment.identity(token=answer["status"]["token"])
-
-
-async def series(case: Case, name: str, **labels: str) -> float | None:
-    return (await case.environment.provider.metrics()).get((name, frozenset(labels.items())))
 
 
 async def touch(case: Case, value: str) -> None:

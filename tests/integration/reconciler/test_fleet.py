@@ -11,12 +11,13 @@ import pytest
 from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, labels_of
 from caphv.runtime.errors import NotFound
 from sandbox.capi.rancher import AUTO_IMPORT, FLEET, IMPORTS, MANAGED, Rancher, install, managed_name
-from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case, holds, lacks, until
+from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case, holds, lacks
+from tests.support.reconciler.fleet import LABELS
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
 READY = "FleetIntegrationReady"
-LABELS = {AUTO_IMPORT: "true", "cni": "calico", "csi": "harvester", "cloud-config": "secret"}
 
 
 @contextlib.asynccontextmanager

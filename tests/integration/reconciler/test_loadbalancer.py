@@ -9,7 +9,6 @@ import pytest
 
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, uid_of
 from sandbox.harvester import kinds
-from tests.integration.reconciler.conftest import opened
 from tests.support.reconciler.case import (
     AT_ONCE,
     CLUSTERS,
@@ -19,17 +18,18 @@ from tests.support.reconciler.case import (
     condition_of,
     is_ready,
     lacks,
-    until,
 )
+from tests.support.reconciler.cases import opened
 from tests.support.reconciler.environment import Environment
+from tests.support.reconciler.loadbalancer import place
 from tests.support.simulation import virtual_machine
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
 MACHINE_TYPE, CLUSTER = "harvestercluster/machinetype", "caphv.io/cluster"
 LISTENER = {"name": "rke2", "port": 9345, "protocol": "TCP", "backendPort": 9345}
 FOREIGN = {"caphv.io/management-cluster": "lost", "caphv.io/owner-uid": "lost"}
-SERVICE_LABEL = {"loadbalancer.harvesterhci.io/servicelb": "true"}
 
 
 async def balanced(case: Case, **config: object) -> Obj:
@@ -175,13 +175,6 @@ async def test_control_plane_of_the_go_provider_is_labelled_without_a_restart(ca
 
 
 # Whose it is
-
-
-async def place(case: Case, name: str, annotations: Obj, address: str = "0.0.0.0") -> Obj:
-    """A placeholder Service that somebody made."""
-    metadata = {"name": name, "namespace": case.target, "labels": SERVICE_LABEL, "annotations": annotations}
-    spec = {"type": "LoadBalancer", "loadBalancerIP": address, "ports": [{"port": 6443}]}
-    return await case.harvester.create(SERVICES, {"metadata": metadata, "spec": spec})
 
 
 async def test_service_and_load_balancer_of_the_go_provider_are_adopted(case: Case) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sandbox.processes.children import free_ports
-from tests.integration.reconciler.test_expiry import EXPIRY, account_identity, series
-from tests.support.reconciler.case import AT_ONCE, PATIENCE, Case, until
+from tests.support.reconciler.case import AT_ONCE, Case
+from tests.support.reconciler.expiry import EXPIRY, account_identity, series
+from tests.support.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.integration
 

@@ -37,12 +37,9 @@ from sandbox.harvester import kinds
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.processes import binaries, children, network, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.integration.reconciler.test_adoption import left_behind, recorded
-from tests.integration.reconciler.test_cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
-from tests.integration.reconciler.test_fleet import LABELS
-from tests.integration.reconciler.test_loadbalancer import place
-from tests.integration.runtime.test_metrics_auth import bind, scrape, token
+from tests.support.metrics import bind, scrape, token
 from tests.support.paths import CHECKOUT
+from tests.support.permissions import GROUPS, asked, granted
 from tests.support.reconciler import environment, inprocess
 from tests.support.reconciler.case import (
     CLUSTER_LABEL,
@@ -55,8 +52,13 @@ from tests.support.reconciler.case import (
     lacks,
     machine_spec,
 )
+from tests.support.reconciler.cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
 from tests.support.reconciler.environment import TIMES, Environment, core_crds
-from tests.support.webhooks import until, write_certificate
+from tests.support.reconciler.fleet import LABELS
+from tests.support.reconciler.loadbalancer import place
+from tests.support.reconciler.ownership import left_behind, recorded
+from tests.support.waiting import until
+from tests.support.webhooks import write_certificate
 from webhooks.configuration import NAMES, RESOURCES
 from webhooks.handler import WEBHOOKS, Webhook
 
@@ -75,38 +77,9 @@ LIMITED = "system:serviceaccount:caphv-system:limited"
 ACCOUNT = accounts.Account("caphv", "caphv-system")
 NARROW = accounts.Account("narrow", "caphv-system", ("narrow-3-vms",))
 ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
-GROUPS = ["system:serviceaccounts", "system:serviceaccounts:caphv-system", "system:authenticated"]
 # Asked by the API server within another request, so that no request of its own shows it: without the right the
 # binding of a cloud provider's account is refused, and the story does not come to its end.
 WITHIN = {("rbac.authorization.k8s.io", "clusterroles", "bind")}
-
-Permission = tuple[str, str, str]
-
-
-def granted(roles: list[Obj]) -> set[Permission]:
-    """Group, resource and verb of all that the rules of roles allow."""
-    rules = [rule for role in roles if role["kind"] in ("ClusterRole", "Role") for rule in role["rules"]]
-    rules = [rule for rule in rules if "nonResourceURLs" not in rule]
-    return {
-        (group, resource, verb)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-
-def asked(server: ApiServer, user: str, decision: str) -> set[Permission]:
-    """What a user asked of an API server and its rules answered with `allow` or `forbid`."""
-    found: set[Permission] = set()
-    for line in server.audit_log.read_text().splitlines():
-        event = json.loads(line)
-        target = event.get("objectRef")
-        said = (event.get("annotations") or {}).get("authorization.k8s.io/decision")
-        if target and event["user"]["username"] == user and said == decision:
-            resource = "/".join(filter(None, (target["resource"], target.get("subresource"))))
-            found.add((target.get("apiGroup", ""), resource, event["verb"]))
-    return found
 
 
 class Twice(inprocess.Hook):

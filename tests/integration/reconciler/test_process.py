@@ -19,9 +19,9 @@ from tests.support.reconciler.case import (
     holds,
     is_ready,
     lacks,
-    until,
 )
 from tests.support.reconciler.environment import IDENTITY_TOKEN, Environment, Provider
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 

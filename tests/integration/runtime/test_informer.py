@@ -5,29 +5,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from caphv.api.object import NAMESPACES, Key, Obj, Resource, key_of
+from caphv.api.object import NAMESPACES, Key, Resource, key_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.errors import Unreachable
 from sandbox.processes.apiserver import ApiServer
+from tests.support.configmaps import config_map, namespace
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
-
-
-def config_map(name: str, namespace: str, **data: str) -> Obj:
-    metadata = {"namespace": namespace, "name": name, "labels": {"test": namespace}}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-
-
-def namespace(name: str) -> Obj:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-
-
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what changes is on a server
-            await asyncio.sleep(0.02)
 
 
 async def test_copy_follows_the_server_and_own_writes_are_told_once(api_server: ApiServer) -> None:

@@ -16,7 +16,8 @@ from caphv.runtime.events import EventRecorder
 from caphv.runtime.manager import BindAddresses, LeaseLost, Manager
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.children import free_ports
-from tests.integration.runtime.test_informer import config_map, until
+from tests.support.configmaps import config_map
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 

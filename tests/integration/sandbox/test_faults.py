@@ -33,6 +33,7 @@ from sandbox.processes import network
 from sandbox.processes.apiserver import ApiServer, Token
 from tests.support.fixtures import entered
 from tests.support.simulation import Place, Simulation, simulation, virtual_machine
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -318,21 +319,19 @@ async def test_proxy_follows_what_is_recorded(sim: Simulation, faults: Faults, p
         assert said == "forbidden (90% of requests)"
         await faults.inject(Fault("forbidden"))
         assert [str(fault) for fault in await faults.active()] == ["slow (0.01 s)", "forbidden"]
-        await eventually(client, refused=True)
+        await until(lambda: refuses(client), "requests are not refused")
         await faults.clear()
-        await eventually(client, refused=False)
+        await until(lambda: serves(client), "requests are still refused")
         following.cancel()
 
 
-async def eventually(client: ApiClient, *, refused: bool) -> None:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            await client.get(NAMESPACES, "default")
-            if not refused:
-                return
-        except Forbidden:
-            if refused:
-                return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"requests are {'not' if refused else 'still'} refused")
+async def refuses(client: ApiClient) -> bool:
+    try:
+        await client.get(NAMESPACES, "default")
+    except Forbidden:
+        return True
+    return False
+
+
+async def serves(client: ApiClient) -> bool:
+    return not await refuses(client)

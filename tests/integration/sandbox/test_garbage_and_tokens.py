@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.garbage import GarbageCollector
 from sandbox.processes.tokens import ACCOUNT, SECRET_TYPE, SERVICE_ACCOUNTS, TokenController
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -31,13 +32,13 @@ async def test_token_secret_is_filled_and_ends_with_its_account(api_server: ApiS
             await client.create(SERVICE_ACCOUNTS, {"metadata": metadata})
             annotated = {"name": "cloud-token", "namespace": "tokens", "annotations": {ACCOUNT: "cloud"}}
             await client.create(SECRETS, {"metadata": annotated, "type": SECRET_TYPE})
-            data = await _until(lambda: _token(client))
+            data = await until(lambda: _token(client))
             assert base64.b64decode(data["namespace"]) == b"tokens"
             assert base64.b64decode(data["ca.crt"]) == api_server.ca.certificate
             token = base64.b64decode(data["token"]).decode()
             assert await _who_am_i(api_server, token) == "system:serviceaccount:tokens:cloud"
             await client.delete(SERVICE_ACCOUNTS, "cloud", "tokens")
-            await _until(lambda: _gone(client, SECRETS, "cloud-token", "tokens"))
+            await until(lambda: _gone(client, SECRETS, "cloud-token", "tokens"))
 
 
 @pytest.mark.parametrize("propagation", ["Background", "Foreground"])
@@ -50,10 +51,10 @@ async def test_dependents_go_with_their_owner(api_server: ApiServer, propagation
         await _config_map(client, namespace, "stranger")
         await client.delete(CONFIG_MAPS, "owner", namespace, propagation=propagation)
         for name in ("owner", "child"):
-            await _until(lambda name=name: _gone(client, CONFIG_MAPS, name, namespace))
+            await until(lambda name=name: _gone(client, CONFIG_MAPS, name, namespace))
         assert await client.get(CONFIG_MAPS, "stranger", namespace)
         await client.delete(NAMESPACES, namespace)
-        await _until(lambda: _gone(client, NAMESPACES, namespace))
+        await until(lambda: _gone(client, NAMESPACES, namespace))
 
 
 async def test_orphan_of_an_earlier_time_goes_too(api_server: ApiServer) -> None:
@@ -64,7 +65,7 @@ async def test_orphan_of_an_earlier_time_goes_too(api_server: ApiServer) -> None
         await _config_map(client, "orphans", "owner")  # the same name, another uid
         await _config_map(client, "orphans", "child", owner)
         async with _running(GarbageCollector(client).run()):
-            await _until(lambda: _gone(client, CONFIG_MAPS, "child", "orphans"))
+            await until(lambda: _gone(client, CONFIG_MAPS, "child", "orphans"))
         assert await client.get(CONFIG_MAPS, "owner", "orphans")
 
 
@@ -108,11 +109,3 @@ async def _who_am_i(server: ApiServer, token: str) -> str:
         return str(answer["status"]["userInfo"]["username"])
     finally:
         await client.close()
-
-
-async def _until(check: Callable[[], Any], attempts: int = 200) -> Any:
-    for _ in range(attempts):
-        if result := await check():
-            return result
-        await asyncio.sleep(0.05)
-    raise AssertionError("it did not happen")

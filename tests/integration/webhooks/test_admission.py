@@ -18,7 +18,8 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer
-from tests.support.webhooks import VERSIONS, Server, example, resource, until, wrong
+from tests.support.waiting import until
+from tests.support.webhooks import VERSIONS, Server, example, resource, wrong
 from webhooks.admission import KINDS
 from webhooks.configuration import MUTATING, NAMES, VALIDATING
 

@@ -16,8 +16,8 @@ from caphv.runtime.errors import AlreadyExists, ApiError
 from sandbox.processes.apiserver import ApiServer
 from tests import corpus
 from tests.corpus import Case
-from tests.integration.webhooks.test_serving import settled
-from tests.support.webhooks import GROUP, VERSIONS, Server, resource, until
+from tests.support.waiting import until
+from tests.support.webhooks import GROUP, VERSIONS, Server, resource, settled
 from webhooks.admission import KINDS
 from webhooks.handler import API_VERSION, path_of
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -19,6 +19,7 @@ from caphv.runtime.errors import Invalid
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests import corpus
+from tests.support.waiting import until
 from webhooks.admission import KINDS, RULES
 
 pytestmark = pytest.mark.integration
@@ -205,20 +206,20 @@ def _without_rules(crd: Obj) -> list[Obj]:
     return versions
 
 
+async def _accepts(client: ApiClient, resource: Resource, obj: Obj, *, dry_run: bool = False) -> bool:
+    try:
+        await client.create(resource, obj, dry_run=dry_run)
+    except Invalid:
+        return False
+    return True
+
+
 async def _until_created(client: ApiClient, resource: Resource, obj: Obj) -> None:
-    for _ in range(100):
-        with suppress(Invalid):
-            await client.create(resource, obj)
-            return
-        await asyncio.sleep(0.1)
-    pytest.fail("the CRD without rules still refuses the object")
+    await until(lambda: _accepts(client, resource, obj), "the CRD without rules still refuses the object")
 
 
 async def _until_refused(client: ApiClient, resource: Resource, obj: Obj) -> None:
-    for _ in range(100):
-        try:
-            await client.create(resource, obj, dry_run=True)
-        except Invalid:
-            return
-        await asyncio.sleep(0.1)
-    pytest.fail("the CRD with rules accepts the object")
+    async def refused() -> bool:
+        return not await _accepts(client, resource, obj, dry_run=True)
+
+    await until(refused, "the CRD with rules accepts the object")

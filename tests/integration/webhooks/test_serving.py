@@ -12,32 +12,20 @@ import pytest
 from caphv.api.object import Obj, Resource, uid_of
 from caphv.runtime.certwatcher import certificates_in
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, NotFound
+from caphv.runtime.errors import NotFound
 from sandbox import manifests
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer
 from sandbox.webhooks import provider_options
 from tests.support.reconciler.environment import core_crds
-from tests.support.webhooks import Server, example, resource, until, write_certificate, wrong
+from tests.support.waiting import until
+from tests.support.webhooks import Server, judged, settled, write_certificate
 from webhooks.configuration import INJECT_ANNOTATION, MUTATING, NAMES, VALIDATING
 
 pytestmark = pytest.mark.integration
 
 BOTH = {NAMES["validate"]: VALIDATING, NAMES["mutate"]: MUTATING}
 VALIDATING_NAME = NAMES["validate"]
-
-
-async def judged(client: ApiClient, name: str) -> bool:
-    """Whether an object is judged: the right one passes and the wrong one does not. Raises for any other refusal."""
-    where = resource("HarvesterMachine")
-    await client.create(where, example("HarvesterMachine", "v1beta1", name), dry_run=True)
-    try:
-        await client.create(where, wrong("HarvesterMachine", "v1beta1", name)[0], dry_run=True)
-    except ApiError as error:
-        if error.status != 422:
-            raise
-        return True
-    return False
 
 
 async def restored(client: ApiClient, name: str, before: Obj) -> Obj:
@@ -243,10 +231,3 @@ async def test_the_provider_serves_them_in_a_process_of_its_own(
 
 async def told(server: Server, what: str) -> bool:
     return what in "".join(line for line in (await server.exposition()).splitlines() if "webhook_requests" in line)
-
-
-async def settled(client: ApiClient, name: str) -> bool:
-    try:
-        return await judged(client, name)
-    except ApiError:
-        return False

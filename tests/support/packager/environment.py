@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.repositories import Origin
 from tests.support.process import Caphv
+from tests.support.waiting import until
 
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
 MACHINES = Resource("cluster.x-k8s.io", "v1beta2", "machines", "Machine")
@@ -30,7 +29,6 @@ FLEET_BUNDLES = Resource("fleet.cattle.io", "v1alpha1", "bundles", "Bundle")
 GIT_REPOS = Resource("fleet.cattle.io", "v1alpha1", "gitrepos", "GitRepo")
 READY = "AddonBundlesReady"
 START_SECONDS = 60.0
-PATIENCE = 40.0
 _numbers = itertools.count(1)
 
 
@@ -233,13 +231,6 @@ def _object(resource: Resource, metadata: Obj) -> Obj:
 
 def _ref(resource: Resource, name: str) -> Obj:
     return {"apiGroup": resource.group, "kind": resource.kind, "name": name}
-
-
-async def until(condition: Callable[[], Awaitable[bool]], what: Callable[[], str]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not await condition():
-        assert time.monotonic() < deadline, what()
-        await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,6 +27,7 @@ from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from tests.support.reconciler.environment import Environment
+from tests.support.waiting import PATIENCE, until
 
 CORE, INFRASTRUCTURE = "cluster.x-k8s.io", "infrastructure.cluster.x-k8s.io"
 CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
@@ -42,7 +42,6 @@ UNINITIALIZED = {"key": "node.cloudprovider.kubernetes.io/uninitialized", "value
 BOOTSTRAP = "#cloud-config\nruncmd: [echo]\n"
 MASK = "255.255.128.0"
 
-PATIENCE = 30.0
 # What an event brings about; the shortest poll or retry of the provider without one is far longer.
 AT_ONCE = 3.0
 
@@ -419,16 +418,6 @@ def machine_spec() -> Obj:
         "networks": ["default/production"],
         "volumes": [{"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1}],
     }
-
-
-async def until(
-    condition: Callable[[], Awaitable[bool]], complaint: Callable[[], str], timeout: float = PATIENCE
-) -> None:
-    """Wait for a condition. Raises AssertionError with the complaint."""
-    deadline = time.monotonic() + timeout
-    while not await condition():
-        assert time.monotonic() < deadline, f"after {timeout:.0f} s: {complaint()}"
-        await asyncio.sleep(0.05)
 
 
 def condition_of(obj: Obj, kind: str) -> Obj:

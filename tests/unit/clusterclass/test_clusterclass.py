@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import shutil
 from collections.abc import Iterator
@@ -17,17 +16,11 @@ from caphv import data
 from caphv.api.object import Obj
 from release import clusterclasses
 from sandbox.capi import crds as providers
-from tests.support.openapi import object_schema
+from tests.support.clusterclasses import objects, problems, strict, templates
 
 pytestmark = pytest.mark.unit
 
 CLASSES = ("harvester-k3s", "harvester-kubeadm", "harvester-rke2")
-
-
-@functools.cache
-def objects(name: str) -> list[Obj]:
-    files = sorted((data.folder("clusterclass") / name).glob("*.yaml"))
-    return [obj for file in files for obj in yaml.safe_load_all(file.read_text())]
 
 
 def the_class(name: str) -> Obj:
@@ -40,33 +33,6 @@ def read_crds(folder: Path) -> dict[tuple[str, str], Obj]:
     found = [crd for file in folder.glob("*.yaml") for crd in yaml.load_all(file.read_text(), yaml.CSafeLoader)]
     crds = [crd for crd in found if crd and crd.get("kind") == "CustomResourceDefinition"]
     return {(crd["spec"]["group"], crd["spec"]["names"]["kind"]): crd for crd in crds}
-
-
-def strict(schema: Any) -> Any:
-    """The schema with all unknown fields refused, as the core's server side apply does."""
-    if isinstance(schema, list):
-        return [strict(entry) for entry in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {name: strict(value) for name, value in schema.items()}
-    free = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
-    if isinstance(schema.get("properties"), dict) and not free:
-        found["additionalProperties"] = False
-    return found
-
-
-def problems(obj: Obj, crd: Obj) -> list[str]:
-    version = obj["apiVersion"].rpartition("/")[2]
-    schema = copy.deepcopy(object_schema(crd, version))
-    schema["properties"]["metadata"] = {"type": "object"}
-    validator = jsonschema.Draft202012Validator(strict(schema))
-    return [f"{obj['kind']} {error.json_path}: {error.message}" for error in validator.iter_errors(obj)]
-
-
-def templates(name: str) -> Iterator[tuple[tuple[str, str], Obj]]:
-    for obj in objects(name):
-        if obj["kind"] != "ClusterClass":
-            yield (obj["apiVersion"].partition("/")[0], obj["kind"]), obj
 
 
 def references(node: Any) -> Iterator[Obj]:

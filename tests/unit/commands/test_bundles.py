@@ -3,13 +3,10 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from commands.main import cli
 from packager.addons.settings import ClusterFacts
 from packager.bundler import Bundler
 from packager.git.directory import Directory
@@ -18,13 +15,12 @@ from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.planner import ManagementState, Planner
 from packager.planner import publish as publish_bundles
+from tests.support.packager.commands import Obj, call, manifest, write
 from tests.support.packager.examples import cluster
 from tests.support.packager.repositories import Origin
-from tests.unit.packager.test_bundler import older_table
+from tests.support.packager.tables import older_table
 
 pytestmark = pytest.mark.unit
-
-Obj = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
@@ -33,25 +29,6 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REPO", "BRANCH", "PATH", "CREDENTIALS", "PASSWORD", "USERNAME", "REVIEW", "AUTHOR", "CACHE"):
         monkeypatch.delenv(f"CAPHV_GIT_{name}", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def call(*arguments: object, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(cli, ["bundles", *map(str, arguments)], input=stdin, prog_name="caphv")
-
-
-def manifest(name: str, addons: Obj | None = None, **labels: str) -> Obj:
-    obj = cluster(name, addons, namespace="team", labels=labels).cluster
-    obj["spec"] |= {"infrastructureRef": {"kind": "HarvesterCluster", "name": name}}
-    return obj
-
-
-def write(folder: Path, *objs: Obj) -> Path:
-    folder.mkdir(exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
-    for obj in objs:
-        (folder / f"{obj['metadata']['name']}.yaml").write_text(yaml.safe_dump(obj))
-    return folder
 
 
 @pytest.fixture

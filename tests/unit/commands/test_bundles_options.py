@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from caphv import data
 from commands.main import cli
-from tests.unit.commands.test_bundles import call, manifest, write
+from tests.support.packager.commands import call, manifest, write
 
 pytestmark = pytest.mark.unit
 

@@ -17,7 +17,7 @@ from packager.controller import metrics as packager_metrics
 from reconciler import metrics as provider_metrics
 from release import components
 from release.__main__ import contents
-from tests.unit.docs.test_pages import METRICS
+from tests.support.docpages import METRICS
 from webhooks import metrics as webhook_metrics
 
 pytestmark = pytest.mark.unit

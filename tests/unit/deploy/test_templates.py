@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 
 from caphv import data
 from release import components
+from tests.support.docpages import unknown_fields
 from tests.support.openapi import object_schema
-from tests.unit.docs.test_pages import unknown_fields
 
 pytestmark = pytest.mark.unit
 

@@ -6,20 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import prometheus_client
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from prometheus_client.metrics import MetricWrapperBase
 
 from caphv.api import crds, names
-from caphv.runtime import metrics as runtime_metrics
 from commands.main import cli
-from packager.controller import metrics as packager_metrics
-from reconciler import metrics as provider_metrics
+from tests.support.docpages import METRICS, unknown_fields
+from tests.support.metrics import label_names
 from tests.support.openapi import object_schema
 from tests.support.paths import CHECKOUT
-from webhooks import metrics as webhook_metrics
 
 pytestmark = pytest.mark.unit
 
@@ -31,12 +27,6 @@ REFERENCE = {
 RECONCILER = "".join(
     path.read_text(encoding="utf-8") for part in ("reconciler", "packager") for path in (CHECKOUT / part).rglob("*.py")
 )
-METRICS = {
-    metric.describe()[0].name + ("_total" if isinstance(metric, prometheus_client.Counter) else ""): metric
-    for module in (provider_metrics, runtime_metrics, webhook_metrics, packager_metrics)
-    for metric in vars(module).values()
-    if isinstance(metric, MetricWrapperBase)
-}
 SCHEMAS = {
     crd["spec"]["names"]["kind"]: object_schema(crd, names.STORED_VERSION) for crd in crds.custom_resource_definitions()
 }
@@ -84,18 +74,6 @@ def objects_in(page: str) -> list[dict[str, Any]]:
     return [obj for obj in objects if str(obj.get("apiVersion")).startswith(f"{names.GROUP}/")]
 
 
-def unknown_fields(value: Any, schema: dict[str, Any], path: str = "") -> list[str]:
-    """Paths of what the API server would drop."""
-    if isinstance(value, list):
-        return [field for item in value for field in unknown_fields(item, schema.get("items", {}), f"{path}[]")]
-    if not isinstance(value, dict) or "properties" not in schema:
-        return []
-    found = [f"{path}.{name}" for name in value if name not in schema["properties"]]
-    for name in value.keys() & schema["properties"].keys():
-        found += unknown_fields(value[name], schema["properties"][name], f"{path}.{name}")
-    return found
-
-
 PROCESSES = [command_of(["run"]), command_of(["webhook"]), command_of(["packager", "run"])]
 
 
@@ -116,7 +94,7 @@ def test_defaults_of_flags_are_right() -> None:
 def test_metric_is_explained(name: str) -> None:
     _, kind, labels, meaning = table_row(REFERENCE["metrics"], name)
     assert kind == type(METRICS[name]).__name__
-    assert re.findall(r"`(\w+)`", labels) == list(METRICS[name]._labelnames)
+    assert re.findall(r"`(\w+)`", labels) == label_names(METRICS[name])
     assert meaning
 
 

@@ -1,6 +1,5 @@
 """One cluster's fault is that cluster's alone, and takes nothing away from it."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from packager.git.repository import Repository
 from packager.planner import ManagementState, Pins, Planner, publish
 from tests.support.packager.examples import cluster
 from tests.support.packager.repositories import Origin
+from tests.support.packager.tables import older_table
 
 pytestmark = pytest.mark.unit
 ALL = Pruning(complete=True, budget=100)
@@ -56,18 +56,3 @@ def test_versions_stay_with_those_that_have_no_pin(tmp_path: Path) -> None:
     assert not unchanged.commit
     assert upgraded.plan.changed == ("clusters/clusters/b",)
     assert not after.commit
-
-
-def older_table(folder: Path) -> Path:
-    """The shipped table as an earlier release had it: other charts."""
-    table = Bundler().renderer.table
-    release = table.newest.as_data()
-    row = {
-        "name": "older",
-        "templates": release["templates"],
-        "charts": dict.fromkeys(release["charts"], "0.0.1"),
-        "supports": table.supports[release["release"]],
-    }
-    path = folder / "versions.json"
-    path.write_text(json.dumps({"releases": [row], "repositories": table.repositories}))
-    return path

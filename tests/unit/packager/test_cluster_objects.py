@@ -7,25 +7,9 @@ import pytest
 from caphv.api.object import Key
 from packager.addons.settings import Settings, settings_of
 from packager.cluster_objects import facts_of, fleet_managers, is_suspended
+from tests.support.packager.objects import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, Obj, cluster, obj, reference
 
 pytestmark = pytest.mark.unit
-
-Obj = dict[str, Any]
-INFRASTRUCTURE, CONTROL_PLANE = "infrastructure.cluster.x-k8s.io", "controlplane.cluster.x-k8s.io"
-
-
-def obj(group: str, kind: str, name: str, spec: Obj | None = None, namespace: str = "team", **metadata: Any) -> Obj:
-    metadata = {"name": name, **({"namespace": namespace} if namespace else {}), **metadata}
-    return {"apiVersion": f"{group}/v1beta1", "kind": kind, "metadata": metadata, "spec": spec or {}}
-
-
-def cluster(name: str = "demo", namespace: str = "team", **spec: Any) -> Obj:
-    return obj("cluster.x-k8s.io", "Cluster", name, spec, namespace)
-
-
-def reference(group: str, kind: str, version: str) -> Obj:
-    place = {"apiGroup": group} if version == "v1beta2" else {"apiVersion": f"{group}/v1beta1", "namespace": "team"}
-    return {"kind": kind, "name": "demo", **place}
 
 
 def only(*objs: Obj) -> Settings:
@@ -61,24 +45,6 @@ def test_an_object_of_another_namespace_is_not_meant() -> None:
         obj(CONTROL_PLANE, "RKE2ControlPlane", "demo", {"serverConfig": {"cni": "cilium"}}, "elsewhere"),
     )
     assert settings.cni.name == "calico"
-
-
-CLASS = obj(
-    "cluster.x-k8s.io",
-    "ClusterClass",
-    "rke2",
-    {
-        "infrastructure": {"ref": {"apiVersion": f"{INFRASTRUCTURE}/v1beta1", "kind": "HarvesterClusterTemplate"}},
-        "controlPlane": {"templateRef": reference(CONTROL_PLANE, "RKE2ControlPlaneTemplate", "v1beta2")},
-        "variables": [{"name": "cni", "schema": {"openAPIV3Schema": {"default": "canal"}}}],
-    },
-)
-TEMPLATE = obj(
-    CONTROL_PLANE,
-    "RKE2ControlPlaneTemplate",
-    "demo",
-    {"template": {"spec": {"serverConfig": {"cni": "calico", "cloudProviderName": "harvester"}}}},
-)
 
 
 @pytest.mark.parametrize("topology", [{"class": "rke2"}, {"classRef": {"name": "rke2"}}])

@@ -1,7 +1,6 @@
 """Every field we write exists in the real CRDs, which would drop it silently otherwise."""
 
 import json
-from typing import Any
 
 import pytest
 import yaml
@@ -12,6 +11,7 @@ from reconciler.cluster.loadbalancer import load_balancer_spec
 from reconciler.cluster.pools import pool_object
 from reconciler.harvester.ownership import Owner
 from reconciler.machine.vm import ResolvedImage, VirtualMachineInputs, virtual_machine
+from tests.support.foreign_crds import Obj, violations
 from tests.support.paths import SHARED_CRDS as CRDS
 
 pytestmark = [
@@ -19,44 +19,10 @@ pytestmark = [
     pytest.mark.skipif(not CRDS.is_dir(), reason="the CRDs of others are not at hand"),
 ]
 
-Obj = dict[str, Any]
-TYPES: dict[str, type | tuple[type, ...]] = {
-    "string": str,
-    "integer": int,
-    "boolean": bool,
-    "object": dict,
-    "array": list,
-}
-
 
 def schema(file: str, version: str) -> Obj:
     crd = yaml.load((CRDS / file).read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     found: Obj = next(v for v in crd["spec"]["versions"] if v["name"] == version)["schema"]["openAPIV3Schema"]
-    return found
-
-
-def violations(value: Any, node: Obj, path: str = "") -> list[str]:
-    if node.get("x-kubernetes-preserve-unknown-fields"):
-        return []
-    kind = node.get("type")
-    if kind and not isinstance(value, TYPES[kind]):
-        return [f"{path}: {value!r} is no {kind}"]
-    found = []
-    if isinstance(value, dict):
-        properties, additional = node.get("properties", {}), node.get("additionalProperties")
-        found += [f"{path}.{key} is required" for key in node.get("required", []) if key not in value]
-        for key, item in value.items():
-            if path == "" and key in ("metadata", "apiVersion", "kind"):
-                continue
-            if key not in properties and not isinstance(additional, dict):
-                found.append(f"{path}.{key} is unknown")
-            else:
-                found += violations(item, properties.get(key, additional), f"{path}.{key}")
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            found += violations(item, node["items"], f"{path}[{index}]")
-    if "enum" in node and value not in node["enum"]:
-        found.append(f"{path}: {value!r} is none of {node['enum']}")
     return found
 
 

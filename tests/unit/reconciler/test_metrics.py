@@ -16,6 +16,7 @@ from reconciler.cluster.identity import Identities
 from reconciler.cluster.pools import used_pools
 from reconciler.harvester import poolmetrics
 from sandbox.processes import pki
+from tests.support.metrics import label_names
 
 pytestmark = pytest.mark.unit
 
@@ -51,7 +52,7 @@ def test_metrics_of_the_operations_guide_are_as_they_were(name: str) -> None:
         for value in vars(metrics).values()
         if isinstance(value, kind) and value.describe()[0].name == name.removesuffix("_total")
     )
-    assert list(metric._labelnames) == labels
+    assert label_names(metric) == labels
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Health is answered from the first second; the limit of open files is raised."""
 
-import asyncio
 import logging
 import resource
 
@@ -14,30 +13,24 @@ from sandbox.processes.children import free_ports
 pytestmark = pytest.mark.unit
 
 
-def test_health_is_answered_before_anything_else_works() -> None:
-    async def main() -> None:
-        (port,) = free_ports(1)
+async def test_health_is_answered_before_anything_else_works() -> None:
+    (port,) = free_ports(1)
 
-        async def status(path: str) -> tuple[int, str]:
-            async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/{path}") as response:
-                return response.status, await response.text()
+    async def status(path: str) -> tuple[int, str]:
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/{path}") as response:
+            return response.status, await response.text()
 
-        async with HealthServer(f"127.0.0.1:{port}", "waiting for the management cluster") as health:
-            assert await status("healthz") == (200, "ok")
-            assert await status("readyz") == (500, "waiting for the management cluster")
-            health.report(lambda: ["stalled"], lambda: ["cache"])
-            assert await status("healthz") == (500, "stalled")
-            assert await status("readyz") == (500, "cache\nstalled")
-
-    asyncio.run(main())
+    async with HealthServer(f"127.0.0.1:{port}", "waiting for the management cluster") as health:
+        assert await status("healthz") == (200, "ok")
+        assert await status("readyz") == (500, "waiting for the management cluster")
+        health.report(lambda: ["stalled"], lambda: ["cache"])
+        assert await status("healthz") == (500, "stalled")
+        assert await status("readyz") == (500, "cache\nstalled")
 
 
-def test_a_health_server_without_an_address_does_nothing() -> None:
-    async def main() -> None:
-        async with HealthServer("0"):
-            pass
-
-    asyncio.run(main())
+async def test_a_health_server_without_an_address_does_nothing() -> None:
+    async with HealthServer("0"):
+        pass
 
 
 def test_soft_limit_of_open_files_is_raised_to_the_hard_one(caplog: pytest.LogCaptureFixture) -> None:

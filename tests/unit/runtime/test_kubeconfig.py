@@ -19,53 +19,18 @@ from caphv.api.object import SECRETS
 from caphv.runtime.errors import Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, own_configuration, parse_kubeconfig
 from caphv.runtime.transport import Connection
-from sandbox.processes import pki
+from tests.support.kubeconfigs import CA, CANARY, encoded, named, valid, with_cluster
 
 pytestmark = pytest.mark.unit
 
-CANARY = "canary-token-4711"
-CA = pki.CA.create("test")
 PAIR = CA.client("somebody", ["people"])
 ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"
-
-
-def encoded(content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-def valid() -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}],
-        "clusters": [
-            {
-                "name": "c",
-                "cluster": {
-                    "server": "https://harvester.example.com:6443/",
-                    "certificate-authority-data": encoded(CA.certificate),
-                },
-            }
-        ],
-        "users": [{"name": "u", "user": {"token": CANARY}}],
-    }
-
-
-def with_cluster(**fields: Any) -> dict[str, Any]:
-    config = valid()
-    config["clusters"][0]["cluster"].update(named(fields))
-    return config
 
 
 def with_user(**fields: Any) -> dict[str, Any]:
     config = valid()
     config["users"][0]["user"].update(named(fields))
     return config
-
-
-def named(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name if name == "tokenFile" else name.replace("_", "-"): value for name, value in fields.items()}
 
 
 def refusal(config: Any, **options: Any) -> str:

@@ -5,7 +5,7 @@ import yaml
 
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from caphv.runtime.proxy import environment_proxy
-from tests.unit.runtime.test_kubeconfig import valid, with_cluster
+from tests.support.kubeconfigs import valid, with_cluster
 
 pytestmark = pytest.mark.unit
 

@@ -56,7 +56,7 @@ def thing(number: int, size: int = 0) -> Obj:
     return {"metadata": metadata, "spec": {"text": "x" * size}}
 
 
-def test_list_over_a_slow_link_may_take_longer_than_the_time_out() -> None:
+async def test_list_over_a_slow_link_may_take_longer_than_the_time_out() -> None:
     async def slow(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -66,14 +66,11 @@ def test_list_over_a_slow_link_may_take_longer_than_the_time_out() -> None:
             await asyncio.sleep(0.1)
         return response
 
-    async def main() -> None:
-        async with serving(slow, timeout=0.4) as client:
-            assert len((await client.list(THINGS))["items"]) == 1
-
-    asyncio.run(main())
+    async with serving(slow, timeout=0.4) as client:
+        assert len((await client.list(THINGS))["items"]) == 1
 
 
-def test_list_that_makes_no_progress_times_out() -> None:
+async def test_list_that_makes_no_progress_times_out() -> None:
     async def stalled(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -81,15 +78,12 @@ def test_list_that_makes_no_progress_times_out() -> None:
         await asyncio.sleep(30)
         return response
 
-    async def main() -> None:
-        async with serving(stalled, timeout=0.2) as client:
-            with pytest.raises(Unreachable, match=r"timed out|Timeout"):
-                await asyncio.wait_for(client.list(THINGS), 5)
-
-    asyncio.run(main())
+    async with serving(stalled, timeout=0.2) as client:
+        with pytest.raises(Unreachable, match=r"timed out|Timeout"):
+            await asyncio.wait_for(client.list(THINGS), 5)
 
 
-def test_write_has_its_time_out_in_total() -> None:
+async def test_write_has_its_time_out_in_total() -> None:
     async def slow(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -98,31 +92,25 @@ def test_write_has_its_time_out_in_total() -> None:
             await asyncio.sleep(0.05)
         return response
 
-    async def main() -> None:
-        async with serving(slow, timeout=0.3) as client:
-            with pytest.raises(Unreachable):
-                await asyncio.wait_for(client.create(THINGS, thing(1)), 2)
-
-    asyncio.run(main())
+    async with serving(slow, timeout=0.3) as client:
+        with pytest.raises(Unreachable):
+            await asyncio.wait_for(client.create(THINGS, thing(1)), 2)
 
 
-def test_compressed_response_of_an_untrusted_server_is_refused_unread() -> None:
+async def test_compressed_response_of_an_untrusted_server_is_refused_unread() -> None:
     asked: list[str] = []
 
     async def bomb(request: web.Request) -> web.StreamResponse:
         asked.append(request.headers["Accept-Encoding"])
         return web.Response(body=gzip.compress(b" " * 20 * MIB), headers={"Content-Encoding": "gzip"})
 
-    async def main() -> None:
-        async with serving(bomb, untrusted=True) as client:
-            with pytest.raises(Unreachable, match="compressed"):
-                await client.list(THINGS)
-
-    asyncio.run(main())
+    async with serving(bomb, untrusted=True) as client:
+        with pytest.raises(Unreachable, match="compressed"):
+            await client.list(THINGS)
     assert asked == ["identity"]
 
 
-def test_response_that_is_too_large_is_not_read_to_its_end() -> None:
+async def test_response_that_is_too_large_is_not_read_to_its_end() -> None:
     async def endless(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
@@ -131,27 +119,21 @@ def test_response_that_is_too_large_is_not_read_to_its_end() -> None:
                 await response.write(b" " * MIB)
         return response
 
-    async def main() -> None:
-        async with serving(endless, untrusted=True) as client:
-            with pytest.raises(TooLarge):
-                await client.list(THINGS)
-
-    asyncio.run(main())
+    async with serving(endless, untrusted=True) as client:
+        with pytest.raises(TooLarge):
+            await client.list(THINGS)
 
 
-def test_response_of_countless_tiny_lists_is_refused_before_it_is_parsed() -> None:
+async def test_response_of_countless_tiny_lists_is_refused_before_it_is_parsed() -> None:
     async def bomb(_request: web.Request) -> web.StreamResponse:
         return web.Response(body=b'{"items":[' + b"[]," * 2_000_000 + b"[]]}")
 
-    async def main() -> None:
-        async with serving(bomb, untrusted=True) as client:
-            with pytest.raises(TooLarge, match="lists and objects"):
-                await client.list(THINGS)
-
-    asyncio.run(main())
+    async with serving(bomb, untrusted=True) as client:
+        with pytest.raises(TooLarge, match="lists and objects"):
+            await client.list(THINGS)
 
 
-def test_collection_of_large_objects_is_read_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_collection_of_large_objects_is_read_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "MAX_RESPONSE", MIB)
     things = [thing(number, 50_000) for number in range(100)]
     limits: list[int] = []
@@ -165,21 +147,20 @@ def test_collection_of_large_objects_is_read_in_smaller_pages(monkeypatch: pytes
         rest = {"continue": str(start + limit)} if start + limit < len(things) else {}
         return web.Response(body=collection(*things[start : start + limit], **rest))
 
-    async def main() -> None:
-        async with serving(pages, untrusted=True) as client:
-            informer = Informer(client, THINGS)
-            task = informer.start()
-            async with asyncio.timeout(10):
-                await informer.wait_synced()
-            assert len(informer.store) == 100
-            task.cancel()
-
-    asyncio.run(main())
+    async with serving(pages, untrusted=True) as client:
+        informer = Informer(client, THINGS)
+        task = informer.start()
+        async with asyncio.timeout(10):
+            await informer.wait_synced()
+        assert len(informer.store) == 100
+        task.cancel()
     assert limits[0] == 500
     assert set(limits[3:]) == {limits[-1]}, "the size that fits is kept"
 
 
-def test_first_list_that_may_come_from_a_cache_falls_back_when_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_list_that_may_come_from_a_cache_falls_back_when_it_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(transport, "MAX_RESPONSE", MIB)
     things = [thing(number, 50_000) for number in range(100)]
     versions: list[str] = []
@@ -195,44 +176,38 @@ def test_first_list_that_may_come_from_a_cache_falls_back_when_it_is_too_large(m
         rest = {"continue": str(start + limit)} if start + limit < len(things) else {}
         return web.Response(body=collection(*things[start : start + limit], **rest))
 
-    async def main() -> None:
-        async with serving(pages, untrusted=True) as client:
-            informer = Informer(client, THINGS, first_from_cache=True)
-            task = informer.start()
-            async with asyncio.timeout(10):
-                await informer.wait_synced()
-            assert len(informer.store) == 100
-            task.cancel()
-
-    asyncio.run(main())
+    async with serving(pages, untrusted=True) as client:
+        informer = Informer(client, THINGS, first_from_cache=True)
+        task = informer.start()
+        async with asyncio.timeout(10):
+            await informer.wait_synced()
+        assert len(informer.store) == 100
+        task.cancel()
     assert versions[0] == "0"
     assert set(versions[1:]) == {""}
 
 
-def test_caches_of_one_connection_stop_at_their_budget() -> None:
+async def test_caches_of_one_connection_stop_at_their_budget() -> None:
     async def endless(request: web.Request) -> web.StreamResponse:
         start = int(request.query.get("continue") or 0)
         page = [thing(number, 100_000) for number in range(start, start + 100)]
         return web.Response(body=collection(*page, **{"continue": str(start + 100)}))
 
-    async def main() -> None:
-        async with serving(endless, untrusted=True) as client:
-            informers = [Informer(client, THINGS) for _ in range(2)]
-            tasks = [informer.start() for informer in informers]
-            async with asyncio.timeout(20):
-                while not all(isinstance(informer.last_error, TooLarge) for informer in informers):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-            assert client.budget is not None
-            assert client.budget.used <= 64 * MIB
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            assert client.budget.used == 0
-
-    asyncio.run(main())
+    async with serving(endless, untrusted=True) as client:
+        informers = [Informer(client, THINGS) for _ in range(2)]
+        tasks = [informer.start() for informer in informers]
+        async with asyncio.timeout(20):
+            while not all(isinstance(informer.last_error, TooLarge) for informer in informers):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert client.budget is not None
+        assert client.budget.used <= 64 * MIB
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert client.budget.used == 0
 
 
-def test_a_fence_stops_writes_and_no_reads() -> None:
+async def test_a_fence_stops_writes_and_no_reads() -> None:
     methods: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -242,12 +217,9 @@ def test_a_fence_stops_writes_and_no_reads() -> None:
     def fence() -> None:
         raise Fenced("the lease may have expired")
 
-    async def main() -> None:
-        async with serving(answer, fence=fence) as client:
-            await client.list(THINGS)
-            for write in (client.create(THINGS, thing(1)), client.delete(THINGS, "a", "ns")):
-                with pytest.raises(Fenced):
-                    await write
-
-    asyncio.run(main())
+    async with serving(answer, fence=fence) as client:
+        await client.list(THINGS)
+        for write in (client.create(THINGS, thing(1)), client.delete(THINGS, "a", "ns")):
+            with pytest.raises(Fenced):
+                await write
     assert methods == ["GET"]

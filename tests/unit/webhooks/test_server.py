@@ -8,7 +8,7 @@ import logging
 import os
 import ssl
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from caphv.validation.finding import Fault, Finding
 from sandbox.processes import children, pki
+from tests.support.waiting import until
 from webhooks import handler, metrics, server
 from webhooks.admission import Verdict
 from webhooks.server import MAX_BODY, WebhookServer
@@ -67,16 +68,8 @@ class Running:
         async with aiohttp.ClientSession(f"https://127.0.0.1:{self.port}", connector=connector) as session:
             yield session
 
-    async def until(self, condition: Callable[[], bool | Awaitable[bool]]) -> None:
-        async with asyncio.timeout(20):
-            while True:
-                found = condition()
-                if found if isinstance(found, bool) else await found:
-                    return
-                await asyncio.sleep(0.02)
-
     async def ready(self) -> None:
-        await self.until(lambda: not self.server.not_ready())
+        await until(lambda: not self.server.not_ready())
 
     async def stop(self) -> None:
         self.task.cancel()
@@ -236,7 +229,7 @@ async def test_verdicts_are_counted_and_refusals_logged_by_rule(
 async def test_it_waits_for_the_certificate_and_says_so(tmp_path: Path) -> None:
     it = Running(tmp_path, pki.CA.create("webhooks"))
     try:
-        await it.until(lambda: any("tls.crt is missing" in reason for reason in it.server.not_ready()))
+        await until(lambda: any("tls.crt is missing" in reason for reason in it.server.not_ready()))
         write(tmp_path, it.ca)
         await it.ready()
     finally:
@@ -270,7 +263,7 @@ async def test_a_new_certificate_is_taken_without_a_dropped_request(tmp_path: Pa
         for _ in range(3):
             ca = pki.CA.create("rotated")
             write(tmp_path, ca)
-            await it.until(lambda ca=ca: accepts(ca))  # type: ignore[misc]
+            await until(lambda ca=ca: accepts(ca))  # type: ignore[misc]
             assert not await accepts(it.ca)
         done.set()
         await asyncio.gather(*loads)
@@ -291,7 +284,7 @@ async def test_a_pair_that_does_not_fit_changes_nothing(broken: str, tmp_path: P
         name, content = contents[broken]
         (tmp_path / name).unlink()
         (tmp_path / name).write_bytes(content)
-        await it.until(lambda: "tls.key" in it.server._certificates.problem)
+        await until(lambda: "tls.key" in it.server._certificates.problem)
         async with it.client() as client, client.post(PATH, json=REVIEW) as answer:
             assert answer.status == 200
         assert it.server.not_ready() == []

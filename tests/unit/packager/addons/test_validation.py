@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 
 from packager.addons.validation import check_together, concerns, rules
-from tests.unit.packager.test_cluster_objects import (
-    CLASS,
-    CONTROL_PLANE,
-    INFRASTRUCTURE,
-    TEMPLATE,
-    cluster,
-    obj,
-    reference,
-)
+from tests.support.packager.objects import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, cluster, obj, reference
 
 pytestmark = pytest.mark.unit
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from caphv.api import crds
 from packager.definitions.build import Built, build
+from tests.support.foreign_crds import violations
 from tests.support.openapi import object_schema
 from tests.support.packager.definitions import RENDERER, built, definition, k3s, kinds, kubeadm, one, variables
-from tests.unit.reconciler.test_crds import violations
 from webhooks import crossobject
 
 pytestmark = pytest.mark.unit

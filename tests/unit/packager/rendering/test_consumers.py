@@ -8,9 +8,9 @@ import yaml
 from packager.rendering.gitrepo import git_repos
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Renderer
+from tests.support.foreign_crds import violations
 from tests.support.packager.examples import EXAMPLES, OPTIONS, rendered
 from tests.support.paths import CHECKOUT
-from tests.unit.reconciler.test_crds import violations
 
 SHARED = CHECKOUT.parent / "shared"
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

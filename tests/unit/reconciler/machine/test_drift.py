@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reconciler.machine.drift import drift
 from reconciler.machine.vm import VirtualMachineInputs, virtual_machine
 from sandbox.harvester.mutations import mutated
-from tests.unit.reconciler.machine.test_vm import inputs
+from tests.support.reconciler.machines import inputs
 
 pytestmark = pytest.mark.unit
 

@@ -8,47 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key
-from reconciler.harvester.ownership import Owner, record
+from reconciler.harvester.ownership import record
 from reconciler.machine.disks import pvc_name
 from reconciler.machine.placement import label_value
 from reconciler.machine.vm import (
     InvalidSpecError,
     ResolvedImage,
-    VirtualMachineInputs,
     control_plane_selector,
     is_machine_pvc,
     resolve_image,
     virtual_machine,
 )
+from tests.support.reconciler.machines import OWNER, inputs
 
 pytestmark = pytest.mark.unit
 
 Obj = dict[str, Any]
-OWNER = Owner("HarvesterMachine", "ns", "node-1", "uid-1", "mgmt")
-IMAGE = ResolvedImage("default", "image-x", "lh-uuid")
 DEPLOYMENT = {"cluster.x-k8s.io/deployment-name": "md-0"}
-
-
-def inputs(*, labels: dict[str, str] | None = None, name: str = "node-1", **spec: Any) -> VirtualMachineInputs:
-    full = {
-        "cpu": 4,
-        "memory": "8Gi",
-        "sshUser": "sles",
-        "sshKeyPair": "default/key",
-        "networks": ["default/production", "storage"],
-        "volumes": [
-            {"volumeType": "image", "imageName": "default/sles", "volumeSize": "40Gi", "bootOrder": 1},
-            {"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": 10737418240},
-        ],
-        **spec,
-    }
-    return VirtualMachineInputs(
-        machine={"metadata": {"namespace": "ns", "name": name, "uid": "uid-1", "labels": labels or {}}, "spec": full},
-        cluster=Key("ns", "prod"),
-        target_namespace="target",
-        owner=OWNER,
-        images={"default/sles": IMAGE},
-    )
 
 
 def template(vm: Obj) -> Obj:

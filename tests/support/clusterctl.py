@@ -1,0 +1,115 @@
+"""clusterctl as users call it, with a local repository of providers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS as CRDS
+from caphv.api.object import Resource
+from caphv.runtime.client import ApiClient
+from release.__main__ import contents
+from sandbox import manifests
+from sandbox.processes import binaries
+from tests.support.e2e import CLUSTERCTL, crd
+
+INVENTORY = Resource(CLUSTERCTL, "v1alpha3", "providers", "Provider")
+
+
+CONTROL_PLANES = "controlplane.cluster.x-k8s.io"
+
+
+CORE = f"v{binaries.CLUSTER_API_CORE.version}"
+
+
+VERSION, NEXT = "v0.11.0", "v0.11.1"
+
+
+VARIABLES = {
+    "HARVESTER_GATEWAY": "10.0.0.1",
+    "HARVESTER_SUBNET_MASK": "255.255.255.0",
+    "HARVESTER_DNS": "10.0.0.53",
+    "HARVESTER_IMAGE": "default/sles-15-sp7",
+    "HARVESTER_SSH_KEYPAIR": "default/admin",
+    "HARVESTER_NETWORK": "default/production",
+    "HARVESTER_VM_IP_POOL": "machines",
+    "HARVESTER_LB_IP_POOL": "load-balancers",
+    "TALOS_VERSION": "v1.12",
+}
+
+
+@dataclass
+class Clusterctl:
+    """clusterctl with a configuration folder of its own."""
+
+    folder: Path
+    kubeconfig: Path
+
+    def __call__(self, *arguments: str | Path) -> str:
+        environment = {
+            **os.environ,
+            **VARIABLES,
+            "CLUSTERCTL_DISABLE_VERSIONCHECK": "true",
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "KUBECONFIG": str(self.kubeconfig),
+        }
+        command = [binaries.binary("clusterctl"), f"--config={self.folder / 'clusterctl.yaml'}", *arguments]
+        done = subprocess.run(
+            [*map(str, command)], cwd=self.folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+def repository(folder: Path, name: str = "harvester") -> None:
+    """Ours by a name, with this release and one after it, of another image; of the core, only its contract."""
+    for version in (VERSION, NEXT):
+        files = contents(f"registry.example.com/caphv:{version}")
+        _write(folder / "repository" / f"infrastructure-{name}" / version, files)
+    series = [{"major": 1, "minor": 13, "contract": "v1beta2"}]
+    metadata = {"apiVersion": "clusterctl.cluster.x-k8s.io/v1alpha3", "kind": "Metadata", "releaseSeries": series}
+    files = {"metadata.yaml": yaml.safe_dump(metadata).encode(), "core-components.yaml": b""}
+    _write(folder / "repository" / "cluster-api" / CORE, files)
+    providers = [
+        (name, "InfrastructureProvider", f"infrastructure-{name}/{VERSION}/infrastructure-components.yaml"),
+        ("cluster-api", "CoreProvider", f"cluster-api/{CORE}/core-components.yaml"),
+    ]
+    configured = [
+        {"name": name, "type": kind, "url": str(folder / "repository" / path)} for name, kind, path in providers
+    ]
+    (folder / "clusterctl.yaml").write_text(yaml.safe_dump({"providers": configured}))
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+async def prepare(management: ApiClient) -> None:
+    """What a management cluster has before: cert-manager's kinds, and the core as clusterctl would install it."""
+    installed_core = {
+        "apiVersion": INVENTORY.api_version,
+        "kind": INVENTORY.kind,
+        "metadata": {
+            "name": "cluster-api",
+            "namespace": "capi-system",
+            "labels": {"cluster.x-k8s.io/provider": "cluster-api", CLUSTERCTL: ""},
+        },
+        "providerName": "cluster-api",
+        "type": "CoreProvider",
+        "version": CORE,
+    }
+    stand_ins = [crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")]
+    stand_ins.append(crd(CONTROL_PLANES, "v1beta2", "StandIn"))
+    inventory = crd(INVENTORY.group, INVENTORY.version, INVENTORY.kind)
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "cert-manager"}}
+    await manifests.apply(management, [*stand_ins, inventory, space, installed_core])
+    for found in (await management.list(CRDS))["items"]:
+        if found["spec"]["group"].endswith("cluster.x-k8s.io"):
+            # By this label clusterctl finds what it has to move.
+            await management.patch(CRDS, found["metadata"]["name"], "", {"metadata": {"labels": {CLUSTERCTL: ""}}})

@@ -1,0 +1,64 @@
+"""Accounts that may or may not read metrics, and scraping with their tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+import aiohttp
+import yaml
+
+from caphv.api.object import Obj, Resource
+from caphv.runtime.client import ApiClient
+from tests.support.paths import CHECKOUT
+
+ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
+
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+BINDINGS = Resource(RBAC, "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False)
+
+
+READER = "caphv-metrics-reader"
+
+
+SHIPPED = CHECKOUT / "deploy" / "kustomize" / "base" / "metrics-rbac.yaml"
+
+
+async def token(client: ApiClient, name: str, *audiences: str) -> str:
+    """A token of a ServiceAccount, which is made when it is not there."""
+    if name not in [obj["metadata"]["name"] for obj in (await client.list(ACCOUNTS, "default"))["items"]]:
+        await client.create(ACCOUNTS, {"metadata": {"name": name, "namespace": "default"}})
+    path = f"/api/v1/namespaces/default/serviceaccounts/{name}/token"
+    answer = await client.request("POST", path, body={"spec": {"audiences": list(audiences) or None}})
+    return str(answer["status"]["token"])
+
+
+async def bind(client: ApiClient, name: str) -> None:
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
+    role = {"apiGroup": RBAC, "kind": "ClusterRole", "name": READER}
+    await client.create(BINDINGS, {"metadata": {"name": name}, "subjects": [subject], "roleRef": role})
+
+
+async def scrape(port: int, bearer: str = "", tls: ssl.SSLContext | None = None) -> tuple[int, str]:
+    """Status and text of an answer, as soon as somebody listens; the certificate is verified when `tls` says how."""
+    headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+    async with asyncio.timeout(20), aiohttp.ClientSession(f"https://127.0.0.1:{port}") as session:
+        while True:
+            try:
+                async with session.get("/metrics", headers=headers, ssl=tls or False) as answer:
+                    return answer.status, await answer.text()
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(0.05)
+
+
+def roles() -> list[Obj]:
+    return [obj for obj in yaml.safe_load_all(SHIPPED.read_text(encoding="utf-8")) if obj["kind"] == "ClusterRole"]
+
+
+def label_names(metric: Any) -> list[str]:
+    """Names of a metric's labels, which the library has no public name for."""
+    return list(metric._labelnames)

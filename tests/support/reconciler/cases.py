@@ -1,0 +1,24 @@
+"""Cases of the provider's tests, each for as long as a block lasts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.support.reconciler.case import Case
+from tests.support.reconciler.environment import Environment
+
+
+@contextmanager
+def opened(environment: Environment, runner: asyncio.Runner, prefix: str = "case") -> Iterator[Case]:
+    """A case for as long as the block lasts; then it is deleted, and nothing of it may be left."""
+    environment.cases += 1
+    case = Case(environment, environment.cases, prefix)
+    runner.run(case.open())
+    try:
+        yield case
+        left = runner.run(case.remove())
+        assert not left, f"left behind on Harvester: {', '.join(left)}"
+    finally:
+        runner.run(case.close())

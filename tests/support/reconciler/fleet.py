@@ -1,0 +1,7 @@
+"""Labels of Fleet clusters."""
+
+from __future__ import annotations
+
+from sandbox.capi.rancher import AUTO_IMPORT
+
+LABELS = {AUTO_IMPORT: "true", "cni": "calico", "csi": "harvester", "cloud-config": "secret"}

@@ -1,0 +1,36 @@
+"""VMs that an earlier provider left behind, and the ownership records on them."""
+
+from __future__ import annotations
+
+import json
+
+from caphv.api.object import NAMESPACES, SECRETS, Obj
+from sandbox.harvester import kinds
+from tests.support.reconciler.case import (
+    Case,
+)
+from tests.support.simulation import virtual_machine
+
+CLUSTER, OWNER, OWNER_UID = "caphv.io/management-cluster", "caphv.io/owner", "caphv.io/owner-uid"
+
+
+ELSEWHERE = "5e1f0e4c-elsewhere"
+
+
+def recorded(case: Case, name: str) -> Obj:
+    """The record of a former management cluster for a machine of this name."""
+    return {CLUSTER: ELSEWHERE, OWNER: f"HarvesterMachine/{case.name}/{name}", OWNER_UID: "before"}
+
+
+async def left_behind(case: Case, name: str, annotations: Obj) -> Obj:
+    """A VM with disk and cloud-init Secret that somebody else made, with these annotations on all three."""
+    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
+    metadata = {"name": f"{name}-cloud-init", "namespace": case.target, "annotations": annotations}
+    text = "#cloud-config\npackages: [qemu-guest-agent]\n"
+    await case.harvester.create(SECRETS, {"metadata": metadata, "stringData": {"userdata": text}})
+    vm = virtual_machine(case.target, name)
+    (claim,) = json.loads(vm["metadata"]["annotations"][kinds.CLAIM_TEMPLATES])
+    claim["metadata"] = {"name": f"{name}-disk-0-x7k2p", "annotations": annotations}
+    vm["metadata"]["annotations"] = {kinds.CLAIM_TEMPLATES: json.dumps([claim]), **annotations}
+    vm["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim["metadata"]["name"]
+    return await case.harvester.create(kinds.VIRTUAL_MACHINES, vm)
