@@ -53,11 +53,11 @@ class AddressAllocator:
         self._in_use = in_use
         self._pending: list[_Pending] = []
         self._pending_releases: dict[str, list[_PendingRelease]] = {}
-        self._group = AllocatorGroup()
+        self.group = AllocatorGroup()
 
     def join(self, group: AllocatorGroup) -> None:
         """Join the allocators of other accounts on the same Harvester."""
-        self._group = group
+        self.group = group
 
     async def allocate(self, request: ipam.AddressRequest) -> ipam.Grant | ipam.Refusal:
         """Reserve an address in the first of the request's pools that has one, or return the one its id holds.
@@ -67,7 +67,7 @@ class AddressAllocator:
         pending = _Pending(request, asyncio.get_running_loop().create_future())
         self._pending.append(pending)
         # The first one to get the lock serves all requests that wait for it.
-        async with self._group.lock:
+        async with self.group.lock:
             if not pending.future.done():
                 batch, self._pending = self._pending, []
                 await _bounded(self._allocate_batch(batch))
@@ -77,7 +77,7 @@ class AddressAllocator:
         """Release an address if that holder has it, and return whether it had. A deleted pool holds nothing."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._pending_releases.setdefault(pool, []).append((address, holder, cluster, future))
-        async with self._group.lock:
+        async with self.group.lock:
             if not future.done():
                 await _bounded(self._release_all(pool, self._pending_releases.pop(pool)))
         return await future

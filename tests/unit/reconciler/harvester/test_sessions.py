@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import orjson
 import pytest
@@ -18,6 +18,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler.harvester import session as sessions_module
 from reconciler.harvester.session import Session, SessionEvents
 from reconciler.harvester.sessions import Sessions
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.unit
 
@@ -110,12 +111,6 @@ async def opened() -> AsyncIterator[Opened]:
         yield it
     finally:
         await it.sessions.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def filled(session: Session) -> bool:
@@ -261,7 +256,7 @@ async def test_server_that_claims_the_uid_of_another_decides_nothing_there() -> 
         attacker.pools.observe(lie)
         (pool,) = victim.pools.store
         assert pool["metadata"]["resourceVersion"] == "5"
-        assert attacker.allocator._group is not victim.allocator._group, "nor does it hold the victim's lock"
+        assert attacker.allocator.group is not victim.allocator.group, "nor does it hold the victim's lock"
 
 
 async def test_cluster_gets_its_session_before_its_phases_have_run() -> None:
