@@ -13,9 +13,9 @@ import pytest
 
 from caphv.api.object import EVENTS
 from overview.page.server import LivePage, latest_events
-from tests.integration.overview.conftest import KINDS, Management
 from tests.support.browser import PROGRAM, browser
 from tests.support.clusters import Builder, condition
+from tests.support.overview import KINDS, Management
 
 HOSTILE = "<img src=x onerror=document.title='owned'>"
 
