@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 VALUES = {
     "CLUSTER_NAME": "production",
     "NAMESPACE": "team-a",
-    "KUBERNETES_VERSION": "v1.34.1",
+    "KUBERNETES_VERSION": "v1.36.2",
     "CONTROL_PLANE_MACHINE_COUNT": "3",
     "WORKER_MACHINE_COUNT": "2",
     "HARVESTER_TARGET_NAMESPACE": "team-a",

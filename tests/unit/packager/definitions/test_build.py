@@ -109,7 +109,7 @@ def test_objects_of_a_class() -> None:
     assert given_["controlPlane"]["cpuCount"] == 4
     (pool,) = one(found, "Cluster")["spec"]["topology"]["workers"]["machineDeployments"]
     assert pool["variables"]["overrides"][0]["value"]["memorySize"] == "16Gi"
-    assert one(found, "Cluster")["spec"]["topology"]["version"] == "v1.34.2+rke2r1"
+    assert one(found, "Cluster")["spec"]["topology"]["version"] == "v1.36.2+rke2r1"
 
 
 def test_the_guides_objects_with_cluster_resource_sets() -> None:
