@@ -86,9 +86,9 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
     help="Objects, or the ClusterDefinition that they are made of.",
 )
 def generate(**options: Any) -> None:
-    """Make all objects of a cluster: from flags, from answers, or from a ClusterDefinition.
+    """Generate all objects of a cluster: from flags, from answers, or from a ClusterDefinition.
 
-    They are printed, unless they are written with --to or applied with --apply. Everything that is wrong is told at
+    Objects are printed, unless they are written with --to or applied with --apply. All errors are reported at
     once. The Secret with Harvester's kubeconfig is printed and applied only where --harvester-kubeconfig names it, and
     never written by --to: that is for repositories.
     """
@@ -118,7 +118,7 @@ def generate(**options: Any) -> None:
 
 
 def _answers(given: Mapping[str, str], options: dict[str, Any]) -> dict[str, str]:
-    """Ask for what was not given, on standard error, so that what is printed can be piped."""
+    """Prompt for missing values on standard error, so that the output can be piped."""
     answers: dict[str, str] = {}
     for flag in FLAGS:
         if not flag.ask or given[flag.name]:
@@ -127,7 +127,7 @@ def _answers(given: Mapping[str, str], options: dict[str, Any]) -> dict[str, str
         if flag.name == "--namespace":
             default = answers.get("--name") or given["--name"]
         answers[flag.name] = click.prompt(
-            flag.ask, default=default, show_default=bool(default), value_proc=partial(_judged, flag), err=True
+            flag.ask, default=default, show_default=bool(default), value_proc=partial(_checked, flag), err=True
         )
     if not options["harvester_kubeconfig"]:
         path = click.prompt(
@@ -139,8 +139,8 @@ def _answers(given: Mapping[str, str], options: dict[str, Any]) -> dict[str, str
     return answers
 
 
-def _judged(flag: Flag, answer: str) -> str:
-    """Return an answer, or have it asked for again: at the end all other answers would be lost."""
+def _checked(flag: Flag, answer: str) -> str:
+    """Return a valid answer; an invalid one is asked for again, so that other answers are not lost."""
     from packager.definitions.flags import fault_of
 
     text = answer.strip()
@@ -268,9 +268,9 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
         objects, refused = asyncio.run(run())
     except (KubeconfigError, ApiError, Unreachable) as error:
         raise InputError(f"the management cluster cannot be reached: {error}") from None
-    bad = [one.obj for one in refused]
+    rejected = [one.obj for one in refused]
     for obj in objects:
-        if obj not in bad:
+        if obj not in rejected:
             click.echo(f"applied {describe(obj)}")
     for one in refused:
         click.echo(f"error: {one}", err=True)
@@ -284,7 +284,7 @@ async def _applied(
     from packager.definitions.nodeconfig import existing_node_files
 
     there = [obj for planned in found.objects if (obj := await applier.read(planned)) is not None]
-    # Nodes of a running cluster have started with files of their own; others would replace the control plane.
+    # Keep the files with which nodes of a running cluster started: other ones would replace the control plane.
     files = existing_node_files(there)
     if files is not None:
         found = _built(wanted, files)

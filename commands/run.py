@@ -116,7 +116,7 @@ def run(**flags: Any) -> None:
 
 
 def _packager(flags: dict[str, Any]) -> list[Runnable]:
-    from commands.packager.run import beside as packager
+    from commands.packager.run import child_process as packager
 
     return packager(flags)
 

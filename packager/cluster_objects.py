@@ -131,8 +131,8 @@ def _class(cluster: Obj, find: Find) -> Obj:
 
 
 def _template_ref(cluster: Obj, part: str, find: Find) -> Obj:
-    said = at(_class(cluster, find), "spec", part)
-    ref = at(said, "templateRef") or at(said, "ref")
+    found = at(_class(cluster, find), "spec", part)
+    ref = at(found, "templateRef") or at(found, "ref")
     return ref if isinstance(ref, dict) else {}
 
 

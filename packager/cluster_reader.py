@@ -85,8 +85,8 @@ def _references(clusters: Iterable[Obj], classes: Iterable[Obj]) -> Iterator[Any
         yield from (at(cluster, "spec", field) for field in ("controlPlaneRef", "infrastructureRef"))
     for found in classes:
         for part in ("controlPlane", "infrastructure"):
-            said = at(found, "spec", part)
-            yield at(said, "templateRef") or at(said, "ref")
+            part_spec = at(found, "spec", part)
+            yield at(part_spec, "templateRef") or at(part_spec, "ref")
 
 
 def _kind(ref: Any) -> _Kind:

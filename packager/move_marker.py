@@ -1,6 +1,6 @@
 """Marks bundles of clusters that were deleted while paused, as `clusterctl move` does: they may run on elsewhere.
 
-Only the process that saw the deletion knows it, so the mark is a file beside the bundles: it survives a restart, and a
+Only the process that saw the deletion knows it, so the mark is a file with the bundles: it survives a restart, and a
 user who knows better removes it in Git. When the Cluster comes back, the next rendering removes the mark.
 """
 

@@ -1,8 +1,8 @@
 """The one place that plans what a repository should hold, for the command line and the controller alike.
 
 A plan is a pure function of the repository (`Snapshot`), of what is known of clusters (`ManagementState`) and of the
-cluster definitions (`Source`): nothing is written here, so that a plan can be shown, committed, or made again on top
-of somebody else's push.
+cluster definitions (`Source`): nothing is written here, so that a plan can be shown, committed, or computed again
+after another client's push.
 
 A cluster has bundles as soon as it has a manifest. They follow from its definition until the Cluster exists, and from
 then on from the live Cluster as it will be once its manifest has been applied. So a changed definition changes manifest
@@ -196,7 +196,7 @@ def publish(
 ) -> tuple[Planned, Result]:
     """Make a repository match the plan in one commit, or none when it matches already. Raises GitErrors.
 
-    When another client pushed first, the plan is made again for the newer snapshot; `check` may stop that.
+    When another client pushed first, it plans again for the newer snapshot; `check` may stop that.
     """
     planned = Planned(Batch(), None, Plan())
 

@@ -22,7 +22,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 def path_of(*segments: str) -> str:
-    """Join segments to a path. Raises ValueError when one is no plain name of letters, digits, '.', '_' and '-'."""
+    """Join segments to a path. Raises ValueError when one is not a plain name of letters, digits, '.', '_' and '-'."""
     for segment in segments:
         if not _SEGMENT.fullmatch(segment) or ".." in segment:
             msg = f"{segment!r} cannot be part of a path: take letters, digits, '-', '_' and '.' between them"

@@ -141,7 +141,7 @@ def _gitrepos(flags: dict[str, Any], given: SelectedClusters) -> tuple[str, Batc
     from packager.rendering.renderer import Rendered
 
     results = [(facts.key, *settings_of(facts)) for facts in given.clusters]
-    batch = Batch(tuple(Rendered(key, settings=found, findings=tuple(said)) for key, found, said in results))
+    batch = Batch(tuple(Rendered(key, settings=found, findings=tuple(findings)) for key, found, findings in results))
     try:
         options = GitRepoOptions(
             flags["repo"],

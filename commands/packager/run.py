@@ -162,7 +162,7 @@ def checked(flags: dict[str, Any]) -> PackagerFlags:
     return settings
 
 
-def beside(flags: dict[str, Any]) -> list[Runnable]:
+def child_process(flags: dict[str, Any]) -> list[Runnable]:
     """Return the child process of `caphv run --with-packager`, set by the environment and the provider's flags.
 
     Raises `click.UsageError`.

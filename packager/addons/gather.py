@@ -6,7 +6,7 @@
 3. Topology variable `addons`.
 4. Annotation `addons.caphv.io/values`: YAML.
 
-Each source is checked by itself, so that a finding names the place which somebody has to edit.
+Each source is checked by itself, so that a finding names the place to edit.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _no_texts(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def holder(path: FieldPath, facts: ClusterFacts) -> Obj | None:
-    """Return the object in which somebody has to edit the field at `path` of a finding about the cluster."""
+    """Return the object to edit for a finding about the cluster at `path`."""
     if path[:2] == _SERVER_CONFIG:
         return facts.control_plane
     if path[:2] in (_CLOUD_CONFIG, _MANIFEST):
@@ -143,20 +143,20 @@ def holder(path: FieldPath, facts: ClusterFacts) -> Obj | None:
 
 
 def _from_cluster(facts: ClusterFacts, gathered: Gathered) -> None:
-    said: dict[FieldPath, tuple[Any, FieldPath]] = {
+    known: dict[FieldPath, tuple[Any, FieldPath]] = {
         **_control_plane_facts(facts),
         **_network_facts(facts),
         **_harvester_facts(facts),
     }
     auto_import = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
-    said["fleet", "importedBy"] = RANCHER if auto_import else CAAPF, ("metadata", "labels", names.AUTO_IMPORT_LABEL)
+    known["fleet", "importedBy"] = RANCHER if auto_import else CAAPF, ("metadata", "labels", names.AUTO_IMPORT_LABEL)
     values: Obj = {}
-    for path, (value, _) in said.items():
+    for path, (value, _) in known.items():
         values = merged(values, _nested(path, value))
-    # They are said by objects that have schemas of their own, but files may hold anything.
+    # Those objects have schemas of their own, but files may hold anything.
     findings = schema.load(SCHEMA).findings(values)
-    faulty = {found.path[: len(path)]: found for found in findings for path in said}
-    for path, (value, source) in said.items():
+    faulty = {found.path[: len(path)]: found for found in findings for path in known}
+    for path, (value, source) in known.items():
         if path in faulty:
             gathered.findings.append(_moved(faulty[path], (*source, *faulty[path].path[len(path) :])))
         else:
@@ -308,7 +308,7 @@ def _checked(gathered: Gathered, values: Any, root: FieldPath) -> None:
 
 
 def _unwritable(value: Any, path: FieldPath) -> list[Finding]:
-    """Findings for what YAML knows and JSON does not: dates, keys that are no text, numbers that are none."""
+    """Findings for what YAML knows and JSON does not: dates, keys that are not text, infinite numbers."""
     if len(path) > _DEEPEST:
         return [YAML.finding(path[:8], Fault.INVALID, f"must not be nested deeper than {_DEEPEST} levels")]
     if isinstance(value, Mapping):

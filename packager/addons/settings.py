@@ -1,7 +1,7 @@
 """Settings of one cluster's add-ons: what all sources say together, checked, as plain values for the templates.
 
-`settings_of` is the only way to them; an invalid setting is a finding at the place where somebody wrote it and never
-an exception, so that one bad cluster does not stop the others.
+`settings_of` is the only way to them; an invalid setting is a finding at the place where it is set and never an
+exception, so that one invalid cluster does not stop the others.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Settings:
 
     @property
     def network(self) -> Obj:
-        """What cannot be changed in a live cluster, as it is recorded beside the bundles."""
+        """What cannot be changed in a running cluster, as recorded in its lockfile."""
         return {
             "cni": self.cni.name,
             "encapsulation": self.cni.encapsulation,

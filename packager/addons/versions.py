@@ -1,8 +1,8 @@
 """Which versions of charts and templates go together, and which of them a cluster has.
 
 There is one table, `fleet-bundles/versions.json`: sets that were released together, newest first, with what they
-support. A cluster gets the newest set when it is first rendered; that set is written beside its bundles and kept
-until somebody asks for an upgrade, so that a new release of this program re-renders nothing by itself.
+support. A cluster gets the newest set when it is first rendered; its lockfile keeps that set until
+the user requests an upgrade, so that a new release of this program changes no cluster by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Versions:
     charts: Mapping[str, str]
 
     def as_data(self) -> dict[str, Any]:
-        """As it is written beside the bundles."""
+        """As written to the lockfile."""
         return {"release": self.release, "templates": self.templates, "charts": dict(self.charts)}
 
 
@@ -103,17 +103,17 @@ def table(path: Path | None = None) -> Table:
         supports = {str(row["name"]): row["supports"] for row in content["releases"]}
         return Table((releases[0], *releases[1:]), supports, content["repositories"])
     except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError) as error:
-        msg = f"{file.name} is no table of versions: {type(error).__name__} {error}"
+        msg = f"{file.name} is not a table of versions: {type(error).__name__} {error}"
         raise ValueError(msg) from None
 
 
 def pinned(content: Any) -> Versions:
-    """Return the versions that stand beside a cluster's bundles. Raises ValueError when they are none."""
+    """Return the versions of a lockfile. Raises ValueError for an invalid one."""
     try:
         charts = {str(name): str(version) for name, version in content["charts"].items()}
         return Versions(str(content["release"]), str(content["templates"]), charts)
     except (KeyError, TypeError, AttributeError) as error:
-        msg = f"versions without {error}" if isinstance(error, KeyError) else "versions are no object"
+        msg = f"versions without {error}" if isinstance(error, KeyError) else "versions must be an object"
         raise ValueError(msg) from None
 
 
@@ -131,6 +131,6 @@ def chart(name: str, version: str, *, table: Table, mirror: str = "") -> Chart:
 def checked_repository(url: str) -> str:
     """Return the URL of a chart repository. Raises ValueError for any but https:// and oci://, or with credentials."""
     if not _REPOSITORY.fullmatch(url) or ".." in url:
-        msg = f"{url.partition('@')[2] or url!r} is no chart repository: take https://<host>/<path> or oci://<host>/<path>"
+        msg = f"{url.partition('@')[2] or url!r} is not a chart repository: use https://<host>/<path> or oci://<host>/<path>"
         raise ValueError(msg)
     return url

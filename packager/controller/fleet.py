@@ -66,11 +66,11 @@ class Fleet:
         return evaluate(found, readers, wanted, is_before)
 
     def _bundle_changed(self, change: Change) -> None:
-        if change.old is None or change.new is None or _said(change.old) != _said(change.new):
+        if change.old is None or change.new is None or _relevant(change.old) != _relevant(change.new):
             self._changed(change.key)
 
     def _git_repo_changed(self, change: Change) -> None:
-        if change.old is None or change.new is None or _said(change.old) != _said(change.new):
+        if change.old is None or change.new is None or _relevant(change.old) != _relevant(change.new):
             self._changed(Key(change.key.namespace, ""))
 
 
@@ -165,5 +165,5 @@ def _first(messages: Iterable[str | None]) -> str:
     return next((str(message)[:_LONGEST] for message in messages if message), "")
 
 
-def _said(obj: Obj) -> list[object]:
+def _relevant(obj: Obj) -> list[object]:
     return [labels_of(obj), obj.get("spec"), obj["status"]]

@@ -9,7 +9,7 @@ ProcessCollector(namespace="caphv_packager", registry=REGISTRY)
 
 SYNCS = Counter(
     "caphv_packager_syncs_total",
-    "Looks at the repository by result: `pushed`, `unchanged` or `failed`.",
+    "Syncs of the repository by result: `pushed`, `unchanged` or `failed`.",
     ["result"],
     registry=REGISTRY,
 )
@@ -39,7 +39,7 @@ LAG = Gauge(
 )
 ERRORS = Counter(
     "caphv_packager_errors_total",
-    "Failed looks at the repository, by what was wrong, for example `AccessDenied` or `Unreachable`.",
+    "Failed syncs of the repository by kind of error, for example `AccessDenied` or `Unreachable`.",
     ["kind"],
     registry=REGISTRY,
 )

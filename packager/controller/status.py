@@ -100,7 +100,7 @@ class Reporter:
                     del self._clusters_of[place]
 
     def resync(self) -> None:
-        """Validator all clusters anew: what Fleet knows can be seen only now."""
+        """Evaluate all clusters again: Fleet became visible."""
         for key in self._outcomes:
             self.controller.enqueue(key)
 

@@ -77,7 +77,7 @@ def git_repo(definition: Definition, settings: Settings) -> Obj | None:
     source = definition.fleet
     if source is None:
         return None
-    # The star leaves out the record beside the bundles.
+    # The star excludes the lockfile.
     path = "/".join(filter(None, (source.path, cluster_folder(*definition.key), "*")))
     secret = {"clientSecretName": source.client_secret_name} if source.client_secret_name else {}
     return {

@@ -1,6 +1,6 @@
 """The flags of `caphv generate`, most of them those of the old generator, as fields of a ClusterDefinition.
 
-Values stay as they were typed until the schema has judged them, so that all that is wrong is told at once.
+Values are kept as typed until the schema validates them, so that all errors are reported at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _text(text: str) -> Any:
 
 
 def _number(text: str) -> Any:
-    # What is no number is left for the schema to refuse.
+    # The schema rejects values that are not numbers.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
@@ -234,7 +234,7 @@ def definition(values: Mapping[str, str], base: Obj | None = None) -> Obj:
 
 
 def _defaults(given: Obj) -> Obj:
-    """Return what the old generator took where nothing was said."""
+    """Return the defaults of the old generator."""
     name = given.get("metadata", {}).get("name")
     fleet = "fleet" in given.get("spec", {})
     delivery = "ClusterResourceSet" if given.get("spec", {}).get("distribution") != "kubeadm" else "None"

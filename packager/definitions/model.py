@@ -1,6 +1,6 @@
 """A ClusterDefinition as checked, plain values with all defaults filled in.
 
-`read` is the only way to one. What is wrong is said at the field that somebody wrote, all of it at once.
+Only `read` creates one. It reports all errors at once, at the fields that the user set.
 """
 
 from __future__ import annotations

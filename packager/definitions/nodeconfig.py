@@ -27,7 +27,7 @@ class NodeConfig:
 
 
 def before_rendering(definition: Definition) -> NodeConfig:
-    """Return what is known before the add-ons are rendered, which is all that rendering looks at."""
+    """Return what is known before the add-ons are rendered, which is all that rendering needs."""
     addons = definition.addons
     brought = "calico" if definition.distribution == "rke2" else "none"
     return NodeConfig(

@@ -52,7 +52,7 @@ def objects(definition: Definition, boot: NodeConfig) -> list[Obj]:
 
 
 def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
-    """Return what the cluster needs on Harvester beside its machines."""
+    """Return the HarvesterCluster: what the cluster needs on Harvester besides its machines."""
     balancer: Obj = dict(definition.load_balancer)
     if definition.distribution == "rke2":
         balancer["listeners"] = [_RKE2_LISTENER]

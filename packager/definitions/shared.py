@@ -33,7 +33,7 @@ def shared(definition: Definition) -> dict[str, Sequence[Obj]]:
 def cluster_class(name: str, namespace: str) -> Sequence[Obj]:
     """Return a shipped ClusterClass and its templates, templates first; nothing when there is none of that name.
 
-    They are the same objects at each call, for a thousand clusters of a namespace: nobody may change them.
+    Each call returns the same objects, for a thousand clusters of a namespace: do not modify them.
     """
     folder = data.folder(_FOLDER) / name
     found = [obj for file in sorted(folder.glob("*.yaml")) for obj in _read(file)] if folder.is_dir() else []

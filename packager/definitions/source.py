@@ -226,7 +226,7 @@ def _refuse(source: Source, items: Sequence[Item], detail: str) -> None:
 
 
 def _check(entry: ClusterEntry, source: Source, validate: Validator) -> None:
-    """Validator what can be judged before anything is made of it; a definition is judged when it is built."""
+    """Validate an entry before it is built; a definition is validated when it is built."""
     problems = _unnamed(entry.head)
     if problems:
         source.complete = False

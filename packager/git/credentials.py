@@ -91,7 +91,7 @@ class Credentials:
         found = []
         for key in _SECRET_KEYS:
             try:
-                # Whoever makes a Secret of a file easily has its last line end in it.
+                # A Secret created from a file often ends with a line feed.
                 data[key] = base64.b64encode((folder / key).read_bytes().rstrip(b"\r\n")).decode()
             except FileNotFoundError:
                 continue
@@ -132,7 +132,7 @@ class Credentials:
 def handed_over(remote: Remote, credentials: Credentials, folder: Path) -> Iterator[tuple[dict[str, str], list[str]]]:
     """Give environment variables and Git settings (`key=value`) for calls to a remote, valid inside the block.
 
-    Files are made below `folder` and are gone afterwards. Raises InvalidRemote when ssh has no known hosts.
+    Files are made below `folder` and are deleted afterwards. Raises InvalidRemote when ssh has no known hosts.
     """
     private = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=folder))  # with mode 0700
     try:

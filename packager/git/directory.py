@@ -73,7 +73,7 @@ class _OnDisk:
         return self._contents[name]
 
     def _chain(self, folder: Path, parts: list[str]) -> Entry:
-        """Read what is below a path, and nothing beside it."""
+        """Read what is below a path, and nothing next to it."""
         names = parts[:1] or self._names
         inner = {name: folder / name for name in names if os.path.lexists(folder / name)}
         return self._folder(

@@ -1,7 +1,7 @@
 """One call of Git: with a time limit, an environment of our own making, and words without secrets when it fails.
 
 GitPython's own `Git.execute` is not used for this: its time-out kills children one by one by what `ps` prints, and its
-exceptions carry the command line and all that the remote said.
+exceptions carry the command line and all output of the remote.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def run(
 ) -> bytes:
     """Run `git` with arguments and return what it prints; `settings` (`key=value`) go through its environment.
 
-    Raises the GitError that fits what Git said, and Unreachable when `timeout` seconds pass: then Git and all that it
-    started are killed. `inherit` names file descriptors that children keep open.
+    Raises the GitError that fits the output of Git, and Unreachable after `timeout` seconds: then Git and all its
+    children are killed. `inherit` names file descriptors that children keep open.
     """
     started = time.monotonic()
     with subprocess.Popen(
@@ -77,7 +77,7 @@ def run(
         start_new_session=True,
     ) as process:
         try:
-            out, said = process.communicate(stdin, timeout)
+            out, output = process.communicate(stdin, timeout)
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -89,7 +89,7 @@ def run(
     if process.returncode != 0:
         ended = f"\ngit was stopped by signal {-process.returncode}" if process.returncode < 0 else ""
         refusals = "\n".join(line for line in out.decode(errors="replace").splitlines() if line.startswith("!\t"))
-        text = said.decode(errors="replace")
+        text = output.decode(errors="replace")
         # Git names the clone only when the clone is what it stumbles over.
         local = local or variables["GIT_DIR"] in text
         raise classified(action, redact(f"{text}\n{refusals}{ended}"), local=local)

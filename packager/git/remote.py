@@ -26,7 +26,7 @@ class Remote:
     `url`: https, http, ssh, git or file, or `user@host:path`, or an absolute path; never with a password in it.
     `path`: folder in the repository below which everything is read and written, empty for its root.
     `review`: push to this branch instead of `branch`, for a pull request. It begins with `caphv/`, because the
-    packager builds it anew whenever `branch` moves.
+    packager recreates it whenever `branch` moves.
     `timeout`: seconds that one exchange with the remote may take.
     """
 
@@ -59,7 +59,7 @@ class Remote:
             if (branch or field == "branch") and _BAD_BRANCH.search(branch or "/"):
                 yield Finding((field,), Fault.INVALID, "must be the name of a branch", f"git-{field}", branch)
         if self.review and not self.review.startswith(REVIEW_PREFIX):
-            detail = f"must begin with {REVIEW_PREFIX}: the packager builds a branch for review anew"
+            detail = f"must begin with {REVIEW_PREFIX}: the packager recreates a review branch"
             yield Finding(("review",), Fault.INVALID, detail, "git-review", self.review)
         if self.path and (fault := fault_of(self.path)):
             yield Finding(("path",), Fault.INVALID, fault, "git-path", self.path)

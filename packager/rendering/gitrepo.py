@@ -66,7 +66,7 @@ def git_repos(clusters: Iterable[Settings], options: GitRepoOptions) -> list[Obj
     """Return one GitRepo a workspace and group, sorted, each with the folders of its clusters' bundles."""
     paths: dict[tuple[str, str], list[str]] = {}
     for settings in clusters:
-        # The star leaves out the record beside the bundles.
+        # The star excludes the lockfile.
         path = "/".join(filter(None, (options.folder, cluster_folder(*settings.cluster), "*")))
         paths.setdefault((workspace(settings), group_of(settings, options.groups)), []).append(path)
     return [git_repo(options, *place, sorted(found)) for place, found in sorted(paths.items())]

@@ -1,4 +1,4 @@
-"""The file `caphv.yaml` beside the bundles of a cluster: what a later rendering must keep or compare.
+"""The file `caphv.yaml` with the bundles of a cluster: what a later rendering must keep or compare.
 
 It holds the pinned versions, what cannot change in a live cluster, and a hash over all other files of the cluster. It
 stands above the folders that Fleet reads, so Fleet does not take it for a manifest.
@@ -23,11 +23,11 @@ from packager.tree import cluster_folder
 FILE = "caphv.yaml"
 
 _EFFECTS = {
-    "cni": "the running CNI would stay beside the new one, and Pods would have no network",
+    "cni": "the running CNI would stay next to the new one, and Pods would have no network",
     "encapsulation": "nodes would lose contact with each other's Pods until all have changed",
     "kubeProxyReplacement": "Services would stop to work until every node is replaced",
-    "podCIDRs": "running Pods would keep addresses that nobody routes any more",
-    "serviceCIDRs": "existing Services would keep addresses that nobody serves any more, DNS first",
+    "podCIDRs": "running Pods would keep addresses that are no longer routed",
+    "serviceCIDRs": "existing Services would keep addresses that are no longer served, DNS first",
 }
 
 
@@ -61,7 +61,7 @@ def read(content: bytes) -> Record:
     try:
         value, fault = parsed(content.decode())
         if fault or not isinstance(value, dict):
-            msg = fault or "is no object"
+            msg = fault or "must be an object"
             raise ValueError(msg)
         return Record(pinned(value["versions"]), dict(value["network"]), str(value["contentHash"]))
     except (KeyError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -73,14 +73,14 @@ def changes(settings: Settings, before: Mapping[str, Any]) -> list[Finding]:
     """Return a refusal for each change that would break a live cluster's network."""
     now: Obj = settings.network
     if now["cni"] == "none" or before.get("cni") in (None, "none"):
-        # Nobody rendered a network, so nothing of ours runs.
+        # No CNI was rendered, so no CNI of the bundles runs.
         return []
     return [
         Finding(
             origin(settings.origins, ("cni", "name" if field == "cni" else field)),
             Fault.FORBIDDEN,
-            f"was rendered as {_shown(before[field])} and would become {_shown(value)}: {_EFFECTS[field]}. Make a new "
-            "cluster, or force it with annotation addons.caphv.io/allow-network-change=true",
+            f"was rendered as {_shown(before[field])} and would become {_shown(value)}: {_EFFECTS[field]}. Create a "
+            "new cluster, or force it with annotation addons.caphv.io/allow-network-change=true",
             "live-network",
         )
         for field, value in now.items()

@@ -24,7 +24,7 @@ from packager.rendering.bundles import bundle_name
 # They look like generated passwords: a template that puts a name where a credential stands is refused for them.
 STAND_IN = Key("n5x8q2w7k4v9r3", "c6t1z8m3y7p2d5h9")
 
-_NOBODY = Key("", "")
+_NO_CLUSTER = Key("", "")
 _NAMES = frozenset({"cluster", "targets", "bundle_name", "labels"})
 _FIELDS = frozenset({"namespace", "name"})
 _PLAIN = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
@@ -38,7 +38,7 @@ def is_plain(cluster: Key) -> bool:
 def key(settings: Settings, versions: Versions) -> bytes | None:
     """Return what tells settings apart, whosever they are; None where they hold a name of the stand-in themselves."""
     try:
-        content = orjson.dumps([replace(settings, cluster=_NOBODY, origins={}), versions], default=list)
+        content = orjson.dumps([replace(settings, cluster=_NO_CLUSTER, origins={}), versions], default=list)
     except TypeError:  # a number that is too large for it
         return None
     return None if any(name.encode() in content for name in STAND_IN) else content

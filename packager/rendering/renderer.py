@@ -119,7 +119,7 @@ class Renderer:
         return result
 
     def forget(self, keep: Iterable[Key]) -> None:
-        """Forget all clusters but these: those that are gone would stay in memory."""
+        """Forget all clusters but these: deleted ones would stay in memory."""
         kept = set(keep)
         self._known = {key: value for key, value in self._known.items() if key in kept}
 

@@ -76,7 +76,7 @@ class Templates:
     def render(self, file: str, context: Mapping[str, Any]) -> list[Any]:
         """Return the documents that `<bundle>/<name>.yaml.j2` makes, without empty ones.
 
-        Raises TemplateError: a name is not defined, the sandbox refuses, or the result is no YAML.
+        Raises TemplateError: a name is not defined, the sandbox refuses, or the result is not YAML.
         """
         holes: list[Any] = []
         try:
@@ -116,7 +116,7 @@ def check_folder(folder: Path) -> None:
         ValueError: no file is `<bundle>/<name>.yaml.j2`, or one is not.
     """
     if not folder.is_dir():
-        msg = f"{folder} is no folder with templates"
+        msg = f"{folder} is not a folder with templates"
         raise FileNotFoundError(msg)
     wrong = [
         path for path in sorted(folder.rglob(f"*{SUFFIX}")) if _is_shown(path, folder) and not _is_placed(path, folder)
@@ -132,7 +132,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_shown(path: Path, folder: Path) -> bool:
-    """Whether a file is not below a hidden folder: Git and the kubelet keep theirs beside those of users."""
+    """Whether a file is not below a hidden folder: Git and the kubelet keep theirs next to those of users."""
     return not path.relative_to(folder).parts[0].startswith(".")
 
 
@@ -144,7 +144,7 @@ def _read(folders: list[Path]) -> dict[str, str]:
     files: dict[str, str] = {}
     for folder in folders:
         if not folder.is_dir():
-            msg = f"{folder} is no folder with templates"
+            msg = f"{folder} is not a folder with templates"
             raise FileNotFoundError(msg)
         for path in _files(folder):
             name = path.relative_to(folder).as_posix()

@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff
 def dump(value: Any) -> str:
     """Return a document with a line feed at its end; keys stay in their order.
 
-    Raises TypeError for what JSON does not know, ValueError for what is no text (lone surrogates) and numbers
+    Raises TypeError for what JSON does not know, ValueError for invalid text (lone surrogates) and numbers
     that are none.
     """
     lines: list[str] = []
@@ -107,6 +107,6 @@ def _text(value: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xD800 <= code <= 0xDFFF:
-        msg = "a lone surrogate is no text"
+        msg = "a lone surrogate is not text"
         raise ValueError(msg)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

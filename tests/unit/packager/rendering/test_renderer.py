@@ -359,7 +359,7 @@ def test_a_chart_that_is_not_in_the_table_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["http://a", "https://u:p@a", "oci://a/../b", "--upload-pack=x", "https://a b", ""])
 def test_odd_chart_repositories_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="is no chart repository"):
+    with pytest.raises(ValueError, match="is not a chart repository"):
         checked_repository(url)
 
 
