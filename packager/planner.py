@@ -11,24 +11,24 @@ and bundles in one commit, and the Cluster that follows later renders to the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from caphv.api import names
 from caphv.api.object import Key
 from packager import move_marker
 from packager.addons.gather import ClusterFacts
-from packager.addons.merge import Obj, at
+from packager.addons.merge import Obj
 from packager.addons.versions import Versions
 from packager.bundler import Batch, Bundler
-from packager.definitions import files, statusfile
+from packager.definitions import files, protection, statusfile
 from packager.definitions.applied import applied
 from packager.definitions.builder import MANIFEST_ROOT, Builder, BuildResult, existing, manifest_path
 from packager.definitions.source import Source
 from packager.git.commit import Reason
-from packager.git.prune import Plan, Pruning
-from packager.git.publish import Wanted, changes, log_result
+from packager.git.folder import Folder, Root
+from packager.git.prune import Plan, Pruning, Skipped
+from packager.git.publish import changes, log_result
 from packager.git.repository import Result
 from packager.git.snapshot import Snapshot
 from packager.tree import CLUSTER_ROOT, CLUSTERS
@@ -52,7 +52,8 @@ class ManagementState:
 
     `facts` are the clusters to render. Of the other existing clusters, those in `incomplete` get the bundles of their
     definition only, and those in `keep` stay as they are, whatever their definition says. `moved` are clusters that
-    were deleted while paused, `confirmed` those whose definition may be removed. `why` explains a commit.
+    were deleted while paused, `confirmed` those whose definition may be removed, `protected` those that Fleet keeps
+    even without their manifest. `why` explains a commit.
 
     `live`: the facts come from the management cluster that applies the repository's manifests. `pruning` overrides
     what may be removed.
@@ -63,6 +64,7 @@ class ManagementState:
     incomplete: frozenset[Key] = frozenset()
     moved: frozenset[Key] = frozenset()
     confirmed: frozenset[Key] = frozenset()
+    protected: frozenset[Key] = frozenset()
     why: str = ""
     live: bool = True
     pruning: Pruning | None = None
@@ -104,6 +106,9 @@ class Planner:
         batch = self._bundler.render(facts, snapshot.tree, state.pins)
         wanted = self._wanted(built, batch, state)
         pruning = self._pruning(built, batch, state, source, snapshot)
+        waiting: list[Skipped] = []
+        if built and source and source.complete:
+            waiting = _release(wanted, built, state, snapshot)
         moved: list[str] = []
         if state.live:
             self._forget(state)
@@ -112,13 +117,14 @@ class Planner:
             moved = move_marker.moved(removable, {f"{CLUSTERS}/{key}" for key in state.moved}, snapshot)
         plan = changes(snapshot, wanted, replace(pruning, keep={*pruning.keep, *moved}))
         plan = move_marker.with_marks(plan, moved, snapshot)
+        plan = replace(plan, held=(*plan.held, *waiting))
         return Planned(batch, built, statusfile.with_status(plan, built, snapshot) if built else plan)
 
-    def _wanted(self, built: BuildResult | None, batch: Batch, state: ManagementState) -> Wanted:
+    def _wanted(self, built: BuildResult | None, batch: Batch, state: ManagementState) -> dict[Root, dict[str, Folder]]:
         if built and not state.live:
-            return built.wanted
+            return {root: dict(folders) for root, folders in built.wanted.items()}
         existing_names = {str(key) for key in (*state.keep, *(facts.key for facts in state.facts))}
-        wanted = dict(built.wanted) if built else {}
+        wanted = {root: dict(folders) for root, folders in built.wanted.items()} if built else {}
         defined_only = {
             name: folder
             for name, folder in wanted.get(CLUSTER_ROOT, {}).items()
@@ -216,8 +222,7 @@ def _definition_pruning(
     """Return what may be removed: only clusters of this source whose definition was removed and confirmed."""
     defined = _defined(snapshot)
     gone = defined - built.wanted[MANIFEST_ROOT].keys() - {str(key) for key in built.invalid}
-    known = {str(key) for key in state.confirmed}
-    confirmed = {name for name in gone if name in known or _confirmed_in_manifest(snapshot, name)}
+    confirmed = {name for name in _confirmed(gone, state, snapshot) if not _is_waiting(name, state, snapshot)}
     # Clusters without new files that stay: invalid and suspended ones, and those whose removal is not confirmed.
     staying = {str(key) for key in (*built.invalid, *built.suspended)} | (gone - confirmed)
     return Pruning(
@@ -239,10 +244,42 @@ def _defined(snapshot: Snapshot) -> set[str]:
     }
 
 
-def _confirmed_in_manifest(snapshot: Snapshot, name: str) -> bool:
-    """Whether the Cluster in the repository carries the annotation that confirms its removal."""
-    clusters = (obj for obj in existing(snapshot, Key(*name.split("/"))) if obj.get("kind") == "Cluster")
-    return any(at(obj, "metadata", "annotations", names.CONFIRM_REMOVAL_ANNOTATION) == "true" for obj in clusters)
+def _confirmed(removed: Iterable[str], state: ManagementState, snapshot: Snapshot) -> set[str]:
+    """Return the clusters whose removal the user confirmed, here or by annotation in the repository."""
+    known = {str(key) for key in state.confirmed}
+    return {
+        name
+        for name in removed
+        if name in known or any(protection.is_confirmed(obj) for obj in _manifest(snapshot, name, "Cluster"))
+    }
+
+
+def _manifest(snapshot: Snapshot, name: str, kind: str = "") -> list[Obj]:
+    return [obj for obj in existing(snapshot, Key(*name.split("/"))) if kind in ("", obj.get("kind"))]
+
+
+def _is_waiting(name: str, state: ManagementState, snapshot: Snapshot) -> bool:
+    """Whether the repository, or the live Cluster, still protects a cluster from the removal of its folder."""
+    objects = _manifest(snapshot, name)
+    return any(map(protection.is_protected, objects)) or Key(*name.split("/")) in state.protected
+
+
+def _release(
+    wanted: Mapping[Root, dict[str, Folder]], built: BuildResult, state: ManagementState, snapshot: Snapshot
+) -> list[Skipped]:
+    """Release clusters whose removal is confirmed: lift their protection, and report that the removal follows."""
+    removed = _defined(snapshot) - built.wanted[MANIFEST_ROOT].keys() - {str(key) for key in built.invalid}
+    released = []
+    for name in sorted(_confirmed(removed, state, snapshot)):
+        if _is_waiting(name, state, snapshot):
+            namespace, _, _ = name.partition("/")
+            folder = Folder(files.released_files(_manifest(snapshot, name), namespace))
+            wanted[MANIFEST_ROOT][name] = folder
+            why = "its protection is lifted; confirm again and sync once Fleet has applied that"
+            if state.live:
+                why = "its protection is lifted; it is removed once Fleet has applied that"
+            released.append(Skipped(f"{files.MANIFESTS}/{name}", why))
+    return released
 
 
 def _same(one: ClusterFacts, other: ClusterFacts) -> bool:

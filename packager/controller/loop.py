@@ -104,7 +104,8 @@ class SyncLoop:
         incomplete = frozenset(key for key, found in states.items() if found.incomplete)
         keep = frozenset(self._clusters.keys() - {found.key for found in facts} - incomplete)
         moved, confirmed = frozenset(self._clusters.moved()), frozenset(self._clusters.confirmed())
-        return ManagementState(facts, keep, incomplete, moved, confirmed, condition.why(changed))
+        protected = frozenset(self._clusters.protected())
+        return ManagementState(facts, keep, incomplete, moved, confirmed, protected, condition.why(changed))
 
     def _done(self, published: Published, states: dict[Key, ClusterState]) -> None:
         self._count(published)

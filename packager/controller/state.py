@@ -20,6 +20,7 @@ from packager.addons.gather import ClusterFacts
 from packager.cluster_objects import fleet_managers, is_on_harvester, is_suspended
 from packager.controller import informers
 from packager.controller.informers import FLEET_GROUP, OptionalKinds
+from packager.definitions.protection import is_protected
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,10 @@ class ClusterCache:
             for cluster in self.clusters.store
             if annotations_of(cluster).get(names.CONFIRM_REMOVAL_ANNOTATION) == "true"
         }
+
+    def protected(self) -> set[Key]:
+        """Clusters that outlive the removal of their manifest."""
+        return {key_of(cluster) for cluster in self.clusters.store if is_protected(cluster)}
 
     def harvester_cluster(self, key: Key) -> Obj | None:
         """Return the HarvesterCluster of a Cluster."""

@@ -85,5 +85,5 @@ def git_repo(definition: Definition, settings: Settings) -> Obj | None:
         "kind": "GitRepo",
         # Workspaces hold clusters of several namespaces.
         "metadata": {"name": bundle_name(definition.key, "gitrepo"), "namespace": workspace(settings)},
-        "spec": {"repo": source.repo, "branch": source.branch, **secret, "keepResources": True, "paths": [path]},
+        "spec": {"repo": source.repo, "branch": source.branch, **secret, "paths": [path]},
     }

@@ -20,6 +20,7 @@ from packager.definitions import files
 from packager.definitions.build import build
 from packager.definitions.model import FLEET
 from packager.definitions.nodeconfig import existing_node_files
+from packager.definitions.protection import protected
 from packager.definitions.source import ClusterEntry, Source, SourceProblem
 from packager.git.errors import GitError
 from packager.git.folder import Folder, Root, blob_id
@@ -206,12 +207,18 @@ def _git_repo(options: GitRepoOptions, place: str, namespace: str) -> tuple[str,
     """Return the GitRepo for all clusters of a namespace; a new cluster does not change it."""
     paths = ["/".join(filter(None, (options.folder, CLUSTERS, namespace, "*", "*")))]
     repo = git_repo(options, place, namespace, paths)
-    return path_of(place, repo["metadata"]["name"]), Folder({"gitrepo.yaml": yamltext.dump(repo).encode()})
+    return path_of(place, repo["metadata"]["name"]), Folder(
+        {"gitrepo.yaml": yamltext.dump_all(protected([repo])).encode()}
+    )
 
 
 def existing(snapshot: Snapshot, key: Key) -> list[Obj]:
     """Return the objects that the repository holds for a cluster; none if they cannot be parsed."""
-    content = snapshot.read(manifest_path(key))
+    return _objects(snapshot, manifest_path(key))
+
+
+def _objects(snapshot: Snapshot, path: str) -> list[Obj]:
+    content = snapshot.read(path)
     try:
         found = load_yaml_all(content or b"", _LIMITS)
     except TextError:
@@ -249,9 +256,17 @@ def _placed(entry: ClusterEntry, finding: Finding) -> SourceProblem:
 
 
 def _share(built: BuildResult, snapshot: Snapshot, namespace: str, name: str, objects: Sequence[Obj]) -> None:
-    """Add a shared group unless the repository holds it: a changed ClusterClass would replace all machines."""
+    """Add a shared group. What the repository holds stays: a changed ClusterClass would replace all machines.
+
+    Only protection is added to what an earlier release wrote.
+    """
     built.groups.setdefault((namespace, name), objects)
     folder = path_of(namespace, name)
     known = built.wanted[NAMESPACE_ROOT]
-    if folder not in known and snapshot.entry(f"{files.NAMESPACES}/{folder}/{FLEET_YAML}") is None:
-        known[folder] = Folder(files.shared_files(objects))
+    if folder in known:
+        return
+    if snapshot.entry(f"{files.NAMESPACES}/{folder}/{FLEET_YAML}") is not None:
+        objects = _objects(snapshot, f"{files.NAMESPACES}/{folder}/{files.SHARED_FILE}")
+        if not objects or objects == protected(objects):
+            return
+    known[folder] = Folder(files.shared_files(objects))

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from packager.addons.merge import Obj
 from packager.definitions.build import Built
+from packager.definitions.protection import protected, unprotected
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.gitrepo import GitRepoOptions, git_repo
@@ -26,6 +27,7 @@ MANIFESTS, NAMESPACES, GITREPOS, STATUS = "manifests", "namespaces", "gitrepos",
 NAMES = (MANIFESTS, NAMESPACES, GITREPOS, CLUSTERS, STATUS)
 """Everything at the top of the repository, or of the remote's path."""
 CLUSTER = "cluster"
+SHARED_FILE = "objects.yaml"
 _PATTERNS = ((NAMESPACES, "*", "*"), (MANIFESTS, "*", "*", "*"), (GITREPOS, "*", "*"))
 # Fleet takes over objects that another client applied before.
 _TAKE_OVER = {"helm": {"takeOwnership": True, "disablePreProcess": True}}
@@ -43,18 +45,26 @@ def files_of(found: Built) -> dict[str, bytes]:
 
 
 def cluster_files(objects: Sequence[Obj], namespace: str) -> dict[str, bytes]:
-    """Return the files of one cluster by path in its folder; `namespace` is for objects that name none."""
+    """Return the files of one cluster by path in its folder; `namespace` is for objects that name none.
+
+    All objects are protected from the removal of the folder unless their Cluster is confirmed for removal.
+    """
     return {
         f"{CLUSTER}/{FLEET_YAML}": yaml.dump({"defaultNamespace": namespace, **_TAKE_OVER}).encode(),
-        f"{CLUSTER}/{CLUSTER}.yaml": yaml.dump_all(objects).encode(),
+        f"{CLUSTER}/{CLUSTER}.yaml": yaml.dump_all(protected(objects)).encode(),
     }
+
+
+def released_files(objects: Sequence[Obj], namespace: str) -> dict[str, bytes]:
+    """Return the files of a cluster without protection: the commit before the one that removes it."""
+    return {**cluster_files((), namespace), f"{CLUSTER}/{CLUSTER}.yaml": yaml.dump_all(unprotected(objects)).encode()}
 
 
 def shared_files(objects: Sequence[Obj]) -> dict[str, bytes]:
     """Return the files of a group of objects that clusters share, by name."""
     return {
         FLEET_YAML: yaml.dump({"keepResources": True, **_TAKE_OVER}).encode(),
-        "objects.yaml": yaml.dump_all(objects).encode(),
+        SHARED_FILE: yaml.dump_all(protected(objects)).encode(),
     }
 
 
@@ -62,7 +72,5 @@ def management_git_repo(options: GitRepoOptions) -> Obj:
     """Return the GitRepo by which Fleet applies all manifests to the management cluster itself."""
     top = [options.folder] if options.folder else []
     paths = ["/".join([*top, *rest]) for rest in _PATTERNS]
-    repo = git_repo(options, "fleet-local", "management", paths)
-    # The cluster of a definition that was removed on purpose must be deleted.
-    repo["spec"]["keepResources"] = False
-    return repo
+    # Without `keepResources`: a cluster that was released and removed must be deleted. Everything else is protected.
+    return git_repo(options, "fleet-local", "management", paths)

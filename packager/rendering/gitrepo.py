@@ -91,7 +91,7 @@ def git_repo(options: GitRepoOptions, namespace: str, group: str, paths: list[st
     if options.ca_bundle:
         # A field of bytes: base64 around the PEM.
         spec["caBundle"] = base64.b64encode(options.ca_bundle.encode()).decode()
-    spec |= {"pollingInterval": options.polling_interval, "keepResources": True, "paths": paths}
+    spec |= {"pollingInterval": options.polling_interval, "paths": paths}
     return {
         "apiVersion": "fleet.cattle.io/v1alpha1",
         "kind": "GitRepo",

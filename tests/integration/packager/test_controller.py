@@ -433,15 +433,24 @@ async def test_a_defined_cluster_comes_up_and_follows_without_another_commit(cas
     await looked(packager)
     assert case.count() == 2
     await case.until_condition("one", "True", part=case.origin.head())
-    # The definition goes: it is told, and done when somebody confirms it; the bundles go with the Cluster.
+    # The definition is removed: that waits for a confirmation; the bundles are removed with the Cluster.
     source.push({"README.md": "nothing"}, anew=True)
     await case.until_event("AddonBundlesKept", "caphv.io/confirm-removal=true")
     await case.annotate("one", **{"caphv.io/confirm-removal": "true"})
 
-    async def let_go() -> bool:
+    async def released() -> bool:
+        return "helm.sh/resource-policy" not in str(manifest(case)[0])
+
+    await until(released, lambda: "the definition stays protected")
+    await looked(packager)
+    await looked(packager)
+    assert manifest(case), "Fleet has not applied the manifest without protection"
+    await case.annotate("one", **{"helm.sh/resource-policy": None})
+
+    async def removed() -> bool:
         return not any(path.startswith("manifests/") for path in case.origin.files())
 
-    await until(let_go, lambda: "the definition stays")
+    await until(removed, lambda: "the definition stays")
     await looked(packager)
     assert "cni/fleet.yaml" in case.mine("one")
     await case.delete("one")

@@ -37,7 +37,7 @@ async def test_fleet_comes_later_and_says_how_far_it_is(
     async with opened(server, tmp_path, origin) as case:
         await case.running()
         await case.cluster("one")
-        await case.until_condition("one", "True", part="cannot be seen here")
+        await case.until_condition("one", "True", part="is not visible here")
         await install(server, *FLEET)
         path = f"clusters/{case.namespace}/one/*"
         await case.until_condition(

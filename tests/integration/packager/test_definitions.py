@@ -190,9 +190,11 @@ def test_a_push_becomes_a_commit_and_a_cluster(caphv: Caphv, management: ApiServ
         assert "clusters/team-a/one/cni/helmchartconfig.yaml" in changed
         assert not any("/two/" in path for path in changed)
 
-        # A definition that is gone: nothing happens to its cluster before somebody confirms.
+        # A removed definition: its cluster stays until two commits were confirmed.
         source.push({"one.yaml": pushed["one.yaml"]}, anew=True)
         assert "left manifests/team-a/two" in caphv(*sync, expect=1).stdout
+        assert on(management, lambda client: client.get(CLUSTERS, "two", "team-a"))
+        assert "protection is lifted" in caphv(*sync, "--confirm", "team-a/two", expect=1).stdout
         assert on(management, lambda client: client.get(CLUSTERS, "two", "team-a"))
         caphv(*sync, "--confirm", "team-a/two")
         assert not any("/two/" in path for path in fleet.files())

@@ -215,7 +215,12 @@ def test_bundles_go_with_the_cluster_and_never_before(case: Case) -> None:
     assert "caphv.io/confirm-removal" in held[0].why
     case.publish()
     assert case.has(BUNDLES), "it has a manifest, so it may come at any time"
-    # Somebody confirms it on the Cluster; its bundles stay until it is gone.
+    # The user confirms it on the Cluster: one commit lifts the protection, the next one removes the manifest, once
+    # Fleet has applied the first one. The bundles stay until the Cluster is deleted.
+    case.publish(live, confirmed=frozenset({ONE}), protected=frozenset({ONE}))
+    assert case.changed() == [f"{MANIFEST}/cluster/cluster.yaml"]
+    (held,) = case.publish(live, confirmed=frozenset({ONE}), protected=frozenset({ONE})).result.plan.held
+    assert "once Fleet has applied that" in held.why
     case.publish(live, confirmed=frozenset({ONE}))
     assert (case.has(MANIFEST), case.has(BUNDLES)) == (False, True)
     count = case.origin.count()
@@ -243,6 +248,7 @@ def test_a_cluster_that_went_while_paused_is_marked_until_it_is_back(case: Case)
     case.publish()
     live = case.live()
     case.define()
+    case.publish(live, confirmed=frozenset({ONE}))
     case.publish(live, confirmed=frozenset({ONE}))
     tree = case.origin.tree()
     case.publish(moved=frozenset({ONE}))

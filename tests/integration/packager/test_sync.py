@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 
 from caphv.validation.yaml.loader import files
 from commands.main import cli
+from packager.definitions.protection import is_protected, unprotected
+from packager.rendering import yaml as yamltext
 from tests.support.packager.definitions import definition, k3s
 from tests.support.packager.repositories import Origin, git
 
@@ -151,6 +153,8 @@ def test_a_definition_goes_only_with_a_confirmation(source: Path, origin: Origin
     kept = origin.files()
     assert "clusters/team-a/a/cni/fleet.yaml" in kept
     assert "manifests/team-a/a/cluster/cluster.yaml" in kept
+    lifted = sync(source, origin, "--confirm", "team-a/a")
+    assert (lifted.exit_code, changed(origin)) == (1, ["manifests/team-a/a/cluster/cluster.yaml"])
     done(sync(source, origin, "--confirm", "team-a/a"))
     left = {path for path in origin.files() if "/a/" in path}
     assert left == set()
@@ -174,10 +178,11 @@ def test_more_removals_than_the_budget_are_all_held_back(source: Path, origin: O
     for name in ("a", "b", "d"):
         (source / f"{name}.yaml").unlink()
     confirmed = [word for name in ("a", "b", "d") for word in ("--confirm", f"team-a/{name}")]
+    assert sync(source, origin, *confirmed).exit_code == 1, "the commit that lifts their protection"
     result = sync(source, origin, *confirmed)
     assert result.exit_code == 1
     assert "12 removals at once exceed --max-prune 10" in result.stdout
-    assert changed(origin) == [STATUS]
+    assert origin.count() == 2, "the status file is as before"
     states = {row["name"]: row["state"] for row in status(origin)["clusters"]}
     assert states == {"team-a/c": "Written"} | dict.fromkeys(("team-a/a", "team-a/b", "team-a/d"), "HeldBack")
     done(sync(source, origin, *confirmed, "--max-prune", 12))
@@ -190,6 +195,7 @@ def test_files_and_clusters_of_others_are_not_touched(source: Path, origin: Orig
     done(sync(source, origin))
     (source / "a.yaml").unlink()
     put(source, definition("b"))
+    assert sync(source, origin, "--confirm", "team-a/a").exit_code == 1
     done(sync(source, origin, "--confirm", "team-a/a"))
     found = origin.files()
     assert found["README.md"] == "ours"
@@ -207,13 +213,35 @@ def test_a_class_that_is_there_stays_as_it_is(source: Path, origin: Origin) -> N
     assert origin.files()[path] == older
 
 
+def test_what_an_earlier_release_wrote_gets_protection_and_no_other_change(source: Path, origin: Origin) -> None:
+    put(source, definition("a"), k3s("edge"))
+    done(sync(source, origin))
+    now = origin.files()
+
+    def written_by_011(text: str) -> str:
+        return yamltext.dump_all(unprotected([*yaml.safe_load_all(text)]))
+
+    roots = ("manifests/", "namespaces/", "gitrepos/")
+    older = {
+        path: written_by_011(text)
+        for path, text in now.items()
+        if path.startswith(roots) and path.endswith(".yaml") and not path.endswith("fleet.yaml")
+    }
+    origin.push(older)
+    assert all("resource-policy" not in text for text in origin.files().values())
+    done(sync(source, origin))
+    assert origin.files() == now
+    assert not [path for path in changed(origin) if path.startswith("clusters/")]
+
+
 def test_plain_manifests_are_taken_as_they_are(source: Path, origin: Origin, checkout: Path) -> None:
     (source / "production.yaml").write_text((checkout / "examples" / "rke2-pools.yaml").read_text())
     done(sync(source, origin))
     found = origin.files()
     written = list(yaml.safe_load_all(found["manifests/team-a/production/cluster/cluster.yaml"]))
     given = list(yaml.safe_load_all((source / "production.yaml").read_text()))
-    assert sorted(written, key=str) == sorted(given, key=str)
+    assert sorted(unprotected(written), key=str) == sorted(given, key=str)
+    assert all(is_protected(obj) for obj in written)
     assert "clusters/team-a/production/cni/helmchartconfig.yaml" in found
 
 

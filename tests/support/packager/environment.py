@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from caphv import data
 from caphv.api.object import EVENTS, NAMESPACES, Key, Obj, Resource
@@ -47,6 +49,21 @@ def crd(resource: Resource) -> Obj:
             "versions": [{**version, "schema": {"openAPIV3Schema": schema}}],
         },
     }
+
+
+async def install_kinds_of(client: ApiClient, files: Mapping[str, bytes]) -> None:
+    """Install a CRD with any content for each kind in the manifests of a repository that the API server lacks."""
+    for obj in {(obj["apiVersion"], obj["kind"]): obj for obj in _objects(files)}.values():
+        group, _, version = obj["apiVersion"].rpartition("/")
+        if ("." in group and not group.endswith(".k8s.io")) or group.endswith(".x-k8s.io"):
+            resource = Resource(group, version, f"{obj['kind'].lower()}s", obj["kind"])
+            await manifests.apply(client, [crd(resource)])
+
+
+def _objects(files: Mapping[str, bytes]) -> Iterator[Obj]:
+    for path, content in files.items():
+        if path.endswith(".yaml") and not path.endswith("fleet.yaml"):
+            yield from (obj for obj in yaml.safe_load_all(content) if obj and obj.get("kind"))
 
 
 async def install(server: ApiServer, *kinds: Resource) -> None:

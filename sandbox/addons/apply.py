@@ -1,0 +1,82 @@
+"""Applies and deletes objects of any kind that an API server serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import yaml
+
+from caphv.api.object import Obj, key_of
+from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import Discovery
+from caphv.runtime.errors import NotFound
+
+
+class NoSuchKind(Exception):
+    """Helm's `no matches for kind`: the API server does not serve the kind of an object."""
+
+
+def documents(content: bytes) -> list[Obj]:
+    """Return the objects of a YAML file."""
+    return [found for found in yaml.safe_load_all(content) if found]
+
+
+class Objects:
+    """Objects of one API server; `manager` owns the applied fields. Kinds are not cached: CRDs may come at any time."""
+
+    def __init__(self, client: ApiClient, manager: str) -> None:
+        self._client, self._manager = client, manager
+
+    async def check(self, objects: Iterable[Obj]) -> None:
+        """Raise NoSuchKind unless all kinds are served. Helm builds all objects before it creates the first one."""
+        for obj in objects:
+            try:
+                await Discovery(self._client).resource(obj)
+            except (LookupError, NotFound):
+                raise NoSuchKind(f'no matches for kind "{obj["kind"]}" in version "{obj["apiVersion"]}"') from None
+
+    async def apply(self, objects: Iterable[Obj], namespace: str) -> None:
+        """Create or overwrite objects; `namespace` is for those that name none."""
+        for obj in objects:
+            resource = await Discovery(self._client).resource(obj)
+            await self._client.apply(resource, _placed(obj, namespace, resource.namespaced), manager=self._manager)
+
+    async def read(self, obj: Obj, namespace: str) -> Obj | None:
+        """Return the live object, None without one."""
+        try:
+            resource = await Discovery(self._client).resource(obj)
+            key = key_of(_placed(obj, namespace, resource.namespaced))
+            return await self._client.get(resource, key.name, key.namespace)
+        except (NotFound, LookupError):
+            return None
+
+    async def delete(self, objects: Iterable[Obj], namespace: str) -> None:
+        """Delete objects that exist."""
+        for obj in objects:
+            try:
+                resource = await Discovery(self._client).resource(obj)
+                key = key_of(_placed(obj, namespace, resource.namespaced))
+                await self._client.delete(resource, key.name, key.namespace)
+            except (NotFound, LookupError):
+                continue
+
+
+def differs(wanted: Any, live: Any) -> bool:
+    """Whether a live object lacks or contradicts a wanted field; lists are compared as a whole."""
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        return any(key not in live or differs(value, live[key]) for key, value in wanted.items())
+    return bool(wanted != live)
+
+
+def names(objects: Iterable[Obj]) -> Iterator[tuple[str, str]]:
+    """Kind and name of each object."""
+    for obj in objects:
+        yield str(obj["kind"]), str(obj["metadata"]["name"])
+
+
+def _placed(obj: Obj, namespace: str, namespaced: bool) -> Obj:
+    metadata = {name: value for name, value in obj["metadata"].items() if namespaced or name != "namespace"}
+    if namespaced:
+        metadata.setdefault("namespace", namespace)
+    return {**obj, "metadata": metadata}

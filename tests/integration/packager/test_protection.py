@@ -1,0 +1,84 @@
+"""What protects clusters when Fleet loses their manifests, and how to remove one on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from caphv.api.object import NAMESPACES
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from commands.main import cli
+from packager.definitions.files import management_git_repo
+from packager.rendering.gitrepo import GitRepoOptions
+from sandbox.addons.fleet import FleetCluster
+from sandbox.processes.apiserver import ApiServer
+from tests.support.packager.definitions import definition
+from tests.support.packager.environment import CLUSTERS, install_kinds_of
+from tests.support.packager.repositories import Origin
+
+pytestmark = pytest.mark.integration
+
+Obj = dict[str, Any]
+REPO = management_git_repo(GitRepoOptions("https://git.example.com/fleet.git"))
+
+
+def files(origin: Origin) -> dict[str, bytes]:
+    return {path: text.encode() for path, text in origin.files().items()}
+
+
+def sync(source: Path, origin: Origin, *more: str) -> int:
+    arguments = ["packager", "sync", str(source), "--repo", origin.url, *more]
+    return CliRunner().invoke(cli, arguments, prog_name="caphv").exit_code
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CAPHV_GIT_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "definitions"
+    folder.mkdir()
+    for name in ("prod", "other"):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(definition(name)))
+    return folder
+
+
+async def exists(client: ApiClient) -> bool:
+    try:
+        return bool(await client.get(CLUSTERS, "prod", "team-a"))
+    except NotFound:
+        return False
+
+
+async def test_clusters_outlive_their_gitrepo_path_and_branch_and_are_removed_in_two_commits(
+    new_api_server: Callable[..., Awaitable[ApiServer]], source: Path, origin: Origin
+) -> None:
+    assert sync(source, origin) == 0
+    server = await new_api_server()
+    async with server.client() as client:
+        await install_kinds_of(client, files(origin))
+        await client.create(NAMESPACES, {"metadata": {"name": "fleet-default"}})
+        fleet = FleetCluster(client)
+        assert len(await fleet.sync(files(origin), REPO)) == len(fleet.releases) > 3
+        for lost in (None, {**REPO, "spec": {**REPO["spec"], "paths": ["elsewhere"]}}):
+            await fleet.sync(files(origin), lost)
+            assert fleet.releases == {}
+            assert await exists(client)
+            await fleet.sync(files(origin), REPO)
+        await fleet.sync({}, REPO)
+        assert await exists(client), "an emptied branch"
+        await fleet.sync(files(origin), REPO)
+
+        # On purpose: one commit lifts the protection, the next one removes the cluster.
+        (source / "prod.yaml").unlink()
+        assert sync(source, origin, "--confirm", "team-a/prod") == 1
+        await fleet.sync(files(origin), REPO)
+        assert await exists(client)
+        assert sync(source, origin) == 1, "the second commit needs a confirmation, too"
+        assert sync(source, origin, "--confirm", "team-a/prod") == 0
+        await fleet.sync(files(origin), REPO)
+        assert not await exists(client)
