@@ -13,7 +13,7 @@ MOST_ITEMS = 256
 LONGEST_TEXT = 4096
 LONGEST_FREE_TEXT = 256 * 1024
 FREE_TEXTS = frozenset({"userData", "annotations"})
-"""Fields whose texts are files or somebody else's."""
+"""Fields whose texts are files, or belong to other clients."""
 MOST_VALUES = 20_000
 """Of a whole spec."""
 
@@ -41,7 +41,7 @@ def with_bounds(schema: Obj, name: str = "") -> Obj:
 def beyond(value: Any, path: Path) -> Iterator[tuple[Path, str, Any]]:
     """Yield each place of a value that is beyond these bounds: its path, `items` or `characters`, and the bound.
 
-    At most one for a whole that has too many values, which is not looked at further.
+    At most one for a whole that has too many values, which is not checked further.
     """
     waiting: list[tuple[Any, Path, str]] = [(value, path, "")]
     seen = 0

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 MANIFEST_ROOT, NAMESPACE_ROOT = Root(files.MANIFESTS, definitions=True), Root(files.NAMESPACES)
 GITREPO_ROOT = Root(files.GITREPOS)
 _MANIFEST = f"{files.CLUSTER}/{files.CLUSTER}.yaml"
-# Of what the packager itself has written, or somebody after it.
+# For manifests that the packager wrote, perhaps edited by a user.
 _LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
 
 
