@@ -1,4 +1,4 @@
-"""Entry point of the commands `caphv` and `caphv-generate`, and of `python -m caphv`."""
+"""Entry point of the commands `caphv`, `kubectl caphv` and `caphv-generate`, and of `python -m caphv`."""
 
 
 def main() -> None:
@@ -6,6 +6,13 @@ def main() -> None:
     from commands.main import main as run
 
     run()
+
+
+def kubectl_plugin() -> None:
+    """Run the command line as `kubectl caphv`, which kubectl does when it finds `kubectl-caphv` on the PATH."""
+    from commands.main import main as run
+
+    run("kubectl caphv")
 
 
 def generate() -> None:

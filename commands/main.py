@@ -16,6 +16,7 @@ COMMANDS = {
     "status": ("commands.status:status", "Show clusters, what is wrong with them, and what to do."),
     "tree": ("commands.tree:tree", "Show all that belongs to a cluster."),
     "doctor": ("commands.doctor:doctor", "Check everything that clusters depend on."),
+    "delete": ("commands.delete:delete", "Delete a cluster, or say what its deletion waits for."),
     "pools": ("commands.pools:pools", "Addresses of IPPools: whose they are, and what has leaked."),
     "identity": ("commands.identity:identity", "Manage accounts for the provider on Harvester."),
     "validate": ("commands.validate:validate", "Validate manifests offline with the rules of the webhooks."),
@@ -108,10 +109,10 @@ def cli() -> None:
     """Manage Kubernetes clusters on Harvester with Cluster API."""
 
 
-def main() -> None:
+def main(name: str = "caphv") -> None:
     """Run the command line."""
     try:
-        cli(prog_name="caphv")
+        cli(prog_name=name)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -20,18 +20,26 @@ _CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
 
 def overview_of(found: ManagementObjects, now: datetime) -> Overview:
     """Return all clusters on Harvester, by namespace and name."""
+    deployments = by_cluster(found.machine_deployments)
+    clusters = tuple(
+        cluster_of(parts, sorted(deployments.get(parts.key, ()), key=key_of), now) for parts in parts_of(found)
+    )
+    return Overview(found.server, clusters, unseen=tuple(map(str, found.unseen)))
+
+
+def parts_of(found: ManagementObjects) -> Iterator[Parts]:
+    """Yield the objects of each cluster on Harvester, by namespace and name."""
     harvester_clusters, machines = by_key(found.harvester_clusters), by_cluster(found.machines)
-    harvester_machines, deployments = by_cluster(found.harvester_machines), by_cluster(found.machine_deployments)
+    harvester_machines = by_cluster(found.harvester_machines)
     control_planes = {(str(obj["kind"]), *key_of(obj)): obj for obj in found.control_planes}
     seen = all(map(found.sees, map(str, (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES))))
-    clusters = []
     for cluster in sorted(found.clusters, key=key_of):
         if not _on_harvester(cluster):
             continue
         key = key_of(cluster)
         _, infrastructure = clusterapi.infrastructure_ref(cluster)
         reference = (cluster.get("spec") or {}).get("controlPlaneRef") or {}
-        parts = Parts(
+        yield Parts(
             cluster,
             harvester_clusters.get(Key(key.namespace, infrastructure)),
             control_planes.get((str(reference.get("kind")), key.namespace, str(reference.get("name")))),
@@ -39,8 +47,6 @@ def overview_of(found: ManagementObjects, now: datetime) -> Overview:
             by_key(harvester_machines.get(key, ())),
             seen,
         )
-        clusters.append(cluster_of(parts, sorted(deployments.get(key, ()), key=key_of), now))
-    return Overview(found.server, tuple(clusters), unseen=tuple(map(str, found.unseen)))
 
 
 def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:

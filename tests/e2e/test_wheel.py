@@ -77,6 +77,7 @@ def test_nothing_else_is_in_the_wheel(wheel: Path) -> None:
 
 def test_command_works(installed: Path, tmp_path: Path) -> None:
     assert "Usage: caphv" in call(installed / "caphv", "--help", cwd=tmp_path)
+    assert "Usage: kubectl caphv" in call(installed / "kubectl-caphv", "status", "--help", cwd=tmp_path)
     assert re.fullmatch(r"caphv \d+\.\d+\.\d+\S*\n", call(installed / "caphv", "--version", cwd=tmp_path))
 
 

@@ -7,14 +7,15 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
-from caphv.api.object import NAMESPACES
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS
 from commands.main import cli
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
-from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case, lacks
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case, lacks
 
 pytestmark = pytest.mark.integration
 
@@ -140,3 +141,32 @@ async def test_the_doctor_names_the_rights_that_an_account_lacks(case: Case, tmp
     assert (rights["result"], rights["wrong"]) == ("error", True)
     assert f"virtualmachines.kubevirt.io in namespace {case.target}" in rights["message"]
     await case.identity()
+
+
+async def test_a_deletion_that_harvester_blocks_is_explained_and_forced(case: Case, tmp_path: Path) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("blocked")
+    ref = f"{case.name}/{case.name}"
+    await case.identity(case.environment.identity("no-such-token"))
+    await case.until(HARVESTER_CLUSTERS, case.name, lacks("HarvesterConnectionReady", "HarvesterAuthenticationFailed"))
+    code, text = await run(case, tmp_path, "delete", ref, "--dry-run")
+    assert (code, "1 VirtualMachine: blocked" in text) == (0, True)
+
+    await case.ask_deletion(HARVESTER_MACHINES, "blocked")
+    await case.ask_deletion(MACHINES, "blocked")
+    await case.until(HARVESTER_MACHINES, "blocked", lacks("VMProvisioningReady", "HarvesterConnectionFailed"))
+    _, text = await run(case, tmp_path, "delete", ref, "--explain")
+    assert "HarvesterMachine/blocked waits for: Harvester" in text
+
+    left = tmp_path / "left.yaml"
+    code, _ = await run(case, tmp_path, "delete", ref, "--force", "--yes", "--save", str(left))
+    assert code == 0
+    assert left.stat().st_mode & 0o777 == 0o600
+    objects = yaml.safe_load(left.read_text())["objects"]
+    assert {"kind": "VirtualMachine", "name": "blocked", "namespace": case.target} in objects
+    await case.until_gone(HARVESTER_MACHINES, "blocked")
+    # What was left behind is the test's to remove.
+    await case.identity()
+    for resource in (kinds.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS, SECRETS):
+        for name in await case.names(resource) if resource != SECRETS else ("blocked-cloud-init",):
+            await case.harvester.delete(resource, name, case.target)

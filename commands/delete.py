@@ -1,0 +1,168 @@
+"""`caphv delete`: a cluster and what it has on Harvester; what a deletion waits for, and how to end one that cannot."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options.management import (
+    Selection,
+    management_client,
+    management_options,
+    patient_progress,
+    read_overview,
+    run,
+    selection,
+)
+
+if TYPE_CHECKING:
+    from overview.deletion import Left, Wait
+    from overview.diagnosis import Parts
+
+
+@click.command(
+    short_help="Delete a cluster, or say what its deletion waits for.",
+    epilog="""\b
+Examples:
+  caphv delete team-a/old --explain
+  caphv delete team-a/old --dry-run
+  caphv delete team-a/old
+  caphv delete team-a/old --force       when its Harvester does not answer any more
+
+\b
+Exit status: 0 done, 1 aborted, or (with --explain) the deletion is stuck, 2 the management cluster cannot be read.
+""",
+)
+@click.argument("cluster")
+@click.option("-n", "--namespace", default="", help="Namespace of the cluster.  [default: the context's]")
+@click.option("--explain", is_flag=True, help="Change nothing; say what the deletion waits for.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Delete the cluster even if Harvester does not answer, and save a list of what may remain there.",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File for that list.  [default: NAMESPACE-NAME-leftovers.yaml]",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and change nothing.")
+@management_options
+def delete(cluster: str, **flags: Any) -> None:
+    """Delete a Cluster with all that belongs to it, on the management cluster and on Harvester.
+
+    With --force the provider gives up what it cannot delete on a Harvester that does not answer. While Harvester
+    answers, --force changes nothing: everything is deleted as usual.
+    """
+    if flags["explain"] and (flags["force"] or flags["dry_run"]):
+        raise click.UsageError("--explain changes nothing: give it alone")
+    chosen = selection((cluster,), {**flags, "all_namespaces": False})
+    with patient_progress() as step:
+        objects = read_overview(flags, chosen, step, deep=False).objects
+    from overview.assembly import parts_of
+    from overview.deletion import waits_of
+
+    parts = next(each for each in parts_of(objects) if each.key in chosen.keys)
+    if flags["explain"]:
+        waits = waits_of(parts, datetime.now(UTC))
+        _explain(parts, waits)
+        sys.exit(1 if any(wait.stuck for wait in waits) else 0)
+    _announce(parts, force=flags["force"])
+    if flags["dry_run"]:
+        return
+    if not flags["yes"]:
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
+        click.confirm(f"Delete cluster {parts.key}?", abort=True)
+    if flags["force"]:
+        _save(parts, flags["save"] or Path(f"{parts.key.namespace}-{parts.key.name}-leftovers.yaml"))
+    run(_delete(parts, chosen, flags))
+    click.echo(f"Deletion of cluster {parts.key} has begun: caphv delete {parts.key} --explain says what it waits for")
+
+
+def _explain(parts: Parts, waits: Iterable[Wait]) -> None:
+    from caphv.api.object import being_deleted
+    from commands.output.overview import age
+
+    if not being_deleted(parts.cluster):
+        click.echo(f"Cluster {parts.key} is not being deleted")
+    now = datetime.now(UTC)
+    for wait in waits:
+        mark = "✗" if wait.stuck else "…"
+        since = f"  ({age(wait.since, now)})" if wait.since else ""
+        click.echo(f"{mark} {wait.object} waits for: {wait.reason}{since}")
+        if wait.next_step:
+            click.echo(f"  {wait.next_step}")
+        if wait.stuck:
+            click.echo(f"  If its Harvester does not come back: caphv delete {parts.key} --force")
+
+
+def _announce(parts: Parts, *, force: bool) -> None:
+    from caphv.api.object import being_deleted
+    from overview.deletion import forcible, left_of
+
+    click.echo(f"Cluster {parts.key}: {len(parts.machines)} machines")
+    server = ((parts.harvester_cluster or {}).get("spec") or {}).get("server")
+    for line in _lines(left_of(parts)):
+        click.echo(f"  {'may remain' if force else 'deletes'} on Harvester {server}: {line}")
+    if force:
+        click.echo(f"  sets annotation caphv.io/force-delete on {len(forcible(parts))} objects")
+    if being_deleted(parts.cluster):
+        click.echo("  its deletion was requested before")
+
+
+def _lines(left: Iterable[Left]) -> Iterable[str]:
+    found = list(left)
+    counted = Counter(each.kind for each in found)
+    for kind, count in counted.items():
+        names = [each.name for each in found if each.kind == kind]
+        more = f" and {count - 3} more" if count > 3 else ""
+        yield f"{count} {kind}: {', '.join(names[:3])}{more}"
+
+
+def _save(parts: Parts, file: Path) -> None:
+    """Write the list of what may remain before anything is forced: afterwards no object knows it any more."""
+    import yaml
+
+    from overview.deletion import left_of
+    from overview.model import as_json
+
+    spec = (parts.harvester_cluster or {}).get("spec") or {}
+    content = {
+        "cluster": str(parts.key),
+        "harvester": str(spec.get("server") or ""),
+        "objects": as_json(left_of(parts)),
+    }
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
+        yaml.safe_dump(content, target, sort_keys=False, allow_unicode=True)
+    click.echo(f"saved what may remain on Harvester to {file}")
+
+
+async def _delete(parts: Parts, chosen: Selection, flags: dict[str, Any]) -> None:
+    from caphv.api import resources
+    from caphv.api.names import FORCE_DELETE_ANNOTATION
+    from caphv.api.object import being_deleted, key_of, uid_of
+    from caphv.runtime.errors import NotFound
+    from overview.deletion import forcible
+    from overview.reader import kinds_of
+
+    annotation = {"metadata": {"annotations": {FORCE_DELETE_ANNOTATION: "true"}}}
+    kinds = {"HarvesterMachine": resources.HARVESTER_MACHINES, "HarvesterCluster": resources.HARVESTER_CLUSTERS}
+    async with management_client(flags) as client:
+        for kind, obj in forcible(parts) if flags["force"] else ():
+            key = key_of(obj)
+            try:
+                await client.patch(kinds[kind], key.name, key.namespace, annotation)
+            except NotFound:
+                continue  # deleted meanwhile
+        if not being_deleted(parts.cluster):
+            clusters = (await kinds_of(client))["clusters"]
+            await client.delete(clusters, parts.key.name, parts.key.namespace, uid=uid_of(parts.cluster))

@@ -1,0 +1,134 @@
+"""What deleting a cluster removes, what a deletion waits for, and what stays behind when it is forced: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from caphv.api import resources
+from caphv.api.names import FORCE_DELETE_ANNOTATION, ConditionType, generated_names
+from caphv.api.object import Obj, annotations_of, being_deleted
+from overview.diagnosis import PATIENCE, Parts
+from overview.objects import condition_of
+from overview.remedies import Subject, next_step
+
+_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/"
+_DRAIN_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """An object whose deletion is under way: since when, what it waits for, and what helps."""
+
+    object: str
+    since: str
+    reason: str
+    next_step: str = ""
+    stuck: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """An object on Harvester that a forced deletion may leave behind."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    pool: str = ""
+
+
+def waits_of(parts: Parts, now: datetime) -> tuple[Wait, ...]:
+    """Return what a deletion waits for, in the order in which it proceeds: machines before their cluster."""
+    found = [*_machines(parts, now)]
+    own = parts.harvester_cluster
+    if own is not None and being_deleted(own):
+        found.append(_infrastructure(parts, own, "HarvesterCluster", now))
+    if being_deleted(parts.cluster) and not found:
+        message = str(condition_of(parts.cluster, "Deleting").get("message") or "its finalizers")
+        found.append(_wait(parts.cluster, "Cluster", " ".join(message.split()), "", now))
+    return tuple(found)
+
+
+def left_of(parts: Parts) -> tuple[Left, ...]:
+    """Return what a cluster has on its Harvester, as far as its objects say."""
+    spec = (parts.harvester_cluster or {}).get("spec") or {}
+    target = str(spec.get("targetNamespace") or "")
+    found = [left for machine in parts.harvester_machines.values() for left in _of_machine(machine, target)]
+    if parts.harvester_cluster is not None:
+        found += _of_cluster(parts.harvester_cluster, target)
+    return tuple(found)
+
+
+def forcible(parts: Parts) -> tuple[tuple[str, Obj], ...]:
+    """Return the objects that take the force-delete annotation: those being deleted that do not have it, with kind."""
+    own = [parts.harvester_cluster] if parts.harvester_cluster else []
+    candidates = [("HarvesterMachine", obj) for obj in parts.harvester_machines.values()]
+    candidates += [("HarvesterCluster", obj) for obj in own]
+    return tuple((kind, obj) for kind, obj in candidates if annotations_of(obj).get(FORCE_DELETE_ANNOTATION) != "true")
+
+
+def _machines(parts: Parts, now: datetime) -> Iterator[Wait]:
+    for machine in parts.machines:
+        if not being_deleted(machine):
+            if being_deleted(parts.cluster):
+                yield _wait(machine, "Machine", "its turn: its owner has not asked for its deletion yet", "", now)
+            continue
+        own = parts.harvester_machine_of(machine)
+        if own is not None and being_deleted(own):
+            yield _infrastructure(parts, own, "HarvesterMachine", now)
+            continue
+        condition = condition_of(machine, "Deleting")
+        hooks = [each for each in annotations_of(machine) if each.startswith((_HOOK, _DRAIN_HOOK))]
+        reason = " ".join(str(condition.get("message") or "").split()) or str(condition.get("reason") or "")
+        if hooks and not reason:
+            reason = f"the hook {hooks[0].rpartition('/')[2]} of its control plane provider"
+        step = f"Look at it: kubectl describe machine {machine['metadata']['name']} -n {parts.key.namespace}"
+        yield _wait(machine, "Machine", reason or "Cluster API's core", step, now)
+
+
+def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> Wait:
+    order = (ConditionType.HARVESTER_CONNECTION_READY, ConditionType.VM_PROVISIONING_READY, ConditionType.READY)
+    conditions = [condition for each in order if (condition := condition_of(obj, each)).get("status", "True") != "True"]
+    condition = conditions[0] if conditions else {}
+    message = str(condition.get("message") or "the provider: it has not reported yet")
+    secret = ((parts.harvester_cluster or {}).get("spec") or {}).get("identitySecret") or {}
+    identity = f"{secret.get('namespace')}/{secret.get('name')}" if secret else ""
+    subject = Subject(*parts.key, kind, obj["metadata"]["name"], identity)
+    step = next_step(str(condition.get("reason") or ""), subject) if condition else ""
+    return _wait(obj, kind, message, step, now)
+
+
+def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> Wait:
+    since = str(obj["metadata"].get("deletionTimestamp") or "")
+    stuck = bool(since) and now - datetime.fromisoformat(since) > PATIENCE
+    return Wait(f"{kind}/{obj['metadata']['name']}", since, reason, step, stuck)
+
+
+def _of_machine(machine: Obj, target: str) -> Iterator[Left]:
+    name, status = str(machine["metadata"]["name"]), machine.get("status") or {}
+    if not ((machine.get("spec") or {}).get("providerID") or status.get("virtualMachine")):
+        return
+    yield Left(resources.VIRTUAL_MACHINES.kind, name, target)
+    for number, _ in enumerate((machine.get("spec") or {}).get("volumes") or ()):
+        yield Left("PersistentVolumeClaim", f"{name}-disk-{number}-*", target)
+    yield Left("Secret", f"{name}-cloud-init", target)
+    if address := status.get("allocatedIPAddress"):
+        yield Left("address", str(address), pool=str(status.get("allocatedPoolRef") or ""))
+
+
+def _of_cluster(obj: Obj, target: str) -> Iterator[Left]:
+    spec = obj.get("spec") or {}
+    if not spec.get("server"):
+        return  # it never reached Harvester
+    name = generated_names(obj, "lb")[0]
+    yield Left(resources.LOAD_BALANCERS.kind, name, target)
+    yield Left("Service", name, target)
+    balancer = spec.get("loadBalancerConfig") or {}
+    host = (spec.get("controlPlaneEndpoint") or {}).get("host")
+    if host and balancer.get("ipamType") == "pool":
+        yield Left("address", str(host), pool=str(balancer.get("ipPoolRef") or generated_names(obj, "ippool")[0]))
+    if balancer.get("ipPool"):
+        yield Left("IPPool", generated_names(obj, "ippool")[0])
+    if (spec.get("vmNetworkConfig") or {}).get("ipPool"):
+        yield Left("IPPool", generated_names(obj, "vm-ippool")[0])

@@ -1,0 +1,112 @@
+"""What a deletion waits for, and what a forced one leaves behind."""
+
+from __future__ import annotations
+
+from overview.assembly import parts_of
+from overview.deletion import Wait, forcible, left_of, waits_of
+from overview.diagnosis import Parts
+from tests.support.clusters import NOW, Builder, ago, condition
+
+
+def parts(builder: Builder) -> Parts:
+    (found,) = parts_of(builder.objects())
+    return found
+
+
+def waits(builder: Builder) -> tuple[Wait, ...]:
+    return waits_of(parts(builder), NOW)
+
+
+def deleting(builder: Builder, *names: str, **delta: float) -> Builder:
+    """Have the cluster and some machines deleted some time ago."""
+    since = ago(**(delta or {"minutes": 2}))
+    for obj in (builder.cluster, *(builder.machines[name] for name in names)):
+        obj["metadata"]["deletionTimestamp"] = since
+    for name in names:
+        builder.harvester_machines[name]["metadata"]["deletionTimestamp"] = since
+    return builder
+
+
+def test_a_cluster_that_nobody_deletes_waits_for_nothing() -> None:
+    assert waits(Builder()) == ()
+
+
+def test_a_machine_says_why_its_vm_is_still_there() -> None:
+    builder = deleting(Builder(workers=1), "worker-1", hours=1)
+    message = "Harvester at https://harvester:6443 does not answer; deletion is blocked"
+    builder.harvester_machines["worker-1"]["status"]["conditions"] = [
+        condition("Ready", "False", "HarvesterConnectionFailed", "the connection failed"),
+        condition("VMProvisioningReady", "False", "HarvesterConnectionFailed", message),
+    ]
+    first, second = waits(builder)
+    assert (first.object, first.stuck) == ("Machine/cp-1", False)
+    assert (second.object, second.reason, second.stuck) == ("HarvesterMachine/worker-1", message, True)
+    assert "caphv doctor team/shop" in second.next_step
+
+
+def test_a_machine_that_is_drained_quotes_the_core() -> None:
+    builder = deleting(Builder(workers=1), "cp-1", "worker-1")
+    del builder.harvester_machines["worker-1"]["metadata"]["deletionTimestamp"]
+    builder.machines["worker-1"]["status"]["conditions"] = [
+        condition("Deleting", "True", "DrainingNode", "Drain not completed yet:\n* Pod team/db: cannot evict")
+    ]
+    found = {wait.object: wait.reason for wait in waits(builder)}
+    assert found["Machine/worker-1"] == "Drain not completed yet: * Pod team/db: cannot evict"
+
+
+def test_a_hook_of_the_control_plane_provider_is_named() -> None:
+    builder = deleting(Builder(workers=0), "cp-1")
+    del builder.harvester_machines["cp-1"]["metadata"]["deletionTimestamp"]
+    builder.machines["cp-1"]["metadata"]["annotations"] = {
+        "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke2-cleanup": ""
+    }
+    (wait,) = waits(builder)
+    assert wait.reason == "the hook rke2-cleanup of its control plane provider"
+
+
+def test_the_infrastructure_comes_after_the_machines() -> None:
+    builder = deleting(Builder(workers=0))
+    builder.machines, builder.harvester_machines = {}, {}
+    builder.harvester_cluster["metadata"]["deletionTimestamp"] = ago(minutes=1)
+    builder.harvester_cluster["status"]["conditions"] = [
+        condition("Ready", "False", "InfrastructureProvisioningInProgress", "waiting for Service vms/lb to go")
+    ]
+    (wait,) = waits(builder)
+    assert (wait.object, wait.reason) == ("HarvesterCluster/shop-x", "waiting for Service vms/lb to go")
+
+
+def test_what_may_remain_is_named_with_its_place() -> None:
+    builder = Builder(workers=0)
+    builder.harvester_machines["cp-1"]["spec"]["volumes"] = [{}, {}]
+    builder.harvester_cluster["spec"] |= {
+        "controlPlaneEndpoint": {"host": "10.0.0.9"},
+        "loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "load-balancers"},
+    }
+    found = {(left.kind, left.name, left.namespace or left.pool) for left in left_of(parts(builder))}
+    address = builder.harvester_machines["cp-1"]["status"]["allocatedIPAddress"]
+    assert found == {
+        ("VirtualMachine", "cp-1", "vms"),
+        ("PersistentVolumeClaim", "cp-1-disk-0-*", "vms"),
+        ("PersistentVolumeClaim", "cp-1-disk-1-*", "vms"),
+        ("Secret", "cp-1-cloud-init", "vms"),
+        ("address", address, "machines"),
+        ("LoadBalancer", "team-shop-x-lb", "vms"),
+        ("Service", "team-shop-x-lb", "vms"),
+        ("address", "10.0.0.9", "load-balancers"),
+    }
+
+
+def test_a_cluster_that_never_reached_harvester_leaves_nothing() -> None:
+    builder = Builder(workers=0)
+    del builder.harvester_cluster["spec"]["server"]
+    del builder.harvester_machines["cp-1"]["status"]["virtualMachine"]
+    assert left_of(parts(builder)) == ()
+
+
+def test_what_is_forced_already_is_not_forced_again() -> None:
+    builder = Builder(workers=1)
+    builder.harvester_machines["cp-1"]["metadata"]["annotations"] = {"caphv.io/force-delete": "true"}
+    assert [(kind, obj["metadata"]["name"]) for kind, obj in forcible(parts(builder))] == [
+        ("HarvesterMachine", "worker-1"),
+        ("HarvesterCluster", "shop-x"),
+    ]
