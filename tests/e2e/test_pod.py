@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import fcntl
 import os
 import ssl
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,8 +59,16 @@ for place in ("/", "/usr/local", "/etc", "/tmp"):
 """
 
 
+@pytest.fixture(autouse=True)
+def ports() -> Iterator[None]:
+    """Pods have the network of the machine and fixed ports: one at a time, also with other test runs on it."""
+    with (Path(tempfile.gettempdir()) / "caphv-test-pod.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture
-def management(tmp_path: Path) -> Iterator[ApiServer]:
+def management(tmp_path: Path, ports: None) -> Iterator[ApiServer]:
     require_namespaces()
     try:
         yield asyncio.run(started(tmp_path))
@@ -217,8 +227,9 @@ async def packager(
             await case.cluster("one")
             await until(lambda: committed(origin), "its bundles are in the repository")
             await bind(client, "prometheus")
-            status, text = await scrape(pod.port("metrics"), await token(client, "prometheus"))
-            assert (status, "caphv_packager_commits_total 1.0" in text) == (200, True)
+            account = await token(client, "prometheus")
+            # The commit is counted after the push has been answered.
+            await until(lambda: counted(pod, account, "caphv_packager_commits_total 1.0"), "the commit is counted")
             assert (await scrape(pod.port("metrics")))[0] == 401
         finally:
             await children.end(process)
@@ -229,6 +240,12 @@ async def packager(
 
 async def committed(origin: Origin) -> bool:
     return "main" in origin.branches() and any("/one/" in path for path in origin.files())
+
+
+async def counted(pod: Pod, account: str, sample: str) -> bool:
+    status, text = await scrape(pod.port("metrics"), account)
+    assert status == 200
+    return sample in text
 
 
 async def deployment(client: ApiClient, name: str) -> Obj:

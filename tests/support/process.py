@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -15,6 +16,7 @@ from sandbox.processes import children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from sandbox.processes.children import Process
 from tests.support.paths import CHECKOUT
+from tests.support.waiting import until
 
 START_SECONDS = 60.0
 
@@ -98,6 +100,17 @@ class Caphv:
     async def value(self, name: str, **labels: str) -> float | None:
         """Value of one series, None when there is none."""
         return (await self.metrics()).get((name, frozenset(labels.items())))
+
+    async def until_value(self, wanted: float | Callable[[float], bool] | None, name: str, **labels: str) -> None:
+        """Wait until a series has a value; a process counts a moment after others see what it did."""
+        found: float | None = None
+
+        async def reached() -> bool:
+            nonlocal found
+            found = await self.value(name, **labels)
+            return found is not None and wanted(found) if callable(wanted) else found == wanted
+
+        await until(reached, lambda: f"{name} {labels} is {found}")
 
     async def get(self, port: int, path: str) -> tuple[int, str]:
         """Status and body of what it answers."""

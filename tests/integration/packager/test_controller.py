@@ -65,10 +65,10 @@ async def test_a_cluster_becomes_one_commit_and_a_changed_setting_one_small_comm
     assert len(changed_lines(case)) == 4, "the MTU, and the hash over all"
     assert f"Changed on the management cluster: {case.namespace}/one." in case.origin.message()
     await case.until_condition("one", "True", part=case.origin.head())
-    assert await packager.value("caphv_packager_commits_total") == 2
-    assert await packager.value("caphv_packager_renders_total", result="ok") >= 2
-    assert await packager.value("caphv_packager_lag_seconds") == 0
-    assert await packager.value("caphv_packager_cluster_ready", cluster=f"{case.namespace}/one") == 1
+    await packager.until_value(2, "caphv_packager_commits_total")
+    await packager.until_value(lambda value: value >= 2, "caphv_packager_renders_total", result="ok")
+    await packager.until_value(0, "caphv_packager_lag_seconds")
+    await packager.until_value(1, "caphv_packager_cluster_ready", cluster=f"{case.namespace}/one")
 
 
 async def test_metrics_are_for_accounts_that_may_get_them(case: Case) -> None:
@@ -117,14 +117,14 @@ async def test_a_repository_that_is_away_loses_no_change(case: Case) -> None:
     assert "check the address of the repository" in found["message"]
     assert (await case.condition("quiet"))["status"] == "True", "nothing of it waits"
     await case.until_event("AddonBundlesNotPushed", "AccessDenied")
-    assert (await packager.value("caphv_packager_lag_seconds") or 0) > 0
-    assert (await packager.value("caphv_packager_errors_total", kind="AccessDenied") or 0) > 0
+    await packager.until_value(lambda value: value > 0, "caphv_packager_lag_seconds")
+    await packager.until_value(lambda value: value > 0, "caphv_packager_errors_total", kind="AccessDenied")
     away.rename(case.origin.folder)
     # Asked for, it does not wait for the end of its pause.
     await case.annotate("quiet", **{"caphv.io/reconcile-at": "now"})
     await case.until_condition("one", "True", part=f"commit {'' if case.count() == count else case.origin.head()}")
     assert case.count() == count + 1
-    assert await packager.value("caphv_packager_lag_seconds") == 0
+    await packager.until_value(0, "caphv_packager_lag_seconds")
 
 
 async def test_a_remote_that_hangs_holds_up_nothing_else(case: Case) -> None:
@@ -154,11 +154,11 @@ async def test_a_deleted_cluster_is_pruned_and_more_than_the_budget_is_not(case:
     await case.delete("one")
     await case.until_event("AddonBundlesRemoved", "clusters/")
     assert (case.mine("one"), bool(case.mine("four"))) == (set(), True)
-    assert await packager.value("caphv_packager_cluster_ready", cluster=f"{case.namespace}/one") is None
+    await packager.until_value(None, "caphv_packager_cluster_ready", cluster=f"{case.namespace}/one")
     await case.delete("two")
     await case.delete("three")
     await case.until_event("AddonBundlesKept", "--max-prune 4")
-    assert await packager.value("caphv_packager_removals_held") == 3, "and the one that may live on elsewhere"
+    await packager.until_value(3, "caphv_packager_removals_held")
     assert all(case.mine(name) for name in ("two", "three"))
     await case.until_event("AddonBundlesKept", "was deleted while paused")
     await packager.stop()
@@ -376,14 +376,14 @@ async def test_a_push_of_definitions_becomes_manifests_and_bundles_at_once(case:
     files = case.origin.files()
     assert {path.split("/")[2] for path in files if path.startswith(top)} == {"one", "two"}
     assert "bad.yaml" in files["caphv-status.yaml"]
-    assert await packager.value("caphv_packager_definitions", state="faulty") == 1
-    assert await packager.value("caphv_packager_push_events_total", code="401") == 1
+    await packager.until_value(1, "caphv_packager_definitions", state="faulty")
+    await packager.until_value(1, "caphv_packager_push_events_total", code="401")
     # A source that is away stops no bundles.
     away = source.folder.with_name("away")
     source.folder.rename(away)
     await case.cluster("live", values=CALICO)
     await case.until_condition("live", "True")
-    assert (await packager.value("caphv_packager_errors_total", kind="AccessDenied") or 0) > 0
+    await packager.until_value(lambda value: value > 0, "caphv_packager_errors_total", kind="AccessDenied")
 
 
 async def test_a_push_event_that_reaches_a_standby_reaches_the_leader(case: Case, tmp_path: Path) -> None:
