@@ -1,6 +1,7 @@
 """The real programs of a sandbox: found on the machine, or built once into a cache outside the checkout.
 
-Order: the folder `KUBEBUILDER_ASSETS`, `PATH`, the cache, a build from the program's Go module into the cache.
+Order: the folder `KUBEBUILDER_ASSETS`, `PATH`, the folders of setup-envtest, the cache, a build from the program's Go
+module into the cache.
 """
 
 import contextlib
@@ -12,9 +13,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from sandbox.processes import gobuild
@@ -125,16 +129,40 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def plain_report(write: Report | None = None, every: float = LOG_EVERY_SECONDS) -> Report:
     """Thin out progress for logs and pipes: each new step at once, then a line every `every` seconds."""
-    last: tuple[str, str] = ("", "")
-    due = 0.0
+    steps: dict[str, str] = {}
+    due: dict[str, float] = {}
+    estimate = Estimate()
 
     def report(name: str, step: str, done: int, total: int) -> None:
-        nonlocal last, due
-        if (name, step) != last or time.monotonic() >= due:
-            last, due = (name, step), time.monotonic() + every
-            (write or _log_progress)(name, step, done, total)
+        estimate.add(name, done, total)
+        if steps.get(name) != step or time.monotonic() >= due[name]:
+            steps[name], due[name] = step, time.monotonic() + every
+            left = estimate.left if total else ""
+            (write or _log_progress)(name, f"{step} ({left})" if left else step, done, total)
 
     return report
+
+
+class Estimate:
+    """How long the builds of several programs take together, by the packages that are compiled so far."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._started = clock, clock()
+        self._done: dict[str, tuple[int, int]] = {}
+
+    def add(self, name: str, done: int, total: int) -> None:
+        """Note the progress of one program."""
+        if total:
+            self._done[name] = (done, total)
+
+    @property
+    def left(self) -> str:
+        """The remaining time in words; empty when too little is known, and at the end."""
+        done, total = sum(done for done, _ in self._done.values()), sum(total for _, total in self._done.values())
+        if done < total / 20 or done == total:
+            return ""
+        minutes = (self._clock() - self._started) * (total - done) / done / 60
+        return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
 
 
 def binary(name: str, report: Report | None = None) -> Path:
@@ -145,7 +173,7 @@ def binary(name: str, report: Report | None = None) -> Path:
     recipe = (RECIPES | TOOLS)[name]
     if found := _on_machine(recipe):
         return found
-    path = cache_folder() / "bin" / f"{recipe.name}-{recipe.version}"
+    path = _built(recipe)
     with _missing(path) as missing:
         if missing:
             with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
@@ -173,17 +201,57 @@ def cluster_api_manifests(report: Report | None = None) -> Path:
 
 
 def prepare(report: Report | None = None) -> None:
-    """Find or build everything that a sandbox runs. Raises `gobuild.BuildError`."""
-    for name in RECIPES:
-        binary(name, report)
+    """Find or build everything that a sandbox runs. Raises `gobuild.BuildError`.
+
+    All at once: while one program loads modules or is linked, which keeps one core busy at most, another compiles.
+    """
+    report = report or plain_report()
+    missing = [name for name, recipe in RECIPES.items() if not (_on_machine(recipe) or _built(recipe).exists())]
+    if missing:
+        gobuild.Go.find(cache_folder(), report)
+        _all_at_once(missing, report)
     cluster_api_manifests(report)
 
 
+def _all_at_once(names: Sequence[str], report: Report) -> None:
+    """Build several programs; when one fails, the others are stopped."""
+    stopped = threading.Event()
+
+    def watched(name: str, step: str, done: int, total: int) -> None:
+        if stopped.is_set():
+            raise gobuild.BuildError(f"{name}: stopped")
+        report(name, step, done, total)
+
+    with ThreadPoolExecutor(max_workers=len(names)) as pool:
+        try:
+            for build in as_completed([pool.submit(binary, name, watched) for name in names]):
+                build.result()
+        except BaseException:
+            stopped.set()
+            raise
+
+
+def _built(recipe: Recipe) -> Path:
+    return cache_folder() / "bin" / f"{recipe.name}-{recipe.version}"
+
+
+def envtest_folders(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> list[Path]:
+    """Return the folders in which setup-envtest and kubebuilder keep programs, the newest version first."""
+    home = Path(environ.get("HOME") or "/")
+    if platform == "darwin":
+        data = home / "Library" / "Application Support" / "io.kubebuilder.envtest"
+    else:
+        data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "kubebuilder-envtest"
+    versions = (data / "k8s").glob("*-*-*")
+    newest_first = sorted(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
+    return [*newest_first, Path("/usr/local/kubebuilder/bin")]
+
+
 def _on_machine(recipe: Recipe) -> Path | None:
-    candidates = [shutil.which(recipe.name)]
-    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
-        candidates.insert(0, shutil.which(recipe.name, path=assets))
-    for candidate in candidates:
+    folders = [os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH")]
+    if recipe.oldest:
+        folders += map(str, envtest_folders())
+    for candidate in (shutil.which(recipe.name, path=folder) for folder in folders if folder):
         if not candidate:
             continue
         version = _version(candidate) if recipe.oldest else None

@@ -97,7 +97,13 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
         if recipe.patches:
             _write_patched(recipe, Path(module["Dir"]), folder)
         packages = _count_packages(go, recipe, folder, report)
-        flags = ["-v", "-trimpath", f"-ldflags={' '.join(['-s -w', *(f'-X {item}' for item in recipe.variables)])}"]
+        # Debug information would be compiled and then dropped by the linker.
+        flags = [
+            "-v",
+            "-trimpath",
+            "-gcflags=all=-dwarf=false",
+            f"-ldflags={' '.join(['-s -w', *(f'-X {item}' for item in recipe.variables)])}",
+        ]
         command = ["build", *recipe.tag_flags, *flags, f"-o={output}", recipe.target]
         for done, _ in enumerate(go.lines(command, folder, recipe), 1):
             report(recipe.name, "compiling", min(done, packages), packages)

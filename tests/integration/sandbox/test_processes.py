@@ -91,17 +91,23 @@ def program(path: Path, output: str) -> Path:
     return path
 
 
-def test_programs_are_taken_from_assets_then_path_then_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_are_taken_from_assets_then_path_then_envtest_then_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assets = program(tmp_path / "assets" / "etcd", "etcd Version: 3.6.1")
     on_path = program(tmp_path / "bin" / "etcd", "etcd Version: 3.5.9")
     cached = program(tmp_path / "cache" / "bin" / f"etcd-{binaries.ETCD.version}", "never asked")
+    envtest = program(tmp_path / "kubebuilder-envtest" / "k8s" / "1.36.0-linux-amd64" / "etcd", "etcd Version: 3.6.0")
     monkeypatch.setenv("CAPHV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{on_path.parent}:/usr/bin:/bin")
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets.parent))
     assert binaries.binary("etcd") == assets
     monkeypatch.delenv("KUBEBUILDER_ASSETS")
     assert binaries.binary("etcd") == on_path
     on_path.unlink()
+    assert binaries.binary("etcd") == envtest
+    envtest.unlink()
     assert binaries.binary("etcd") == cached
 
 
@@ -143,6 +149,7 @@ def fake_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{go.parent}:/usr/bin:/bin")
     monkeypatch.setenv("CAPHV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("BUILDS", str(tmp_path / "builds"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
     return tmp_path / "builds"
 
@@ -153,6 +160,28 @@ def test_several_processes_build_once(fake_go: Path) -> None:
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [child.communicate()[0].strip() for child in children] == ["program"] * 3
     assert fake_go.read_text().splitlines() == ["started"]
+
+
+def test_programs_are_built_at_the_same_time_and_one_failure_ends_all(
+    fake_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The core's module would have to be real.
+    monkeypatch.delitem(binaries.RECIPES, "cluster-api-core")
+    monkeypatch.setattr(binaries, "cluster_api_manifests", lambda _report: None)
+    reported: list[tuple[str, str]] = []
+    binaries.prepare(lambda name, step, _done, _total: reported.append((name, step)))
+    assert fake_go.read_text().splitlines() == ["started"] * 2
+    assert {path.name for path in (tmp_path / "cache" / "bin").iterdir() if not path.name.startswith(".")} == {
+        f"etcd-{binaries.ETCD.version}",
+        f"kube-apiserver-{binaries.KUBE_APISERVER.version}",
+    }
+    first_built = next(number for number, (_, step) in enumerate(reported) if step == "built")
+    assert {name for name, _ in reported[:first_built]} >= {"etcd", "kube-apiserver"}
+    for path in (tmp_path / "cache" / "bin").iterdir():
+        path.unlink()
+    monkeypatch.setenv("FAIL", "yes")
+    with pytest.raises(gobuild.BuildError, match="disk is full"):
+        binaries.prepare()
 
 
 def test_a_failed_build_shows_output_and_remedy_and_leaves_nothing(

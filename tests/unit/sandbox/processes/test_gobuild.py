@@ -1,6 +1,7 @@
 """The go.mod that programs of a sandbox are built with."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,28 @@ def test_progress_is_thinned_out_but_each_step_is_told() -> None:
     for done in range(1, 100):
         report("etcd", "compiling", done, 99)
     assert told == [("loading modules", 0), ("compiling", 1)]
+
+
+def test_remaining_time_is_estimated_over_all_programs() -> None:
+    now = 0.0
+    estimate = binaries.Estimate(clock=lambda: now)
+    estimate.add("etcd", 0, 0)
+    assert estimate.left == ""
+    estimate.add("etcd", 100, 400)
+    estimate.add("kube-apiserver", 0, 1600)
+    now = 30.0
+    assert estimate.left == "about 10 min left"
+    estimate.add("kube-apiserver", 1600, 1600)
+    assert estimate.left == "less than a minute left"
+    estimate.add("etcd", 400, 400)
+    assert estimate.left == ""
+
+
+def test_folders_of_setup_envtest_come_newest_first(tmp_path: Path) -> None:
+    for version in ("1.9.1", "1.36.0", "1.34.2"):
+        (tmp_path / "kubebuilder-envtest" / "k8s" / f"{version}-linux-amd64").mkdir(parents=True)
+    found = binaries.envtest_folders({"XDG_DATA_HOME": str(tmp_path)}, "linux")
+    assert [path.name for path in found] == ["1.36.0-linux-amd64", "1.34.2-linux-amd64", "1.9.1-linux-amd64", "bin"]
 
 
 @pytest.mark.parametrize(
