@@ -18,14 +18,14 @@ from bench.environment import Bench, Requests, environment
 from bench.machines import Times, Watcher, create_clusters, create_machine, create_machines, delete_machines
 from sandbox.processes import binaries
 
-# Clusters, machines in each, and accounts on Harvester.
-WORKLOADS: dict[str, tuple[int, int, int]] = {
-    "A": (20, 10, 1),
-    "B": (1, 50, 1),
-    "S": (20, 10, 1),
-    "L": (50, 20, 1),
-    "I1": (60, 3, 1),
-    "I": (60, 3, 60),
+# Clusters, machines in each, accounts on Harvester, and target namespaces there (0: one for each cluster).
+WORKLOADS: dict[str, tuple[int, int, int, int]] = {
+    "A": (20, 10, 1, 0),
+    "B": (1, 50, 1, 0),
+    "S": (20, 10, 1, 0),
+    "L": (50, 20, 1, 0),
+    "I1": (60, 3, 1, 10),
+    "I": (60, 3, 60, 10),
 }
 _RATE = 5.0
 _TIMEOUT = 300.0
@@ -49,7 +49,8 @@ def main(workloads: tuple[str, ...], output: str, **settings: Any) -> None:
     """Measure the provider.
 
     A: 20 clusters with 10 machines each, at once. B: one cluster with 50. S: 200 machines over 20 clusters, five a
-    second. L: 50 clusters with 20 each. I: 60 clusters with three each and 60 accounts on one Harvester; I1 is the same
+    second. L: 50 clusters with 20 each. I: 60 clusters with three each and 60 accounts in
+    ten target namespaces of one Harvester; I1 is the same
     with one account, to compare with. Each runs on servers and a provider of its own; afterwards its machines are
     deleted. Nodes register one second after the boot.
     """
@@ -66,7 +67,7 @@ def main(workloads: tuple[str, ...], output: str, **settings: Any) -> None:
 
 async def measure(name: str, idle_seconds: float, workload_servers: int, boot_seconds: float) -> dict[str, Any]:
     """Run one workload; answers its figures by name."""
-    clusters, each, accounts = WORKLOADS[name]
+    clusters, each, accounts, targets = WORKLOADS[name]
     servers = min(clusters, workload_servers)
     async with environment(workloads=servers, boot_seconds=boot_seconds, boot_spread=0.25) as bench:
         watcher = Watcher(bench)
@@ -75,7 +76,7 @@ async def measure(name: str, idle_seconds: float, workload_servers: int, boot_se
         descriptors: list[int] = []
         sampling = asyncio.create_task(bench.sample_descriptors(descriptors))
         started = time.monotonic()
-        names = await create_clusters(bench, watcher, f"{name.lower()}-", clusters, accounts)
+        names = await create_clusters(bench, watcher, f"{name.lower()}-", clusters, accounts, targets)
         connected = time.monotonic() - started
         pairs = [(cluster, f"{cluster}-m{number}") for number in range(each) for cluster in names]
         await asyncio.sleep(2)  # what the clusters cause is not the machines'

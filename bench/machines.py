@@ -116,11 +116,21 @@ class Watcher:
         return self.times.setdefault(name, Times())
 
 
-async def create_clusters(bench: Bench, watcher: Watcher, prefix: str, count: int, accounts: int = 1) -> list[str]:
-    """Create clusters and wait until their infrastructure is ready; return their names (and namespaces)."""
+async def create_clusters(
+    bench: Bench, watcher: Watcher, prefix: str, count: int, accounts: int = 1, targets: int = 0
+) -> list[str]:
+    """Create clusters and wait until their infrastructure is ready; return their names (and namespaces).
+
+    Cluster `n` uses account `n` modulo `accounts`. With `targets` they share so many target namespaces on Harvester.
+    """
     names = [f"{prefix}{number}" for number in range(count)]
     for number, name in enumerate(names):
-        await manifests.apply(bench.management, _cluster_objects(bench, name, number, number % accounts))
+        await manifests.apply(
+            bench.management,
+            _cluster_objects(
+                bench, name, number, number % accounts, f"{prefix}vms-{number % targets}" if targets else name
+            ),
+        )
     await watcher.until(
         "clusters are ready",
         lambda: all((watcher.clusters.get(name, {}).get("status") or {}).get("ready") for name in names),
@@ -160,7 +170,7 @@ async def delete_machines(bench: Bench, pairs: Iterable[tuple[str, str]]) -> Non
     await asyncio.gather(*(one(*pair) for pair in pairs))
 
 
-def _cluster_objects(bench: Bench, name: str, number: int, account: int) -> list[Obj]:
+def _cluster_objects(bench: Bench, name: str, number: int, account: int, target: str) -> list[Obj]:
     server = bench.workload(number)
     credentials = yaml.safe_load(bench.workload_kubeconfig(number))
     join = {
@@ -190,7 +200,7 @@ def _cluster_objects(bench: Bench, name: str, number: int, account: int) -> list
             "kind": "HarvesterCluster",
             "metadata": {**metadata, "labels": {CLUSTER_LABEL: name}},
             "spec": {
-                "targetNamespace": name,
+                "targetNamespace": target,
                 "identitySecret": {"name": IDENTITY, "namespace": name},
                 "loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "load-balancers"},
                 "vmNetworkConfig": {

@@ -31,6 +31,7 @@ _LARGE_AT_ONCE = 2
 _MAX_CONTAINERS = 1_000_000
 # Reads may take this many time-outs in total, as long as data arrives within each.
 _SLOW_READS = 20
+_IDLE_SECONDS, _IDLE_SECONDS_UNTRUSTED = 60, 5
 # TCP keep-alive: after so many idle seconds, so many probes, so many seconds apart.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 DEAD_CONNECTION_SECONDS = _KEEPALIVE["TCP_KEEPIDLE"] + _KEEPALIVE["TCP_KEEPINTVL"] * _KEEPALIVE["TCP_KEEPCNT"]
@@ -134,7 +135,11 @@ class Transport:
             raise aiohttp.ClientConnectionError("the client has been closed")
         if self._session is None:
             connector = aiohttp.TCPConnector(
-                limit=0, ssl=self.connection.tls, keepalive_timeout=60, socket_factory=_keepalive_socket
+                limit=0,
+                ssl=self.connection.tls,
+                # There may be hundreds of untrusted servers and accounts, whose idle connections add up.
+                keepalive_timeout=_IDLE_SECONDS_UNTRUSTED if self.untrusted else _IDLE_SECONDS,
+                socket_factory=_keepalive_socket,
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,

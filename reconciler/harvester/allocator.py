@@ -1,20 +1,19 @@
 """Reservation of addresses in Harvester's IPPools.
 
-Many clients write a pool: our workers, other management clusters, Harvester's load balancer controller. Each session
-has one allocator, so that concurrent requests become one conditional write per pool instead of fighting for its
-resourceVersion. Sessions of different accounts on one Harvester write in turn, each turn for a bounded time. No
-allocator trusts the results of another one, unless they share the cache of pools. After a conflict it reads the pool
-again with its own client and plans the remaining requests again.
+Many clients write a pool: our workers, other management clusters, Harvester's load balancer controller. Concurrent
+requests become one conditional write per pool instead of fighting for its resourceVersion. Accounts on one Harvester
+write in turn, each turn for a bounded time. An account also writes for the others that read the same cache of pools, if
+all of them may patch pools; otherwise each writes for itself. No allocator trusts the results of another one, unless
+they share that cache. After a conflict the allocator reads the pool again and plans the remaining requests again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from caphv.api import ipam, resources
 from caphv.api.object import Obj
@@ -27,32 +26,48 @@ _ATTEMPTS = 20
 _TURN_SECONDS = 5.0
 
 
-@dataclass(slots=True)
-class _Pending:
+@dataclass(slots=True, eq=False)
+class _Allocation:
+    allocator: AddressAllocator
     request: ipam.AddressRequest
     future: asyncio.Future[ipam.Grant | ipam.Refusal]
 
 
-# Address, id of its holder, the holder's management cluster, and a future: whether the holder had it.
-_PendingRelease = tuple[str, str, str, asyncio.Future[bool]]
+@dataclass(slots=True, eq=False)
+class _Release:
+    """`cluster` is the holder's management cluster; the future tells whether the holder had the address."""
+
+    allocator: AddressAllocator
+    pool: str
+    address: str
+    holder: str
+    cluster: str
+    future: asyncio.Future[bool]
+
+
+_Pending = TypeVar("_Pending", _Allocation, _Release)
 
 
 class AllocatorGroup:
-    """The allocators of one Harvester in this process. Each writes with its own identity, one at a time."""
+    """The allocators of one Harvester in this process: whose turn it is, and what waits for it."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
+        self.allocations: list[_Allocation] = []
+        self.releases: list[_Release] = []
 
 
 class AddressAllocator:
-    """Reserves and releases addresses. `in_use` returns addresses that must not be allocated."""
+    """Reserves and releases addresses. `in_use` returns addresses that must not be allocated.
+
+    `writes_for_others`: the account may patch pools, and shares their cache.
+    """
 
     def __init__(self, client: ApiClient, pools: Callable[[], Informer], in_use: Callable[[], Collection[str]]) -> None:
+        self.writes_for_others = False
         self._client = client
         self._current_pools = pools
         self._in_use = in_use
-        self._pending: list[_Pending] = []
-        self._pending_releases: dict[str, list[_PendingRelease]] = {}
         self.group = AllocatorGroup()
 
     def join(self, group: AllocatorGroup) -> None:
@@ -64,23 +79,59 @@ class AddressAllocator:
 
         Raises `ApiError` when Harvester refuses the write, `Unreachable` when it does not answer.
         """
-        pending = _Pending(request, asyncio.get_running_loop().create_future())
-        self._pending.append(pending)
+        group = self.group
+        pending = _Allocation(self, request, asyncio.get_running_loop().create_future())
+        group.allocations.append(pending)
         # The first one to get the lock serves all requests that wait for it.
-        async with self.group.lock:
+        async with group.lock:
             if not pending.future.done():
-                batch, self._pending = self._pending, []
-                await _bounded(self._allocate_batch(batch))
+                batch = self._take(group.allocations, lambda _: True)
+                await self._turn(self._allocate_batch(batch), batch, group.allocations)
         return await pending.future
 
     async def release(self, pool: str, address: str, holder: str, cluster: str = "") -> bool:
         """Release an address if that holder has it, and return whether it had. A deleted pool holds nothing."""
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._pending_releases.setdefault(pool, []).append((address, holder, cluster, future))
-        async with self.group.lock:
-            if not future.done():
-                await _bounded(self._release_all(pool, self._pending_releases.pop(pool)))
-        return await future
+        group = self.group
+        pending = _Release(self, pool, address, holder, cluster, asyncio.get_running_loop().create_future())
+        group.releases.append(pending)
+        async with group.lock:
+            if not pending.future.done():
+                batch = self._take(group.releases, lambda release: release.pool == pool)
+                await self._turn(self._release_all(pool, batch), batch, group.releases)
+        return await pending.future
+
+    def _take(self, waiting: list[_Pending], wanted: Callable[[_Pending], bool]) -> list[_Pending]:
+        """Remove and return what this allocator may serve."""
+        batch = [pending for pending in waiting if self._serves(pending.allocator) and wanted(pending)]
+        waiting[:] = [pending for pending in waiting if pending not in batch]
+        return batch
+
+    def _serves(self, other: AddressAllocator) -> bool:
+        both = self.writes_for_others and other.writes_for_others
+        return other is self or (both and other._pools is self._pools)
+
+    async def _turn(self, work: Coroutine[Any, Any, None], batch: list[_Pending], waiting: list[_Pending]) -> None:
+        """Serve a batch. If that fails, or takes too long, fail own requests; others are served by their account."""
+        failure: BaseException
+        try:
+            async with asyncio.timeout(_TURN_SECONDS):
+                await work
+            return
+        except TimeoutError:
+            failure = Unreachable("Harvester does not answer in time")
+        except BaseException as error:
+            failure = error
+        for pending in batch:
+            if pending.future.done():
+                continue
+            if pending.allocator is not self:
+                waiting.append(pending)
+                continue
+            stopped = Unreachable("stopped while addresses were written")
+            pending.future.set_exception(failure if isinstance(failure, Exception) else stopped)
+            pending.future.exception()  # marks it as retrieved: the waiting reconcile may have been cancelled
+        if not isinstance(failure, Exception):
+            raise failure
 
     async def mark(self, pool: str, address: str, cluster: str) -> None:
         """Record that a reserved address now belongs to another management cluster. Raises `Conflict`: retry."""
@@ -88,21 +139,18 @@ class AddressAllocator:
         if obj is not None:
             await self._write(pool, ipam.marking(obj, address, cluster))
 
-    async def _release_all(self, pool: str, releases: list[_PendingRelease]) -> None:
-        try:
-            for attempt in range(_ATTEMPTS):
-                if await self._try_release(pool, releases):
-                    return
-                await _back_off(attempt)
-            raise Conflict(409, "Conflict", f"IPPool {pool}: modified concurrently; retrying")
-        except BaseException as error:
-            _fail((future for *_, future in releases), error)
+    async def _release_all(self, pool: str, releases: list[_Release]) -> None:
+        for attempt in range(_ATTEMPTS):
+            if await self._try_release(pool, releases):
+                return
+            await _back_off(attempt)
+        raise Conflict(409, "Conflict", f"IPPool {pool}: modified concurrently; retrying")
 
-    async def _try_release(self, pool: str, releases: list[_PendingRelease]) -> bool:
+    async def _try_release(self, pool: str, releases: list[_Release]) -> bool:
         obj = self._pools.get("", pool)
         released: tuple[str, ...] = ()
         if obj is not None:
-            plan = ipam.plan_releases(obj, [(address, holder, cluster) for address, holder, cluster, _ in releases])
+            plan = ipam.plan_releases(obj, [(one.address, one.holder, one.cluster) for one in releases])
             released = plan.released
             try:
                 if plan.patch:
@@ -112,26 +160,24 @@ class AddressAllocator:
                 return False
             except NotFound:
                 self._pools.forget("", pool)
-        for address, _, _, future in releases:
-            if not future.done():
-                future.set_result(address in released)
+        for release in releases:
+            if not release.future.done():
+                release.future.set_result(release.address in released)
         return True
 
-    async def _allocate_batch(self, batch: list[_Pending]) -> None:
-        try:
-            for attempt in range(_ATTEMPTS):
-                batch = await self._try_allocate(batch)
-                if not batch:
-                    return
-                await _back_off(attempt)
-            raise Conflict(409, "Conflict", "IPPools: modified concurrently; retrying")
-        except BaseException as error:
-            _fail((pending.future for pending in batch), error)
+    async def _allocate_batch(self, batch: list[_Allocation]) -> None:
+        for attempt in range(_ATTEMPTS):
+            batch = await self._try_allocate(batch)
+            if not batch:
+                return
+            await _back_off(attempt)
+        raise Conflict(409, "Conflict", "IPPools: modified concurrently; retrying")
 
-    async def _try_allocate(self, batch: list[_Pending]) -> list[_Pending]:
+    async def _try_allocate(self, batch: list[_Allocation]) -> list[_Allocation]:
         """Plan and write once; return the requests that have to be planned again."""
         pools = {obj["metadata"]["name"]: obj for obj in self._pools.store}
-        plan = ipam.plan_allocations(pools, [pending.request for pending in batch], self._in_use())
+        in_use = {address for one in {pending.allocator for pending in batch} for address in one._in_use()}
+        plan = ipam.plan_allocations(pools, [pending.request for pending in batch], in_use)
         conflicts: set[str] = set()
         for pool, patch in plan.patches.items():
             try:
@@ -160,23 +206,6 @@ class AddressAllocator:
     @property
     def _pools(self) -> Informer:
         return self._current_pools()
-
-
-async def _bounded(turn: Coroutine[Any, Any, None]) -> None:
-    """Take one turn; requests that it has not served in time fail as unreachable."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_TURN_SECONDS):
-            await turn
-
-
-def _fail(futures: Iterable[asyncio.Future[Any]], error: BaseException) -> None:
-    """Fail all waiting requests with the error of the write."""
-    for future in futures:
-        if not future.done():
-            future.set_exception(error if isinstance(error, Exception) else Unreachable("no answer in time"))
-            future.exception()  # marks it as retrieved: the waiting reconcile may have been cancelled
-    if not isinstance(error, Exception):
-        raise error
 
 
 async def _back_off(attempt: int) -> None:

@@ -37,9 +37,9 @@ from reconciler.harvester.harvester import (
     Harvester,
     Harvesters,
     Probe,
-    collections_of,
 )
 from reconciler.harvester.sharedcache import Collection
+from reconciler.harvester.views import TargetNamespace, View, sync_error_of
 
 log = logging.getLogger(__name__)
 
@@ -57,72 +57,6 @@ class SessionEvents:
 
     changed: Callable[[Mapping[Session, None], Change], None]
     health: Callable[[Session], None]
-
-
-class _View:
-    """What a session sees of one collection: nothing yet, the shared cache, or a cache of its own."""
-
-    def __init__(self, collection: Collection, own: Informer) -> None:
-        self.collection = collection
-        self.informer = own
-        self.own = own
-        self.task: asyncio.Task[None] | None = None
-        self.closed = False
-
-    @property
-    def shared(self) -> bool:
-        """Whether the shared cache is used."""
-        return self.informer is not self.own
-
-    async def stop(self) -> None:
-        """Stop the session's own cache."""
-        if self.task:
-            self.task.cancel()
-            await asyncio.gather(self.task, return_exceptions=True)
-            self.task = None
-
-
-class TargetNamespace:
-    """Caches of one namespace on Harvester."""
-
-    def __init__(self, session: Session, name: str) -> None:
-        self.name = name
-        self.views = tuple(session.new_view(collection) for collection in collections_of(name))
-
-    @property
-    def vms(self) -> Informer:
-        """VirtualMachines, indexed by `harvestercluster/machinetype`."""
-        return self.views[0].informer
-
-    @property
-    def instances(self) -> Informer:
-        """VirtualMachineInstances."""
-        return self.views[1].informer
-
-    @property
-    def claims(self) -> Informer:
-        """PersistentVolumeClaims."""
-        return self.views[2].informer
-
-    @property
-    def load_balancers(self) -> Informer:
-        """LoadBalancers."""
-        return self.views[3].informer
-
-    @property
-    def informers(self) -> list[Informer]:
-        """All caches of the namespace."""
-        return [view.informer for view in self.views]
-
-    @property
-    def synced(self) -> bool:
-        """Whether all caches of the namespace have been filled."""
-        return all(informer.synced for informer in self.informers)
-
-    @property
-    def sync_error(self) -> str:
-        """Why caches cannot be filled; empty while the first lists are still being read."""
-        return _sync_error(self.informers)
 
 
 class Session:
@@ -156,7 +90,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._health = ""
         self._probe = Probe(self.report_health, self.own_informers)
-        self._views: dict[Collection, _View] = {}
+        self._views: dict[Collection, View] = {}
         for collection in CLUSTER_WIDE:
             self._views[collection] = self.new_view(collection)
         self.namespaces: dict[str, TargetNamespace] = {}
@@ -202,7 +136,7 @@ class Session:
     @property
     def sync_error(self) -> str:
         """Why cluster-wide caches cannot be filled; empty while the first lists are still being read."""
-        return _sync_error(view.informer for view in self._views.values())
+        return sync_error_of(view.informer for view in self._views.values())
 
     def own_informers(self) -> list[Informer]:
         """Caches that this session does not share."""
@@ -277,16 +211,18 @@ class Session:
         """Harvester has refused to list a collection that other accounts still may list: read it alone."""
         for view in self._all_views():
             if view.collection == collection and view.shared:
+                if collection == POOLS:
+                    self.allocator.writes_for_others = False
                 view.informer = view.own
                 view.task = view.own.start()
 
-    def new_view(self, collection: Collection) -> _View:
+    def new_view(self, collection: Collection) -> View:
         """A view that is empty until the session has found out what it may use."""
         probe = self._views[DEPLOYMENT].own if DEPLOYMENT in self._views else None
         options = {**self._probe.options(collection, probe), **collection.options}
         own = Informer(self.client, collection.resource, namespace=collection.namespace, **options)
         own.add_handler(lambda change: self._events.changed({self: None}, change))
-        return _View(collection, own)
+        return View(collection, own)
 
     async def _run(self) -> None:
         await self._connect()
@@ -343,37 +279,43 @@ class Session:
             log.warning("cannot verify that %s stays the same Harvester: %s", self.server, error)
             return ""
 
-    async def _open_views(self, views: Iterable[_View]) -> None:
+    async def _open_views(self, views: Iterable[View]) -> None:
         views = list(views)
         for view in views:
             if not view.shared and not view.task:
                 await self._open_view(view)
         self._spawn(self._announce(views))
 
-    async def _announce(self, views: Iterable[_View]) -> None:
+    async def _announce(self, views: Iterable[View]) -> None:
         """Wake the clusters and machines that wait for these caches."""
         for view in views:
             await view.informer.wait_synced()
         self._events.health(self)
 
-    async def _open_view(self, view: _View) -> None:
+    async def _open_view(self, view: View) -> None:
         assert self._harvester is not None  # noqa: S101 - set by _connect
         # The first account needs no review: its own list shows what it may.
-        allowed = not self._harvester.cache(view.collection).members or await self._may_list(view.collection)
+        allowed = not self._harvester.cache(view.collection).members or await self._may("list", view.collection)
         if view.closed:
             return
         if allowed:
             cache = self._harvester.cache(view.collection)
             view.informer = cache.informer
             cache.join(self)
+            await self._share_turns(view)
         else:
             view.task = view.own.start()
 
-    async def _may_list(self, collection: Collection) -> bool:
+    async def _share_turns(self, view: View) -> None:
+        """Find out whether this account may write pools for the others, and they for it."""
+        if view.collection == POOLS:
+            self.allocator.writes_for_others = view.shared and await self._may("patch", POOLS)
+
+    async def _may(self, verb: str, collection: Collection) -> bool:
         attributes = {
             "group": collection.resource.group,
             "resource": collection.resource.plural,
-            "verb": "list",
+            "verb": verb,
             "namespace": collection.namespace,
         }
         body = {
@@ -384,7 +326,7 @@ class Session:
         try:
             review = await self.client.request("POST", ACCESS_REVIEWS.path(), resource=ACCESS_REVIEWS, body=body)
         except (ApiError, Unreachable) as error:
-            log.debug("cannot review the right of %s to list %s: %s", self.identity, collection.resource, error)
+            log.debug("cannot review whether %s may %s %s: %s", self.identity, verb, collection.resource, error)
             return False
         return bool((review.get("status") or {}).get("allowed"))
 
@@ -394,9 +336,10 @@ class Session:
         self._denied, self._reviewed = False, time.monotonic()
         for view in self._all_views():
             cache = self._harvester.cache(view.collection)
+            await self._share_turns(view)
             if view.shared and cache.reads(self):
                 continue
-            allowed = await self._may_list(view.collection)
+            allowed = await self._may("list", view.collection)
             if view.shared and not allowed:
                 await self._harvester.leave(self, view.collection)
                 self.refused(view.collection)
@@ -404,14 +347,14 @@ class Session:
                 await view.stop()
                 await self._open_view(view)
 
-    async def _close_view(self, view: _View) -> None:
+    async def _close_view(self, view: View) -> None:
         view.closed = True
         await view.stop()
         if view.shared and self._harvester:
             view.informer = view.own
             await self._harvester.leave(self, view.collection)
 
-    def _all_views(self) -> list[_View]:
+    def _all_views(self) -> list[View]:
         return [*self._views.values(), *(view for ns in self.namespaces.values() for view in ns.views)]
 
     def _responded(self, code: int, seconds: float | None) -> None:
@@ -445,7 +388,3 @@ class Session:
         for namespace in self.namespaces.values():
             used.update(lb.get("status", {}).get("address") or "" for lb in namespace.load_balancers.store)
         return used - {"", "0.0.0.0"}
-
-
-def _sync_error(informers: Iterable[Informer]) -> str:
-    return "; ".join(str(one.last_error) for one in informers if not one.synced and one.last_error)

@@ -10,7 +10,7 @@ from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
 from caphv.runtime.text import load_json
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
-from reconciler.harvester.session import TargetNamespace
+from reconciler.harvester.views import TargetNamespace
 from reconciler.machine.adoption import vm_ownership
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.etcd import ensure_member_removed

@@ -9,7 +9,8 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, key_of
 from reconciler.context import Context, with_kind
 from reconciler.harvester.ownership import Owner
-from reconciler.harvester.session import Session, TargetNamespace
+from reconciler.harvester.session import Session
+from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked, StatusDraft
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from caphv.api import ipam
-from caphv.runtime.errors import Conflict, Unreachable
+from caphv.runtime.errors import Conflict, Forbidden, Unreachable
 from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
 
 pytestmark = pytest.mark.unit
@@ -91,10 +91,11 @@ def test_accounts_that_share_the_cache_of_pools_do_not_conflict() -> None:
     allocators = [allocator(server, cache) for _ in range(20)]
     for one in allocators:
         one.join(group)
+        one.writes_for_others = True
     addresses = asyncio.run(allocate_all(allocators, 5))
     assert len(set(addresses)) == 100
     assert server.conflicts == 0
-    assert server.writes <= 2 * 20  # concurrent requests share one
+    assert server.writes <= 2, "concurrent requests of all accounts share a write"
 
 
 def test_accounts_with_caches_of_their_own_settle_by_conflicts() -> None:
@@ -128,6 +129,37 @@ async def test_lie_of_one_server_decides_nothing_for_another() -> None:
     await attacker.allocate(request(1))
     assert isinstance(await attacker.allocate(request(2)), ipam.Refusal)
     assert isinstance(await victim.allocate(request(3)), ipam.Grant), "its own server has free addresses"
+
+
+async def test_account_without_the_right_to_write_is_neither_served_nor_serves() -> None:
+    server, refusing = Server(pool(10)), RefusingServer(pool(10))
+    group, cache = AllocatorGroup(), Copy(server.obj)
+    allowed, denied = allocator(server, cache), allocator(refusing, cache)
+    for one in (allowed, denied):
+        one.join(group)
+    allowed.writes_for_others = True
+    answers = await asyncio.gather(
+        denied.allocate(request(1)), allowed.allocate(request(2)), denied.allocate(request(3)), return_exceptions=True
+    )
+    assert [type(answer) for answer in answers] == [Forbidden, ipam.Grant, Forbidden]
+
+
+async def test_account_that_has_lost_the_right_fails_alone() -> None:
+    server, refusing = Server(pool(10)), RefusingServer(pool(10))
+    group, cache = AllocatorGroup(), Copy(server.obj)
+    allowed, revoked = allocator(server, cache), allocator(refusing, cache)
+    for one in (allowed, revoked):
+        one.join(group)
+        one.writes_for_others = True
+    answers = await asyncio.gather(revoked.allocate(request(1)), allowed.allocate(request(2)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Forbidden, ipam.Grant]
+
+
+class RefusingServer(Server):
+    """Answers writes with 403."""
+
+    async def patch(self, *_arguments: object) -> Obj:
+        raise Forbidden(403, "Forbidden", "cannot patch ippools")
 
 
 @pytest.mark.virtual_time

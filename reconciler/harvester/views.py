@@ -1,0 +1,85 @@
+"""What one session sees of a Harvester: shared caches where it may, its own where it may not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from caphv.runtime.cache import Informer
+from reconciler.harvester.harvester import collections_of
+from reconciler.harvester.sharedcache import Collection
+
+if TYPE_CHECKING:
+    from reconciler.harvester.session import Session
+
+
+class View:
+    """What a session sees of one collection: nothing yet, the shared cache, or a cache of its own."""
+
+    def __init__(self, collection: Collection, own: Informer) -> None:
+        self.collection = collection
+        self.informer = own
+        self.own = own
+        self.task: asyncio.Task[None] | None = None
+        self.closed = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether the shared cache is used."""
+        return self.informer is not self.own
+
+    async def stop(self) -> None:
+        """Stop the session's own cache."""
+        if self.task:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None
+
+
+class TargetNamespace:
+    """Caches of one namespace on Harvester."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.name = name
+        self.views = tuple(session.new_view(collection) for collection in collections_of(name))
+
+    @property
+    def vms(self) -> Informer:
+        """VirtualMachines, indexed by `harvestercluster/machinetype`."""
+        return self.views[0].informer
+
+    @property
+    def instances(self) -> Informer:
+        """VirtualMachineInstances."""
+        return self.views[1].informer
+
+    @property
+    def claims(self) -> Informer:
+        """PersistentVolumeClaims."""
+        return self.views[2].informer
+
+    @property
+    def load_balancers(self) -> Informer:
+        """LoadBalancers."""
+        return self.views[3].informer
+
+    @property
+    def informers(self) -> list[Informer]:
+        """All caches of the namespace."""
+        return [view.informer for view in self.views]
+
+    @property
+    def synced(self) -> bool:
+        """Whether all caches of the namespace have been filled."""
+        return all(informer.synced for informer in self.informers)
+
+    @property
+    def sync_error(self) -> str:
+        """Why caches cannot be filled; empty while the first lists are still being read."""
+        return sync_error_of(self.informers)
+
+
+def sync_error_of(informers: Iterable[Informer]) -> str:
+    """Why caches cannot be filled; empty while the first lists are still being read."""
+    return "; ".join(str(one.last_error) for one in informers if not one.synced and one.last_error)
