@@ -20,7 +20,10 @@ from commands.options.management import (
 )
 
 if TYPE_CHECKING:
+    from caphv.api.object import Key
+    from caphv.runtime.client import ApiClient
     from overview.doctor.model import Check
+    from overview.query import Answer
 
 
 @click.command(
@@ -65,27 +68,34 @@ def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
 
 
 async def _checks(flags: dict[str, Any], chosen: Selection, step: Step) -> list[Check]:
+    from caphv.api.object import Key
+    from overview.query import Query, ask
+
+    async with management_client(flags) as client:
+        answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys)), step)
+        chosen.require({cluster.key for cluster in answer.overview.clusters})
+        wanted: Key | None = None
+        if flags["harvester"]:
+            namespace, _, name = flags["harvester"].rpartition("/")
+            wanted = Key(namespace or chosen.namespace or "default", name)
+        step("asking Harvesters")
+        return await run_checks(client, answer, chosen.namespace, flags["provider_namespace"], wanted)
+
+
+async def run_checks(
+    client: ApiClient, answer: Answer, namespace: str, provider_namespace: str, wanted: Key | None = None
+) -> list[Check]:
+    """Run all checks of clusters and what they depend on; with an identity only those of its Harvester."""
     from datetime import UTC, datetime
 
     from caphv.api.object import Key
     from overview.doctor import clusters, harvester, management
     from overview.doctor.reading import read_harvester_facts, read_management_facts
-    from overview.query import Query, ask
 
-    async with management_client(flags) as client:
-        facts = await read_management_facts(client, flags["provider_namespace"])
-        answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys)), step)
-        chosen.require({cluster.key for cluster in answer.overview.clusters})
-        found = list(answer.overview.clusters)
-        if flags["harvester"]:
-            namespace, _, name = flags["harvester"].rpartition("/")
-            wanted = Key(namespace or chosen.namespace or "default", name)
-            found = [cluster for cluster in found if cluster.identity == str(wanted)]
-            identities = {wanted}
-        else:
-            identities = {Key(*cluster.identity.split("/", 1)) for cluster in found if cluster.identity}
-        step(f"asking {len(identities)} Harvesters")
-        harvesters = await read_harvester_facts(client, answer.objects, identities, chosen.namespace)
+    facts = await read_management_facts(client, provider_namespace)
+    found = [each for each in answer.overview.clusters if wanted is None or each.identity == str(wanted)]
+    identities = {Key(*each.identity.split("/", 1)) for each in found if each.identity}
+    harvesters = await read_harvester_facts(client, answer.objects, {wanted} if wanted else identities, namespace)
     now = datetime.now(UTC)
     checks = [*management.checks(facts, now)]
     for each in harvesters:

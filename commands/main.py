@@ -16,6 +16,10 @@ COMMANDS = {
     "status": ("commands.status:status", "Show clusters, what is wrong with them, and what to do."),
     "tree": ("commands.tree:tree", "Show all that belongs to a cluster."),
     "doctor": ("commands.doctor:doctor", "Check everything that clusters depend on."),
+    "support-bundle": (
+        "commands.support_bundle:support_bundle",
+        "Collect what is needed to get help into one archive.",
+    ),
     "delete": ("commands.delete:delete", "Delete a cluster, or say what its deletion waits for."),
     "pools": ("commands.pools:pools", "Addresses of IPPools: whose they are, and what has leaked."),
     "identity": ("commands.identity:identity", "Manage accounts for the provider on Harvester."),

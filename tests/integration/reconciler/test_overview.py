@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from sandbox.harvester import kinds
 from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case, lacks
+from tests.support.reconciler.environment import IDENTITY_TOKEN
 
 pytestmark = pytest.mark.integration
 
@@ -170,3 +173,24 @@ async def test_a_deletion_that_harvester_blocks_is_explained_and_forced(case: Ca
     for resource in (kinds.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS, SECRETS):
         for name in await case.names(resource) if resource != SECRETS else ("blocked-cloud-init",):
             await case.harvester.delete(resource, name, case.target)
+
+
+async def test_a_support_bundle_has_everything_but_secrets(case: Case, tmp_path: Path) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("bundled", guestConfig={"userData": "runcmd: [echo canary-user-data]\n"})
+    file = tmp_path / "bundle.tar.gz"
+    code, _ = await run(case, tmp_path, "support-bundle", f"{case.name}/{case.name}", "--file", str(file))
+    assert code == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(file) as archive:
+        content = {
+            name.partition("/")[2]: (archive.extractfile(name) or io.BytesIO()).read().decode()
+            for name in archive.getnames()
+        }
+    wanted = {"overview.json", "doctor.json", "events.txt", "harvester-1/vms.yaml", "harvester-1/pools.yaml"}
+    wanted |= {f"management/{kind}/{case.name}/{case.name}.yaml" for kind in ("cluster", "harvestercluster")}
+    assert wanted | {f"management/harvestermachine/{case.name}/bundled.yaml"} <= set(content)
+    assert "HarvesterMachine/bundled" in content["events.txt"]
+    whole = "".join(content.values())
+    assert IDENTITY_TOKEN not in whole
+    assert "canary-user-data" not in whole

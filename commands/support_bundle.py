@@ -1,0 +1,84 @@
+"""`caphv support-bundle`: one archive with all that somebody needs to help, without Secrets."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commands.doctor import run_checks
+from commands.options.clusters import Step
+from commands.options.management import (
+    Selection,
+    management_client,
+    management_options,
+    namespace_options,
+    patient_progress,
+    run,
+    selection,
+)
+
+
+@click.command(
+    "support-bundle",
+    short_help="Collect what is needed to get help into one archive.",
+    epilog="""\b
+Examples:
+  caphv support-bundle team-a/production
+  caphv support-bundle -A --file bundle.tar.gz
+""",
+)
+@click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
+@namespace_options
+@click.option("--provider-namespace", default="caphv-system", show_default=True, help="Where the provider runs.")
+@click.option(
+    "--file",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write it.  [default: caphv-support-TIME.tar.gz]",
+)
+@management_options
+def support_bundle(clusters: tuple[str, ...], **flags: Any) -> None:
+    """Collect clusters, checks, objects of management cluster and Harvesters, Events and the provider's logs.
+
+    Secrets are not read into it. Fields that hold credentials or cloud-config, and whatever looks like a key, token or
+    password, are removed. Read it before you send it to somebody.
+    """
+    chosen = selection(clusters, flags)
+    with patient_progress() as step:
+        files = run(_collect(flags, chosen, step))
+    from overview.bundle import archive
+
+    name = f"caphv-support-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    file: Path = flags["file"] or Path(f"{name}.tar.gz")
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as target:
+        # An older file keeps its mode when it is opened.
+        os.fchmod(target.fileno(), 0o600)
+        target.write(archive(files, name))
+    click.echo(f"wrote {len(files)} files to {file}, readable only by you")
+
+
+async def _collect(flags: dict[str, Any], chosen: Selection, step: Step) -> dict[str, str]:
+    from caphv.runtime.kubeconfig import own_configuration
+    from overview import bundle
+    from overview.query import Query, ask
+
+    async with management_client(flags) as client:
+        answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys), deep=True), step)
+        found = {cluster.key for cluster in answer.overview.clusters}
+        chosen.require(found)
+        step("running all checks")
+        checks = await run_checks(client, answer, chosen.namespace, flags["provider_namespace"])
+        connection = await own_configuration(flags["kubeconfig"], flags["context"])
+        provider = flags["provider_namespace"]
+        return {
+            "overview.json": bundle.json_file(answer.overview),
+            "doctor.json": bundle.json_file(tuple(checks)),
+            "events.txt": await bundle.events(client, {provider, *(key.namespace for key in found)}),
+            **await bundle.logs(client, connection, provider, step),
+            **dict(bundle.files_of_management(answer.objects, found)),
+            **dict(bundle.files_of_harvesters(answer.harvesters)),
+        }
