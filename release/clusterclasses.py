@@ -75,7 +75,7 @@ def class_of(name: str, common: Obj, own: Obj) -> Obj:
                 "machineInfrastructure": {
                     "templateRef": _infrastructure("HarvesterMachineTemplate", f"{name}-control-plane")
                 },
-                "healthCheck": common["healthCheck"],
+                "healthCheck": {**common["healthCheck"], "remediation": common["remediation"]["controlPlane"]},
             },
             "workers": {
                 "machineDeployments": [
@@ -85,7 +85,7 @@ def class_of(name: str, common: Obj, own: Obj) -> Obj:
                         "infrastructure": {
                             "templateRef": _infrastructure("HarvesterMachineTemplate", f"{name}-worker")
                         },
-                        "healthCheck": common["healthCheck"],
+                        "healthCheck": {**common["healthCheck"], "remediation": common["remediation"]["workers"]},
                     }
                     for worker in common["workers"]
                 ]

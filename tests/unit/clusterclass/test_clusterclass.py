@@ -190,9 +190,10 @@ def test_variables_of_clusters_of_the_go_provider_are_taken_as_they_are(name: st
 @pytest.mark.parametrize("name", CLASSES)
 def test_machines_are_replaced_as_the_operations_guide_says(name: str) -> None:
     spec = the_class(name)["spec"]
-    for role in (spec["controlPlane"], *spec["workers"]["machineDeployments"]):
+    roles = [(spec["controlPlane"], "34%"), *((worker, 1) for worker in spec["workers"]["machineDeployments"])]
+    for role, most in roles:
         check = role["healthCheck"]
-        assert check["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == "34%"
+        assert check["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == most
         assert check["checks"]["nodeStartupTimeoutSeconds"] == 20 * 60
         found = {
             (entry["type"], entry["status"], entry["timeoutSeconds"])
