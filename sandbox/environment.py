@@ -186,7 +186,7 @@ class Sandbox:
     async def _core(self, management: ApiServer) -> Process:
         async with management.client() as client:
             crds = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
-            await manifests.apply(client, [*crds, *providers.custom_resource_definitions()])
+            await manifests.apply(client, manifests.movable([*crds, *providers.custom_resource_definitions()]))
             process = await core.start(self.folder, management)
             await manifests.apply(
                 client, [obj for name in clusterclass.NAMES for obj in clusterclass.objects("default", name)]

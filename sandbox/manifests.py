@@ -13,6 +13,7 @@ from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import AlreadyExists
 
 MANAGER = "caphv-sandbox"
+MOVE_LABEL = "clusterctl.cluster.x-k8s.io"
 ESTABLISHED_SECONDS = 30.0
 # As safe as SafeLoader, and ten times as fast with libyaml.
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -21,6 +22,14 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read(files: Iterable[Path]) -> list[Obj]:
     """Read all objects of YAML files, in the order of the files."""
     return [obj for file in files for obj in yaml.load_all(file.read_text(), _Loader) if obj]
+
+
+def movable(crds: Iterable[Obj]) -> list[Obj]:
+    """CRDs with the label by which `clusterctl move` finds the kinds to move, as `clusterctl init` sets it."""
+    return [
+        {**crd, "metadata": {**crd["metadata"], "labels": {**crd["metadata"].get("labels", {}), MOVE_LABEL: ""}}}
+        for crd in crds
+    ]
 
 
 async def apply(client: ApiClient, objects: Sequence[Obj]) -> None:

@@ -32,6 +32,7 @@ from sandbox.harvester.fixtures import define, seed
 from sandbox.harvester.informers import Informers
 from sandbox.harvester.kubevip import DataPath, KubeVip
 from sandbox.harvester.loadbalancer import LoadBalancers
+from sandbox.harvester.maintenance import Maintenance
 from sandbox.harvester.virtualmachines import VirtualMachines
 from sandbox.processes.garbage import GarbageCollector
 from sandbox.processes.tokens import TokenController
@@ -99,6 +100,7 @@ class Simulator:
             VirtualMachines(informers, self.config).run(),
             KubeVip(informers, addresses, self.config.networks[0].dhcp).run(),
             load_balancers.run(),
+            Maintenance(informers).run(),
             Guests(informers, self.config, addresses, workloads).run(),
         ]
 

@@ -29,6 +29,7 @@ LABELS = {
     "cluster.x-k8s.io/provider": "cluster-api",
     "cluster.x-k8s.io/v1beta1": "v1beta1",
     "cluster.x-k8s.io/v1beta2": "v1beta2",
+    manifests.MOVE_LABEL: "",
 }
 # The older served version, so that the probe covers conversion as well as admission.
 PROBE_RESOURCE = Resource("cluster.x-k8s.io", "v1beta1", "clusters", "Cluster")

@@ -14,12 +14,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A physical host; `memory` is a Kubernetes quantity, `zone` may be empty."""
+    """A physical host; `memory` is a Kubernetes quantity, `zone` may be empty. No VM runs on a `witness`."""
 
     name: str
     zone: str = ""
     cpu: int = 64
     memory: str = "1Ti"
+    witness: bool = False
 
 
 @dataclass(frozen=True, slots=True)

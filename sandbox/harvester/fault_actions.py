@@ -15,10 +15,11 @@ from typing import Any
 from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, Obj, Resource, key_of, labels_of, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from sandbox.harvester import kinds, quantities, scheduling
+from sandbox.harvester import kinds, maintenance, quantities, scheduling
 from sandbox.harvester.informers import claims_of
+from sandbox.harvester.migration import READ_WRITE_MANY
+from sandbox.harvester.virtualmachines import migrated
 
-READ_WRITE_MANY = "ReadWriteMany"
 TIMEOUT_SECONDS = 15.0
 _SERVER_SIDE = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
 
@@ -75,6 +76,22 @@ async def recover_hosts(client: ApiClient, hosts: Iterable[Obj]) -> None:
         await _host_ready(client, host["metadata"]["name"], "True", "KubeletReady")
 
 
+async def begin_maintenance(client: ApiClient, name: str) -> list[Obj]:
+    """Put a host into maintenance mode; Harvester refuses it while VMs cannot leave the host."""
+    host = await _existing(client, NODES, "", name)
+    try:
+        await maintenance.enable(client, name)
+    except maintenance.MaintenanceError as error:
+        raise FaultError(str(error)) from None
+    return [{"metadata": {"name": host["metadata"]["name"]}}]
+
+
+async def end_maintenance(client: ApiClient, hosts: Iterable[Obj]) -> None:
+    """End the maintenance of hosts; VMs do not come back by themselves."""
+    for host in hosts:
+        await maintenance.disable(client, host["metadata"]["name"])
+
+
 # One-time faults
 
 
@@ -103,9 +120,7 @@ async def migrate(client: ApiClient, target: str) -> str:
     host = scheduling.place(vm, hosts, [_placed(other) for other in instances if key_of(other) != key_of(vmi)])
     if not host:
         raise FaultError(f"no host except {source} can run {target}: free up a host or change the VM's affinity")
-    state = {"sourceNode": source, "targetNode": host, "completed": True, "endTimestamp": kinds.now()}
-    patch = {"status": {"nodeName": host, "migrationState": state}}
-    await client.patch(kinds.INSTANCES, name, namespace, patch)
+    await client.patch(kinds.INSTANCES, name, namespace, migrated(source, host))
     return f"VirtualMachine {target} moved from {source} to {host}"
 
 

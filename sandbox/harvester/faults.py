@@ -50,6 +50,7 @@ KINDS = {
         Kind("image-missing", "Delete a VM image.", "NAMESPACE/IMAGE"),
         Kind("key-pair-missing", "Delete an SSH key pair.", "NAMESPACE/KEYPAIR"),
         Kind("network-missing", "Delete a VM network.", "NAMESPACE/NETWORK"),
+        Kind("host-maintenance", "Put a host into maintenance mode: its VMs migrate, or restart elsewhere.", "HOST"),
         Kind("host-failure", "Cut the power of a host: its VMs fail and restart elsewhere.", "HOST"),
         Kind("vm-vanishes", "Delete a VM directly on Harvester; its disks stay.", VM, lasting=False),
         Kind("migration", "Migrate a VM to another host without a restart.", VM, lasting=False),
@@ -134,6 +135,8 @@ class Faults:
     async def _begin(self, fault: Fault) -> list[Obj]:
         if fault.name == "unschedulable":
             return await fault_actions.cordon_hosts(self._client)
+        if fault.name == "host-maintenance":
+            return await fault_actions.begin_maintenance(self._client, fault.target)
         if fault.name == "host-failure":
             return await fault_actions.fail_host(self._client, fault.target)
         if fault.name in _RESOURCES:
@@ -143,6 +146,8 @@ class Faults:
     async def _end(self, fault: Fault) -> None:
         if fault.name == "unschedulable":
             await fault_actions.uncordon_hosts(self._client, fault.saved)
+        elif fault.name == "host-maintenance":
+            await fault_actions.end_maintenance(self._client, fault.saved)
         elif fault.name == "host-failure":
             await fault_actions.recover_hosts(self._client, fault.saved)
         elif fault.name in _RESOURCES:

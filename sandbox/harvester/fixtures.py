@@ -88,10 +88,16 @@ def _node(host: Host) -> Obj:
     labels |= {kinds.CLUSTER_NETWORK: "true", "kubevirt.io/schedulable": "true"}
     if host.zone:
         labels["topology.kubernetes.io/zone"] = host.zone
+    spec: Obj = {}
+    if host.witness:
+        # Harvester's pkg/util/constants.go and pkg/installer/config/config.go.
+        labels["node-role.harvesterhci.io/witness"] = "true"
+        spec["taints"] = [{"key": "node-role.kubernetes.io/etcd", "value": "true", "effect": "NoExecute"}]
     capacity = {"cpu": str(host.cpu), "memory": host.memory, "pods": "200"}
     ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": kinds.now()}
     return {
         "metadata": {"name": host.name, "labels": labels},
+        "spec": spec,
         "status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]},
     }
 

@@ -1,7 +1,7 @@
 """Host selection for a VM, as the Kubernetes scheduler does it for the VM's Pod.
 
 Modelled: node selector, required and preferred node affinity, required and preferred pod anti-affinity of the new VM,
-CPU and memory, unschedulable and NotReady hosts. Not modelled: pod affinity, taints, topology spread, and the
+CPU and memory, taints, unschedulable and NotReady hosts. Not modelled: pod affinity, topology spread, and the
 anti-affinity of running VMs.
 """
 
@@ -29,7 +29,7 @@ def place(vm: Obj, hosts: Iterable[Obj], placed: Iterable[Placed]) -> str:
     """Name of the host for a VirtualMachine; empty if none fits."""
     spec = vm["spec"]["template"]["spec"]
     placed = list(placed)
-    candidates = [host for host in hosts if _usable(host) and _selected(spec, labels_of(host))]
+    candidates = [host for host in hosts if is_usable(host, spec) and matches_host(spec, labels_of(host))]
     if not candidates:
         return ""
     domains = {host["metadata"]["name"]: labels_of(host) for host in candidates}
@@ -60,6 +60,19 @@ def is_ready(host: Obj) -> bool:
     return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
 
+def is_usable(host: Obj, spec: Obj | None = None) -> bool:
+    """Whether a host takes new VMs: it is Ready, not cordoned, and the VM tolerates its taints."""
+    tolerations = (spec or {}).get("tolerations") or ()
+    taints = [
+        taint
+        for taint in host.get("spec", {}).get("taints") or ()
+        # The API server taints new Nodes as not ready; readiness is checked by the condition.
+        if taint["effect"] != "PreferNoSchedule" and not taint["key"].startswith("node.kubernetes.io/")
+    ]
+    tolerated = all(any(_tolerates(entry, taint) for entry in tolerations) for taint in taints)
+    return is_ready(host) and tolerated and not host.get("spec", {}).get("unschedulable")
+
+
 def matches(expressions: Sequence[Obj], labels: Mapping[str, str]) -> bool:
     """Whether labels match all expressions `{key, operator, values}` of a node or label selector."""
     return all(_holds(entry, labels) for entry in expressions)
@@ -87,11 +100,14 @@ def _holds(entry: Obj, labels: Mapping[str, str]) -> bool:
     return checks[entry["operator"]]()
 
 
-def _usable(host: Obj) -> bool:
-    return is_ready(host) and not host.get("spec", {}).get("unschedulable")
+def _tolerates(toleration: Obj, taint: Obj) -> bool:
+    same_key = toleration.get("key") in (None, "", taint["key"])
+    same_value = toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", "")
+    return same_key and same_value and toleration.get("effect") in (None, "", taint["effect"])
 
 
-def _selected(spec: Obj, labels: Mapping[str, str]) -> bool:
+def matches_host(spec: Obj, labels: Mapping[str, str]) -> bool:
+    """Whether a host with these labels matches the node selector and the required node affinity of a VM."""
     if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
         return False
     required = _node_affinity(spec).get("requiredDuringSchedulingIgnoredDuringExecution")

@@ -15,9 +15,9 @@ from caphv.api.object import Key, Obj, being_deleted, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import NotFound
-from sandbox.harvester import kinds, quantities, scheduling
+from sandbox.harvester import kinds, migration, quantities, scheduling
 from sandbox.harvester.config import SimulatorConfig
-from sandbox.harvester.informers import Informers
+from sandbox.harvester.informers import Informers, claims_of
 from sandbox.harvester.volumes import Volumes
 
 log = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class VirtualMachines:
             return None
         wait = self._remaining("start", vmi, self._config.start_seconds) if _phase(vmi) != "Running" else 0
         await self._bring_up(vm, vmi, runs=wait <= 0)
+        await self._evacuate(vm)
         if wait <= 0 or self._config.start_seconds > UNREPORTED_SECONDS:
             await self._report(vm, STARTING if wait > 0 else RUNNING)
         return Result(requeue_after=wait) if wait > 0 else None
@@ -127,9 +128,31 @@ class VirtualMachines:
             gone = dict.fromkeys(labels_of(vmi).keys() - template.keys())
             patch["metadata"] = {"labels": {**template, **gone}}
         if runs and _phase(vmi) != "Running":
-            patch |= _running(vmi)
+            patch |= _running(vmi, self._claims(vm))
         if patch:
             await self._patch_instance(vmi, patch)
+
+    async def _evacuate(self, vm: Obj) -> None:
+        """Migrate an evicted instance, like KubeVirt's evacuation controller; retried when a host becomes free."""
+        vmi = self._informers.vmis.get(*key_of(vm))
+        if vmi is None or _host_of(vmi) != vmi["status"].get("evacuationNodeName"):
+            return
+        if migration.eviction_of(vmi) is not migration.Eviction.MIGRATE:
+            return
+        key, source = key_of(vm), _host_of(vmi)
+        others = [placed for other, placed in self._placed.items() if other != key]
+        hosts = [host for host in self._informers.hosts.store if host["metadata"]["name"] != source]
+        target = scheduling.place(vm, hosts, others)
+        if not target:
+            self._waiting.add(key)
+            return
+        self._remember(key, vmi, target)
+        await self._patch_instance(vmi, migrated(source, target))
+
+    def _claims(self, vm: Obj) -> list[Obj]:
+        namespace = vm["metadata"]["namespace"]
+        found = (self._informers.claims.get(namespace, name) for name in claims_of(vm))
+        return [claim for claim in found if claim is not None]
 
     async def _halt(self, vm: Obj, vmi: Obj | None) -> Result | None:
         if vmi is None or _phase(vmi) == "Succeeded":
@@ -275,9 +298,17 @@ def _scheduled(vmi: Obj, host: str) -> Obj:
     return {"status": status}
 
 
-def _running(vmi: Obj) -> Obj:
+def migrated(source: str, target: str) -> Obj:
+    """The change of an instance that has migrated; its guest does not notice."""
+    state = {"sourceNode": source, "targetNode": target, "completed": True, "endTimestamp": kinds.now()}
+    return {"status": {"nodeName": target, "migrationState": state, "evacuationNodeName": None}}
+
+
+def _running(vmi: Obj, claims: list[Obj]) -> Obj:
     times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Running")]
     conditions = kinds.with_condition(vmi, kinds.condition("Ready", True))
+    conditions = [entry for entry in conditions if entry["type"] != migration.MIGRATABLE]
+    conditions.append(migration.migratable_condition(vmi, claims))
     # Guests see the disks in this order.
     disks = [disk["name"] for disk in vmi["spec"]["domain"]["devices"].get("disks") or ()]
     volumes = [{"name": name, "target": f"vd{letter}"} for name, letter in zip(disks, ascii_lowercase, strict=False)]

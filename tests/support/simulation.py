@@ -122,12 +122,14 @@ def virtual_machine(
     memory: str = "4Gi",
     affinity: Obj | None = None,
     run_strategy: str = "Always",
+    eviction_strategy: str = "",
+    access_mode: str = "ReadWriteMany",
 ) -> Obj:
     """A VM with one disk and one interface, in the form that a provider writes."""
     claim = {
         "metadata": {"name": f"{name}-disk-0"},
         "spec": {
-            "accessModes": ["ReadWriteMany"],
+            "accessModes": [access_mode],
             "volumeMode": "Block",
             "resources": {"requests": {"storage": "10Gi"}},
             "storageClassName": storage_class,
@@ -153,6 +155,8 @@ def virtual_machine(
     }
     if affinity:
         spec["affinity"] = affinity
+    if eviction_strategy:
+        spec["evictionStrategy"] = eviction_strategy
     annotations = {kinds.CLAIM_TEMPLATES: json.dumps([claim])}
     return {
         "apiVersion": "kubevirt.io/v1",
