@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from caphv import data
 from caphv.api.object import Obj
-from sandbox import clusterclass, manifests, webhooks
+from sandbox import clusterclass, manifests, rights, webhooks
 from sandbox.capi import core
 from sandbox.capi import crds as providers
 from sandbox.processes import children, network, pki
@@ -132,8 +132,12 @@ class Sandbox:
         ]
         return found
 
-    def _missing(self, state: State) -> list[str]:
+    def missing(self) -> list[str]:
         """Names of the recorded parts that are not running, in the order of their start."""
+        state = State.load(self.folder)
+        return self._missing(state) if state else []
+
+    def _missing(self, state: State) -> list[str]:
         alive = {process.pid for process in children.find(self.folder)}
         return [name for name, part in state.processes.items() if part.pid not in alive]
 
@@ -154,8 +158,10 @@ class Sandbox:
         with network.claim() as (claimed, holder):
             await _timed(progress, "etcd", etcd.start(pass_fds=[holder.fileno()]))
         # Bearer tokens, because the fault proxy cannot forward client certificates.
-        users = {"identity": "caphv-identity", "harvester": ADMIN[0]}
-        issued = {name: Token(secrets.token_urlsafe(24), user, ADMIN[1]) for name, user in users.items()}
+        issued = {
+            "identity": Token(secrets.token_urlsafe(24), rights.IDENTITY),
+            "harvester": Token(secrets.token_urlsafe(24), *ADMIN),
+        }
         tokens = {"management": [], "harvester": list(issued.values())}
         servers = {
             name: ApiServer(
@@ -173,6 +179,8 @@ class Sandbox:
         state.save(self.folder)
         management = servers["management"]
         started = [part for part in (etcd.process, *(server.process for server in servers.values())) if part]
+        async with servers["harvester"].client() as client:
+            await manifests.apply(client, rights.of_identity())
         started += await asyncio.gather(
             _timed(progress, "Cluster API core", self._core(management)),
             *([_timed(progress, "simulated Harvester", self._simulator())] if _exists("sandbox.simulate") else []),
@@ -186,7 +194,8 @@ class Sandbox:
     async def _core(self, management: ApiServer) -> Process:
         async with management.client() as client:
             crds = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
-            await manifests.apply(client, manifests.movable([*crds, *providers.custom_resource_definitions()]))
+            crds = manifests.movable([*crds, *providers.custom_resource_definitions()])
+            await manifests.apply(client, [*crds, *rights.of_provider()])
             process = await core.start(self.folder, management)
             await manifests.apply(
                 client, [obj for name in clusterclass.NAMES for obj in clusterclass.objects("default", name)]
@@ -205,7 +214,7 @@ class Sandbox:
 
     async def _provider(self, management: ApiServer) -> Process:
         kubeconfig = self.folder / "provider.kubeconfig"
-        private_file(kubeconfig, pki.to_yaml(management.kubeconfig("caphv", ["system:masters"])))
+        private_file(kubeconfig, pki.to_yaml(management.kubeconfig(rights.PROVIDER, rights.PROVIDER_GROUPS)))
         metrics, health = children.free_ports(2)
         process = self._python(
             "provider",

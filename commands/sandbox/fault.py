@@ -10,6 +10,7 @@ from commands.main import CONTEXT_SETTINGS, HelpfulGroup
 from commands.sandbox.common import sandbox_options
 
 if TYPE_CHECKING:
+    from sandbox.environment import Sandbox
     from sandbox.harvester.faults import Faults, Kind
 
 _Answer = TypeVar("_Answer")
@@ -19,13 +20,13 @@ class FaultGroup(HelpfulGroup):
     """A command for each kind of fault, created on demand from the table of kinds."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return `list`, `clear` and all kinds."""
+        """Return `list`, `clear`, `chaos` and all kinds."""
         from sandbox.harvester.faults import KINDS
 
         return [*super().list_commands(ctx), *KINDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return `list`, `clear`, or the command of a kind."""
+        """Return `list`, `clear`, `chaos`, or the command of a kind."""
         from sandbox.harvester.faults import KINDS
 
         own = super().get_command(ctx, cmd_name)
@@ -86,6 +87,32 @@ def clear(ctx: click.Context, /, kind: str, target: str, **_which: Any) -> None:
         click.echo("no such fault is active" if kind else "no faults")
 
 
+@fault.command(
+    short_help="Inject random faults from a seed.",
+    epilog="""\b
+Examples:
+  caphv sandbox fault chaos --seed 7
+  caphv sandbox fault chaos --seed 7 --seconds 300 --no-kills
+""",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the schedule.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, help="Duration.")
+@click.option("--kills/--no-kills", default=True, show_default=True, help="Also kill the provider with SIGKILL.")
+@sandbox_options
+@click.pass_context
+def chaos(ctx: click.Context, /, seed: int, seconds: float, *, kills: bool, **_which: Any) -> None:
+    """Inject random transport faults and kill the provider, one after the other.
+
+    The same seed gives the same schedule. At the end no fault is active and the provider is running.
+    """
+    from sandbox import chaos
+
+    box = _sandbox(ctx)
+    steps = chaos.schedule(seed, seconds, kills=kills)
+    _with_faults(ctx, lambda faults: chaos.run(box, faults, steps, click.echo))
+    click.echo(f"{len(steps)} steps done; no fault is active")
+
+
 def _command(kind: "Kind") -> click.Command:
     @sandbox_options
     def call(target: str = "", **options: Any) -> None:
@@ -115,16 +142,22 @@ def _help_text(kind: "Kind") -> str:
     return f"{kind.summary} `caphv sandbox fault clear {kind.name}` ends it."
 
 
-def _with_faults(ctx: click.Context, work: Callable[["Faults"], Awaitable[_Answer]]) -> _Answer:
-    """Run `work` on the faults of the selected sandbox."""
-    from caphv.runtime.kubeconfig import parse_kubeconfig
-    from commands.sandbox.common import failures, running_sandbox
-    from sandbox.harvester.fault_actions import FaultError
-    from sandbox.harvester.faults import Faults
+def _sandbox(ctx: click.Context) -> "Sandbox":
+    from commands.sandbox.common import running_sandbox
 
     # The options may precede or follow the kind of fault.
     group = ctx.parent.params if ctx.parent else {}
-    box = running_sandbox(ctx.params["name"] or group.get("name"), ctx.params["folder"] or group.get("folder"))
+    return running_sandbox(ctx.params["name"] or group.get("name"), ctx.params["folder"] or group.get("folder"))
+
+
+def _with_faults(ctx: click.Context, work: Callable[["Faults"], Awaitable[_Answer]]) -> _Answer:
+    """Run `work` on the faults of the selected sandbox."""
+    from caphv.runtime.kubeconfig import parse_kubeconfig
+    from commands.sandbox.common import failures
+    from sandbox.harvester.fault_actions import FaultError
+    from sandbox.harvester.faults import Faults
+
+    box = _sandbox(ctx)
 
     async def call() -> _Answer:
         access = parse_kubeconfig(box.kubeconfig("harvester-direct").read_bytes())

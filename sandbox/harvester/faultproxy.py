@@ -31,6 +31,8 @@ _STATUS = {
     "forbidden": (403, "Forbidden"),
     "conflict": (409, "Conflict"),
     "too-many-requests": (429, "TooManyRequests"),
+    "server-error": (500, "InternalError"),
+    "unavailable": (503, "ServiceUnavailable"),
 }
 _READS = {"GET", "HEAD", "OPTIONS"}
 _HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
@@ -52,6 +54,8 @@ class FaultProxy:
         self._server_tls.load_cert_chain(certificate, key)
         self._listen = (host, port)
         self._faults: list[Fault] = []
+        # Objects whose first creation was rejected.
+        self._refused: set[tuple[str, str]] = set()
         # The last bytes to send on each open watch, empty for none; `_CUT` drops the connection.
         self._watches: set[asyncio.Future[bytes]] = set()
         self._session: aiohttp.ClientSession | None = None
@@ -105,28 +109,47 @@ class FaultProxy:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self.requests += 1
         watches = request.query.get("watch") in ("true", "1")
-        for fault in self._faults:
-            if random.random() >= fault.share:
-                continue
+        met = [fault for fault in self._faults if random.random() < fault.share]
+        for fault in met:
             if fault.name == "slow":
                 await asyncio.sleep(fault.delay)
-            elif fault.name == "away":
-                return _drop_connection(request)
-            elif fault.name in _STATUS and not (fault.name == "conflict" and request.method in _READS):
-                return _rejection(*_STATUS[fault.name])
-            elif fault.name == "watches-gone" and watches:
-                return web.Response(body=_GONE, content_type="application/json")
+            rejection = await self._intercept(fault.name, request, watches=watches)
+            if rejection is not None:
+                return rejection
         try:
-            return await self._forward(request, watches=watches)
+            response = await self._forward(request, watches=watches)
         except (aiohttp.ClientError, TimeoutError):
             return _drop_connection(request)
+        lost = request.method not in _READS and any(fault.name == "cut-after" for fault in met)
+        return _drop_connection(request) if lost else response
+
+    async def _intercept(self, fault: str, request: web.BaseRequest, *, watches: bool) -> web.Response | None:
+        """The response in place of the server's; None if the fault lets the request through."""
+        writes = request.method not in _READS
+        if fault == "away" or (fault == "cut-before" and writes) or (fault == "watches-cut" and watches):
+            return _drop_connection(request)
+        if fault == "watches-gone" and watches:
+            return web.Response(body=_GONE, content_type="application/json")
+        if fault == "create-once" and request.method == "POST" and await self._is_first_creation(request):
+            return _rejection(403, "Forbidden")
+        if fault in _STATUS and (writes or fault != "conflict"):
+            return _rejection(*_STATUS[fault])
+        return None
+
+    async def _is_first_creation(self, request: web.BaseRequest) -> bool:
+        name = str((json.loads(await request.read() or b"{}").get("metadata") or {}).get("name", ""))
+        key = (request.path, name)
+        if not name or key in self._refused:
+            return False
+        self._refused.add(key)
+        return True
 
     async def _forward(self, request: web.BaseRequest, *, watches: bool) -> web.StreamResponse:
         assert self._session is not None  # noqa: S101 - set while the proxy listens
         async with self._session.request(
             request.method,
             self._upstream.join(URL(request.raw_path, encoded=True)),
-            data=await request.read() if request.can_read_body else None,
+            data=await request.read() if request.body_exists else None,
             headers=_forwarded(request.headers),
             allow_redirects=False,
         ) as answer:
@@ -198,4 +221,4 @@ def _status(code: int, reason: str) -> dict[str, Any]:
 
 _GONE = json.dumps({"type": "ERROR", "object": _status(410, "Expired")}).encode() + b"\n"
 _CUT = b"cut"
-_ENDINGS = {"away": _CUT, "unauthorized": b"", "watches-gone": _GONE}
+_ENDINGS = {"away": _CUT, "watches-cut": _CUT, "unauthorized": b"", "watches-gone": _GONE}

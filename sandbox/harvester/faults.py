@@ -61,6 +61,12 @@ KINDS = {
         _transport("forbidden", "Reject requests with 403."),
         _transport("conflict", "Reject writes with 409."),
         _transport("too-many-requests", "Reject requests with 429 and Retry-After: 1."),
+        _transport("server-error", "Reject requests with 500."),
+        _transport("unavailable", "Reject requests with 503."),
+        _transport("cut-before", "Drop the connection of writes before they take effect."),
+        _transport("cut-after", "Drop the connection of writes after they took effect."),
+        _transport("create-once", "Reject the first creation of each object with 403."),
+        _transport("watches-cut", "Drop the connections of watches."),
         _transport("watches-gone", "End watches with 410, as if their resourceVersion were too old."),
     )
 }

@@ -130,9 +130,12 @@ class GarbageCollector:
             return
         if not being_deleted(obj):
             owners = _owners(obj)
-            if owners and all([await self._is_deleted(owner, obj) for owner in owners]):
+            left = [owner for owner in owners if not await self._is_deleted(owner, obj)]
+            if owners and not left:
                 log.info("deleting %s %s with its owner", resource.kind, key_of(obj))
                 await self._delete(resource, obj)
+            elif len(left) < len(owners):
+                await self._patch_owners(resource, obj, left)
         elif resource is NAMESPACES:
             await self._finish_namespace(obj)
         elif FOREGROUND in (obj["metadata"].get("finalizers") or ()):
@@ -178,6 +181,13 @@ class GarbageCollector:
             with contextlib.suppress(NotFound):
                 key = key_of(obj)
                 await self._client.patch(resource, key.name, key.namespace, patch)
+
+    async def _patch_owners(self, resource: Resource, obj: Obj, owners: list[Obj]) -> None:
+        """Remove references to deleted owners, as kube-controller-manager does: `clusterctl move` follows them."""
+        key, version = key_of(obj), obj["metadata"]["resourceVersion"]
+        with contextlib.suppress(NotFound):
+            patch = {"metadata": {"ownerReferences": owners, "resourceVersion": version}}
+            await self._client.patch(resource, key.name, key.namespace, patch)
 
     async def _delete(self, resource: Resource, obj: Obj) -> None:
         key = key_of(obj)

@@ -20,6 +20,7 @@ from caphv.runtime.errors import (
     Forbidden,
     Gone,
     NotFound,
+    ServerFault,
     TooManyRequests,
     Unauthorized,
     Unreachable,
@@ -253,6 +254,8 @@ async def test_proxy_passes_on_everything_while_nothing_is_wrong(place: Place) -
         ("unauthorized", Unauthorized),
         ("forbidden", Forbidden),
         ("too-many-requests", TooManyRequests),
+        ("server-error", ServerFault),
+        ("unavailable", ServerFault),
         ("away", Unreachable),
     ],
 )
@@ -275,6 +278,27 @@ async def test_conflict_meets_writes_only(place: Place) -> None:
         assert "never" not in (await client.get(NAMESPACES, "default"))["metadata"]["labels"]
 
 
+@pytest.mark.parametrize(("name", "takes_effect"), [("cut-before", False), ("cut-after", True)])
+async def test_writes_are_cut_before_or_after_their_effect(place: Place, name: str, takes_effect: bool) -> None:
+    async with proxied(place.server) as (proxy, client):
+        proxy.apply([Fault(name)])
+        await client.get(NAMESPACES, "default")
+        with pytest.raises(Unreachable):
+            await client.create(NAMESPACES, namespace(name))
+        proxy.apply([])
+        existing = {item["metadata"]["name"] for item in (await client.list(NAMESPACES))["items"]}
+        assert (name in existing) is takes_effect
+
+
+async def test_the_first_creation_of_each_object_is_rejected(place: Place) -> None:
+    async with proxied(place.server) as (proxy, client):
+        proxy.apply([Fault("create-once")])
+        for name in ("once-a", "once-b"):
+            with pytest.raises(Forbidden):
+                await client.create(NAMESPACES, namespace(name))
+            await client.create(NAMESPACES, namespace(name))
+
+
 async def test_slow_answers_come_late(place: Place) -> None:
     async with proxied(place.server) as (proxy, client):
         proxy.apply([Fault("slow", delay=BOUND)])
@@ -295,7 +319,10 @@ async def test_a_share_of_the_requests_gets_through(place: Place) -> None:
         assert 10 < refused < 50
 
 
-@pytest.mark.parametrize(("name", "error"), [("watches-gone", Gone), ("unauthorized", None), ("away", Unreachable)])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("watches-gone", Gone), ("watches-cut", Unreachable), ("unauthorized", None), ("away", Unreachable)],
+)
 async def test_open_watches_end(place: Place, name: str, error: type[Exception] | None) -> None:
     async with proxied(place.server) as (proxy, client):
         version = (await client.list(NAMESPACES))["metadata"]["resourceVersion"]

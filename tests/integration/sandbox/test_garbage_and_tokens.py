@@ -69,6 +69,23 @@ async def test_orphan_of_an_earlier_time_goes_too(api_server: ApiServer) -> None
         assert await client.get(CONFIG_MAPS, "owner", "orphans")
 
 
+async def test_references_to_deleted_owners_are_removed_while_another_owner_exists(api_server: ApiServer) -> None:
+    async with api_server.client() as client:
+        await client.create(NAMESPACES, {"metadata": {"name": "two-owners"}})
+        lost, kept = [await _config_map(client, "two-owners", name) for name in ("lost", "kept")]
+        child = await _config_map(client, "two-owners", "child", kept)
+        references = [*child["metadata"]["ownerReferences"], _reference(lost)]
+        await client.patch(CONFIG_MAPS, "child", "two-owners", {"metadata": {"ownerReferences": references}})
+        await client.delete(CONFIG_MAPS, "lost", "two-owners")
+
+        async def only_the_other_is_left() -> bool:
+            live = await client.get(CONFIG_MAPS, "child", "two-owners")
+            return [owner["name"] for owner in live["metadata"]["ownerReferences"]] == ["kept"]
+
+        async with _running(GarbageCollector(client).run()):
+            await _until(only_the_other_is_left)
+
+
 @asynccontextmanager
 async def _running(work: Any) -> AsyncIterator[None]:
     task = asyncio.ensure_future(work)
@@ -83,9 +100,13 @@ async def _running(work: Any) -> AsyncIterator[None]:
 async def _config_map(client: ApiClient, namespace: str, name: str, owner: Obj | None = None) -> Obj:
     metadata: Obj = {"name": name, "namespace": namespace}
     if owner:
-        identity = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
-        metadata["ownerReferences"] = [{"apiVersion": "v1", "kind": "ConfigMap", **identity}]
+        metadata["ownerReferences"] = [_reference(owner)]
     return await client.create(CONFIG_MAPS, {"metadata": metadata})
+
+
+def _reference(owner: Obj) -> Obj:
+    identity = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+    return {"apiVersion": "v1", "kind": "ConfigMap", **identity}
 
 
 async def _token(client: ApiClient) -> Obj | None:

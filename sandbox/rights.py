@@ -1,0 +1,44 @@
+"""The shipped, least-privilege rights of the provider: on the management cluster, and of its identity on Harvester.
+
+Tests and demos run under these rights, so that a missing one is noticed.
+"""
+
+from __future__ import annotations
+
+from caphv import data
+from caphv.api.object import Obj
+from sandbox import manifests
+
+# The account of the provider's Deployment, as a client certificate names it.
+PROVIDER = "system:serviceaccount:caphv-system:caphv-controller-manager"
+PROVIDER_GROUPS = ("system:serviceaccounts", "system:serviceaccounts:caphv-system")
+IDENTITY = "caphv-identity"
+
+
+def of_provider() -> list[Obj]:
+    """Namespace, account, roles and bindings of the provider on the management cluster."""
+    folder = data.folder("deploy/kustomize/base")
+    return manifests.read(folder / name for name in ("namespace.yaml", "rbac.yaml", "webhook-rbac.yaml"))
+
+
+def of_identity() -> list[Obj]:
+    """Roles of an identity on Harvester, bound to the user `IDENTITY` as for an account that may use all namespaces."""
+    roles = manifests.read([data.folder("deploy/harvester") / "clusterroles.yaml"])
+    namespaces = sorted({role["metadata"]["namespace"] for role in roles if role["kind"] == "Role"})
+    return [
+        *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in namespaces),
+        *roles,
+        *(_binding(role) for role in roles),
+    ]
+
+
+def _binding(role: Obj) -> Obj:
+    metadata = {name: role["metadata"][name] for name in ("name", "namespace") if name in role["metadata"]}
+    group = role["apiVersion"].partition("/")[0]
+    return {
+        "apiVersion": role["apiVersion"],
+        "kind": f"{role['kind']}Binding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": group, "kind": role["kind"], "name": metadata["name"]},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": IDENTITY}],
+    }
