@@ -14,6 +14,7 @@ from functools import partial
 from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, key_of
+from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
 from caphv.runtime.text import off_loop
 from reconciler import metrics
@@ -154,8 +155,18 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
         if ownership_of(existing, scope.owner) is Ownership.FOREIGN:
             owner = annotations_of(existing).get(names.OWNER_ANNOTATION, "another owner")
             raise scope.failed(f"Secret {key_of(existing)} on Harvester belongs to {owner}") from None
-        secret["metadata"]["resourceVersion"] = existing["metadata"]["resourceVersion"]
-        await client.replace(SECRETS, secret)
+        await _update_secret(client, existing, secret)
+
+
+async def _update_secret(client: ApiClient, existing: Obj, wanted: Obj) -> None:
+    """Patch the Secret of an earlier attempt: accounts with the roles of 0.11 may not update Secrets."""
+    data = {**dict.fromkeys(existing.get("data") or ()), **wanted["data"]}
+    annotations = wanted["metadata"]["annotations"]
+    if existing.get("data") == data and annotations.items() <= annotations_of(existing).items():
+        return
+    key = key_of(existing)
+    metadata = {"resourceVersion": existing["metadata"]["resourceVersion"], "annotations": annotations}
+    await client.patch(SECRETS, key.name, key.namespace, {"metadata": metadata, "data": data})
 
 
 async def _user_data(scope: MachineScope, bootstrap: str, dhcp: Sequence[str]) -> str:

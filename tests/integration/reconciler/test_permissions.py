@@ -22,7 +22,7 @@ import yaml
 from caphv import data
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Forbidden, NotFound
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from caphv.runtime.manager import BindAddresses
 from commands.webhook import beside
@@ -46,6 +46,7 @@ from tests.support.reconciler.case import (
     CLUSTERS,
     HARVESTER_CLUSTERS,
     HARVESTER_MACHINE_TEMPLATES,
+    HARVESTER_MACHINES,
     Case,
     holds,
     is_ready,
@@ -82,15 +83,30 @@ ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
 WITHIN = {("rbac.authorization.k8s.io", "clusterroles", "bind")}
 
 
-class Twice(inprocess.Hook):
-    """Sends each creation of these kinds a second time, as if the first answer had been lost."""
+class Unlucky(inprocess.Hook):
+    """Repeats each creation as if the first response had been lost, and answers each first write with a conflict.
 
-    KINDS = ("virtualmachines", "loadbalancers", "ippools", "services")
+    So every path after a refused, repeated or conflicting write runs with the shipped roles, too.
+    """
+
+    REPEATED = ("virtualmachines", "loadbalancers", "ippools", "services", "secrets", "serviceaccounts", "namespaces")
+    EXEMPT = ("leases", "events", "tokenreviews", "subjectaccessreviews")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: set[tuple[str, str]] = set()
 
     async def asked(self, method: str, path: str, _options: Mapping[str, Any], send: Callable[[], Any]) -> Any:
-        if method == "POST" and path.rpartition("/")[2] in self.KINDS:
+        if method == "POST" and path.rpartition("/")[2] in self.REPEATED:
             with contextlib.suppress(ApiError):
                 await send()
+        elif (
+            method in ("PATCH", "PUT", "DELETE")
+            and (method, path) not in self.refused
+            and not any(f"/{kind}/" in path for kind in self.EXEMPT)
+        ):
+            self.refused.add((method, path))
+            raise Conflict(409, "Conflict", "the object has been modified")
         return await send()
 
 
@@ -146,7 +162,7 @@ async def provider(
     server: ApiServer, metrics: int, *, account: str = MANAGER, namespace: str = ""
 ) -> AsyncIterator[None]:
     """The provider as the account of its Deployment, in this process."""
-    inprocess._hook.set(Twice())
+    inprocess._hook.set(Unlucky())
     client, stop = manager(server, account), asyncio.Event()
     addresses = BindAddresses(f"127.0.0.1:{metrics}", "")
     options = ProviderOptions(leader_elect=True, addresses=addresses, secure_metrics=True, namespace=namespace)
@@ -188,6 +204,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
         full, taken, narrow = cases
         await watched(full, port)
         await live(full)
+        await recreated_after_quota(full)
         await imported(full)
         await take_over(taken)
         await stay_in(narrow)
@@ -353,6 +370,20 @@ async def imported(case: Case) -> None:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def recreated_after_quota(case: Case) -> None:
+    """A VM that a quota refuses leaves its Secret; it is created with newer bootstrap data once the quota is raised."""
+    quota = {"metadata": {"name": "tight", "namespace": case.target}, "spec": {"hard": {"limits.cpu": "1"}}}
+    await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
+    await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo]\n"})
+    await case.create_machine("late", bootstrap="late-data")
+    await case.until(HARVESTER_MACHINES, "late", lacks("VMProvisioningReady", "VMProvisioningFailed", "tight"))
+    await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo newer]\n"})
+    await case.harvester.delete(kinds.RESOURCE_QUOTAS, "tight", case.target)
+    await case.until(HARVESTER_MACHINES, "late", is_ready)
+    user_data, _ = await case.user_data("late")
+    assert user_data["runcmd"][-1] == "echo newer"
 
 
 async def take_over(case: Case) -> None:
