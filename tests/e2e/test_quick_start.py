@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,23 @@ def applied(checkout: Path) -> list[Obj]:
     return list(yaml.safe_load_all(found[1]))
 
 
+async def the_whole_cluster_can_be_moved(box: Sandbox) -> None:
+    folder = box.folder / "moved"
+    folder.mkdir()
+    command = [str(binaries.binary("clusterctl")), "move", "--namespace", NAMESPACE, "--to-directory", str(folder)]
+    variables = {"KUBECONFIG": str(box.kubeconfig("management")), "CLUSTERCTL_DISABLE_VERSIONCHECK": "true"}
+
+    async def moved() -> bool:
+        # clusterctl refuses while the core has not found all Nodes.
+        done = await asyncio.to_thread(subprocess.run, command, env={**os.environ, **variables}, capture_output=True)
+        return done.returncode == 0
+
+    await until(moved)
+    kinds = sorted(path.name.partition("_")[0] for path in folder.iterdir())
+    assert kinds.count("HarvesterMachine") == kinds.count("Machine") == 3, kinds
+    assert {"Cluster", "HarvesterCluster", "RKE2ControlPlane", "MachineDeployment", "Secret"} <= set(kinds), kinds
+
+
 async def story(box: Sandbox, objects: list[Obj]) -> None:
     await box.up()
     names = ("management", "harvester")
@@ -61,6 +80,7 @@ async def story(box: Sandbox, objects: list[Obj]) -> None:
         ],
     )
     await until(machines_are_ready)
+    await the_whole_cluster_can_be_moved(box)
     await management.delete(CLUSTERS, "first", NAMESPACE)
     await until(cluster_is_gone)
     for resource in (VMS, PERSISTENT_VOLUME_CLAIMS, SERVICES, SECRETS):

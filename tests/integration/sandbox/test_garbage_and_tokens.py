@@ -83,7 +83,7 @@ async def test_references_to_deleted_owners_are_removed_while_another_owner_exis
             return [owner["name"] for owner in live["metadata"]["ownerReferences"]] == ["kept"]
 
         async with _running(GarbageCollector(client).run()):
-            await _until(only_the_other_is_left)
+            await until(only_the_other_is_left)
 
 
 @asynccontextmanager
