@@ -1,8 +1,10 @@
 """`caphv validate`: the verdicts of the webhook without an API server, for files, folders and streams."""
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 Obj = dict[str, Any]
 
 VALID, INVALID, UNREADABLE = 0, 1, 2
+_LARGE = 1024 * 1024
 
 
 # Modules that are a `RuleSet`.
@@ -82,15 +85,23 @@ def examine(paths: Sequence[str]) -> "Report":
     from commands.output.validate import Report
 
     result = Report()
-    sources, unreadable = read_all(paths, sys.stdin.buffer)
+    sources, unreadable = read_all(paths, sys.stdin.buffer, _announce)
     result.unreadable.extend(unreadable)
     result.files = [source.name for source in sources]
     _judge(sources, result)
     return result
 
 
+def _announce(name: str) -> None:
+    """Tell a person at a terminal about a file that takes long: a MiB takes two seconds."""
+    with contextlib.suppress(OSError):
+        if sys.stderr.isatty() and (size := Path(name).stat().st_size) > _LARGE:
+            click.echo(f"reading {name}, {size / 1024**2:.1f} MiB ...", err=True)
+
+
 def _judge(sources: "Sequence[Source]", result: "Report") -> None:
     from caphv.validation.yaml import yaml_rules
+    from caphv.validation.yaml.yaml_rules import Position, text_finding
     from commands.output.validate import Item, items
 
     sets: list[RuleSet] = [cast("RuleSet", importlib.import_module(name)) for name in RULE_SETS]
@@ -98,6 +109,10 @@ def _judge(sources: "Sequence[Source]", result: "Report") -> None:
     result.rules = {rule.name: rule.description for rule in every_rule}
     every: list[Item] = []
     for source in sources:
+        if source.named and not source.problems and not source.documents:
+            detail = "there is no object in it"
+            remedy = "write one, or look at what should have written it"
+            result.add_text(source, text_finding(yaml_rules.DOCUMENT, Position(1, 1), detail, remedy))
         for problem in source.problems:
             result.add_text(source, problem)
         for document in source.documents:

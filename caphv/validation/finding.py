@@ -4,6 +4,7 @@ The words are those of Kubernetes' own field errors: kubectl users know `spec.cp
 that match on it keep working.
 """
 
+import difflib
 import json
 import re
 from collections.abc import Iterable
@@ -16,6 +17,8 @@ FieldPath = tuple[str | int, ...]
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _LONGEST_VALUE = 120
+# Comparing takes time quadratic to the length.
+_LONGEST_NAME = 64
 
 
 class Fault(StrEnum):
@@ -91,6 +94,12 @@ def rendered(path: FieldPath) -> str:
         else:
             text += f".{part}" if text else part
     return text or "<root>"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return `; did you mean "x"?` for the name that is nearly this one, empty when none is."""
+    close = difflib.get_close_matches(name[:_LONGEST_NAME], sorted(set(names)), n=1, cutoff=0.75)
+    return f'; did you mean "{close[0]}"?' if close else ""
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

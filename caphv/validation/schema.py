@@ -21,7 +21,7 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
 from caphv import data
-from caphv.validation.finding import Fault, FieldPath, Finding, in_order
+from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean, in_order
 
 Obj = dict[str, Any]
 
@@ -65,7 +65,6 @@ _TEXTS = {
     "minProperties": "must have at least {} fields",
     "maxProperties": "must have at most {} fields",
     "uniqueItems": "must not have the same item twice",
-    "pattern": "must match {}",
 }
 
 
@@ -180,8 +179,10 @@ def _of_error(error: Any, root: FieldPath) -> Iterator[Finding]:
                 yield Finding((*path, name), fault, _wanted(_property(error.schema, name)), rule)
         return
     if fault is Fault.UNKNOWN:
+        known = error.schema.get("properties", {})
         for name in _unknown(error):
-            yield Finding((*path, name), fault, "there is no such field: correct its name or remove it", rule)
+            near = did_you_mean(name, known) or ": correct its name or remove it"
+            yield Finding((*path, name), fault, f"there is no such field{near}", rule)
         return
     # What may be a secret is not shown.
     value = None if error.schema.get("writeOnly") else error.instance

@@ -94,7 +94,8 @@ def is_definition(obj: Any) -> bool:
 def check(obj: Any) -> list[Finding]:
     """Return all that is wrong or unwise with a definition by itself."""
     found = schema.load(SCHEMA).findings(obj)
-    return in_order(_discreet(finding) for finding in found or rules.check(obj))
+    more = rules.check_what_can_be(obj, found) if found else rules.check(obj)
+    return in_order(_discreet(finding) for finding in (*found, *more))
 
 
 def _discreet(finding: Finding) -> Finding:

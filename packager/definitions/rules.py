@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from caphv.api import names
@@ -36,6 +37,24 @@ _RESERVED_ANNOTATIONS = {
 def check(obj: Obj) -> list[Finding]:
     """Return what is wrong with a definition that its schema accepts."""
     return [found for rule in RULES for found in rule.findings(obj)]
+
+
+def check_what_can_be(obj: Any, reported: Iterable[Finding]) -> list[Finding]:
+    """Return what else is wrong with a definition that its schema refuses: people want all errors in one round.
+
+    Rules that need what is missing or malformed are left out, and so is what the schema has reported.
+    """
+    known = [finding.path for finding in reported]
+    found: list[Finding] = []
+    for rule in RULES:
+        with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError):
+            found += rule.findings(obj)
+    return [finding for finding in found if not any(_same_place(finding.path, path) for path in known)]
+
+
+def _same_place(one: FieldPath, other: FieldPath) -> bool:
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]
 
 
 @RULES.rule(
@@ -107,6 +126,12 @@ def _addresses(obj: Obj) -> Iterator[Finding]:
     if addresses and not _is_mask(addresses["subnetMask"]):
         detail = "must be a subnet mask, for example 255.255.0.0"
         yield Finding((*root, "subnetMask"), Fault.INVALID, detail, value=addresses["subnetMask"])
+    elif addresses and _is_ipv4(addresses["gateway"]):
+        network = ipaddress.IPv4Network((addresses["gateway"], addresses["subnetMask"]), strict=False)
+        ends = (network.network_address, network.broadcast_address) if network.prefixlen < 31 else ()
+        if ipaddress.IPv4Address(addresses["gateway"]) in ends:
+            detail = f"must not be the network or broadcast address of {network}: use one between them"
+            yield Finding((*root, "gateway"), Fault.INVALID, detail, value=addresses["gateway"])
 
 
 def _is_ipv4(text: str) -> bool:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from caphv.api.names import GROUP, VERSIONS
 from caphv.validation import schema
-from caphv.validation.finding import Fault, Finding, LocatedFinding, in_order
+from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean, in_order
 from caphv.validation.rule import Rule
 from webhooks.admission import KINDS, RULES, Review, judge
 from webhooks.crossobject import machines, networks, objects, references, topology
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Inventory, Obj, did_you_mean, locate
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Inventory, Obj, locate
 
 CROSS_OBJECT_RULES: tuple[Rule, ...] = (
     *objects.RULES,
@@ -46,7 +46,8 @@ def check(obj: Obj) -> list[Finding]:
     # The webhook never sees unknown fields, because the API server drops them before.
     strict = schema.load(KINDS[kind].schema).findings(obj, version=version)
     unknown = [finding for finding in strict if finding.fault is Fault.UNKNOWN]
-    verdict = judge(Review("CREATE", kind, version, obj))
+    # The webhook lets pass what is being deleted. A file cannot be: it was printed from a cluster.
+    verdict = judge(Review("CREATE", kind, version, _without_deletion(obj)))
     return in_order([*verdict.errors, *verdict.warnings, *unknown])
 
 
@@ -64,6 +65,13 @@ def check_together(objs: Sequence[Obj]) -> list[LocatedFinding[int]]:
 def rules() -> Sequence[Rule]:
     """Return the rules about one object and those about several."""
     return (*RULES.values(), *CROSS_OBJECT_RULES)
+
+
+def _without_deletion(obj: Obj) -> Obj:
+    metadata = obj.get("metadata")
+    if not isinstance(metadata, dict) or "deletionTimestamp" not in metadata:
+        return obj
+    return obj | {"metadata": {key: value for key, value in metadata.items() if key != "deletionTimestamp"}}
 
 
 def _group(obj: Obj) -> str:

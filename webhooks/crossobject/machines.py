@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.validation.finding import Fault, LocatedFinding
+from caphv.validation.finding import Fault, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
-from webhooks.crossobject.model import CORE_GROUP, STORAGE_GROUP, Entry, Inventory, Located, did_you_mean
+from webhooks.crossobject.model import CORE_GROUP, STORAGE_GROUP, Entry, Inventory, Located
 from webhooks.crossobject.networks import harvester
 from webhooks.crossobject.owners import cluster_of, is_control_plane, users
 from webhooks.crossobject.references import references
@@ -26,10 +26,16 @@ def _control_plane_replicas(inventory: Inventory) -> Iterator[tuple[Entry, Field
             yield cluster, cluster.field.at("spec", "topology", "controlPlane", "replicas")
 
 
+def topology_class_name(cluster: Entry) -> str:
+    """The name of the ClusterClass of a Cluster, empty for none."""
+    topology = cluster.field.at("spec", "topology")
+    return topology.at("classRef", "name").text or topology.at("class").text
+
+
 def topology_class(inventory: Inventory, cluster: Entry) -> Entry | None:
     """The ClusterClass of a Cluster, in the words of v1beta1 or v1beta2; None when it is not among the objects."""
     topology = cluster.field.at("spec", "topology")
-    name = topology.at("classRef", "name").text or topology.at("class").text
+    name = topology_class_name(cluster)
     namespace = topology.at("classRef", "namespace").text or topology.at("classNamespace").text or cluster.namespace
     return inventory.find("ClusterClass", namespace, name, CORE_GROUP) if name else None
 
@@ -37,7 +43,7 @@ def topology_class(inventory: Inventory, cluster: Entry) -> Entry | None:
 @RULES.rule(
     "control-plane-count",
     ("*ControlPlane", "Cluster"),
-    "A control plane has an odd number of machines: with one more, etcd survives no further failure.",
+    "A control plane must have an odd number of machines: one more does not let etcd survive another failure.",
     example="`replicas: 2` of an RKE2ControlPlane: take 1 or 3",
     advice=True,
 )
@@ -52,8 +58,8 @@ def _count(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "one-zone",
     (MACHINE_TEMPLATE, "MachineDeployment"),
-    "Machines of a cluster are spread over zones: a template does not pin several control planes to one, nor are"
-    " all MachineDeployments in the same.",
+    "Machines of a cluster must be spread over zones: a template must not pin several control plane machines to one "
+    "zone, and MachineDeployments must not all be in the same.",
     example="`failureDomain: zone-a` in the template of a control plane with 3 replicas: remove it",
     advice=True,
 )
@@ -81,7 +87,7 @@ def _deployments(inventory: Inventory) -> dict[int, list[Entry]]:
 @RULES.rule(
     "machine-name-taken",
     (MACHINE,),
-    "No two machines of one name have the same target namespace on Harvester: the VM has the machine's name.",
+    "Names of machines must be unique in a target namespace on Harvester: the VM has the machine's name.",
     example="HarvesterMachines `a/worker-1` and `b/worker-1` of clusters that both have `targetNamespace: demo`",
 )
 def _machine_name(inventory: Inventory) -> Iterator[Located]:
@@ -100,7 +106,7 @@ def _machine_name(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "cluster-name-taken",
     (CLUSTER,),
-    "No two clusters of one name share a target namespace on Harvester: their machines would get the same names.",
+    "Names of clusters must be unique in a target namespace on Harvester: their machines could get the same names.",
     example="HarvesterClusters `a/demo` and `b/demo` that both have `targetNamespace: demo`: give each its own",
     advice=True,
 )
@@ -126,8 +132,8 @@ def _disks(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
 @RULES.rule(
     "storage-class-migration",
     (MACHINE, MACHINE_TEMPLATE),
-    "Disks are on a storage class that lets a VM move to another host while it runs, where the StorageClass is among"
-    " the files: of Longhorn, one with parameter `migratable`.",
+    "Disks must be on a StorageClass that supports live migration, where the StorageClass is among the files: for "
+    "Longhorn, one with parameter `migratable`.",
     example='`storageClass: longhorn` beside StorageClass `longhorn` without `migratable: "true"`: choose another',
     advice=True,
 )
@@ -143,7 +149,7 @@ def _migratable(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "storage-class-absent",
     (MACHINE, MACHINE_TEMPLATE),
-    "A storage class has the name of a StorageClass, where some are among the files and it is nearly that of one.",
+    "A storage class must have the name of a StorageClass, where one among the files has nearly that name.",
     example="`storageClass: harvester-longhron` beside StorageClass `harvester-longhorn`: correct the name",
     advice=True,
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from caphv.api.names import CLUSTER_NAME_LABEL, GROUP
-from caphv.validation.finding import LocatedFinding
+from caphv.validation.finding import LocatedFinding, did_you_mean
 from caphv.validation.rule import Rule
 from webhooks.rules.model import Field
 
@@ -124,15 +123,10 @@ class Inventory:
         return self._by_cluster.get((entry.namespace, entry.cluster_name)) if entry.cluster_name else None
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean "x"?` for the name that is nearly this one, empty when none is."""
-    close = difflib.get_close_matches(name, sorted(set(names)), n=1, cutoff=0.75)
-    return f'; did you mean "{close[0]}"?' if close else ""
-
-
 def locate(rule: Rule, inventory: Inventory) -> Iterator[LocatedFinding[int]]:
     """Run a rule over all objects; yield its findings by the places of the objects."""
     if rule.check is not None:
         for found in rule.check(inventory):
-            other = found.other.index if found.other else None
+            # An object of ours that is not among those given has no place.
+            other = found.other.index if found.other and found.other.index >= 0 else None
             yield LocatedFinding(found.place.index, rule.signed(found.finding), other)

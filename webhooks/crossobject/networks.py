@@ -45,7 +45,7 @@ def _blocks(cluster: Entry) -> list[Field]:
 @RULES.rule(
     "cluster-network",
     ("Cluster",),
-    "CIDR blocks of Pods and Services are CIDRs, and do not overlap each other.",
+    "CIDR blocks of Pods and Services must be CIDRs that do not overlap.",
     example="`pods.cidrBlocks: [10.42.0.0/15]` with `services.cidrBlocks: [10.43.0.0/16]`: choose separate ones",
 )
 def _cluster_network(inventory: Inventory) -> Iterator[Located]:
@@ -66,8 +66,8 @@ def _overlap(one: Network | None, two: Network | None) -> bool:
 @RULES.rule(
     "cluster-network-overlap",
     ("Cluster",),
-    "CIDR blocks of Pods and Services keep off the networks of the cluster's machines and load balancer, or machines"
-    " could not reach each other.",
+    "CIDR blocks of Pods and Services must not overlap the networks of the cluster's machines and load balancer, or "
+    "machines cannot reach each other.",
     example="`pods.cidrBlocks: [172.17.0.0/16]` with machines in 172.17.1.0/24: choose another block",
 )
 def _machines_network(inventory: Inventory) -> Iterator[Located]:
@@ -145,8 +145,8 @@ def _same_network(one: tuple[str, str], two: tuple[str, str]) -> bool:
 @RULES.rule(
     "pool-overlap",
     (CLUSTER, "IPPool"),
-    "Address ranges of pools on one VM network do not overlap, whichever clusters they are for: two machines would get"
-    " one address.",
+    "Address ranges of pools on one VM network must not overlap, even for different clusters: two machines would get "
+    "the same address.",
     example="HarvesterClusters `a` and `b` with pools 172.17.1.50-100 and 172.17.1.90-120: separate the ranges",
 )
 def _pool_overlap(inventory: Inventory) -> Iterator[Located]:
@@ -189,7 +189,7 @@ def _statics(inventory: Inventory) -> Iterator[_Static]:
 @RULES.rule(
     "static-address-duplicate",
     (MACHINE,),
-    "No two machines on one VM network have the same static address.",
+    "Static addresses must be unique on a VM network.",
     example="two HarvesterMachines with `networkConfig.address: 172.17.1.60`: give each its own",
 )
 def _static_duplicate(inventory: Inventory) -> Iterator[Located]:
@@ -205,7 +205,7 @@ def _static_duplicate(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "static-address-in-pool",
     (MACHINE,),
-    "A static address lies outside the ranges of the pools on its VM network, or a pool gives it to another machine.",
+    "A static address must be outside the ranges of pools on its VM network: a pool would give it to another machine.",
     example="`networkConfig.address: 172.17.1.60` and a pool 172.17.1.50-100: take an address outside of the range",
     advice=True,
 )
@@ -222,7 +222,7 @@ def _static_in_pool(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "static-address-template",
     (MACHINE_TEMPLATE,),
-    "A template with a static address makes at most one machine.",
+    "A template with a static address must be used for at most one machine.",
     example="`networkConfig` in a template of a MachineDeployment with 3 replicas: use a pool",
 )
 def _static_template(inventory: Inventory) -> Iterator[Located]:
@@ -236,8 +236,7 @@ def _static_template(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "static-address-network",
     (MACHINE, MACHINE_TEMPLATE),
-    "A static address without a mask beside it has the mask of its cluster: by that, address and gateway are in one"
-    " network.",
+    "A static address without a mask of its own must be in one network with its gateway by the mask of its cluster.",
     example="`networkConfig: {address: 172.17.1.60, gateway: 172.17.2.1}` in a cluster with mask 255.255.255.0:"
     " correct the gateway",
 )

@@ -5,28 +5,55 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from caphv.api.names import GROUP
-from caphv.validation.finding import Fault, Finding, LocatedFinding
+from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
 from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Entry, Inventory, Located
-from webhooks.rules.model import Field
+from webhooks.rules.model import KINDS, Field
+from webhooks.rules.values import is_label_key
 
 RULES = Rules()
 GROUPS = frozenset({GROUP, CORE_GROUP, CONTROL_PLANE_GROUP})
 API_SERVER_PORT = 6443
+# Groups of Cluster API differ from one another by more than this.
+_NEARLY = 0.93
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _NAMESPACE = re.compile(_LABEL)
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+# Fields of ObjectMeta; those that only the server sets are in what it prints.
+_METADATA = frozenset({
+    "annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers",
+    "generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences",
+    "resourceVersion", "selfLink", "uid",
+})  # fmt: skip
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+
+
+@RULES.rule(
+    "api-group",
+    ("all kinds of this provider and of Cluster API",),
+    "The API group must be spelled as the API server has it: an object of another group is neither checked nor served.",
+    example="`apiVersion: infrastucture.cluster.x-k8s.io/v1beta1`: correct the group",
+)
+def _api_group(inventory: Inventory) -> Iterator[Located]:
+    for entry in inventory.entries:
+        group, version = entry.api
+        if group in GROUPS or not group:
+            continue
+        near = GROUP if entry.kind in KINDS else next(iter(get_close_matches(group[:64], GROUPS, 1, _NEARLY)), "")
+        if near:
+            detail = f'did you mean "{near}/{version}"?'
+            yield LocatedFinding(entry, entry.field.at("apiVersion").problem(Fault.UNSUPPORTED, detail))
 
 
 @RULES.rule(
     "metadata",
     ("all kinds of this provider and of Cluster API",),
-    "Metadata is what the API server takes: a name (or generateName) and a namespace in its form, texts as values of"
-    " labels and annotations.",
+    "Metadata must be what the API server accepts: a valid name (or generateName) and namespace, known fields, and "
+    "text as keys and values of labels and annotations.",
     example="`labels: {tier: 1}`: quote the value",
 )
 def _metadata(inventory: Inventory) -> Iterator[Located]:
@@ -46,6 +73,10 @@ def _of_metadata(metadata: Field) -> Iterator[Finding]:
         yield namespace.invalid("must be at most 63 lower case letters, digits and -")
     for part in ("labels", "annotations"):
         yield from _texts(metadata.at(part), labels=part == "labels")
+    for key in metadata.mapping:
+        if key not in _METADATA:
+            near = did_you_mean(key, _METADATA) or ": correct its name or remove it"
+            yield metadata.at(key).problem(Fault.UNKNOWN, f"there is no such field{near}")
 
 
 def _texts(values: Field, *, labels: bool) -> Iterator[Finding]:
@@ -53,6 +84,8 @@ def _texts(values: Field, *, labels: bool) -> Iterator[Finding]:
         yield values.problem(Fault.WRONG_TYPE, "must be a mapping of keys to texts")
     for key in values.mapping:
         value = values.at(key)
+        if not is_label_key(key):
+            yield value.invalid("must have as its key a name with an optional domain, for example example.com/tier")
         if not isinstance(value.value, str):
             yield value.problem(Fault.WRONG_TYPE, "must be a string")
         elif labels and not _LABEL_VALUE.fullmatch(value.text):
@@ -62,7 +95,7 @@ def _texts(values: Field, *, labels: bool) -> Iterator[Finding]:
 @RULES.rule(
     "defined-twice",
     ("all kinds of this provider and of Cluster API",),
-    "An object is defined once: the later definition would silently replace the earlier.",
+    "An object must be defined once: the later definition would silently replace the earlier.",
     example="HarvesterCluster `clusters/demo` in two files: remove one",
 )
 def _twice(inventory: Inventory) -> Iterator[Located]:
@@ -80,7 +113,7 @@ def _twice(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "cluster-endpoint",
     ("Cluster",),
-    "`spec.controlPlaneEndpoint` of a Cluster on Harvester has a host and port that can be one, or is left out.",
+    "`spec.controlPlaneEndpoint` of a Cluster on Harvester must have a valid host and port, or be left out.",
     example="`controlPlaneEndpoint: {host: 172.17.1.300, port: 6443}`: remove it, the provider fills it in",
 )
 def _endpoint(inventory: Inventory) -> Iterator[Located]:
@@ -99,7 +132,7 @@ def _endpoint(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "cluster-endpoint-given",
     ("Cluster",),
-    "`spec.controlPlaneEndpoint` of a Cluster on Harvester agrees with its HarvesterCluster and the load balancer.",
+    "`spec.controlPlaneEndpoint` of a Cluster on Harvester must agree with its HarvesterCluster and the load balancer.",
     example="`controlPlaneEndpoint: {host: 172.17.1.50, port: 443}`: remove it, the load balancer answers at port 6443",
     advice=True,
 )

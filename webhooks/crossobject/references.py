@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from caphv.api.names import GROUP, VERSIONS
-from caphv.validation.finding import Fault, LocatedFinding
+from caphv.validation.finding import Fault, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Entry, Inventory, Located, did_you_mean
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Entry, Inventory, Located
 from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, KINDS, MACHINE, MACHINE_TEMPLATE, Field
 
 RULES = Rules()
@@ -61,9 +61,9 @@ def expected_kind(entry: Entry, field: Field) -> str | None:
 @RULES.rule(
     "reference-kind",
     OWNERS,
-    "A reference names the kind of this provider that fits its place: HarvesterCluster for a Cluster,"
-    " HarvesterMachine for a Machine, HarvesterMachineTemplate for what makes machines, HarvesterClusterTemplate for"
-    " a ClusterClass. There are no machine pools.",
+    "A reference must name the kind of this provider that fits its place: HarvesterCluster for a Cluster, "
+    "HarvesterMachine for a Machine, HarvesterMachineTemplate for what creates machines, HarvesterClusterTemplate for "
+    "a ClusterClass. There are no machine pools.",
     example='MachineDeployment with `infrastructureRef.kind: HarvesterMachine`: write "HarvesterMachineTemplate"',
 )
 def _kind(inventory: Inventory) -> Iterator[Located]:
@@ -79,8 +79,8 @@ def _kind(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "reference-api",
     OWNERS,
-    "A reference says its API as the version of its object wants it: `apiVersion` with a served version in v1beta1,"
-    " `apiGroup` in v1beta2 of Cluster API.",
+    "A reference must name its API as the version of its object requires: `apiVersion` with a served version in "
+    "v1beta1, `apiGroup` in v1beta2 of Cluster API.",
     example="Cluster of v1beta2 with `infrastructureRef.apiVersion`: write `apiGroup: infrastructure.cluster.x-k8s.io`",
 )
 def _api(inventory: Inventory) -> Iterator[Located]:
@@ -104,7 +104,7 @@ def _spellings(new: bool) -> set[str]:
 @RULES.rule(
     "reference-namespace",
     OWNERS,
-    "A reference stays in the namespace of its object.",
+    "A reference must stay in the namespace of its object.",
     example="Cluster in namespace `clusters` with `infrastructureRef.namespace: default`: remove the field",
 )
 def _namespace(inventory: Inventory) -> Iterator[Located]:
@@ -119,8 +119,8 @@ def _namespace(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "reference-absent",
     OWNERS,
-    "What a reference names is among the files. It may be on the cluster already; a name that is nearly one among the"
-    " files is told.",
+    "The target of a reference must be among the files, unless the cluster has it already. A similar name is "
+    "suggested.",
     example="Cluster with `infrastructureRef.name: demmo` beside HarvesterCluster `demo`: correct the name",
     advice=True,
 )
@@ -138,22 +138,21 @@ def _absent(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "identity-absent",
     (CLUSTER,),
-    "The identity Secret is among the files. It may be on the cluster already, as is wise for a Secret; a name that is"
-    " nearly that of a Secret among the files is told.",
+    "The identity Secret must have the name of the Secret among the files, where one has nearly that name.",
     example="`identitySecret.name: harvester-identiy` beside Secret `harvester-identity`: correct the name",
     advice=True,
 )
 def _identity(inventory: Inventory) -> Iterator[Located]:
     for entry, name, secret in _identities(inventory):
-        if secret is None:
-            detail = f"no Secret of this name is among the files{inventory.near('Secret', name.text, '')}"
-            yield LocatedFinding(entry, name.invalid(detail))
+        near = inventory.near("Secret", name.text, "")
+        if secret is None and near:
+            yield LocatedFinding(entry, name.invalid(f"no Secret of this name is among the files{near}"))
 
 
 @RULES.rule(
     "identity-key",
     (CLUSTER,),
-    "The identity Secret has the key `kubeconfig`. Its content is neither looked at nor shown.",
+    "The identity Secret must have the key `kubeconfig`. Its content is neither read nor shown.",
     example="Secret with `stringData.config`: name the key `kubeconfig`",
 )
 def _identity_key(inventory: Inventory) -> Iterator[Located]:
@@ -176,8 +175,7 @@ def _identities(inventory: Inventory) -> Iterator[tuple[Entry, Field, Entry | No
 @RULES.rule(
     "pool-name",
     (CLUSTER, MACHINE, MACHINE_TEMPLATE),
-    "A pool that is referred to has the name of an IPPool, where IPPools are among the files and the name is nearly one"
-    " of theirs.",
+    "A reference to a pool must have the name of an IPPool, where one among the files has nearly that name.",
     example="`ipPoolRefs: [vm-pol-a]` beside IPPool `vm-pool-a`: correct the name",
     advice=True,
 )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from jsonschema import Draft4Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 
-from caphv.validation.finding import Fault, Finding, LocatedFinding
+from caphv import data
+from caphv.runtime.text import load_yaml_all
+from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
-from webhooks.crossobject.machines import topology_class
-from webhooks.crossobject.model import CORE_GROUP, Entry, Inventory, Located, did_you_mean
+from webhooks.crossobject.machines import topology_class, topology_class_name
+from webhooks.crossobject.model import CORE_GROUP, Entry, Inventory, Located
 from webhooks.crossobject.references import references
 from webhooks.rules.model import Field
 
@@ -21,18 +24,32 @@ _TOPOLOGIES = ("machineDeployments", "machinePools")
 
 
 def _by_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
-    """Clusters with their ClusterClass, where that makes them on Harvester."""
+    """Clusters with their ClusterClass, where that creates them on Harvester."""
     classes = {owner.index for owner, _ in references(inventory) if owner.kind == "ClusterClass"}
     for cluster in inventory.of_kind("Cluster", CORE_GROUP):
         found = topology_class(inventory, cluster)
-        if found and found.index in classes:
+        if found is None:
+            found = shipped_class(topology_class_name(cluster))
+            if found:
+                yield cluster, found
+        elif found.index in classes:
             yield cluster, found
+
+
+@cache
+def shipped_class(name: str) -> Entry | None:
+    """The ClusterClass of this name that comes with caphv: most clusters use one, and few keep it beside them."""
+    folder = data.folder("clusterclass")
+    if name not in (path.name for path in folder.iterdir() if path.is_dir()):
+        return None
+    objs = load_yaml_all((folder / name / "clusterclass.yaml").read_bytes())
+    return next((Entry(-1, obj) for obj in objs if obj.get("kind") == "ClusterClass"), None)
 
 
 @RULES.rule(
     "topology-class",
     ("Cluster",),
-    "Classes of machines in `spec.topology` are classes of the ClusterClass.",
+    "Classes of machines in `spec.topology` must be classes of the ClusterClass.",
     example="`workers.machineDeployments[0].class: worker` with a ClusterClass whose class is `default-worker`",
 )
 def _classes(inventory: Inventory) -> Iterator[Located]:
@@ -49,8 +66,8 @@ def _classes(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "topology-variable",
     ("Cluster",),
-    "Variables in `spec.topology` are variables of the ClusterClass with values that it allows, and none that is"
-    " required is missing.",
+    "Variables in `spec.topology` must be variables of the ClusterClass with values that it allows, and required "
+    "variables must be set.",
     example="`{name: vmCPU, value: four}` where the ClusterClass wants an integer",
 )
 def _variables(inventory: Inventory) -> Iterator[Located]:
@@ -101,10 +118,33 @@ def _said(error: ValidationError, value: Field) -> Iterator[Finding]:
         for name in (one.text for one in Field(error.validator_value, ()).each()):
             # The core fills defaults in before it validates.
             if name not in Field(error.instance, ()).mapping and "default" not in place.at(name).mapping:
-                yield Finding((*path, name), Fault.REQUIRED, "the ClusterClass wants it set")
+                yield Finding((*path, name), Fault.REQUIRED, "must be set: the ClusterClass requires it")
         return
-    allowed = f"{error.validator} {json.dumps(error.validator_value)}"
-    yield Finding(path, Fault.INVALID, f"the ClusterClass wants {allowed}", value=error.instance)
+    yield Finding(path, Fault.INVALID, f"the ClusterClass requires that it {_wanted(error)}", value=error.instance)
+
+
+def _wanted(error: ValidationError) -> str:
+    wanted = error.validator_value
+    if error.validator == "pattern":
+        examples = Field(error.schema, ()).at("examples").each() or [Field(error.schema, ()).at("example")]
+        shown = f", as for example {json.dumps(examples[0].value)}" if examples[0].present else ""
+        return f"have another form{shown}: read the variable's description in the ClusterClass"
+    if error.validator == "enum" and isinstance(wanted, list):
+        return f"be one of {', '.join(map(json.dumps, wanted))}"
+    if error.validator == "type":
+        return f"be of type {wanted}"
+    return _LIMITS.get(str(error.validator), "fit its schema").format(wanted)
+
+
+_LIMITS = {
+    "minimum": "be at least {}",
+    "maximum": "be at most {}",
+    "minLength": "have at least {} characters",
+    "maxLength": "have at most {} characters",
+    "minItems": "have at least {} items",
+    "maxItems": "have at most {} items",
+    "uniqueItems": "have no item twice",
+}
 
 
 def _unknown(value: Field, schema: Any) -> Iterator[Finding]:

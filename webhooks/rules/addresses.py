@@ -21,7 +21,7 @@ _LOOPBACK = IPv4Network("127.0.0.0/16")
 @RULES.rule(
     "vm-network-address",
     CLUSTERS,
-    "Gateway and mask of a cluster's VM network are IPv4 addresses.",
+    "Gateway and mask of a cluster's VM network must be IPv4 addresses.",
     "vmNetworkConfig.gateway",
     "vmNetworkConfig.subnetMask",
     example="vmNetworkConfig: {gateway: 172.17.1, subnetMask: 255.255.255.0, ipPoolRef: vm-pool}",
@@ -35,7 +35,7 @@ def _vm_network_address(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "static-gateway-address",
     MACHINES,
-    "The gateway of a static address is an address.",
+    "The gateway of a static address must be an IP address.",
     "networkConfig.gateway",
     example="networkConfig: {address: 172.17.1.10, gateway: router.example.com}",
     refused_by_go=True,
@@ -49,7 +49,7 @@ def _static_gateway_address(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ipv4-address",
     KINDS,
-    "Addresses of machines and pools are IPv4 addresses in dotted decimal form, without a prefix.",
+    "Addresses of machines and pools must be IPv4 addresses in dotted decimal form, without a prefix.",
     "networkConfig.*",
     "vmNetworkConfig.gateway",
     "vmNetworkConfig.subnetMask",
@@ -73,7 +73,7 @@ def _ipv4_address(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "subnet-mask",
     KINDS,
-    "A mask is ones followed by zeros, and leaves room for hosts.",
+    "A subnet mask must be ones followed by zeros, and leave room for hosts.",
     "vmNetworkConfig.subnetMask",
     "networkConfig.subnetMask",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.0.255.0, ipPoolRef: vm-pool}",
@@ -88,7 +88,7 @@ def _subnet_mask(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "gateway-usable",
     KINDS,
-    "A gateway is a host of its network: no network, broadcast or multicast address.",
+    "A gateway must be the address of a host: not a network, broadcast or multicast address.",
     "vmNetworkConfig.gateway",
     "networkConfig.gateway",
     example="vmNetworkConfig: {gateway: 172.17.1.255, subnetMask: 255.255.255.0, ipPoolRef: vm-pool}",
@@ -101,7 +101,7 @@ def _gateway_usable(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "static-address-usable",
     MACHINES,
-    "A static address is a host of its network: no network, broadcast or multicast address.",
+    "A static address must be the address of a host: not a network, broadcast or multicast address.",
     "networkConfig.address",
     "networkConfig.subnetMask",
     example="networkConfig: {address: 172.17.1.0, gateway: 172.17.1.1, subnetMask: 255.255.255.0}",
@@ -114,7 +114,7 @@ def _static_address_usable(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "static-gateway-differs",
     MACHINES,
-    "A machine is not its own gateway.",
+    "The address of a machine must differ from its gateway.",
     "networkConfig.address",
     "networkConfig.gateway",
     example="networkConfig: {address: 172.17.1.1, gateway: 172.17.1.1}",
@@ -129,8 +129,8 @@ def _static_gateway_differs(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "static-gateway-reachable",
     MACHINES,
-    "Static address and gateway are in one network: by the mask next to them, else by 255.255.0.0, which a machine "
-    "gets when its cluster has no other. Where the cluster's mask is wider, the machine repeats it.",
+    "Static address and gateway must be in one network: by the mask beside them, else by 255.255.0.0, which a machine "
+    "gets when its cluster sets no other. Where the cluster's mask is wider, the machine must repeat it.",
     "networkConfig.gateway",
     "networkConfig.address",
     "networkConfig.subnetMask",
@@ -149,7 +149,7 @@ def _static_gateway_reachable(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "network-config-exclusive",
     MACHINES,
-    "A machine has a static address or one of pools: `networkConfig` excludes `vmNetworkConfig`.",
+    "A machine must have either a static address (`networkConfig`) or addresses from pools (`vmNetworkConfig`).",
     "networkConfig",
     "vmNetworkConfig",
     example=(
@@ -166,7 +166,7 @@ def _network_config_exclusive(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "dns-servers",
     KINDS,
-    "DNS servers are given by address.",
+    "DNS servers must be IP addresses.",
     "vmNetworkConfig.dnsServers[]",
     "networkConfig.dnsServers[]",
     example="networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1, dnsServers: [dns.example.com]}",
@@ -181,7 +181,7 @@ def _dns_servers(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "dns-search",
     KINDS,
-    "Search domains are domain names.",
+    "Search domains must be domain names.",
     "vmNetworkConfig.dnsSearch[]",
     "networkConfig.dnsSearch[]",
     example="networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1, dnsSearch: [example com]}",

@@ -19,7 +19,7 @@ _SYSTEM = frozenset({"harvester-system", "longhorn-system", "cattle-system", "ku
 @RULES.rule(
     "target-namespace-system",
     CLUSTERS,
-    "VMs live apart from what Harvester itself consists of.",
+    "`targetNamespace` must not be a namespace of Harvester itself.",
     "targetNamespace",
     example="targetNamespace: harvester-system",
     advice=True,
@@ -33,7 +33,7 @@ def _target_namespace_system(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "load-balancer-pool",
     CLUSTERS,
-    "With `ipamType: pool` there is a pool: of the load balancer itself, or else of `vmNetworkConfig`.",
+    "With `ipamType: pool`, the load balancer must have a pool: its own, or that of `vmNetworkConfig`.",
     "loadBalancerConfig.ipamType",
     "loadBalancerConfig.ipPoolRef",
     "vmNetworkConfig",
@@ -50,7 +50,7 @@ def _load_balancer_pool(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "load-balancer-dhcp",
     CLUSTERS,
-    "With `ipamType: dhcp` the load balancer has no pool.",
+    "With `ipamType: dhcp`, the load balancer must not have a pool.",
     "loadBalancerConfig.ipamType",
     "loadBalancerConfig.ipPoolRef",
     "loadBalancerConfig.ipPool",
@@ -68,7 +68,7 @@ def _load_balancer_dhcp(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "listener-name-unique",
     CLUSTERS,
-    f"Listeners have names of their own; `{API_LISTENER}` is that of the API server.",
+    "Names of listeners must be unique. `api-server` is reserved for the API server.",
     "loadBalancerConfig.listeners[].name",
     example=(
         "loadBalancerConfig: {ipamType: dhcp, listeners: [{name: https, port: 443, backendPort: 443, "
@@ -87,7 +87,7 @@ def _listener_name_unique(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "listener-port-unique",
     CLUSTERS,
-    f"No two listeners have the same port and protocol; TCP {API_PORT} is that of the API server.",
+    "Listeners must differ in port or protocol. TCP 6443 is reserved for the API server.",
     "loadBalancerConfig.listeners[].port",
     "loadBalancerConfig.listeners[].protocol",
     example=(
@@ -108,7 +108,7 @@ def _listener_port_unique(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "endpoint-host",
     CLUSTERS,
-    "The host of the endpoint is an IPv4 address or a DNS name, without scheme and port.",
+    "The host of the endpoint must be an IPv4 address or a DNS name, without scheme and port.",
     "controlPlaneEndpoint.host",
     example='controlPlaneEndpoint: {host: "https://172.17.1.50", port: 6443}',
 )
@@ -123,7 +123,7 @@ def _endpoint_host(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "endpoint-port",
     CLUSTERS,
-    f"The API server of a cluster answers at port {API_PORT} of its load balancer.",
+    "The port of the endpoint must be 6443, where the load balancer listens.",
     "controlPlaneEndpoint.port",
     example="controlPlaneEndpoint: {host: 172.17.1.50, port: 443}",
     advice=True,
@@ -137,7 +137,7 @@ def _endpoint_port(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "endpoint-of-template",
     (CLUSTER_TEMPLATE,),
-    "Each cluster of a template gets an endpoint of its own.",
+    "A template must not set an endpoint: each cluster gets its own.",
     "controlPlaneEndpoint.host",
     example="controlPlaneEndpoint: {host: 172.17.1.50, port: 6443}",
     advice=True,
@@ -151,7 +151,8 @@ def _endpoint_of_template(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "cloud-config-namespace",
     (CLUSTER,),
-    "A ClusterResourceSet applies ConfigMaps of its own namespace, which is that of the cluster.",
+    "`manifestsConfigMapNamespace` must be the namespace of the cluster: a ClusterResourceSet applies ConfigMaps of "
+    "its own namespace only.",
     "updateCloudProviderConfig.manifestsConfigMapNamespace",
     example=("{metadata: {namespace: clusters}, updateCloudProviderConfig: {manifestsConfigMapNamespace: default}}"),
     advice=True,

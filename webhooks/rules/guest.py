@@ -32,7 +32,7 @@ _SECRET_WORDS = ("password", "passwd", "plain_text_passwd", "hashed_passwd", "to
 @RULES.rule(
     "user-data-length",
     MACHINES,
-    "`guestConfig.userData` has at most 128Ki characters: with the bootstrap data it goes into one Secret of 1Mi.",
+    "`guestConfig.userData` must have at most 128Ki characters: it shares a Secret of 1Mi with the bootstrap data.",
     "guestConfig.userData",
     example='guestConfig: {userData: "…"}',
 )
@@ -45,7 +45,8 @@ def _user_data_length(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "user-data-format",
     MACHINES,
-    "`guestConfig.userData` is cloud-config: a YAML mapping, no script, no Jinja template, with or without its header.",
+    "`guestConfig.userData` must be cloud-config, with or without its header: a YAML mapping, not a script or a Jinja "
+    "template.",
     "guestConfig.userData",
     example='guestConfig: {userData: "#!/bin/sh"}',
 )
@@ -58,7 +59,7 @@ def _user_data_format(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "user-data-secret",
     MACHINES,
-    "`guestConfig.userData` can be read by whoever may read the object: it is no place for secrets.",
+    "`guestConfig.userData` must not contain secrets: everyone who may read the object can read it.",
     "guestConfig.userData",
     example='guestConfig: {userData: "password: swordfish"}',
     advice=True,

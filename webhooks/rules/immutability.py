@@ -41,7 +41,7 @@ _QUANTITIES = frozenset({"memory", "volumeSize"})
 @RULES.rule(
     "template-immutable",
     (CLUSTER_TEMPLATE, MACHINE_TEMPLATE),
-    "Templates do not change: a changed one would not reach what was made from it. Make another and refer to that.",
+    "Templates must not change: a change would not reach existing machines. Create a new template and reference it.",
     "spec.template.spec",
     before="cpu: 4",
     example="cpu: 8",
@@ -56,7 +56,7 @@ def _template_immutable(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "target-namespace-immutable",
     (CLUSTER,),
-    "A cluster does not move: its VMs are in the namespace it began with.",
+    "`targetNamespace` must not change: the VMs of the cluster are in it.",
     "targetNamespace",
     before="targetNamespace: demo",
     example="targetNamespace: production",
@@ -72,7 +72,7 @@ def _target_namespace_immutable(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "endpoint-immutable",
     (CLUSTER,),
-    "The endpoint of a provisioned cluster stays: certificates, kubeconfigs and nodes know it.",
+    "The endpoint of a provisioned cluster must not change: certificates, kubeconfigs and nodes use it.",
     "controlPlaneEndpoint",
     before="{controlPlaneEndpoint: {host: 172.17.1.50, port: 6443}, status: {ready: true}}",
     example="controlPlaneEndpoint: {host: 172.17.1.60, port: 6443}",
@@ -88,9 +88,9 @@ def _endpoint_immutable(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "provider-id-immutable",
     (MACHINE,),
-    "`providerID` stays once it is set: Machine and Node carry it as well. Only the one that the controller made of "
-    "the VM's uid gives way to that of the Node. The annotation "
-    f"`{names.ADOPT_ANNOTATION}`, which gives a machine another VM, allows another.",
+    "`providerID` must not change once it is set: Machine and Node carry it, too. The ID that the controller derived "
+    "from the VM's UID may be replaced by that of the Node. Annotation `caphv.io/adopt`, which assigns another VM to "
+    "a machine, allows a change.",
     "providerID",
     before='providerID: "harvester://a"',
     example='providerID: "harvester://b"',
@@ -109,8 +109,8 @@ def _provider_id_immutable(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "machine-immutable",
     (MACHINE,),
-    "A machine whose VM exists keeps what the VM was made from: nothing would apply the change. The annotation "
-    f"`{names.ADOPT_ANNOTATION}`, which gives a machine another VM, allows it.",
+    "Fields of a machine whose VM exists must not change: nothing would apply the change. Annotation "
+    "`caphv.io/adopt`, which assigns another VM to a machine, allows it.",
     *_LIVE_FIELDS,
     before="{cpu: 2, status: {ready: true}}",
     example="cpu: 4",

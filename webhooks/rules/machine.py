@@ -23,7 +23,7 @@ _PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
 @RULES.rule(
     "cpu-most",
     MACHINES,
-    f"A VM has at most {_MOST_CORES} cores: `cpu` counts cores, not thousandths.",
+    "`cpu` must be at most 512. It counts cores, not thousandths.",
     "cpu",
     example="cpu: 4000",
 )
@@ -36,7 +36,7 @@ def _cpu_most(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "memory-size",
     MACHINES,
-    "Memory is from 256Mi to 16Ti; a number without a suffix counts bytes.",
+    "`memory` must be from 256Mi to 16Ti. A number without a suffix counts bytes.",
     "memory",
     example='memory: "4096"',
 )
@@ -53,7 +53,7 @@ def _memory_size(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "small-machine",
     MACHINES,
-    "RKE2 wants 2 cores and 4Gi of memory for a node.",
+    "A node of RKE2 must have at least 2 cores and 4Gi of memory to work well.",
     "cpu",
     "memory",
     example="{cpu: 1, memory: 8Gi}",
@@ -72,7 +72,7 @@ def _small_machine(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ssh-user-name",
     MACHINES,
-    "`sshUser` is a user name: letters, digits, `.`, `_` and `-`, at most 32.",
+    "`sshUser` must be a user name: at most 32 letters, digits, `.`, `_` and `-`.",
     "sshUser",
     example="sshUser: opensuse user",
 )
@@ -85,7 +85,7 @@ def _ssh_user_name(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ssh-user-root",
     MACHINES,
-    "Log in as a user of the image rather than as root, which images forbid by default.",
+    "`sshUser` must be a user of the image rather than root, whose login images forbid by default.",
     "sshUser",
     example="sshUser: root",
     advice=True,
@@ -99,7 +99,7 @@ def _ssh_user_root(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "networks-unique",
     MACHINES,
-    "A VM has one interface in a network.",
+    "`networks` must name each network once: a VM has one interface per network.",
     "networks[]",
     example="networks: [default/production, default/production]",
 )
@@ -114,7 +114,8 @@ def _networks_unique(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "list-length",
     KINDS,
-    "A VM has at most 16 interfaces and 32 disks; lists of pools and affinities have at most 32 items, of DNS 16.",
+    "A VM must have at most 16 interfaces and 32 disks. Lists of pools and affinities must have at most 32 items, "
+    "lists for DNS at most 16.",
     "networks",
     "volumes",
     "*.ipPoolRefs",
@@ -136,7 +137,7 @@ def _list_length(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "secure-boot-needs-efi",
     MACHINES,
-    "Secure Boot is a feature of UEFI: `firmware.secureBoot` needs `firmware.efi`.",
+    "`firmware.efi` must be true for `firmware.secureBoot`: only UEFI has Secure Boot.",
     "firmware.secureBoot",
     "firmware.efi",
     example="firmware: {secureBoot: true}",
@@ -150,7 +151,7 @@ def _secure_boot_needs_efi(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "tpm-persistent-needs-tpm",
     MACHINES,
-    "A TPM that keeps its state is a TPM: `tpm.persistent` needs `tpm.enabled`.",
+    "`tpm.enabled` must be true for `tpm.persistent`.",
     "tpm.persistent",
     "tpm.enabled",
     example="tpm: {persistent: true}",
@@ -164,7 +165,7 @@ def _tpm_persistent_needs_tpm(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "provider-id",
     MACHINES,
-    "`providerID` is a scheme and an id; the controller sets it.",
+    "`providerID` must be a scheme and an ID. The controller sets it.",
     "providerID",
     example="providerID: 0c4f1a52",
 )
@@ -179,7 +180,7 @@ def _provider_id(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "provider-id-of-template",
     (MACHINE_TEMPLATE,),
-    "Machines of a template have identities of their own: a template has no `providerID`.",
+    "A template must not have a `providerID`: each machine gets its own.",
     "providerID",
     example='providerID: "harvester://0c4f1a52-5f0e-4f0a-9d3c-2f6d1c1f7a10"',
 )
@@ -192,7 +193,7 @@ def _provider_id_of_template(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "static-address-of-template",
     (MACHINE_TEMPLATE,),
-    "All machines of a template with `networkConfig` get the same address, so it suits one machine only.",
+    "A template with a static address must be used for one machine only: all its machines get that address.",
     "networkConfig.address",
     example="networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1}",
     advice=True,

@@ -27,7 +27,7 @@ _GENERATED = "xxxxx"
 @RULES.rule(
     "machine-name",
     (MACHINE,),
-    "The VM and its guest are called as the machine: at most 63 lower case letters, digits and `-`.",
+    "The name of a machine must be at most 63 lower-case letters, digits and `-`: the VM and its guest have that name.",
     "metadata.name",
     example="metadata: {name: demo.worker.1}",
 )
@@ -44,7 +44,7 @@ def _machine_name(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "network-reference",
     MACHINES,
-    "A network is `namespace/name`, or a bare name in the target namespace.",
+    "A network must be `namespace/name`, or a bare name in the target namespace.",
     "networks[]",
     example="networks: [default/production/vlan-1]",
 )
@@ -56,7 +56,7 @@ def _network_reference(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ssh-key-pair-reference",
     MACHINES,
-    "A KeyPair is `namespace/name`, or a bare name in the target namespace.",
+    "A KeyPair must be `namespace/name`, or a bare name in the target namespace.",
     "sshKeyPair",
     example="sshKeyPair: ssh-ed25519 AAAAC3Nza admin",
 )
@@ -69,7 +69,7 @@ def _ssh_key_pair_reference(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "image-reference",
     MACHINES,
-    "An image is `namespace/name`, or a bare name in the target namespace; its display name may be used.",
+    "An image must be `namespace/name`, or a bare name in the target namespace. The name may be its display name.",
     "volumes[].imageName",
     example="volumes: [{volumeType: image, imageName: /opensuse, volumeSize: 40Gi}]",
 )
@@ -86,7 +86,7 @@ def _image_reference(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "storage-class-name",
     MACHINES,
-    "A StorageClass is named without a namespace.",
+    "A StorageClass must be named without a namespace.",
     "volumes[].storageClass",
     example=("volumes: [{volumeType: storageClass, storageClass: default/harvester-longhorn, volumeSize: 40Gi}]"),
 )
@@ -100,7 +100,7 @@ def _storage_class_name(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "pool-reference",
     KINDS,
-    "A pool is named; a namespace before it is allowed and means nothing.",
+    "A reference to a pool must be a name. A namespace before it has no effect.",
     "vmNetworkConfig.ipPoolRef",
     "vmNetworkConfig.ipPoolRefs[]",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPoolRef: 172.17.1.0/24/a}",
@@ -116,7 +116,7 @@ def _pool_reference(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "pool-network-reference",
     CLUSTERS,
-    "The network of a pool is `namespace/name`, or a bare name in the target namespace.",
+    "The network of a pool must be `namespace/name`, or a bare name in the target namespace.",
     "vmNetworkConfig.ipPool.vmNetwork",
     "loadBalancerConfig.ipPool.vmNetwork",
     example=(
@@ -132,7 +132,7 @@ def _pool_network_reference(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "template-labels",
     (CLUSTER_TEMPLATE, MACHINE_TEMPLATE),
-    "The labels of a template can be labels of objects: Cluster API could make none with others.",
+    "Labels of a template must be valid labels: Cluster API cannot create objects with others.",
     "spec.template.metadata.labels",
     example="template: {labels: {tier: for workers}}",
 )

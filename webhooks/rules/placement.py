@@ -24,7 +24,7 @@ _INTEGER = re.compile(r"-?[0-9]+")
 @RULES.rule(
     "affinity-operator",
     MACHINES,
-    "The operator of a demand is one that Kubernetes knows.",
+    "The operator of a requirement must be one that Kubernetes knows.",
     "nodeAffinity",
     "workloadAffinity",
     example=(
@@ -42,7 +42,7 @@ def _affinity_operator(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "affinity-values",
     MACHINES,
-    "`In` and `NotIn` take values, `Exists` and `DoesNotExist` none, `Gt` and `Lt` one integer.",
+    "`In` and `NotIn` must have values, `Exists` and `DoesNotExist` none, `Gt` and `Lt` one integer.",
     "nodeAffinity",
     "workloadAffinity",
     example=(
@@ -65,7 +65,7 @@ def _affinity_values(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "affinity-labels",
     MACHINES,
-    "Keys are those of labels, and values can be values of labels.",
+    "Keys and values of an affinity must be valid keys and values of labels.",
     "nodeAffinity",
     "workloadAffinity",
     example=(
@@ -91,7 +91,7 @@ def _affinity_labels(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "affinity-weight",
     MACHINES,
-    "The weight of a wish is from 1 to 100.",
+    "The weight of a preference must be from 1 to 100.",
     f"nodeAffinity.{_PREFERRED}[].weight",
     f"workloadAffinity.{_PREFERRED}[].weight",
     example=(
@@ -110,7 +110,7 @@ def _affinity_weight(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "node-affinity-terms",
     MACHINES,
-    "A demand on hosts has terms.",
+    "A required node affinity must have terms.",
     f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms",
     example="nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: []}}",
 )
@@ -123,7 +123,7 @@ def _node_affinity_terms(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "node-affinity-empty-term",
     MACHINES,
-    "A term without demands matches no host.",
+    "A node selector term must not be empty: it would match no host.",
     f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms[]",
     example="nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{}]}}",
     advice=True,
@@ -139,7 +139,7 @@ def _node_affinity_empty_term(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "node-affinity-fields",
     MACHINES,
-    "The only field of a host to choose by is `metadata.name`, with one value.",
+    "A node selector must use no field other than `metadata.name`, with one value.",
     "nodeAffinity",
     example=(
         "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: "
@@ -160,7 +160,7 @@ def _node_affinity_fields(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "workload-affinity-topology",
     MACHINES,
-    "Nearness to other VMs is measured by a label of hosts.",
+    "`topologyKey` must be the key of a label of hosts.",
     "workloadAffinity",
     example='workloadAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: ""}]}',
 )
@@ -177,7 +177,7 @@ def _workload_affinity_topology(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "failure-domain",
     MACHINES,
-    "A failure domain is the value of a label: the name of a zone or host.",
+    "A failure domain must be the value of a label: the name of a zone or host.",
     "failureDomain",
     example="failureDomain: zone a",
 )
@@ -190,7 +190,7 @@ def _failure_domain(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "failure-domain-affinity",
     MACHINES,
-    "A host of the failure domain can fulfil the demands of `nodeAffinity`.",
+    "`nodeAffinity` must not exclude every host of the failure domain.",
     "failureDomain",
     "nodeAffinity",
     example=(

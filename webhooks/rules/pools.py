@@ -21,7 +21,7 @@ _SURE_LENGTH = 40
 @RULES.rule(
     "vm-network-pool",
     CLUSTERS,
-    "A cluster's `vmNetworkConfig` has a pool: `ipPoolRef`, `ipPoolRefs` or `ipPool`.",
+    "`vmNetworkConfig` of a cluster must have a pool: `ipPoolRef`, `ipPoolRefs` or `ipPool`.",
     "vmNetworkConfig",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0}",
     refused_by_go=True,
@@ -36,7 +36,7 @@ def _vm_network_pool(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "machine-vm-network-pool",
     MACHINES,
-    "A machine's `vmNetworkConfig` names pools that exist: `ipPoolRef` or `ipPoolRefs`.",
+    "`vmNetworkConfig` of a machine must name existing pools: `ipPoolRef` or `ipPoolRefs`.",
     "vmNetworkConfig.ipPoolRef",
     "vmNetworkConfig.ipPoolRefs",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0}",
@@ -50,7 +50,7 @@ def _machine_vm_network_pool(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "machine-vm-network-new-pool",
     MACHINES,
-    "Pools are made for clusters, not for machines: a machine's `vmNetworkConfig` has no `ipPool`.",
+    "`vmNetworkConfig` of a machine must not have an `ipPool`: the provider creates pools for clusters only.",
     "vmNetworkConfig.ipPool",
     example=(
         "vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPool: {subnet: 172.17.1.0/24, "
@@ -66,8 +66,8 @@ def _machine_vm_network_new_pool(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ip-pool-exclusive",
     CLUSTERS,
-    "A pool is made or exists: `ipPool` excludes `ipPoolRef` and `ipPoolRefs`. The name of the pool that was made is "
-    "written into `ipPoolRef` by the controller.",
+    "`ipPool` must not be set together with `ipPoolRef` or `ipPoolRefs`. The controller writes the name of the pool "
+    "that it creates into `ipPoolRef`.",
     "vmNetworkConfig.ipPool",
     "loadBalancerConfig.ipPool",
     example=(
@@ -88,7 +88,7 @@ def _ip_pool_exclusive(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "pool-refs-unique",
     KINDS,
-    "Pools are asked once, in their order.",
+    "`ipPoolRefs` must name each pool once.",
     "vmNetworkConfig.ipPoolRefs[]",
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPoolRefs: [pool-a, pool-a]}",
 )
@@ -104,7 +104,7 @@ def _pool_refs_unique(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "pool-ref-unused",
     KINDS,
-    "`ipPoolRefs` replaces `ipPoolRef`.",
+    "`ipPoolRef` must be one of `ipPoolRefs` where both are set: only the list is used.",
     "vmNetworkConfig.ipPoolRef",
     "vmNetworkConfig.ipPoolRefs",
     example=(
@@ -122,7 +122,7 @@ def _pool_ref_unused(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ip-pool-subnet",
     CLUSTERS,
-    "The subnet of a pool is an IPv4 network in CIDR form, with room for hosts.",
+    "The subnet of a pool must be an IPv4 network in CIDR form, with room for hosts.",
     "vmNetworkConfig.ipPool.subnet",
     "loadBalancerConfig.ipPool.subnet",
     example=(
@@ -141,7 +141,7 @@ def _ip_pool_subnet(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ip-pool-subnet-host",
     CLUSTERS,
-    "The subnet of a pool is written with its network address.",
+    "The subnet of a pool must be written with its network address.",
     "vmNetworkConfig.ipPool.subnet",
     "loadBalancerConfig.ipPool.subnet",
     example=(
@@ -160,7 +160,7 @@ def _ip_pool_subnet_host(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ip-pool-gateway",
     CLUSTERS,
-    "The gateway of a pool is a host of its subnet.",
+    "The gateway of a pool must be a host of its subnet.",
     "vmNetworkConfig.ipPool.gateway",
     "loadBalancerConfig.ipPool.gateway",
     example=(
@@ -176,7 +176,7 @@ def _ip_pool_gateway(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ip-pool-range",
     CLUSTERS,
-    "The range of a pool lies inside its subnet, without network and broadcast address.",
+    "The range of a pool must be inside its subnet, without network and broadcast address.",
     "vmNetworkConfig.ipPool.rangeStart",
     "vmNetworkConfig.ipPool.rangeEnd",
     "loadBalancerConfig.ipPool.rangeStart",
@@ -195,7 +195,7 @@ def _ip_pool_range(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ip-pool-range-order",
     CLUSTERS,
-    "The range of a pool begins before it ends.",
+    "The range of a pool must start before it ends.",
     "vmNetworkConfig.ipPool.rangeEnd",
     "loadBalancerConfig.ipPool.rangeEnd",
     example=(
@@ -213,7 +213,7 @@ def _ip_pool_range_order(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ip-pool-empty",
     CLUSTERS,
-    "A pool has an address to give out beside that of its gateway.",
+    "A pool must have an address to allocate besides that of its gateway.",
     "vmNetworkConfig.ipPool",
     "loadBalancerConfig.ipPool",
     example=(
@@ -231,7 +231,8 @@ def _ip_pool_empty(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ip-pools-overlap",
     CLUSTERS,
-    "The ranges of two pools on one VM network are apart, or a machine and the load balancer would get one address.",
+    "Ranges of two pools on one VM network must not overlap: a machine and the load balancer would get the same "
+    "address.",
     "vmNetworkConfig.ipPool",
     "loadBalancerConfig.ipPool",
     example=(
@@ -253,7 +254,7 @@ def _ip_pools_overlap(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "vm-network-fits-pool",
     CLUSTERS,
-    "VMs reach their gateway: the addresses of `ipPool` are in the network of `gateway` and `subnetMask`.",
+    "The addresses of `ipPool` must be in the network of `gateway` and `subnetMask`, so that VMs reach their gateway.",
     "vmNetworkConfig.gateway",
     "vmNetworkConfig.subnetMask",
     "vmNetworkConfig.ipPool",
@@ -276,7 +277,7 @@ def _vm_network_fits_pool(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "vm-network-gateway-free",
     CLUSTERS,
-    "A pool gives no machine the address of the gateway: `gateway` is that of `ipPool`, or outside of its range.",
+    "`gateway` must be that of `ipPool`, or outside its range: a machine would get the gateway's address.",
     "vmNetworkConfig.gateway",
     "vmNetworkConfig.ipPool",
     example=(
@@ -302,7 +303,7 @@ def _vm_network_gateway_free(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "vm-network-like-pool",
     CLUSTERS,
-    "A cluster's VM network is told alike by `gateway` and `subnetMask` and by `ipPool`.",
+    "`gateway` and `subnetMask` must describe the same network as `ipPool`.",
     "vmNetworkConfig.gateway",
     "vmNetworkConfig.subnetMask",
     "vmNetworkConfig.ipPool",

@@ -20,7 +20,7 @@ _BOOT_DISK = 20 * 1000**3
 @RULES.rule(
     "volume-type",
     MACHINES,
-    "A disk is of type `image` or `storageClass`.",
+    "`volumeType` must be `image` or `storageClass`.",
     "volumes[].volumeType",
     example="volumes: [{volumeType: pvc, volumeSize: 40Gi}]",
     refused_by_go=True,
@@ -35,7 +35,7 @@ def _volume_type(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "volume-image",
     MACHINES,
-    "A disk of type `image` names its image.",
+    "A disk of type `image` must name its image.",
     "volumes[].imageName",
     "volumes[].volumeType",
     example="volumes: [{volumeType: image, volumeSize: 40Gi}]",
@@ -51,7 +51,7 @@ def _volume_image(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "volume-storage-class",
     MACHINES,
-    "A disk of type `storageClass` names its StorageClass.",
+    "A disk of type `storageClass` must name its StorageClass.",
     "volumes[].storageClass",
     "volumes[].volumeType",
     example="volumes: [{volumeType: storageClass, volumeSize: 40Gi}]",
@@ -67,7 +67,7 @@ def _volume_storage_class(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "volume-source",
     MACHINES,
-    "A disk comes from an image or from a StorageClass: the field of the other type is left out.",
+    "A disk must set the field of its own type only: `imageName` or `storageClass`.",
     "volumes[].imageName",
     "volumes[].storageClass",
     example=(
@@ -87,7 +87,7 @@ def _volume_source(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "volume-size",
     MACHINES,
-    "A disk has a size, from 10Mi to 100Ti; a number without a suffix counts bytes.",
+    "A disk must have a size from 10Mi to 100Ti. A number without a suffix counts bytes.",
     "volumes[].volumeSize",
     example="volumes: [{volumeType: image, imageName: default/opensuse}]",
 )
@@ -109,7 +109,7 @@ def _volume_size(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "boot-order-positive",
     MACHINES,
-    "Ranks in the boot order begin with 1; 0 is none, as the Go provider's ClusterClass writes it.",
+    "`bootOrder` must be at least 1. The Go provider's ClusterClass writes 0 for none.",
     "volumes[].bootOrder",
     example="volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: -1}]",
 )
@@ -123,7 +123,7 @@ def _boot_order_positive(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "boot-order-unique",
     MACHINES,
-    "No two disks have the same rank in the boot order.",
+    "`bootOrder` must be unique among the disks of a machine.",
     "volumes[].bootOrder",
     example=(
         "volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: 1}, "
@@ -144,7 +144,7 @@ def _boot_order_unique(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "boot-disk",
     MACHINES,
-    "A VM boots from a disk with an image of at least 20Gi.",
+    "The disk that a VM boots from must have an image, and at least 20Gi.",
     "volumes[]",
     example="volumes: [{volumeType: storageClass, storageClass: harvester-longhorn, volumeSize: 40Gi}]",
     advice=True,

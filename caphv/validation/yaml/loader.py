@@ -3,7 +3,7 @@
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -96,11 +96,17 @@ def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
     return parsed("<stdin>" if name == STDIN else name, data, named=named)
 
 
-def read_all(paths: Iterable[str], stdin: BinaryIO) -> tuple[list[Source], list[str]]:
-    """Read all files that the paths name, each once; answers them, and why files and folders cannot be read."""
+def read_all(
+    paths: Iterable[str], stdin: BinaryIO, before_file: Callable[[str], None] = lambda _: None
+) -> tuple[list[Source], list[str]]:
+    """Read all files that the paths name, each once; return them, and why files and folders cannot be read.
+
+    `before_file` is called with the name of each file before it is read.
+    """
     sources: list[Source] = []
     unreadable: list[str] = []
     for name, named in _each_once(paths, unreadable):
+        before_file(name)
         try:
             sources.append(read(name, stdin, named=named))
         except Unreadable as error:

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +135,107 @@ def test_what_is_no_object_is_told(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# words\n", "---\n---\n", "null"])
-def test_nothing_is_valid(text: str) -> None:
-    result = call("-", stdin=text)
-    assert (result.exit_code, result.output) == (0, "0 objects in 1 file: valid\n")
+def test_input_without_an_object_is_an_error(text: str) -> None:
+    """What should have written it has failed: `kustomize build | caphv validate -`."""
+    assert call("-", stdin=text).exit_code == 1
+    (found,) = findings(text)
+    assert (found["rule"], found["line"]) == ("yaml-document", 1)
+
+
+def test_an_empty_file_in_a_folder_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("")
+    assert call(str(tmp_path)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "words"),
+    [
+        ("  name: demo\n", "  name: demo\n  lables: {a: b}\n", "metadata.lables", 'did you mean "labels"?'),
+        ("  name: demo\n", "  name: demo\n  labels: {a/b/c: x}\n", "metadata.labels[a/b/c]", "example.com/tier"),
+        (
+            "  loadBalancerConfig:",
+            "  loadBalancerConfg: {}\n  loadBalancerConfig:",
+            "spec.loadBalancerConfg",
+            'mean "loadB',
+        ),
+        ("infrastructure.cluster.x", "infrastucture.cluster.x", "apiVersion", 'did you mean "infrastructure.cluster.'),
+    ],
+)
+def test_what_is_misspelt_is_reported(old: str, new: str, field: str, words: str) -> None:
+    found = {one["field"]: one["message"] for one in findings(CLUSTER.replace(old, new))}
+    assert words in found[field]
+
+
+def test_a_misspelt_group_of_cluster_api_is_reported() -> None:
+    for group, rules in (("clusters.x-k8s.io", ["api-group"]), ("ipam.cluster.x-k8s.io", []), ("apps", [])):
+        text = f"apiVersion: {group}/v1\nkind: Something\nmetadata: {{name: a}}\n"
+        assert [one["rule"] for one in findings(text)] == rules
+
+
+def test_an_object_that_is_being_deleted_is_checked_all_the_same() -> None:
+    text = CLUSTER.replace("  name: demo\n", '  name: demo\n  deletionTimestamp: "2026-01-01T00:00:00Z"\n')
+    assert (
+        findings(text.replace("ipamType: dhcp", "ipamType: static"))[0]["field"] == "spec.loadBalancerConfig.ipamType"
+    )
+
+
+def test_an_identity_that_is_not_among_the_files_is_no_warning() -> None:
+    """A Secret does not belong into Git."""
+    assert findings(CLUSTER) == []
+    near = SECRET.replace("harvester-identity", "harvester-identiti")
+    assert [one["rule"] for one in findings(f"{CLUSTER}---\n{near}")] == ["identity-absent"]
+
+
+def test_variables_of_a_shipped_class_are_checked_without_its_file() -> None:
+    cluster = """\
+apiVersion: cluster.x-k8s.io/v1beta2
+kind: Cluster
+metadata: {name: demo, namespace: clusters}
+spec:
+  topology:
+    classRef: {name: CLASS}
+    version: v1.34.2+rke2r1
+    variables:
+    - {name: ipPoolRf, value: vm-pool}
+"""
+    messages = [one["message"] for one in findings(cluster.replace("CLASS", "harvester-rke2"))]
+    assert any('no such variable; did you mean "ipPoolRef' in message for message in messages)
+    assert findings(cluster.replace("CLASS", "another")) == []
+
+
+def test_all_errors_of_a_definition_come_in_one_round() -> None:
+    obj = example("ClusterDefinition")
+    obj["spec"] |= {
+        "kubernetesVersion": 1,
+        "addresses": None,
+        "clusterClass": "harvester-k3s",
+        "distribution": "kubeadm",
+    }
+    rules = {one["rule"] for one in findings(json.dumps(obj))}
+    assert {"schema-type", "definition-class"} <= rules
+
+
+def test_messages_hold_no_regular_expressions() -> None:
+    forms = [
+        (file.name, found["pattern"])
+        for file in sorted(data.folder("schemas").glob("*.json"))
+        for found in patterns(json.loads(file.read_text(encoding="utf-8")))
+        if "x-caphv-form" not in found
+    ]
+    assert forms == []
+
+
+def patterns(node: Any) -> Iterator[dict[str, Any]]:
+    """Schemas with a pattern that validators here use."""
+    if isinstance(node, dict):
+        if isinstance(node.get("pattern"), str):
+            yield node
+        for key, value in node.items():
+            if key not in ("x-caphv-strict", "x-caphv-crd"):
+                yield from patterns(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from patterns(item)
 
 
 def test_folders(tmp_path: Path) -> None:
@@ -172,8 +271,9 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
 
 
 def test_warnings_fail_on_request_only() -> None:
-    assert call("-", stdin=CLUSTER).exit_code == 0
-    assert call("--fail-on", "warning", "-", stdin=CLUSTER).exit_code == 1
+    unwise = CLUSTER.replace("targetNamespace: demo", "targetNamespace: harvester-system")
+    assert call("-", stdin=unwise).exit_code == 0
+    assert call("--fail-on", "warning", "-", stdin=unwise).exit_code == 1
 
 
 @pytest.mark.parametrize("output", validate.FORMATS)
@@ -200,7 +300,9 @@ def test_json_names_what_a_finding_has_to_do_with() -> None:
 
 
 def test_sarif(tmp_path: Path) -> None:
-    (tmp_path / "a b.yaml").write_text(f"{CLUSTER}---\n{CLUSTER.replace('dhcp', 'dcp')}")
+    (tmp_path / "a b.yaml").write_text(
+        f"{CLUSTER}---\n{CLUSTER.replace('dhcp', 'dcp').replace('Namespace: demo', 'Namespace: kube-system')}"
+    )
     sarif = json.loads(call("-o", "sarif", str(tmp_path), str(tmp_path / "absent.yaml")).stdout)
     (run,) = sarif["runs"]
     assert sarif["version"] == "2.1.0"

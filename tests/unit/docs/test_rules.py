@@ -60,6 +60,11 @@ def test_every_rule_is_listed_on_a_page(checkout: Path) -> None:
     assert [name for name, count in Counter(every).items() if count > 1] == ["no-secrets-in-git"]
 
 
+def test_rules_say_what_must_hold() -> None:
+    sets = (yaml_rules.RULES, crossobject.rules(), definitions.rules(), addons.rules())
+    assert [rule.name for rules_of_set in sets for rule in rules_of_set if " must " not in rule.description] == []
+
+
 def test_every_example_breaks_its_rule_and_the_page_shows_the_message(checkout: Path) -> None:
     page = (checkout / "docs" / "validation.md").read_text(encoding="utf-8")
     for rule in RULES.values():

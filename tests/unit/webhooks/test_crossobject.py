@@ -139,6 +139,7 @@ WRONG: list[tuple[str, str, Obj, str]] = [
     ("metadata", "machine", {"metadata.labels": {"a": 1}}, "metadata.labels.a"),
     ("metadata", "machine", {"metadata.labels": {"a": "b c"}}, "metadata.labels.a"),
     ("metadata", "machine", {"metadata.annotations": ["a"]}, "metadata.annotations"),
+    ("api-group", "machine", {"apiVersion": "infrastructure.cluster.x-k8s.oi/v1beta1"}, "apiVersion"),
     ("defined-twice", "others", {"metadata.name": "workers"}, "metadata.name"),
     (
         "cluster-endpoint",
