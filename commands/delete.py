@@ -80,7 +80,7 @@ def delete(cluster: str, **flags: Any) -> None:
         return
     if not flags["yes"]:
         if not sys.stdin.isatty():
-            raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
+            raise click.UsageError("confirmation needs a terminal: use --yes or --dry-run")
         click.confirm(f"Delete cluster {parts.key}?", abort=True)
     if flags["force"]:
         _save(parts, flags["save"] or Path(f"{parts.key.namespace}-{parts.key.name}-leftovers.yaml"))

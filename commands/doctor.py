@@ -53,7 +53,7 @@ def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
 
     Checked are versions, CRDs, the provider, webhooks and certificates; credentials with their ends and the rights of
     the account; hosts, zones, pools, images, networks, key pairs, guest agents and replicas of volumes; objects whose
-    owner is gone; and the clusters themselves.
+    owner no longer exists; and the clusters themselves.
     """
     chosen = selection(clusters, flags)
     with patient_progress() as step:

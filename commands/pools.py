@@ -1,4 +1,4 @@
-"""`caphv pools`: whose the addresses of IPPools are, and the release of those that nobody needs any more."""
+"""`caphv pools`: owners of the addresses of IPPools, and the release of those that leaked."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def release(names: tuple[str, ...], **flags: Any) -> None:
         return
     if not flags["yes"]:
         if not sys.stdin.isatty():
-            raise click.UsageError("nobody can be asked here: give --yes, or --dry-run")
+            raise click.UsageError("confirmation needs a terminal: use --yes or --dry-run")
         click.confirm("Write this to Harvester?", abort=True)
     for report in run(_release(plans, flags)):
         count = len(report.leaked)

@@ -90,7 +90,7 @@ def _write(found: Overview, chosen: Selection, flags: dict[str, Any]) -> None:
 
 
 async def _watch(flags: dict[str, Any], chosen: Selection) -> None:
-    """Show clusters until somebody interrupts; on a terminal in one place."""
+    """Show clusters until the user interrupts; on a terminal in one place."""
     from overview.follow import Follower
     from overview.query import Query, answer_of
 
@@ -108,7 +108,7 @@ async def _watch(flags: dict[str, Any], chosen: Selection) -> None:
 
 
 async def _serve(flags: dict[str, Any], chosen: Selection) -> None:
-    """Serve the live page until somebody interrupts."""
+    """Serve the live page until the user interrupts."""
     import asyncio
 
     from overview.page.server import LivePage

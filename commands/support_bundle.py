@@ -1,4 +1,4 @@
-"""`caphv support-bundle`: one archive with all that somebody needs to help, without Secrets."""
+"""`caphv support-bundle`: one archive with everything needed for a support request, without Secrets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def support_bundle(clusters: tuple[str, ...], **flags: Any) -> None:
     """Collect clusters, checks, objects of management cluster and Harvesters, Events and the provider's logs.
 
     Secrets are not read into it. Fields that hold credentials or cloud-config, and whatever looks like a key, token or
-    password, are removed. Read it before you send it to somebody.
+    password, are removed. Review it before you send it.
     """
     chosen = selection(clusters, flags)
     with patient_progress() as step:

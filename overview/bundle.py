@@ -1,4 +1,4 @@
-"""Collects what somebody needs to help: the model, the doctor's checks, objects, Events and logs, without Secrets."""
+"""Collects what a support request needs: the model, the doctor's checks, objects, Events and logs, without Secrets."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def archive(files: Mapping[str, str], root: str) -> bytes:
 
 
 async def _log(session: aiohttp.ClientSession, connection: Connection, path: str, container: str) -> str:
-    """Read a log. It is no JSON, which is all that the client of the API reads."""
+    """Read a log. The API client reads JSON only."""
     query = {"container": container, "limitBytes": str(_LOG_BYTES), "tailLines": "20000", "timestamps": "true"}
     try:
         headers = {"Authorization": authorization} if (authorization := await connection.authorization()) else {}

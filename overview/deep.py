@@ -47,7 +47,7 @@ def with_nodes(cluster: Cluster, found: list[Obj] | Unseen) -> Cluster:
             (f"Node/{machine.node.name}",),
             "NodeNotReady",
             "the kubelet does not report, or reports that it is not ready",
-            f"Look at the VM's console on Harvester, or replace the machine: kubectl delete machine {machine.name} "
+            f"Check the VM's console on Harvester, or replace the machine: kubectl delete machine {machine.name} "
             f"-n {cluster.namespace}",
         )
         for machine in cluster.machines
@@ -167,7 +167,7 @@ def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterable[Pr
             machines,
             "HostNotReady",
             f"host {host} of Harvester, which runs it, is not ready",
-            "Look at the host on Harvester; VMs of a host that stays away restart elsewhere",
+            "Check the host on Harvester; VMs of a lost host restart on others",
         )
 
 

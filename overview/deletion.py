@@ -83,7 +83,7 @@ def _machines(parts: Parts, now: datetime) -> Iterator[Wait]:
         reason = " ".join(str(condition.get("message") or "").split()) or str(condition.get("reason") or "")
         if hooks and not reason:
             reason = f"the hook {hooks[0].rpartition('/')[2]} of its control plane provider"
-        step = f"Look at it: kubectl describe machine {machine['metadata']['name']} -n {parts.key.namespace}"
+        step = f"See kubectl describe machine {machine['metadata']['name']} -n {parts.key.namespace}"
         yield _wait(machine, "Machine", reason or "Cluster API's core", step, now)
 
 

@@ -18,7 +18,7 @@ from overview.model import Problem, Severity
 from overview.objects import condition_of, conditions_of
 from overview.remedies import Subject, next_step
 
-# What is still in progress after this time needs somebody to look.
+# What is still in progress after this time counts as a problem.
 PATIENCE = timedelta(minutes=15)
 # In this order each gates the next.
 _GATES = (
@@ -29,7 +29,7 @@ _GATES = (
     ConditionType.LOAD_BALANCER_READY,
     ConditionType.INFRASTRUCTURE_READY,
 )
-_BESIDE = (
+_ADDITIONAL = (
     ConditionType.IDENTITY_UP_TO_DATE,
     ConditionType.CLOUD_PROVIDER_CONFIG_READY,
     ConditionType.FLEET_INTEGRATION_READY,
@@ -89,7 +89,7 @@ def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
 
 
 def paused(parts: Parts) -> bool:
-    """Whether somebody suspended reconciliation of the cluster."""
+    """Whether reconciliation of the cluster is suspended."""
     own = parts.harvester_cluster
     return clusterapi.paused(parts.cluster, parts.cluster) or bool(own and clusterapi.paused(None, own))
 
@@ -120,15 +120,15 @@ def _infrastructure(parts: Parts, now: datetime) -> Iterator[Problem]:
             step = f"Create it, or correct spec.infrastructureRef: kubectl get hvc -n {parts.key.namespace}"
             yield Problem(Severity.ERROR, (f"HarvesterCluster/{name}",), "NotFound", cause, step)
         return
-    said: set[str] = set()
-    for kind in (*_BESIDE[:1], *_GATES, *_BESIDE[1:]):
+    reported: set[str] = set()
+    for kind in (*_ADDITIONAL[:1], *_GATES, *_ADDITIONAL[1:]):
         condition = condition_of(obj, kind)
         if condition.get("status", "True") == "True" or condition.get("reason") in _CHOSEN:
             continue
         message = str(condition.get("message") or "")
-        if message in said or (said and kind in _GATES):
+        if message in reported or (reported and kind in _GATES):
             continue
-        said.add(message)
+        reported.add(message)
         yield _problem(parts, obj, "HarvesterCluster", condition, now)
 
 

@@ -1,4 +1,4 @@
-"""Keeps a look at clusters up to date by watches, so that a page or a terminal shows a change when it happens."""
+"""Keeps a view of clusters up to date by watches, so that a page or a terminal shows each change at once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reads Harvesters and workload clusters, with the credentials that the management cluster holds for them.
 
-A deep look costs requests to servers that may be slow or gone. Each server has a deadline of its own, so that one that
-does not answer is named and delays nobody else. Identities are untrusted input, here as in the provider: kubeconfigs
-that run programs or read files are refused.
+Deep reads cost requests to servers that may be slow or unreachable. Each server has a deadline of its own, so that one
+that does not answer is reported and does not delay the others. Identities are untrusted input, here as in the provider:
+kubeconfigs that run programs or read files are refused.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ async def read_access(client: ApiClient, secret: Key, field_name: str = "kubecon
     if not content:
         raise KubeconfigError(f"Secret {secret} has no key {field_name}")
     try:
-        # Whoever asks sees the server's certificate fail, too: no reason to refuse to look.
+        # A read-only view of a server without verification harms less than no view of it.
         return parse_kubeconfig(base64.b64decode(content), allow_insecure=True)
     except binascii.Error:
         raise KubeconfigError(f"Secret {secret}: key {field_name} is not base64") from None

@@ -33,11 +33,11 @@ class Severity(StrEnum):
     ERROR = "error"
     WARNING = "warning"
     WAITING = "waiting"
-    """Passes by itself."""
+    """Needs no action yet."""
 
     @property
     def wrong(self) -> bool:
-        """Whether somebody has to do something."""
+        """Whether action is needed."""
         return self is not Severity.WAITING
 
 
@@ -194,7 +194,7 @@ class Cluster:
 
     @property
     def wrong(self) -> bool:
-        """Whether somebody has to do something."""
+        """Whether action is needed."""
         return any(problem.severity.wrong for problem in self.problems)
 
 
@@ -211,7 +211,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What a management cluster has on Harvester, as far as whoever asks may see."""
+    """What a management cluster has on Harvester, as far as the user may see."""
 
     server: str
     clusters: tuple[Cluster, ...] = ()
@@ -220,7 +220,7 @@ class Overview:
 
     @property
     def wrong(self) -> bool:
-        """Whether somebody has to do something about any of the clusters."""
+        """Whether any of the clusters needs action."""
         return any(cluster.wrong for cluster in self.clusters)
 
 

@@ -95,7 +95,9 @@ async def apply_repair(
         for entry in report.leaked:
             namespace, _, machine = entry.id.partition("/")
             if await _exists(management, namespace, machine):
-                raise Conflict(409, "Conflict", f"HarvesterMachine {entry.id} was created meanwhile: audit once more")
+                raise Conflict(
+                    409, "Conflict", f"HarvesterMachine {entry.id} was created meanwhile: run the audit again"
+                )
         patch = repair(pool, report)
         if patch is None:
             return None

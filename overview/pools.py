@@ -1,6 +1,6 @@
-"""Whose the entries of IPPools are, and which of them nobody needs any more: pure decisions.
+"""Owners of the entries of IPPools, and which entries leaked: pure decisions.
 
-An address that is given back while somebody uses it makes two machines with one address, so an entry is released only
+An address that is released while it is in use gives two machines one address, so an entry is released only
 when its mark names this management cluster, the machine in it does not exist any more, and no VM uses the address. What
 the Go provider or a person wrote carries no mark: it is listed, with what is known of it, and stays.
 """
@@ -29,7 +29,7 @@ class Verdict(StrEnum):
     UNRECORDED = "unrecorded"
     """Nothing says who made it: the Go provider, Harvester, or a person."""
     UNKNOWN = "unknown"
-    """Its owner may exist where whoever asks may not look."""
+    """Its owner may exist where the user may not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class PoolReport:
     """What `available` should be by its entries."""
     entries: tuple[Entry, ...] = ()
     stray_marks: tuple[str, ...] = ()
-    """Marks of addresses that nobody holds, by name of the annotation."""
+    """Marks of addresses that are not allocated, by name of the annotation."""
     error: str = ""
 
     @property
@@ -101,7 +101,7 @@ def audit(pools: Iterable[Obj], owners: Owners, harvester: str) -> tuple[PoolRep
 def repair(pool: Obj, report: PoolReport) -> Obj | None:
     """Return the one write that releases what leaked, and corrects the pool's books; None when nothing is wrong.
 
-    Its resourceVersion makes it fail as a whole when somebody has written the pool since.
+    Its resourceVersion makes it fail as a whole if the pool was written since.
     """
     if report.error or not report.wrong:
         return None
@@ -168,7 +168,7 @@ def _owner(key: Key, address: str, owners: Owners) -> tuple[str, str, str]:
 
 
 def _without_owner(namespace: str, mark: str, owners: Owners) -> tuple[Verdict, str]:
-    """Whether an entry whose owner nobody sees has leaked for certain."""
+    """Whether an entry without a visible owner has certainly leaked."""
     if not mark:
         return Verdict.UNRECORDED, "no machine, load balancer or Service that is seen has this name"
     if not owners.sees(namespace):
@@ -190,7 +190,7 @@ def _ours(mark: str, owners: Owners) -> bool:
 
 
 def _user(address: str, identity: str, owners: Owners) -> str:
-    """What has an address whose owner is gone: a VM that was left, or a Service."""
+    """What uses an address whose owner no longer exists: a VM that was left behind, or a Service."""
     record = f"{resources.HARVESTER_MACHINES.kind}/{identity}"
     for vm in owners.vms:
         if annotations_of(vm).get(names.OWNER_ANNOTATION) == record:

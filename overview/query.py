@@ -1,4 +1,4 @@
-"""One look at clusters: read, put together, and where asked for with Harvesters and workload clusters."""
+"""One query: read clusters, assemble them, and on request add Harvesters and workload clusters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Answer:
 
 
 async def ask(client: ApiClient, query: Query, step: Step = lambda _text: None) -> Answer:
-    """Look at clusters. Raises `ApiError`, `Unreachable` and `NoClusterApiError` as `read_management` does."""
+    """Read clusters. Raises `ApiError`, `Unreachable` and `NoClusterApiError` as `read_management` does."""
     objects = await read_management(client, query.namespace, step)
     return await answer_of(client, query, objects, step)
 

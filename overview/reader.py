@@ -1,4 +1,4 @@
-"""Reads a management cluster with the rights of whoever asks: a few LIST requests, whatever the number of clusters."""
+"""Reads a management cluster with the user's rights: a few LIST requests, whatever the number of clusters."""
 
 from __future__ import annotations
 

@@ -31,9 +31,9 @@ _NEW_IDENTITY = (
     "Write a new kubeconfig into Secret {identity}: caphv identity create --harvester-kubeconfig FILE "
     "--secret-namespace {identity_namespace} --secret-name {identity_name} | kubectl apply -f -"
 )
-_LOOK = "Look at its Events: {describe}"
-_POOLS = "Look for leaked addresses: caphv pools audit -n {namespace}. Otherwise add a range or a pool to ipPoolRefs"
-_LOGS = "Look at the provider's log: kubectl logs -n caphv-system deployment/caphv-controller-manager -c manager"
+_LOOK = "See its Events: {describe}"
+_POOLS = "Find leaked addresses: caphv pools audit -n {namespace}. Otherwise add a range or a pool to ipPoolRefs"
+_LOGS = "Check the provider's log: kubectl logs -n caphv-system deployment/caphv-controller-manager -c manager"
 
 _BY_REASON: dict[str, str] = {
     Reason.IDENTITY_EXPIRING: _NEW_IDENTITY,
@@ -56,16 +56,16 @@ _BY_REASON: dict[str, str] = {
     Reason.CLOUD_PROVIDER_CONFIG_FAILED: _LOOK,
     Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS: _LOOK,
     Reason.FLEET_INTEGRATION_FAILED: "Check the provider's rights on management.cattle.io and fleet.cattle.io",
-    Reason.FLEET_INTEGRATION_IN_PROGRESS: "Look at Rancher's import: kubectl get clusters.management.cattle.io",
+    Reason.FLEET_INTEGRATION_IN_PROGRESS: "Check Rancher's import: kubectl get clusters.management.cattle.io",
     Reason.ADDON_BUNDLES_INVALID: "Correct the add-on settings, and check them: caphv bundles render -n {namespace}",
     Reason.ADDON_BUNDLES_NOT_PUSHED: "Check the packager's credentials and the branch of the repository",
-    Reason.ADDON_BUNDLES_NOT_APPLIED: "Look at Fleet: kubectl get bundles,bundledeployments -A",
+    Reason.ADDON_BUNDLES_NOT_APPLIED: "Check Fleet: kubectl get bundles,bundledeployments -A",
     Reason.INFRASTRUCTURE_PROVISIONING_FAILED: _LOOK,
     # Cluster API
     "TopologyReconcileFailed": "Correct spec.topology as it says: kubectl edit cluster {cluster} -n {namespace}",
-    "ClusterClassNotReconciled": "Look at the ClusterClass: kubectl get clusterclass -A",
+    "ClusterClassNotReconciled": "Check the ClusterClass: kubectl get clusterclass -A",
     "ProbeFailed": "Check the control plane's address and its load balancer: caphv tree {ref}",
-    "NodeNotHealthy": "Look at the Node in the workload cluster: caphv tree {ref}",
+    "NodeNotHealthy": "Check the Node in the workload cluster: caphv tree {ref}",
     "NodeDeleted": "Replace the machine: kubectl delete machine {machine} -n {namespace}",
     "Deleting": "See what the deletion waits for: caphv delete {ref} --explain",
 }

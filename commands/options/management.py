@@ -112,7 +112,7 @@ async def management_client(flags: dict[str, Any], **options: Any) -> AsyncItera
 
 
 def read_overview(flags: dict[str, Any], chosen: Selection, step: Step, *, deep: bool) -> Answer:
-    """Look at the clusters that are meant. Raises `InputError` when they cannot be read, or one does not exist."""
+    """Read the selected clusters. Raises `InputError` when they cannot be read, or one does not exist."""
     from overview.query import Query, ask
 
     async def read() -> Answer:

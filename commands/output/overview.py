@@ -48,7 +48,7 @@ def show(out: Console, overview: Overview, *, with_namespace: bool, now: datetim
 
 
 def show_unseen(overview: Overview) -> None:
-    """Say on standard error what could not be read, so that nobody takes it for absent."""
+    """Say on standard error what could not be read, so that it is not taken for absent."""
     errors = Console(stderr=True, highlight=False)
     for what in overview.unseen:
         errors.print(Text(f"not seen: {what}", style="yellow"), soft_wrap=True)
@@ -62,7 +62,7 @@ def summary(clusters: Iterable[Cluster]) -> str:
 
 
 def age(since: str, now: datetime) -> str:
-    """Time since a moment in the words of kubectl: 45s, 12m, 5h, 3d."""
+    """Time since a moment, as kubectl writes it: 45s, 12m, 5h, 3d."""
     try:
         seconds = max(0, int((now - datetime.fromisoformat(since)).total_seconds()))
     except ValueError:

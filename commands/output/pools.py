@@ -69,7 +69,7 @@ def _books(report: PoolReport) -> Iterable[str]:
     if report.available != report.expected:
         yield f"status.available is {report.available}, by its entries it is {report.expected}"
     if report.stray_marks:
-        yield f"marks of addresses that nobody holds: {', '.join(report.stray_marks)}"
+        yield f"marks of addresses that are not allocated: {', '.join(report.stray_marks)}"
 
 
 def _show_entries(out: Console, entries: list[Entry], now: datetime) -> None:

@@ -97,7 +97,7 @@ def _harvester_itself(facts: HarvesterFacts, subject: str) -> Check:
         return skipped("harvester", subject, "Deployment harvester-system/harvester may not be read")
     available = condition_of(facts.deployment, "Available").get("status")
     if available != "True":
-        remedy = "Look at Harvester's own Pods: kubectl get pods -n harvester-system"
+        remedy = "Check Harvester's own Pods: kubectl get pods -n harvester-system"
         message = "Deployment harvester-system/harvester is not available"
         return Check("harvester", subject, Result.ERROR, message, remedy)
     return ok("harvester", subject, "Deployment harvester-system/harvester is available")
@@ -110,7 +110,7 @@ def _hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     away = sorted(host["metadata"]["name"] for host in hosts if not host_ready(host))
     closed = sorted(host["metadata"]["name"] for host in hosts if (host.get("spec") or {}).get("unschedulable"))
     if away:
-        remedy = "Look at these hosts on Harvester; VMs on them do not run or cannot be moved"
+        remedy = "Check these hosts on Harvester; VMs on them do not run or cannot be moved"
         yield Check("hosts", subject, Result.ERROR, f"not ready: {', '.join(away)}", remedy)
     if closed:
         remedy = "End the maintenance: kubectl uncordon, or Harvester's UI"
@@ -239,7 +239,7 @@ def _guest_agents(objects: HarvesterObjects, subject: str, now: datetime) -> Ite
         if running and old and condition_of(instance, "AgentConnected").get("status") != "True":
             silent.append(str(key_of(instance)))
     if silent:
-        remedy = "Look at the VM's console; the image needs qemu-guest-agent, or the network to install it"
+        remedy = "Check the VM's console; the image needs qemu-guest-agent, or the network to install it"
         yield Check("guest-agent", subject, Result.WARNING, f"no guest agent answers in {_some(silent)}", remedy)
     elif objects.instances:
         yield ok("guest-agent", subject, f"guest agents of {len(objects.instances)} VMs answer")
@@ -262,7 +262,7 @@ def _orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
             if ours and owner_kind in owners and Key(*owner.split("/", 1)) not in owners[owner_kind]:
                 left.append(f"{kind} {key_of(obj)}")
     if left:
-        remedy = "Make sure that nobody needs them, and delete them on Harvester; then caphv pools release"
+        remedy = "If they are no longer needed, delete them on Harvester; then run caphv pools release"
         yield Check("orphans", subject, Result.WARNING, f"their owner does not exist any more: {_some(left)}", remedy)
     else:
         yield ok("orphans", subject, "every object of this management cluster has its owner")

@@ -65,7 +65,7 @@ def _crds(facts: ManagementFacts) -> Iterator[Check]:
         name = crd["metadata"]["name"]
         strategy = ((crd.get("spec") or {}).get("conversion") or {}).get("strategy")
         if strategy == "Webhook":
-            message = f"CRD {name} still has the Go provider's conversion webhook, which nobody serves"
+            message = f"CRD {name} still has the Go provider's conversion webhook, which has no server"
             yield Check("crds", SUBJECT, Result.ERROR, message, "Apply the CRDs of this release, as migration says")
         elif not any(label.startswith("cluster.x-k8s.io/v1beta") for label in labels_of(crd)):
             message = f"CRD {name} lacks the labels by which Cluster API finds its version"
@@ -83,7 +83,7 @@ def _provider(facts: ManagementFacts) -> Check:
     status = facts.deployment.get("status") or {}
     ready, wanted = int(status.get("readyReplicas") or 0), int(status.get("replicas") or 0)
     if not ready:
-        remedy = f"Look at its log: {_LOGS.format(namespace=facts.namespace)}"
+        remedy = f"Check its log: {_LOGS.format(namespace=facts.namespace)}"
         return Check("provider", SUBJECT, Result.ERROR, f"{place} has no ready replica", remedy)
     containers: list[Obj] = facts.deployment["spec"]["template"]["spec"].get("containers") or []
     image = containers[0].get("image", "") if containers else ""
@@ -101,10 +101,10 @@ def _lease(facts: ManagementFacts, now: datetime) -> Check:
         since = (now - datetime.fromisoformat(str(spec.get("renewTime")))).total_seconds()
     except ValueError:
         since = 0.0
-    holder = str(spec.get("holderIdentity") or "nobody")
+    holder = str(spec.get("holderIdentity") or "unknown")
     if since > _LEASE_SECONDS:
-        remedy = f"Look whether the provider runs: kubectl get pods -n {facts.namespace}"
-        message = f"{holder} renewed {what} {int(since)} seconds ago: nobody reconciles"
+        remedy = f"Check whether the provider runs: kubectl get pods -n {facts.namespace}"
+        message = f"{holder} renewed {what} {int(since)} seconds ago: no provider is active"
         return Check("leader", SUBJECT, Result.ERROR, message, remedy)
     if since < -_LEASE_SECONDS:
         message = f"{what} was renewed {int(-since)} seconds in the future: clocks differ"
@@ -123,7 +123,7 @@ def _webhooks(facts: ManagementFacts) -> Iterator[Check]:
         return
     entries = facts.webhooks.get("webhooks") or []
     if any(not (entry.get("clientConfig") or {}).get("caBundle") for entry in entries):
-        remedy = "With cert-manager: look at annotation cert-manager.io/inject-ca-from; else restart the provider"
+        remedy = "With cert-manager: check annotation cert-manager.io/inject-ca-from; else restart the provider"
         yield Check(
             "webhooks", SUBJECT, Result.ERROR, "a webhook has no caBundle: the API server refuses objects", remedy
         )
@@ -137,7 +137,9 @@ def _webhooks(facts: ManagementFacts) -> Iterator[Check]:
         name = f"{service.get('namespace')}/{service.get('name')}"
         if not ready:
             remedy = "Start the provider with --enable-webhooks, or delete the webhook configurations"
-            yield Check("webhooks", SUBJECT, Result.ERROR, f"nobody serves the webhooks behind Service {name}", remedy)
+            yield Check(
+                "webhooks", SUBJECT, Result.ERROR, f"the webhooks have no ready endpoint behind Service {name}", remedy
+            )
             return
         yield ok("webhooks", SUBJECT, f"{ready} endpoints serve the webhooks behind Service {name}")
 
@@ -148,10 +150,10 @@ def _certificates(facts: ManagementFacts, now: datetime) -> Iterator[Check]:
         ready = condition_of(certificate, "Ready")
         until = str((certificate.get("status") or {}).get("notAfter") or "")
         if ready and ready.get("status") != "True":
-            remedy = f"Look at cert-manager: kubectl describe certificate -n {facts.namespace}"
+            remedy = f"Check cert-manager: kubectl describe certificate -n {facts.namespace}"
             yield Check("certificates", SUBJECT, Result.ERROR, f"{name}: {ready.get('message') or 'not ready'}", remedy)
         elif until and (ends := datetime.fromisoformat(until)) - now < _SOON:
-            remedy = "cert-manager should have renewed it: look at its log"
+            remedy = "cert-manager should have renewed it: check its log"
             yield Check("certificates", SUBJECT, Result.WARNING, f"{name} ends at {ends:%Y-%m-%d %H:%M} UTC", remedy)
         else:
             yield ok("certificates", SUBJECT, f"{name} is valid{f' until {until}' if until else ''}")

@@ -29,7 +29,7 @@ class Check:
 
     @property
     def wrong(self) -> bool:
-        """Whether somebody has to do something."""
+        """Whether action is needed."""
         return self.result in (Result.ERROR, Result.WARNING)
 
 

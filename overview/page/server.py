@@ -1,6 +1,6 @@
 """Serves the live page: one static file, and a stream of events with the whole state.
 
-The page shows what the kubeconfig of whoever started it may read, so it is for that person: it listens on loopback, and
+The page shows what the user who started it may read, so it is for that user alone: it listens on loopback, and
 requests that name another host are refused, lest a web site that resolves its name to 127.0.0.1 reads along.
 """
 
@@ -42,7 +42,7 @@ class Feed:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, content: str) -> None:
-        """Hand out a state, unless it is the one before."""
+        """Hand out a state, unless it equals the previous one."""
         if content != self.content:
             self.content = content
             self._changed.set()

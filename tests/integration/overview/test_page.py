@@ -51,7 +51,7 @@ def test_it_is_one_file_that_loads_nothing_from_elsewhere(management: Management
     assert "@NONCE@" not in text
 
 
-def test_a_name_that_somebody_lets_point_here_is_refused(management: Management, namespace: str) -> None:
+def test_another_host_name_for_this_address_is_refused(management: Management, namespace: str) -> None:
     async def ask(host: str, method: str = "GET") -> int:
         headers = {"Host": host} if host else {}
         async with (

@@ -19,7 +19,7 @@ READ = ["get", "list", "watch"]
 
 @pytest.fixture(scope="module")
 def clusters(management: Management) -> Management:
-    """Namespace `day` with a healthy cluster and one whose VM is lost, and an empty one beside it."""
+    """Namespace `day` with a healthy cluster and one whose VM is lost, and an empty namespace."""
     broken = Builder("shop2", prefix="w2-")
     broken.break_machine("w2-worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester", minutes=3)
     management.load("day", Builder("shop1").objects(), broken.objects())
@@ -56,7 +56,7 @@ def test_an_empty_namespace_points_to_all(clusters: Management) -> None:
     assert "No clusters on Harvester in namespace night; all namespaces: -A" in result.output
 
 
-def test_a_user_of_one_namespace_sees_it_and_is_told_what_stays_unseen(clusters: Management, grant: Grant) -> None:
+def test_a_user_of_one_namespace_sees_it_and_what_stays_unseen_is_reported(clusters: Management, grant: Grant) -> None:
     grant("ann", "day", [{"apiGroups": ["cluster.x-k8s.io"], "resources": ["*"], "verbs": READ}])
     result = clusters.caphv("status", "-n", "day", user="ann")
     assert "shop1" in result.stdout

@@ -86,7 +86,7 @@ def tree_lines(*, conditions: bool) -> list[str]:
     return out.file.getvalue().splitlines()
 
 
-def test_a_tree_goes_from_the_cluster_to_its_nodes() -> None:
+def test_a_tree_leads_from_the_cluster_to_its_nodes() -> None:
     found = tree_lines(conditions=False)
     text = "\n".join(found)
     assert found[0].startswith("Cluster team/shop  Degraded")

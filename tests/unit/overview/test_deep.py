@@ -63,7 +63,7 @@ def test_a_disk_that_does_not_exist_is_missing() -> None:
     assert machine.vm.disks[0].phase == "missing"
 
 
-def test_a_vm_that_nobody_misses_yet_is_a_problem() -> None:
+def test_a_vm_whose_loss_is_not_reported_yet_is_a_problem() -> None:
     (problem,) = with_harvester(cluster(), harvester("cp-1", "worker-1")).problems
     assert problem.objects == ("HarvesterMachine/worker-2",)
     assert "the provider has not noticed" in problem.cause
@@ -114,7 +114,7 @@ def test_a_cluster_that_does_not_answer_keeps_what_its_machines_remember() -> No
     assert found.clusters[0].machines[0].vm is not None
 
 
-def test_pools_say_what_is_free_and_invalid_ones_that_nobody_knows() -> None:
+def test_pools_say_what_is_free_unless_they_are_invalid() -> None:
     found = harvester()
     ranges = [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.10", "rangeEnd": "10.0.0.19"}]
     found.pools = [

@@ -27,7 +27,7 @@ def deleting(builder: Builder, *names: str, **delta: float) -> Builder:
     return builder
 
 
-def test_a_cluster_that_nobody_deletes_waits_for_nothing() -> None:
+def test_a_cluster_that_is_not_being_deleted_waits_for_nothing() -> None:
     assert waits(Builder()) == ()
 
 

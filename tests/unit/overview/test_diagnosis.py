@@ -47,7 +47,7 @@ def test_what_many_machines_have_in_common_is_one_problem() -> None:
     assert "caphv pools audit" in problem.next_step
 
 
-def test_what_takes_its_time_is_no_error_until_it_takes_too_long() -> None:
+def test_what_takes_its_time_becomes_an_error_when_it_takes_too_long() -> None:
     builder = Builder()
     builder.break_machine("worker-1", "VMProvisioningInProgress", "the VM is starting", minutes=2)
     assert [problem.severity for problem in problems(builder)] == [Severity.WAITING]

@@ -86,9 +86,9 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
         ({"crds": [crd(other="x")]}, "crds", Result.ERROR, "lacks the labels"),
         ({"deployment": deployment(0)}, "provider", Result.ERROR, "no ready replica"),
         ({"deployment": None}, "provider", Result.SKIPPED, "--provider-namespace"),
-        ({"lease": {"spec": {"renewTime": ago(minutes=5)}}}, "leader", Result.ERROR, "nobody reconciles"),
+        ({"lease": {"spec": {"renewTime": ago(minutes=5)}}}, "leader", Result.ERROR, "no provider is active"),
         ({"lease": {"spec": {"renewTime": ago(minutes=-5)}}}, "clock", Result.WARNING, "clocks differ"),
-        ({"endpoints": []}, "webhooks", Result.ERROR, "nobody serves the webhooks"),
+        ({"endpoints": []}, "webhooks", Result.ERROR, "no ready endpoint"),
         ({"unseen": [Unseen("deployments", "forbidden")]}, "provider", Result.SKIPPED, "forbidden"),
     ],
 )

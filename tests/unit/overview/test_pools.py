@@ -119,7 +119,7 @@ def test_counts_that_an_edit_by_hand_left_wrong_are_corrected() -> None:
     assert repair(obj, report(obj)) == {"metadata": {"resourceVersion": "7"}, "status": {"available": 9}}
 
 
-def test_marks_of_addresses_that_nobody_holds_go_but_not_those_of_others() -> None:
+def test_marks_of_free_addresses_are_removed_but_not_those_of_others() -> None:
     obj = pool(marks={f"{MARK}10.0.0.15": OURS, f"{MARK}10.0.0.16": THEM})
     patch = repair(obj, report(obj))
     assert patch is not None
