@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ def identity() -> None:
 Examples:
   caphv identity create --harvester-kubeconfig harvester.yaml --dry-run
   caphv identity create --harvester-kubeconfig harvester.yaml --secret-namespace team-a | kubectl apply -f -
+  caphv identity create --harvester-kubeconfig harvester.yaml --expires-in 90 | kubectl apply -f -
   caphv identity create --harvester-kubeconfig harvester.yaml --target-namespace team-a -o kubeconfig --file team-a.yaml
 """,
 )
@@ -78,11 +80,19 @@ Examples:
     type=click.Path(path_type=Path),
     help="File to write, with mode 0600; default: standard output.",
 )
+@click.option(
+    "--expires-in",
+    type=click.IntRange(1, 3650),
+    metavar="DAYS",
+    show_default=False,
+    help="Issue a new token that expires, instead of the account's lasting one; Harvester may limit its lifetime.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the objects for Harvester without applying them.")
 def create(**options: Any) -> None:
     """Create an account on Harvester with the rights that the provider needs, and write its identity Secret.
 
-    The output contains a token that does not expire and grants all rights of the account.
+    The output contains a token that grants all rights of the account. By default it does not expire, and each call
+    prints the same one. With --expires-in, each call issues a new token; run the command again before it expires.
     """
     import yaml
 
@@ -90,29 +100,38 @@ def create(**options: Any) -> None:
 
     account = accounts.Account(options["name"], options["namespace"], options["targets"])
     if options["dry_run"]:
-        click.echo(yaml.safe_dump_all(accounts.objects(account), sort_keys=False), nl=False)
+        objects = accounts.objects(account, lasting_token=not options["expires_in"])
+        click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
-    content = asyncio.run(_create(account, options["harvester_kubeconfig"], options["server"]))
+    seconds = (options["expires_in"] or 0) * 24 * 3600
+    content = asyncio.run(_create(account, options["harvester_kubeconfig"], options["server"], seconds))
     if options["output"] == "secret":
         secret = accounts.identity_secret(options["secret_name"], options["secret_namespace"], content)
         content = yaml.safe_dump(secret, sort_keys=False)
     _write(content, options["file"])
 
 
-async def _create(account: Account, kubeconfig: str, server: str) -> str:
+async def _create(account: Account, kubeconfig: str, server: str, expires_in: int) -> str:
     from caphv.runtime.client import ApiClient
     from caphv.runtime.errors import ApiError, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
     from reconciler.harvester import accounts
 
     try:
-        client = ApiClient(await own_configuration(kubeconfig), name="harvester")
+        connection = await own_configuration(kubeconfig)
+        client = ApiClient(connection, name="harvester")
+        url = server or accounts.api_server(client.server)
         try:
-            return await accounts.create(client, account, server or accounts.api_server(client.server))
+            return await accounts.create(client, account, url, expires_in=expires_in, ca=_trusted(connection.tls))
         finally:
             await client.close()
     except (KubeconfigError, ApiError, Unreachable, accounts.AccountError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _trusted(tls: ssl.SSLContext) -> str:
+    """The CAs that a connection trusts, PEM."""
+    return "".join(ssl.DER_cert_to_PEM_cert(certificate) for certificate in tls.get_ca_certs(binary_form=True))
 
 
 def _write(content: str, file: Path | None) -> None:

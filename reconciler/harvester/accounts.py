@@ -20,6 +20,7 @@ from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TY
 from caphv.api.object import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
+    CONFIG_MAPS,
     NAMESPACES,
     ROLE_BINDINGS,
     ROLES,
@@ -28,6 +29,7 @@ from caphv.api.object import (
     Obj,
 )
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.harvester.harvester import HARVESTER_NAMESPACE
 from reconciler.harvester.kubeconfig import API_PORT, kubeconfig
@@ -68,7 +70,7 @@ class Account:
         return f"{self.name}-token"
 
 
-def objects(account: Account) -> list[Obj]:
+def objects(account: Account, *, lasting_token: bool = True) -> list[Obj]:
     """All objects of the account on Harvester, in an order in which they can be applied."""
     roles = [
         role
@@ -77,35 +79,40 @@ def objects(account: Account) -> list[Obj]:
     ]
     metadata = {"name": account.name, "namespace": account.namespace}
     namespaces = dict.fromkeys((account.namespace, *account.targets))
+    token = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            **metadata,
+            "name": account.token_secret,
+            "annotations": {SERVICE_ACCOUNT_ANNOTATION: account.name},
+        },
+        "type": SERVICE_ACCOUNT_TOKEN_TYPE,
+    }
     return [
         *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in namespaces),
         *roles,
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {
-                **metadata,
-                "name": account.token_secret,
-                "annotations": {SERVICE_ACCOUNT_ANNOTATION: account.name},
-            },
-            "type": SERVICE_ACCOUNT_TOKEN_TYPE,
-        },
+        *([token] if lasting_token else []),
         _binding(account, CLUSTER_WIDE_ROLE),
         _binding(account, CLUSTER_WIDE_ROLE, of="Role", namespace=HARVESTER_NAMESPACE),
         *(_binding(account, NAMESPACE_ROLE, namespace=name) for name in account.targets or ("",)),
     ]
 
 
-async def create(client: ApiClient, account: Account, server: str) -> str:
-    """Apply the objects, wait for the token, test it, and return a kubeconfig for `server`.
+async def create(client: ApiClient, account: Account, server: str, *, expires_in: int = 0, ca: str = "") -> str:
+    """Apply the objects, get a token, test it, and return a kubeconfig for `server`.
 
-    Raises AccountError if Harvester issues no token, ApiError if it refuses a request.
+    With `expires_in` seconds each call issues a new token that expires; `ca` (PEM) is used if Harvester publishes none.
+    Otherwise the token never expires and stays the same. Raises AccountError, ApiError.
     """
-    for obj in objects(account):
+    for obj in objects(account, lasting_token=not expires_in):
         await client.apply(_RESOURCES[obj["kind"]], obj, manager=MANAGER)
-    secret = await _wait_for_token(client, account)
-    token, ca = (base64.b64decode(secret["data"][key]).decode() for key in ("token", "ca.crt"))
+    if expires_in:
+        token, ca = await _expiring_token(client, account, expires_in), await _published_ca(client, account) or ca
+    else:
+        secret = await _wait_for_token(client, account)
+        token, ca = (base64.b64decode(secret["data"][key]).decode() for key in ("token", "ca.crt"))
     namespace = account.targets[0] if account.targets else "default"
     content = kubeconfig(server=server, ca=ca, token=token, namespace=namespace)
     probe = parse_kubeconfig(content).client(name="harvester")
@@ -151,6 +158,27 @@ def _binding(account: Account, role: str, *, of: str = "ClusterRole", namespace:
         "roleRef": {"apiGroup": CLUSTER_ROLES.group, "kind": of, "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}],
     }
+
+
+async def _expiring_token(client: ApiClient, account: Account, seconds: int) -> str:
+    """Issue a token. Harvester may limit how long it is valid."""
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": seconds},
+    }
+    path = SERVICE_ACCOUNTS.path(account.namespace, account.name, "token")
+    answer = await client.request("POST", path, resource=SERVICE_ACCOUNTS, body=request)
+    return str(answer["status"]["token"])
+
+
+async def _published_ca(client: ApiClient, account: Account) -> str:
+    """The CA that kube-controller-manager publishes in each namespace; empty if it has not yet."""
+    try:
+        published = await client.get(CONFIG_MAPS, "kube-root-ca.crt", account.namespace)
+    except NotFound:
+        return ""
+    return str((published.get("data") or {}).get("ca.crt", ""))
 
 
 async def _wait_for_token(client: ApiClient, account: Account) -> Obj:
