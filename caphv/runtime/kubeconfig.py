@@ -91,7 +91,8 @@ class Kubeconfig:
                 self._load_certificate(tls)
         except (ssl.SSLError, OSError, ValueError) as error:
             raise KubeconfigError(f"certificate data of {self.server} cannot be used: {type(error).__name__}") from None
-        return Connection(self.server, tls, _always(self.token), self.proxy_url or None, self.tls_server_name or None)
+        proxy, name = self.proxy_url or None, self.tls_server_name or None
+        return Connection(self.server, tls, _always(self.token), proxy, name, self.ca)
 
     def client(self, **options: Any) -> ApiClient:
         """A client with these credentials; `options` are those of `ApiClient`. Raises `KubeconfigError`.

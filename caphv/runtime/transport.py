@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
 
 from caphv.runtime.errors import TooLarge
@@ -31,6 +33,7 @@ _LARGE_AT_ONCE = 2
 _MAX_CONTAINERS = 1_000_000
 # Reads may take this many time-outs in total, as long as data arrives within each.
 _SLOW_READS = 20
+_READ_BUFFER = 64 * 1024
 _IDLE_SECONDS, _IDLE_SECONDS_UNTRUSTED = 60, 5
 # TCP keep-alive: after so many idle seconds, so many probes, so many seconds apart.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -49,6 +52,45 @@ class Connection:
     authorization: Authorization = field(repr=False)
     proxy: str | None = field(repr=False)
     server_name: str | None
+    ca: str = field(default="", repr=False)
+
+
+class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no types
+    """The REST client of the `kubernetes` package, with our sockets, TLS settings and headers.
+
+    Its `request` encodes bodies a second time, follows redirects and reads responses without a limit, so requests go
+    through the session that it makes.
+    """
+
+    def __init__(self, connection: Connection, headers: Mapping[str, str], *, untrusted: bool) -> None:
+        # Without a CA the package loads those of the system, which takes 10 ms.
+        configuration = Configuration(host=connection.server, ca_cert_data=connection.ca or None)
+        configuration.proxy, configuration.tls_server_name = connection.proxy, connection.server_name
+        configuration.client_session_kwargs = {
+            "headers": headers,
+            "auto_decompress": not untrusted,
+            "read_bufsize": _READ_BUFFER,
+            # Looking up proxies and netrc for each request doubles its cost; the proxy is passed explicitly.
+            "trust_env": False,
+        }
+        super().__init__(configuration)
+        self.pool_manager: aiohttp.ClientSession | None = None
+        self.ssl_context = connection.tls
+        # There may be hundreds of untrusted servers and accounts, whose idle connections add up.
+        self._idle_seconds = _IDLE_SECONDS_UNTRUSTED if untrusted else _IDLE_SECONDS
+
+    def session(self) -> aiohttp.ClientSession:
+        """The session, made by the first call."""
+        if self.pool_manager is None:
+            # Made here, because it needs a running event loop.
+            self.configuration.client_session_kwargs["cookie_jar"] = aiohttp.DummyCookieJar()
+            self.pool_manager = self._create_pool_manager()
+        return self.pool_manager
+
+    def _create_connector(self) -> aiohttp.TCPConnector:
+        return aiohttp.TCPConnector(
+            limit=0, ssl=self.ssl_context, keepalive_timeout=self._idle_seconds, socket_factory=_keepalive_socket
+        )
 
 
 class Transport:
@@ -57,20 +99,18 @@ class Transport:
     def __init__(self, connection: Connection, *, user_agent: str, untrusted: bool) -> None:
         self.connection = connection
         self.untrusted = untrusted
-        self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
+        headers = {"User-Agent": user_agent, "Accept": "application/json"}
         if untrusted:
-            self._headers["Accept-Encoding"] = "identity"
+            headers["Accept-Encoding"] = "identity"
+        self._rest = _RestClient(connection, headers, untrusted=untrusted)
         self._max_response = MAX_RESPONSE if untrusted else _MAX_TRUSTED_RESPONSE
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
-        self._session: aiohttp.ClientSession | None = None
         self.closed = False
 
     async def close(self) -> None:
         """Close all connections for good; later requests raise `aiohttp.ClientConnectionError`."""
         self.closed = True
-        if self._session:
-            await self._session.close()
-            self._session = None
+        await self._rest.close()
 
     @contextlib.asynccontextmanager
     async def send(
@@ -133,23 +173,7 @@ class Transport:
         if self.closed:
             # A session made now would never be closed.
             raise aiohttp.ClientConnectionError("the client has been closed")
-        if self._session is None:
-            connector = aiohttp.TCPConnector(
-                limit=0,
-                ssl=self.connection.tls,
-                # There may be hundreds of untrusted servers and accounts, whose idle connections add up.
-                keepalive_timeout=_IDLE_SECONDS_UNTRUSTED if self.untrusted else _IDLE_SECONDS,
-                socket_factory=_keepalive_socket,
-            )
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers=self._headers,
-                auto_decompress=not self.untrusted,
-                # Looking up proxies and netrc for each request doubles its cost; the proxy is passed explicitly.
-                trust_env=False,
-            )
-        return self._session
+        return self._rest.session()
 
     def _url(self, path: str, query: Mapping[str, str] | None) -> URL:
         url = URL(self.connection.server + path, encoded=True)

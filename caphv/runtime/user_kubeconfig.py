@@ -1,6 +1,6 @@
 """A user's own kubeconfig, which may name files and credential plugins, span several files, or use plain HTTP.
 
-Not part of `caphv.runtime.kubeconfig` because its imports take 20 MiB.
+Not part of `caphv.runtime.kubeconfig`, whose readers never need the loaders of the package.
 """
 
 from __future__ import annotations
