@@ -56,7 +56,7 @@ def main(workloads: tuple[str, ...], output: str, **settings: Any) -> None:
     """
     binaries.prepare(binaries.plain_report(lambda name, step, *_: print(f"{name}: {step}", file=sys.stderr)))
     results = {}
-    for name in workloads or ("A", "B", "S"):
+    for name in workloads or ("A", "B", "S", "I1", "I"):
         print(f"workload {name} …", file=sys.stderr)
         results[name] = uvloop.run(measure(name, **settings))
         if output == "table":

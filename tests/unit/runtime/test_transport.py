@@ -15,7 +15,7 @@ from caphv.api.object import Obj, Resource
 from caphv.runtime import transport
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Fenced, TooLarge, Unreachable
+from caphv.runtime.errors import ApiError, Fenced, TooLarge, Unreachable
 from caphv.runtime.transport import Connection
 
 pytestmark = pytest.mark.unit
@@ -223,3 +223,16 @@ async def test_a_fence_stops_writes_and_no_reads() -> None:
             with pytest.raises(Fenced):
                 await write
     assert methods == ["GET"]
+
+
+async def test_redirect_is_not_followed_with_credentials() -> None:
+    paths: list[str] = []
+
+    async def redirect(request: web.Request) -> web.StreamResponse:
+        paths.append(request.path)
+        raise web.HTTPTemporaryRedirect("/elsewhere")
+
+    async with serving(redirect) as client:
+        with pytest.raises(ApiError):
+            await client.list(THINGS)
+    assert paths == [THINGS.path()]
