@@ -16,7 +16,8 @@ from reconciler.queues import Queues
 from reconciler.remote.objectwatch import ObjectWatches
 from reconciler.remote.rancher import Rancher
 from reconciler.remote.workloadcluster import WorkloadClusters
-from reconciler.status import StatusDraft, Waiters
+from reconciler.status import StatusDraft
+from reconciler.wake import Topics
 
 
 @dataclass(slots=True)
@@ -36,9 +37,9 @@ class Context:
     workloads: WorkloadClusters
     object_watches: ObjectWatches
     rancher: Rancher
-    waiters: Waiters
     namespace: str = ""
     allow_insecure_identities: bool = False
+    topics: Topics = field(default_factory=Topics)
     memory: Memory = field(default_factory=Memory)
 
     def owner(self, kind: str, obj: Obj) -> Owner:
@@ -70,17 +71,21 @@ class Context:
         return new
 
     async def write_status(self, informer: Informer, obj: Obj, draft: StatusDraft) -> None:
-        """Write the status if it differs, as one patch."""
-        patch = draft.patch()
-        if patch is None:
+        """Write the status if it differs, as one patch. Raises `Conflict` if another client wrote the object.
+
+        The version is a precondition, because conditions are one list that others write, too, and because a write that
+        is delayed past the loss of the lease must not undo those of the next leader.
+        """
+        status = draft.patch()
+        if status is None:
             return
         metadata = obj["metadata"]
-        informer.observe(
-            await self.client.patch(
-                informer.resource, metadata["name"], metadata["namespace"], {"status": patch}, subresource="status"
-            )
+        patch = {"metadata": {"resourceVersion": draft.version}, "status": status}
+        new = await self.client.patch(
+            informer.resource, metadata["name"], metadata["namespace"], patch, subresource="status"
         )
-        draft.written()
+        informer.observe(new)
+        draft.written(new)
 
     async def _patch_finalizers(self, informer: Informer, obj: Obj, finalizers: list[str]) -> None:
         metadata = obj["metadata"]

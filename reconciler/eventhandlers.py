@@ -11,9 +11,9 @@ from typing import Any
 
 from caphv.api import clusterapi, names, resources
 from caphv.api.names import generated_names
-from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
+from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
-from reconciler.cluster import fleet
+from reconciler import wake
 from reconciler.cluster.scope import LOAD_BALANCER
 from reconciler.context import Context
 from reconciler.harvester.session import Session, SessionEvents
@@ -44,7 +44,7 @@ class EventHandlers:
         self._caches.clusters.add_handler(self.cluster)
         self._caches.machines.add_handler(self.machine)
         self._caches.secrets.add_handler(self.secret)
-        self._context.sessions.connect(SessionEvents(self.harvester, self.health))
+        self._context.sessions.connect(SessionEvents(self.harvester, self.health, self.caches))
         self._context.workloads.connect(self.node, self.workload_reached)
         self._context.object_watches.connect(self._clusters.add)
         self._context.rancher.connect(self.rancher)
@@ -78,6 +78,8 @@ class EventHandlers:
 
     def cluster(self, change: Change) -> None:
         """The infrastructure of a Cluster, its machines and their templates."""
+        if change.old is not None and (change.new is None or uid_of(change.new) != uid_of(change.old)):
+            self._context.workloads.forget(change.key)
         if not _differs(change, _cluster_fields):
             return
         kind, name = clusterapi.infrastructure_ref(change.obj)
@@ -113,22 +115,47 @@ class EventHandlers:
 
     def harvester(self, sessions: Mapping[Session, None], change: Change) -> None:
         """Any object on a Harvester, in a cache that these sessions read."""
-        kind = change.resource.kind
-        if kind in ("VirtualMachine", "VirtualMachineInstance", "PersistentVolumeClaim"):
-            self._machine_on_harvester(sessions, change)
-        elif kind in ("Service", "LoadBalancer"):
-            for cluster in self._harvester_clusters_on(sessions, change.key.namespace):
-                if change.key.name in generated_names(cluster, LOAD_BALANCER):
-                    self._clusters.add(key_of(cluster))
-        elif kind == "IPPool":
+        handle = {
+            "VirtualMachine": self._machine_on_harvester,
+            "VirtualMachineInstance": self._machine_on_harvester,
+            "PersistentVolumeClaim": self._machine_on_harvester,
+            "Service": self._load_balancer,
+            "LoadBalancer": self._load_balancer,
+            "IPPool": self._pool,
+            "VirtualMachineImage": self._image_or_key_pair,
+            "KeyPair": self._image_or_key_pair,
+            "Node": self._host,
+            "Deployment": self._host,
+        }.get(change.resource.kind)
+        if handle:
+            handle(sessions, change)
+
+    def _load_balancer(self, sessions: Mapping[Session, None], change: Change) -> None:
+        for cluster in self._harvester_clusters_on(sessions, change.key.namespace):
+            if change.key.name in generated_names(cluster, LOAD_BALANCER):
+                self._clusters.add(key_of(cluster))
+
+    def _pool(self, sessions: Mapping[Session, None], change: Change) -> None:
+        if _may_serve_more(change):
             for session in sessions:
-                self._context.waiters.notify(("pool", session.fingerprint, change.key.name))
-        elif kind in ("VirtualMachineImage", "KeyPair"):
-            for session in sessions:
-                self._context.waiters.notify((kind, session.fingerprint))
-        elif kind in ("Node", "Deployment") and _differs(change, _host_fields):
-            for session in sessions:
-                self._host_changed(session, change)
+                self._context.topics.notify(wake.pool(session.fingerprint, change.key.name))
+
+    def _image_or_key_pair(self, sessions: Mapping[Session, None], change: Change) -> None:
+        topic = wake.images if change.resource.kind == "VirtualMachineImage" else wake.key_pairs
+        for session in sessions:
+            self._context.topics.notify(topic(session.fingerprint))
+
+    def _host(self, sessions: Mapping[Session, None], change: Change) -> None:
+        if not _differs(change, _host_fields):
+            return
+        for session in sessions:
+            for key in self._context.sessions.users(session):
+                self._clusters.add(key)
+            if change.old is not None and change.new is not None and _differs(change, topology):
+                self._add_machines_on(session)
+            if _differs(change, _architecture):
+                for cluster in self._clusters_using(session):
+                    self._add_templates_of(cluster)
 
     def health(self, session: Session) -> None:
         """A Harvester became unreachable or reachable, or rejects the credentials."""
@@ -136,14 +163,9 @@ class EventHandlers:
             self._clusters.add(key)
         self._add_machines_on(session)
 
-    def _host_changed(self, session: Session, change: Change) -> None:
-        for key in self._context.sessions.users(session):
-            self._clusters.add(key)
-        if change.old is not None and change.new is not None and _differs(change, topology):
-            self._add_machines_on(session)
-        if _differs(change, _architecture):
-            for cluster in self._clusters_using(session):
-                self._add_templates_of(cluster)
+    def caches(self, session: Session) -> None:
+        """A cache of a Harvester became current, or failed for the first time."""
+        self._context.topics.notify(wake.caches(session.fingerprint))
 
     # Workload clusters
 
@@ -161,7 +183,7 @@ class EventHandlers:
 
     def rancher(self) -> None:
         """Something that Rancher knows about clusters."""
-        self._context.waiters.notify(fleet.TOPIC)
+        self._context.topics.notify(wake.RANCHER)
 
     def _add_machines_on(self, session: Session) -> None:
         for cluster in self._clusters_using(session):
@@ -266,6 +288,22 @@ def _backend_fields(obj: Obj) -> list[Any]:
 
 def _host_fields(obj: Obj) -> list[Any]:
     return [obj["metadata"].get("labels"), obj.get("spec"), (obj.get("status") or {}).get("conditions")]
+
+
+def _may_serve_more(change: Change) -> bool:
+    """Whether a pool may have an address for a request that it refused before: allocations alone change nothing."""
+    if change.old is None or change.new is None:
+        return True
+    before, now = (((obj.get("status") or {}).get("allocated") or {}).items() for obj in (change.old, change.new))
+    return not before <= now or _pool_fields(change.old) != _pool_fields(change.new)
+
+
+def _pool_fields(obj: Obj) -> list[Any]:
+    # Without the marks of addresses, which each allocation adds.
+    own = {
+        name: value for name, value in annotations_of(obj).items() if not name.startswith(names.ADDRESS_HOLDER_PREFIX)
+    }
+    return [obj.get("spec"), own, obj["metadata"].get("deletionTimestamp")]
 
 
 def _architecture(obj: Obj) -> str | None:

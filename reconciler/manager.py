@@ -25,6 +25,7 @@ from caphv.runtime.kubeconfig import own_configuration, own_namespace
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable
+from reconciler import safetynet
 from reconciler.caches import Caches
 from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.pools import used_pools
@@ -38,7 +39,6 @@ from reconciler.queues import Queues
 from reconciler.remote.objectwatch import ObjectWatches
 from reconciler.remote.rancher import Rancher
 from reconciler.remote.workloadcluster import WorkloadClusters
-from reconciler.status import Waiters
 
 log = logging.getLogger(__name__)
 
@@ -110,10 +110,9 @@ class Provider:
             caches=caches,
             queues=queues,
             sessions=sessions,
-            workloads=WorkloadClusters(client, caches.secrets),
+            workloads=WorkloadClusters(client, caches.clusters, caches.secrets),
             object_watches=ObjectWatches(),
             rancher=Rancher(client),
-            waiters=Waiters(queues.add_cluster_or_machine),
             namespace=options.namespace,
             allow_insecure_identities=options.allow_insecure_identities,
         )
@@ -128,6 +127,7 @@ class Provider:
         for controller in self._controllers(options.concurrency):
             self.manager.add_controller(controller)
         self.manager.add_task(self.context.events.run)
+        self.manager.add_task(lambda: safetynet.run(caches, queues))
         self.manager.on_start(self._start)
         self.manager.on_scrape(lambda: poolmetrics.report(used_pools(self.context)))
         self.manager.on_stop(self._stop)

@@ -5,10 +5,31 @@ Each field documents what happens without it: an additional request, delay, or s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from caphv.api.object import Key, Obj, key_of, uid_of
+
+GRACE_SECONDS = 15.0
+"""How long a state may be unknown, after a start or while Harvester is unreachable, before conditions say so."""
+
+
+class Grace:
+    """Since when the states behind conditions are unknown. Without it: a restart begins a new grace period."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def remaining(self, condition: str) -> float:
+        """Seconds until the grace period of a condition ends, 0 once it has; the first call begins it."""
+        now = time.monotonic()
+        return max(0.0, self._since.setdefault(condition, now) + GRACE_SECONDS - now)
+
+    def known(self, *conditions: str) -> None:
+        """The states behind these conditions are known, or those behind all."""
+        for condition in conditions or tuple(self._since):
+            self._since.pop(condition, None)
 
 
 @dataclass(slots=True)
@@ -18,6 +39,8 @@ class MachineMemory:
     uid: str
     vm_deleted_at: float | None = None
     """When (monotonic) this process had the VM deleted. Without it: leftover disks are deleted without a delay."""
+    creation_unconfirmed: bool = False
+    """A creation of the VM got no response. Without it: a deletion relies on the watch alone, not on a read."""
     member_removed: bool = False
     """The etcd member was removed while the deletion continues. Without it: the members are listed again."""
     transient_since: float | None = None
@@ -35,8 +58,15 @@ class ClusterMemory:
     uid: str
     guest_kubeconfig: str | None = field(default=None, repr=False)
     """Kubeconfig that guests find in a file. Without it: it is made from the token Secret on Harvester again."""
+    grace: Grace = field(default_factory=Grace)
+    connection_error: str = ""
+    """Why there is no session. Without it: a forced deletion of machines waits for the next attempt to connect."""
     verified_cloud_configs: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By delivery: version of the verified object and hash of its inputs. Without it: the object is read again."""
+    account_lost: bool = False
+    """The guests' account was deleted on Harvester. Without it: the next check finds out again."""
+    account_checked_at: float | None = None
+    """When (monotonic) the guests' account was last seen on Harvester. Without it: it is read again."""
     cloud_config_written_at: float | None = None
     """When (monotonic) the Secret in the workload cluster was written. Without it: a rewrite does not wait."""
 

@@ -17,8 +17,3 @@ class Queues:
             "harvestermachine", group_of=harvester_of, group_limit=max(1, concurrency * 3 // 4)
         )
         self.templates: WorkQueue[Key] = WorkQueue("harvestermachinetemplate")
-
-    def add_cluster_or_machine(self, key: Key) -> None:
-        """Requeue whatever has this key. Names of the two kinds may be equal; a key too many costs a cache read."""
-        self.clusters.add(key)
-        self.machines.add(key)

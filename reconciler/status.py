@@ -1,13 +1,11 @@
 """How a reconcile reports that it cannot continue, and how it writes its findings: once, at the end.
 
 A phase either completes or raises `Blocked`, which is not an error: its condition tells the user what is missing, and
-the watch of what is missing (or a delay, where no watch can report it) requeues the object.
+its wake source requeues the object.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,11 +13,12 @@ import orjson
 
 from caphv.api import conditions
 from caphv.api.names import ConditionType, Reason, reason_when_true
-from caphv.api.object import Key, Obj
+from caphv.api.object import Obj
+from reconciler.wake import Delay, WakeSource
 
 
 class Blocked(Exception):
-    """The rest of this reconcile has to wait. `after` is a delay in seconds where no watch reports the change.
+    """The rest of this reconcile has to wait for `wake`, which requeues the object.
 
     `warn`: a user has to act. `unknown`: the state cannot be determined, for example while Harvester does not answer;
     what was ready may still be.
@@ -30,15 +29,20 @@ class Blocked(Exception):
         condition: ConditionType,
         reason: Reason,
         message: str,
-        *,
+        first: WakeSource,
+        *others: WakeSource,
         warn: bool = False,
         unknown: bool = False,
-        after: float | None = None,
     ) -> None:
         super().__init__(message)
         self.condition, self.reason, self.message = condition, reason, message
         self.warn, self.unknown = warn, unknown
-        self.after = after
+        self.wake = (first, *others)
+
+    @property
+    def requeue_after(self) -> float | None:
+        """Delay in seconds, None if only events requeue the object."""
+        return min((source.seconds for source in self.wake if isinstance(source, Delay)), default=None)
 
 
 class StatusDraft:
@@ -47,6 +51,7 @@ class StatusDraft:
     def __init__(self, obj: Obj) -> None:
         self._before: dict[str, Any] = obj.get("status") or {}
         self._generation = int(obj["metadata"].get("generation") or 0)
+        self.version = obj["metadata"].get("resourceVersion")
         self.fields: dict[str, Any] = _copy(self._before)
 
     def set_true(self, condition: ConditionType, message: str = "") -> None:
@@ -92,10 +97,13 @@ class StatusDraft:
         for condition in self.fields.get("conditions") or ():
             if condition.get("observedGeneration") == before:
                 condition["observedGeneration"] = self._generation
+        if (obj.get("status") or {}) == self._before:
+            self.version = obj["metadata"].get("resourceVersion")  # else another client wrote the status: a conflict
 
-    def written(self) -> None:
+    def written(self, obj: Obj) -> None:
         """The server has this status now."""
         self._before = _copy(self.fields)
+        self.version = obj["metadata"].get("resourceVersion")
 
     def patch(self) -> dict[str, Any] | None:
         """Merge patch from the server's status to this one, None when they are equal."""
@@ -119,20 +127,3 @@ def _copy(status: dict[str, Any]) -> dict[str, Any]:
     # There and back is a twentieth of the price of copy.deepcopy, which was a tenth of all that a reconcile costs.
     copied: dict[str, Any] = orjson.loads(orjson.dumps(status))  # noqa: TID251 - a copy of our own object
     return copied
-
-
-class Waiters:
-    """Objects that wait for something that cannot be mapped to them, such as an image or a free address."""
-
-    def __init__(self, enqueue: Callable[[Key], None]) -> None:
-        self._enqueue = enqueue
-        self._waiting: dict[Hashable, set[Key]] = defaultdict(set)
-
-    def wait(self, topic: Hashable, key: Key) -> None:
-        """Have the object reconciled at the next `notify` of this topic."""
-        self._waiting[topic].add(key)
-
-    def notify(self, topic: Hashable) -> None:
-        """The topic changed: requeue all objects that wait for it."""
-        for key in self._waiting.pop(topic, ()):
-            self._enqueue(key)

@@ -80,6 +80,8 @@ NETWORK_IPS_ANNOTATION = "networks.harvesterhci.io/ips"
 DISK_NAMES_ANNOTATION = "harvesterhci.io/diskNames"
 SSH_NAMES_ANNOTATION = "harvesterhci.io/sshNames"
 IMAGE_ID_ANNOTATION = "harvesterhci.io/imageId"
+WITNESS_LABEL = "node-role.harvesterhci.io/witness"
+MAINTENANCE_ANNOTATION = "harvesterhci.io/maintain-status"
 RUN_STRATEGY_ANNOTATION = "harvesterhci.io/vmRunStrategy"
 
 # ServiceAccounts

@@ -30,10 +30,13 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.kubeconfig import virtual_address
 from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record, wants_adoption
 from reconciler.status import Blocked
+from reconciler.wake import Delay
 
 CLUSTER_ROLE = "harvesterhci.io:cloudprovider"
 _INGRESS = Key("kube-system", "ingress-expose")
 _ROOT_CA = "kube-root-ca.crt"
+# Seconds until objects are read again that a user has to correct and nothing watches.
+_UNWATCHED = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ async def ensure_account(scope: ClusterScope) -> str:
         Reason.CLOUD_PROVIDER_CONFIG_FAILED,
         f"ServiceAccount or ClusterRoleBinding {scope.cluster_key.name} on Harvester belongs to another owner, and so "
         "does the one with a hash in its name; delete them",
+        Delay(_UNWATCHED),
         warn=True,
     )
 
@@ -83,6 +87,7 @@ async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
             Reason.CLOUD_PROVIDER_CONFIG_FAILED,
             f"Secret {scope.target_namespace}/{name} on Harvester is not the token of ServiceAccount {account}; "
             "delete it",
+            Delay(_UNWATCHED),
             warn=True,
         )
     data = secret.get("data") or {}
@@ -91,7 +96,7 @@ async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
             ConditionType.CLOUD_PROVIDER_CONFIG_READY,
             Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS,
             f"waiting for Harvester to fill Secret {scope.target_namespace}/{name}",
-            after=0.5,
+            Delay(0.5),
         )
     return Credentials(base64.b64decode(data["token"]).decode(), base64.b64decode(data["ca.crt"]).decode())
 
@@ -124,8 +129,18 @@ async def server(scope: ClusterScope) -> str:
     return virtual_address(service) or str(scope.obj["spec"]["server"])
 
 
+async def exists(scope: ClusterScope, *, token: bool) -> bool:
+    """Whether account and binding exist on Harvester, and the Secret with a lasting token where one is needed."""
+    client, namespace = scope.connected().client, scope.target_namespace
+    for name in account_names(scope):
+        account, binding = await _read(client, namespace, name)
+        if account and binding and _usable(scope, account, binding, name):
+            return not token or await _find(client, SECRETS, f"{name}-token", namespace) is not None
+    return False
+
+
 async def delete_account(scope: ClusterScope) -> None:
-    """Binding, token and account go, in this order: nothing is left that a token could be used for."""
+    """Delete binding, token and account, in this order: what remains is of no use to a token."""
     client, namespace = scope.connected().client, scope.target_namespace
     for name in account_names(scope):
         account, binding = await _read(client, namespace, name)

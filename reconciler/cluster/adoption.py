@@ -14,6 +14,7 @@ from caphv.runtime.errors import NotFound
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.ownership import Ownership, ownership_of, record, wants_adoption
 from reconciler.status import Blocked
+from reconciler.wake import WakeSource, Watched
 
 
 def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
@@ -22,7 +23,7 @@ def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
 
 
 async def adopt_or_refuse(
-    scope: ClusterScope, informer: Informer, obj: Obj, condition: ConditionType, reason: Reason
+    scope: ClusterScope, informer: Informer, obj: Obj, condition: ConditionType, reason: Reason, *wake: WakeSource
 ) -> Obj:
     """Write the cluster's record on an object that lacks it. Raises `Blocked` if it has another owner."""
     what = f"{informer.resource.kind} {key_of(obj)}"
@@ -33,6 +34,8 @@ async def adopt_or_refuse(
             reason,
             f"{what} on Harvester belongs to {owner}; rename this HarvesterCluster, or, if the object belongs to this "
             f'cluster, set annotation {names.ADOPT_ANNOTATION}: "true" on the HarvesterCluster',
+            Watched.SELF,
+            *(wake or (Watched.LOAD_BALANCER,)),
             warn=True,
         )
     if ownership_of(obj, scope.owner) is Ownership.OURS:
@@ -63,4 +66,5 @@ async def delete(scope: ClusterScope, informer: Informer, obj: Obj | None) -> No
         ConditionType.INFRASTRUCTURE_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
         f"waiting for {informer.resource.kind} {key} on Harvester to be deleted",
+        Watched.LOAD_BALANCER,
     )

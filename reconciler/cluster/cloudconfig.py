@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -26,14 +27,17 @@ import orjson
 from caphv.api import names
 from caphv.api.conditions import rfc3339
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, labels_of, uid_of
-from caphv.runtime.errors import Forbidden, Invalid, NotFound, Unauthorized, Unreachable
+from caphv.api.object import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, being_deleted, labels_of, uid_of
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from caphv.runtime.text import off_loop
+from reconciler import wake
 from reconciler.cluster import account
 from reconciler.cluster.manifest import SECRET_NAMESPACE, ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.kubeconfig import kubeconfig
 from reconciler.status import Blocked
+from reconciler.wake import Delay, WakeSource, Watched
 
 SECRET = Key(SECRET_NAMESPACE, "harvester-cloud-config")
 SECRET_KEYS = ("cloud-config", "cloud-provider-config")
@@ -42,7 +46,10 @@ TOKEN_SECONDS = 7 * 24 * 3600
 """Lifetime of a bound token: an outage of the provider shorter than a third of it has no effect."""
 
 _PAUSE = 5.0
+_RETRY_RENEWAL = 60.0
+_ACCOUNT_CHECK = 540.0
 _READY = ConditionType.CLOUD_PROVIDER_CONFIG_READY
+log = logging.getLogger(__name__)
 _Step = Callable[[ClusterScope], Awaitable[float | None]]
 
 
@@ -58,13 +65,17 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
             scope.draft.drop(_READY)
         return
     try:
+        await _check_account(scope)
         for step in steps:
             scope.requeue_within(await step(scope))
     except Blocked as blocked:
+        scope.requeue_within(blocked.requeue_after)
+        if blocked.unknown and scope.draft.is_true(_READY) and (left := scope.memory.grace.remaining(_READY)):
+            scope.requeue_within(left)
+            return
         if blocked.warn and not scope.draft.has_message(_READY, blocked.message):
             scope.warning_event(blocked.reason, blocked.message)
         scope.draft.set_false(_READY, blocked.reason, blocked.message)
-        scope.requeue_within(blocked.after)
     except (Forbidden, Invalid) as error:
         message = f"a request for the cloud config was refused: {error.message}"
         if not scope.draft.has_message(_READY, message):
@@ -72,7 +83,28 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
         scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
         scope.requeue_within(60.0)
     else:
+        scope.memory.grace.known(_READY)
         scope.draft.set_true(_READY)
+
+
+async def renew_cloud_config(scope: ClusterScope) -> None:
+    """Renew the token of guests while another phase is blocked or the cluster is paused.
+
+    Guests lose their cloud provider when the token expires, whatever the state of their HarvesterCluster. This changes
+    no condition, and creates nothing that does not exist.
+    """
+    if (scope.obj["spec"].get("cloudConfig") or {}).get("delivery") != "Secret" or being_deleted(scope.obj):
+        return
+    if scope.session is None or scope.session.error or not scope.context.sessions.of(scope.key):
+        return
+    await scope.context.workloads.ensure(scope.cluster_key)
+    try:
+        scope.requeue_within(await _secret(scope, create=False))
+    except Blocked as blocked:
+        scope.requeue_within(blocked.requeue_after)
+    except (ApiError, Unreachable) as error:
+        log.warning("cannot renew the credentials of guests of HarvesterCluster %s: %s", scope.key, error)
+        scope.requeue_within(_RETRY_RENEWAL)
 
 
 async def delete_cloud_config(scope: ClusterScope) -> None:
@@ -133,7 +165,7 @@ async def _manifest(scope: ClusterScope) -> float | None:
     target = Key(config["manifestsConfigMapNamespace"], config["manifestsConfigMapName"])
     watch = await scope.context.object_watches.ensure(scope.key, scope.context.client, CONFIG_MAPS, target)
     if watch is None:
-        raise _in_progress(f"reading ConfigMap {target}")
+        raise _in_progress(f"reading ConfigMap {target}", Watched.OBJECT, unknown=True)
     known, inputs = watch.get(*target), _inputs(scope)
     if known is None:
         raise _failed(f"ConfigMap {target} of updateCloudProviderConfig does not exist; create it")
@@ -162,35 +194,32 @@ async def _manifest(scope: ClusterScope) -> float | None:
     return None
 
 
-async def _secret(scope: ClusterScope) -> float | None:
+async def _secret(scope: ClusterScope, *, create: bool = True) -> float | None:
     client = scope.context.workloads.client(scope.cluster_key)
     if client is None or not scope.context.workloads.reached(scope.cluster_key):
-        raise _in_progress("waiting for the API of the workload cluster")
+        raise _in_progress("waiting for the API of the workload cluster", Watched.WORKLOAD, unknown=True)
     watch = await scope.context.object_watches.ensure(scope.key, client, SECRETS, SECRET)
     if watch is None:
-        raise _in_progress(f"reading Secret {SECRET} of the workload cluster")
+        raise _in_progress(f"reading Secret {SECRET} of the workload cluster", Watched.OBJECT, unknown=True)
     known, inputs = watch.get(*SECRET), _inputs(scope)
+    if known is None and not create:
+        return None
     if known and not _ours(known):
         raise _failed(f"Secret {SECRET} of the workload cluster exists and was not created by this provider; delete it")
-    left = renewal(known, inputs, datetime.now(UTC)) if known else None
-    if known and left:
-        version = (known["metadata"]["resourceVersion"], inputs)
-        if scope.memory.verified_cloud_configs.get(_secret.__name__) == version:
-            return left
+    if known and not scope.memory.account_lost:
         try:
-            if intact(await client.get(SECRETS, SECRET.name, SECRET.namespace)):
-                scope.memory.verified_cloud_configs[_secret.__name__] = version
-                return left
+            left = await _verified(scope, client, known, inputs)
         except NotFound:
             watch.forget(*SECRET)
             known = None
-        except (Unreachable, Unauthorized) as error:
-            raise _in_progress(f"the API of the workload cluster does not answer: {error}", after=10) from None
+        else:
+            if left:
+                return left
     written_at = scope.memory.cloud_config_written_at
     if written_at is not None and time.monotonic() - written_at < _PAUSE:
         # Another client keeps changing it, and each rewrite costs a token.
         raise _in_progress(
-            f"Secret {SECRET} of the workload cluster was modified right after it was written", after=_PAUSE
+            f"Secret {SECRET} of the workload cluster was modified right after it was written", Delay(_PAUSE)
         )
     name = await account.ensure_account(scope)
     credentials = await account.bound_credentials(scope, name, TOKEN_SECONDS)
@@ -205,14 +234,46 @@ async def _secret(scope: ClusterScope) -> float | None:
         else:
             written = await client.create(SECRETS, wanted)
     except (Unreachable, Unauthorized) as error:
-        raise _in_progress(f"the API of the workload cluster does not answer: {error}", after=10) from None
+        raise _in_progress(f"the API of the workload cluster does not answer: {error}", Delay(10.0)) from None
     watch.observe(written)
     scope.memory.cloud_config_written_at = time.monotonic()
     scope.memory.verified_cloud_configs[_secret.__name__] = (written["metadata"]["resourceVersion"], inputs)
+    scope.memory.account_lost = False
     scope.event(
         "CloudConfigWritten", f"wrote Secret {SECRET} of the workload cluster with a token valid for {_days(life)}"
     )
     return max(1.0, (life * 2 / 3).total_seconds())
+
+
+async def _verified(scope: ClusterScope, client: ApiClient, secret: Obj, inputs: str) -> float | None:
+    """Seconds until the token in our Secret has to be renewed; None if it has to be written now."""
+    left = renewal(secret, inputs, datetime.now(UTC))
+    version = (secret["metadata"]["resourceVersion"], inputs)
+    if not left or scope.memory.verified_cloud_configs.get(_secret.__name__) == version:
+        return left
+    try:
+        full = await client.get(SECRETS, SECRET.name, SECRET.namespace)
+    except (Unreachable, Unauthorized) as error:
+        raise _in_progress(f"the API of the workload cluster does not answer: {error}", Delay(10.0)) from None
+    if not intact(full):
+        return None
+    scope.memory.verified_cloud_configs[_secret.__name__] = version
+    return left
+
+
+async def _check_account(scope: ClusterScope) -> None:
+    """Notice within ten minutes that the guests' account was deleted on Harvester, where nothing watches it."""
+    memory, now = scope.memory, time.monotonic()
+    if memory.account_checked_at is not None and now < memory.account_checked_at + _ACCOUNT_CHECK:
+        scope.requeue_within(memory.account_checked_at + _ACCOUNT_CHECK - now)
+        return
+    lasting = [step for step in _steps(scope.obj["spec"]) if step is not _secret]
+    if memory.verified_cloud_configs and not await account.exists(scope, token=bool(lasting)):
+        log.warning("the account of guests of HarvesterCluster %s was deleted on Harvester; recreating it", scope.key)
+        memory.verified_cloud_configs.clear()
+        memory.account_lost = True
+    memory.account_checked_at = now
+    scope.requeue_within(_ACCOUNT_CHECK)
 
 
 async def _file(scope: ClusterScope) -> float | None:
@@ -220,7 +281,7 @@ async def _file(scope: ClusterScope) -> float | None:
     if scope.memory.verified_cloud_configs.get(_file.__name__) != ("", inputs):
         scope.memory.guest_kubeconfig = await _lasting_kubeconfig(scope)
         scope.memory.verified_cloud_configs[_file.__name__] = ("", inputs)
-        scope.context.waiters.notify(("cloud-config", scope.key))
+        scope.context.topics.notify(wake.cloud_config(scope.key))
     return None
 
 
@@ -271,9 +332,9 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def _in_progress(message: str, *, after: float | None = None) -> Blocked:
-    return Blocked(_READY, Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS, message, after=after)
+def _in_progress(message: str, source: WakeSource, *, unknown: bool = False) -> Blocked:
+    return Blocked(_READY, Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS, message, source, unknown=unknown)
 
 
 def _failed(message: str) -> Blocked:
-    return Blocked(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message, warn=True)
+    return Blocked(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message, Watched.OBJECT, Watched.SELF, warn=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import NAMESPACES, being_deleted, key_of
 from caphv.runtime.errors import AlreadyExists, NotFound, Unreachable
+from reconciler import wake
 from reconciler.cluster.identity import failed, secret_of
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
+from reconciler.wake import WakeSource, Watched
 
 _CONNECTION = ConditionType.HARVESTER_CONNECTION_READY
-_READ_AGAIN = 5.0
 
 
 async def ensure_connection(scope: ClusterScope) -> None:
@@ -21,16 +22,21 @@ async def ensure_connection(scope: ClusterScope) -> None:
     if session.error:
         away = isinstance(session.error, Unreachable)
         how = "Harvester is unreachable" if away else f"Harvester at {session.server} refuses"
-        raise failed(f"{how}: {session.error}")
-    if not session.synced and session.sync_error:
-        raise failed(f"Harvester at {session.server} cannot be read: {session.sync_error}", after=_READ_AGAIN)
-    if not session.synced:
-        raise Blocked(
-            _CONNECTION, Reason.HARVESTER_CONNECTION_IN_PROGRESS, f"connecting to {session.server}", after=0.2
-        )
+        raise failed(f"{how}: {session.error}", Watched.CONNECTION, unknown=away)
+    with scope.subscribe(wake.caches(session.fingerprint)) as caches:
+        if not session.synced and session.sync_error:
+            raise failed(f"Harvester at {session.server} cannot be read: {session.sync_error}", caches)
+        if not session.synced:
+            raise Blocked(
+                _CONNECTION,
+                Reason.HARVESTER_CONNECTION_IN_PROGRESS,
+                f"connecting to {session.server}",
+                caches,
+                unknown=True,
+            )
     _ensure_same_harvester(scope)
     if not session.available:
-        raise failed("Deployment harvester-system/harvester on Harvester is not available")
+        raise failed("Deployment harvester-system/harvester on Harvester is not available", Watched.CONNECTION)
     scope.draft.set_true(_CONNECTION)
 
 
@@ -50,14 +56,16 @@ async def ensure_namespace(scope: ClusterScope) -> None:
     scope.draft.set_true(ConditionType.TARGET_NAMESPACE_READY)
 
 
-def refused(scope: ClusterScope, *, after: float | None = None) -> Blocked:
+def refused(scope: ClusterScope, *sources: WakeSource) -> Blocked:
     """What to report after Harvester answered 401."""
     message = (
         f"Harvester rejects the credentials in identity Secret {secret_of(scope.obj)} (401): "
         "the token may have expired; put a new kubeconfig into the Secret"
     )
     scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, Reason.HARVESTER_AUTHENTICATION_FAILED, message)
-    return Blocked(_CONNECTION, Reason.HARVESTER_AUTHENTICATION_FAILED, message, warn=True, after=after)
+    return Blocked(
+        _CONNECTION, Reason.HARVESTER_AUTHENTICATION_FAILED, message, Watched.CONNECTION, *sources, warn=True
+    )
 
 
 def _ensure_same_harvester(scope: ClusterScope) -> None:
@@ -74,6 +82,8 @@ def _ensure_same_harvester(scope: ClusterScope) -> None:
                 f"{session.server} is not the Harvester of this cluster: its kube-system has uid {uid}, not {known}; "
                 f"put a kubeconfig of the previous Harvester into identity Secret {secret_of(scope.obj)}, or delete "
                 "the machines first",
+                Watched.SECRET,
+                Watched.MACHINES,
                 warn=True,
             )
         scope.draft.set_false(ConditionType.TARGET_NAMESPACE_READY, Reason.TARGET_NAMESPACE_CHECKING)

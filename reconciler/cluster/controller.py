@@ -28,6 +28,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
 from reconciler.harvester.ownership import wants_adoption
 from reconciler.status import Blocked, StatusDraft
+from reconciler.wake import Delay, Watched
 
 log = logging.getLogger(__name__)
 
@@ -60,29 +61,49 @@ class ClusterReconciler:
 
     async def _reconcile(self, obj: Obj) -> Result | None:
         cluster = self._context.caches.cluster_of(obj)
-        if clusterapi.externally_managed(obj):
-            await self._open_session(obj, cluster)
-            if key_of(obj) in self._context.sessions:
-                self._context.sessions.accept(key_of(obj))
-            return None
         if cluster is None:
             return await self._without_cluster(obj) if being_deleted(obj) else None
         scope = ClusterScope(self._context, obj, cluster, StatusDraft(obj))
+        if clusterapi.externally_managed(obj):
+            return await self._read_only(scope)
         if clusterapi.paused(cluster, obj):
-            await self._open_session(obj, cluster)
             scope.draft.set_true(ConditionType.PAUSED)
             await self._write(scope)
-            return None
+            return await self._read_only(scope)
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
         return await self._attempt(scope)
 
-    async def _open_session(self, obj: Obj, cluster: Obj | None) -> None:
-        """Connect for the machines of a cluster whose own phases do not run; problems are reported when they do."""
-        scope = ClusterScope(self._context, obj, cluster or _lost_cluster(obj), StatusDraft(obj))
+    async def _read_only(self, scope: ClusterScope) -> Result:
+        """Connect a paused or externally managed cluster for its machines, and renew credentials of its guests."""
+        unwritten = ClusterScope(self._context, scope.obj, scope.cluster, StatusDraft(scope.obj), read_only=True)
         try:
-            await identity.open_session(scope, self._identities)
+            await self._connect(unwritten)
         except Blocked as blocked:
-            log.info("HarvesterCluster %s: %s", scope.key, blocked.message)
+            return Result(requeue_after=blocked.requeue_after)
+        except Unauthorized:
+            if unwritten.session is None:
+                raise
+            unwritten.session.probe()
+            return Result(requeue_after=_REFUSED_ONCE)
+        await cloudconfig.renew_cloud_config(unwritten)
+        return Result(requeue_after=unwritten.requeue_after)
+
+    async def _connect(self, scope: ClusterScope) -> None:
+        """Give the cluster and its machines a session to its Harvester. Raises `Blocked` while there is none."""
+        try:
+            await identity.ensure_session(scope, self._identities)
+            await connection.ensure_connection(scope)
+        except Blocked as blocked:
+            self._connection_result(scope, "" if blocked.unknown else blocked.message)
+            raise
+        self._connection_result(scope, "")
+
+    def _connection_result(self, scope: ClusterScope, error: str) -> None:
+        if scope.memory.connection_error == error:
+            return
+        scope.memory.connection_error = error
+        for machine in self._context.caches.machines_of(scope.cluster):
+            self._context.queues.machines.add(key_of(machine))
 
     async def _without_cluster(self, obj: Obj) -> Result | None:
         """Handle a deletion without a Cluster."""
@@ -109,7 +130,7 @@ class ClusterReconciler:
             if scope.session is None:
                 raise
             scope.session.probe()
-            return await self._blocked(scope, connection.refused(scope, after=_REFUSED_ONCE))
+            return await self._blocked(scope, connection.refused(scope, Delay(_REFUSED_ONCE)))
         except (ApiError, Unreachable) as error:
             # A refused request needs a user's action. A cluster that is ready stays so.
             waits = being_deleted(scope.obj) or not scope.draft.fields.get("ready")
@@ -128,13 +149,14 @@ class ClusterReconciler:
             names.LEGACY_CLUSTER_FINALIZER,
         )
         scope.obj = self._context.caches.harvester_clusters.get(*scope.key) or scope.obj
-        await identity.ensure_session(scope, self._identities)
-        await connection.ensure_connection(scope)
+        scope.draft.moved_to(scope.obj)
+        await self._connect(scope)
         await connection.ensure_namespace(scope)
         failuredomains.ensure_failure_domains(scope)
         await pools.ensure_vm_pool(scope)
         await endpoint.ensure_endpoint(scope)
         await loadbalancer.ensure_load_balancer(scope)
+        scope.memory.grace.known()
         if not scope.draft.is_true(ConditionType.INFRASTRUCTURE_READY):
             scope.event("InfrastructureReady", "infrastructure is ready for machines")
         scope.draft.set_true(ConditionType.INFRASTRUCTURE_READY)
@@ -150,23 +172,36 @@ class ClusterReconciler:
     async def _delete(self, scope: ClusterScope) -> None:
         if not set(scope.obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
             return  # done; other finalizers keep the object
+        try:
+            await self._connect(scope)
+        except Blocked:
+            deletion.require_no_machines(scope)
+            raise
         deletion.require_no_machines(scope)
-        await identity.ensure_session(scope, self._identities)
-        await connection.ensure_connection(scope)
         await deletion.delete_infrastructure(scope)
         await cloudconfig.delete_cloud_config(scope)
         scope.event("InfrastructureDeleted", "deleted all objects of this cluster on Harvester")
         await self._remove_finalizer(scope.obj)
 
     async def _blocked(self, scope: ClusterScope, blocked: Blocked) -> Result | None:
+        scope.requeue_within(blocked.requeue_after)
         if being_deleted(scope.obj):
+            if deletion.nothing_was_made(scope.obj) and not self._context.caches.machines_of(scope.cluster):
+                await self._remove_finalizer(scope.obj)
+                return None
             if deletion.may_force_delete(scope.obj, blocked):
                 await self._force_delete(scope, blocked)
                 return None
             blocked.message += deletion.advice(blocked)
+        elif (scope.obj.get("status") or {}).get("ready") and blocked.unknown:
+            remaining = scope.memory.grace.remaining(blocked.condition)
+            if remaining:
+                # What was known stays while this process, or its connection, starts.
+                scope.requeue_within(remaining)
+                return Result(requeue_after=scope.requeue_after)
+        await cloudconfig.renew_cloud_config(scope)
         self._report(scope, blocked)
         await self._write(scope)
-        scope.requeue_within(blocked.after)
         return Result(requeue_after=scope.requeue_after)
 
     async def _force_delete(self, scope: ClusterScope, blocked: Blocked) -> None:
@@ -216,5 +251,6 @@ def _refused(error: ApiError) -> Blocked:
         ConditionType.INFRASTRUCTURE_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
         f"a request was refused: {error.message}",
+        Watched.SELF,  # and the back-off of the failed reconcile
         warn=True,
     )

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from caphv.api import names
+from caphv.api import conditions, names
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Obj, annotations_of
 from reconciler.cluster import loadbalancer, pools
 from reconciler.cluster.endpoint import delete_placeholder, release_address
 from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
 from reconciler.status import Blocked
+from reconciler.wake import Watched
 
 # Reasons that are temporary; with any other, a requested force-deletion does not wait.
+# Conditions that are true only after something was read from Harvester, or created on it.
+_MADE = (
+    ConditionType.HARVESTER_CONNECTION_READY,
+    ConditionType.TARGET_NAMESPACE_READY,
+    ConditionType.VM_IP_POOL_CREATED,
+    ConditionType.CUSTOM_IP_POOL_CREATED,
+    ConditionType.LOAD_BALANCER_READY,
+)
 _TEMPORARY = (
     Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
     Reason.HARVESTER_CONNECTION_IN_PROGRESS,
@@ -26,19 +35,38 @@ def require_no_machines(scope: ClusterScope) -> None:
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
             f"waiting for {len(machines)} HarvesterMachine(s) to be deleted, first {machines[0]['metadata']['name']}",
+            Watched.MACHINES,
         )
 
 
 async def delete_infrastructure(scope: ClusterScope) -> None:
     """Delete all objects on Harvester. Raises `Blocked` while one of them exists."""
-    scope.namespace()
+    scope.current_namespace()
     await loadbalancer.delete_load_balancer(scope)
     if scope.draft.is_true(ConditionType.CUSTOM_IP_POOL_CREATED):
         await release_address(scope)
     await pools.delete_pool(scope, ConditionType.CUSTOM_IP_POOL_CREATED, pools.LOAD_BALANCER_SUFFIX)
     await delete_placeholder(scope)
+    scope.current_namespace()  # again: Harvester may have become unreachable meanwhile
     await release_address(scope)
     await pools.delete_pool(scope, ConditionType.VM_IP_POOL_CREATED, pools.VM_SUFFIX)
+
+
+def nothing_was_made(obj: Obj) -> bool:
+    """Whether the cluster never reached Harvester, so that nothing can be left there.
+
+    A move loses the status, but keeps the endpoint and the names of created pools in the spec.
+    """
+    spec, status = obj["spec"], obj.get("status") or {}
+    endpoint = (spec.get("controlPlaneEndpoint") or {}).get("host") or "0.0.0.0"
+    described = [spec.get("loadBalancerConfig") or {}, spec.get("vmNetworkConfig") or {}]
+    return (
+        endpoint == "0.0.0.0"
+        and not status.get("harvester")
+        and not status.get("initialization")
+        and not any(config.get("ipPool") and config.get("ipPoolRef") for config in described)
+        and not any(conditions.is_true(status.get("conditions") or [], made) for made in _MADE)
+    )
 
 
 def orphaned() -> Blocked:
@@ -47,6 +75,8 @@ def orphaned() -> Blocked:
         ConditionType.INFRASTRUCTURE_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
         "the Cluster no longer exists, and may have been moved to another management cluster",
+        Watched.CLUSTER,
+        Watched.SELF,
         warn=True,
     )
 

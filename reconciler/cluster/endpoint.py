@@ -11,11 +11,13 @@ from caphv.api import ipam, names
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
+from reconciler import wake
 from reconciler.cluster import adoption
 from reconciler.cluster.pools import adopt_load_balancer_pool, ensure_load_balancer_pool
 from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
 from reconciler.harvester.ownership import record
 from reconciler.status import Blocked
+from reconciler.wake import Watched
 
 API_PORT = 6443
 _READY = ConditionType.LOAD_BALANCER_READY
@@ -37,11 +39,28 @@ async def ensure_endpoint(scope: ClusterScope) -> None:
             _READY,
             Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
             f"waiting for kube-vip on Harvester to assign an address to Service {key_of(service)}",
+            Watched.LOAD_BALANCER,
         )
-    endpoint = {"host": address, "port": API_PORT}
+    endpoint, known = {"host": address, "port": API_PORT}, known_address(scope.obj)
+    if known and known != address:
+        raise Blocked(
+            _READY,
+            Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
+            f"Service {key_of(service)} on Harvester has address {address}, but the control plane endpoint is {known}, "
+            "which cannot change: machines and kubeconfigs contain it; give the Service its previous address",
+            Watched.LOAD_BALANCER,
+            warn=True,
+        )
     if scope.obj["spec"].get("controlPlaneEndpoint") != endpoint:
         await scope.patch_spec({"controlPlaneEndpoint": endpoint})
         scope.event("ControlPlaneEndpointSet", f"control plane endpoint is {address}:{API_PORT}")
+
+
+def known_address(obj: Obj) -> str:
+    """Address of the control plane endpoint once the cluster has used it, else empty."""
+    provisioned = ((obj.get("status") or {}).get("initialization") or {}).get("provisioned")
+    host = str((obj["spec"].get("controlPlaneEndpoint") or {}).get("host") or "")
+    return host if provisioned and host != "0.0.0.0" else ""
 
 
 async def delete_placeholder(scope: ClusterScope) -> None:
@@ -101,10 +120,14 @@ async def _create_placeholder(scope: ClusterScope) -> Obj:
     address = "0.0.0.0"
     if scope.obj["spec"]["loadBalancerConfig"]["ipamType"] == "pool":
         pool = await ensure_load_balancer_pool(scope)
-        answer = await session.allocator.allocate(ipam.AddressRequest(scope.reservation(name), (pool,)))
-        if isinstance(answer, ipam.Refusal):
-            scope.context.waiters.wait(("pool", session.fingerprint, pool), scope.key)
-            raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, answer.message, warn=True)
+        with scope.subscribe(wake.pool(session.fingerprint, pool)) as released:
+            # A recreated Service asks for its address again: the endpoint cannot change.
+            request = ipam.AddressRequest(scope.reservation(name), (pool,), known_address(scope.obj))
+            answer = await session.allocator.allocate(request)
+            if isinstance(answer, ipam.Refusal):
+                raise Blocked(
+                    _READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, answer.message, released, Watched.SELF, warn=True
+                )
         address = answer.address
     try:
         service = await session.client.create(SERVICES, placeholder_service(scope, address))

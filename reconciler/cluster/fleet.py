@@ -16,10 +16,10 @@ from caphv.api.object import Key, Obj, key_of, labels_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound
 from reconciler.cluster.scope import ClusterScope
+from reconciler.wake import RANCHER
 
 _READY = ConditionType.FLEET_INTEGRATION_READY
 DEFAULT_WORKSPACE = "fleet-default"
-TOPIC = "rancher"
 
 
 async def ensure_fleet_labels(scope: ClusterScope) -> None:
@@ -28,10 +28,14 @@ async def ensure_fleet_labels(scope: ClusterScope) -> None:
         scope.draft.drop(_READY)
         return
     rancher = scope.context.rancher
-    scope.context.waiters.wait(TOPIC, scope.key)
+    scope.subscribe(RANCHER)
     rancher.start()
     managed, fleet = rancher.informer(resources.MANAGED_CLUSTERS), rancher.informer(resources.FLEET_CLUSTERS)
     if rancher.installed is None or not rancher.synced:
+        remaining = scope.memory.grace.remaining(_READY) if scope.draft.has(_READY) else 0.0
+        if remaining:
+            scope.requeue_within(remaining)
+            return
         scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_IN_PROGRESS, "reading the clusters of Rancher")
     elif managed is None or fleet is None:
         message = "this management cluster has no Rancher with Fleet: their CRDs are missing"

@@ -15,12 +15,13 @@ from datetime import UTC, datetime, timedelta
 
 from caphv.api import conditions, names
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import SECRETS, Key, Obj, annotations_of
+from caphv.api.object import SECRETS, Key, Obj, annotations_of, being_deleted
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from reconciler import metrics
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
+from reconciler.wake import WakeSource, Watched
 
 WARN_AHEAD = timedelta(days=7)
 
@@ -116,7 +117,8 @@ async def ensure_session(scope: ClusterScope, identities: Identities) -> None:
     identity = await open_session(scope, identities)
     _report_expiry(scope, identity)
     server = identity.access.server
-    if scope.obj["spec"].get("server") != server and "deletionTimestamp" not in scope.obj["metadata"]:
+    fixed = scope.read_only or being_deleted(scope.obj)
+    if scope.obj["spec"].get("server") != server and not fixed:
         await scope.patch_spec({"server": server})
 
 
@@ -143,11 +145,10 @@ def secret_of(obj: Obj) -> Key:
     return Key(str(reference.get("namespace") or ""), str(reference.get("name") or ""))
 
 
-def failed(message: str, *, after: float | None = None) -> Blocked:
-    """The connection fails until a user changes something."""
-    return Blocked(
-        ConditionType.HARVESTER_CONNECTION_READY, Reason.HARVESTER_CONNECTION_FAILED, message, warn=True, after=after
-    )
+def failed(message: str, *wake: WakeSource, unknown: bool = False) -> Blocked:
+    """The connection fails until a user changes the identity, or until another wake source."""
+    condition, reason = ConditionType.HARVESTER_CONNECTION_READY, Reason.HARVESTER_CONNECTION_FAILED
+    return Blocked(condition, reason, message, Watched.SECRET, Watched.SELF, *wake, warn=True, unknown=unknown)
 
 
 def _seconds_until(moment: datetime) -> Callable[[], float]:

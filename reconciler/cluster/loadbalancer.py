@@ -15,6 +15,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.ownership import Ownership, ownership_of, record
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
 from reconciler.status import Blocked
+from reconciler.wake import Delay
 
 _READY = ConditionType.LOAD_BALANCER_READY
 _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")
@@ -180,7 +181,7 @@ async def _repair(scope: ClusterScope, found: Obj, vms: list[Obj]) -> None:
         )
     except (Forbidden, Invalid) as error:
         message = f"Harvester refuses to update {fields} of LoadBalancer {key_of(found)}: {error.message}"
-        raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, message, warn=True, after=60) from None
+        raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, message, Delay(60.0), warn=True) from None
     scope.namespace().load_balancers.observe(repaired)
     if repaired["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
         scope.event("LoadBalancerUpdated", f"updated {fields} of LoadBalancer {key_of(found)} to match the spec")

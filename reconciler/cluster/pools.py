@@ -9,6 +9,7 @@ from caphv.api import ipam, resources
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Obj, key_of, uid_of
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound
+from reconciler import wake
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
@@ -16,6 +17,7 @@ from reconciler.harvester.ownership import Ownership, ownership_of, record, same
 from reconciler.harvester.session import Session
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.status import Blocked
+from reconciler.wake import Delay, Watched
 
 LOAD_BALANCER_SUFFIX = "ippool"
 VM_SUFFIX = "vm-ippool"
@@ -34,18 +36,21 @@ async def ensure_vm_pool(scope: ClusterScope) -> None:
     await _adopt_created(scope, VM_SUFFIX, ConditionType.VM_IP_POOL_CREATED)
     network = effective_network({}, scope.obj["spec"])
     names = network.pools if isinstance(network, PoolNetwork) else ()
-    missing = [name for name in names if scope.connected().pools.get("", name) is None]
-    if missing:
-        for name in missing:
-            scope.context.waiters.wait(("pool", scope.connected().fingerprint, name), scope.key)
-        message = (
-            f"IPPool {', '.join(missing)} of vmNetworkConfig does not exist on Harvester; create it or correct the name"
-        )
-        if len(missing) == len(names):
-            raise Blocked(ConditionType.VM_IP_POOL_READY, Reason.VM_IP_POOL_CREATION_FAILED, message, warn=True)
-        scope.draft.set_true(ConditionType.VM_IP_POOL_READY, message)
+    session = scope.connected()
+    # Not as a context manager: some pools may be missing while the cluster is ready.
+    created = scope.subscribe(*(wake.pool(session.fingerprint, name) for name in names))
+    missing = [name for name in names if session.pools.get("", name) is None]
+    if not missing:
+        created.cancel()
+        scope.draft.set_true(ConditionType.VM_IP_POOL_READY)
         return
-    scope.draft.set_true(ConditionType.VM_IP_POOL_READY)
+    message = (
+        f"IPPool {', '.join(missing)} of vmNetworkConfig does not exist on Harvester; create it or correct the name"
+    )
+    if len(missing) == len(names):
+        reason = Reason.VM_IP_POOL_CREATION_FAILED
+        raise Blocked(ConditionType.VM_IP_POOL_READY, reason, message, created, Watched.SELF, warn=True)
+    scope.draft.set_true(ConditionType.VM_IP_POOL_READY, message)
 
 
 async def ensure_load_balancer_pool(scope: ClusterScope) -> str:
@@ -62,6 +67,7 @@ async def ensure_load_balancer_pool(scope: ClusterScope) -> str:
         ConditionType.LOAD_BALANCER_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
         "loadBalancerConfig.ipamType is pool, but neither ipPoolRef nor ipPool is set; set one of them",
+        Watched.SELF,
         warn=True,
     )
 
@@ -97,8 +103,8 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
             f"Harvester refuses to delete IPPool {name}: {error.message}",
+            Delay(10.0),
             warn=True,
-            after=10,
         ) from None
 
 
@@ -141,16 +147,17 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
             existing = await session.client.create(resources.IP_POOLS, pool)
             scope.event("IPPoolCreated", f"created IPPool {name} on Harvester")
         except ipam.InvalidPoolError as error:
-            raise Blocked(condition, reason, str(error), warn=True) from None
+            raise Blocked(condition, reason, str(error), Watched.SELF, warn=True) from None
         except AlreadyExists:
             existing = await session.client.get(resources.IP_POOLS, name)
         except ApiError as error:
             if error.status not in (400, 403, 422):
                 raise
             message = f"Harvester refuses IPPool {name}: {error.message}"
-            raise Blocked(condition, reason, message, warn=True, after=60) from None
+            raise Blocked(condition, reason, message, Delay(60.0), warn=True) from None
         session.pools.observe(existing)
-    await adoption.adopt_or_refuse(scope, session.pools, existing, condition, reason)
+    with scope.subscribe(wake.pool(session.fingerprint, name)) as changed:
+        await adoption.adopt_or_refuse(scope, session.pools, existing, condition, reason, changed)
     return name
 
 
@@ -158,7 +165,9 @@ async def _adopt_created(scope: ClusterScope, suffix: str, condition: ConditionT
     """Adopt a pool that was created for this cluster, and restore its condition, which a move loses."""
     pool = _created(scope, suffix, condition)
     if pool:
-        await adoption.adopt_or_refuse(scope, scope.connected().pools, pool, condition, _failure(condition))
+        session = scope.connected()
+        with scope.subscribe(wake.pool(session.fingerprint, pool["metadata"]["name"])) as changed:
+            await adoption.adopt_or_refuse(scope, session.pools, pool, condition, _failure(condition), changed)
         scope.draft.set_true(condition)
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from caphv.api import resources
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Key, Obj, key_of
+from reconciler import wake
 from reconciler.context import Context, with_kind
 from reconciler.harvester.ownership import Owner, same_name
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import ClusterMemory
 from reconciler.status import Blocked, StatusDraft
+from reconciler.wake import Subscription, Watched
 
 LOAD_BALANCER = "lb"
 
@@ -21,7 +24,8 @@ LOAD_BALANCER = "lb"
 class ClusterScope:
     """`obj` is the HarvesterCluster, `cluster` its Cluster; the session exists after the identity phase.
 
-    `requeue_after` is a delay in seconds, set where time alone decides.
+    With `read_only`, as for a paused cluster, nothing is written to the HarvesterCluster. `requeue_after` is a delay in
+    seconds, set where time alone decides.
     """
 
     context: Context
@@ -30,6 +34,7 @@ class ClusterScope:
     draft: StatusDraft
     session: Session | None = None
     requeue_after: float | None = None
+    read_only: bool = False
 
     @property
     def key(self) -> Key:
@@ -78,20 +83,39 @@ class ClusterScope:
                 ConditionType.HARVESTER_CONNECTION_READY,
                 Reason.HARVESTER_CONNECTION_IN_PROGRESS,
                 "waiting for the identity to be read",
+                Watched.SECRET,
             )
         return self.session
 
     def namespace(self) -> TargetNamespace:
         """Caches of the target namespace. Raises `Blocked` until they are filled."""
-        namespace = self.connected().watch_namespace(self.target_namespace)
-        if not namespace.synced:
-            raise Blocked(
-                ConditionType.TARGET_NAMESPACE_READY,
-                Reason.TARGET_NAMESPACE_CHECKING,
-                namespace.sync_error or f"reading namespace {self.target_namespace} on Harvester",
-                warn=bool(namespace.sync_error),
-                after=0.2,
-            )
+        session = self.connected()
+        with self.subscribe(wake.caches(session.fingerprint)) as caches:
+            namespace = session.watch_namespace(self.target_namespace)
+            if not namespace.synced:
+                raise Blocked(
+                    ConditionType.TARGET_NAMESPACE_READY,
+                    Reason.TARGET_NAMESPACE_CHECKING,
+                    namespace.sync_error or f"reading namespace {self.target_namespace} on Harvester",
+                    caches,
+                    warn=bool(namespace.sync_error),
+                    unknown=not namespace.sync_error,
+                )
+        return namespace
+
+    def current_namespace(self) -> TargetNamespace:
+        """Caches in which absence means absence on Harvester, now. Raises `Blocked` while a watch is not connected."""
+        session = self.connected()
+        with self.subscribe(wake.caches(session.fingerprint)) as current:
+            namespace = self.namespace()
+            if not (namespace.current and session.pools.current and session.services.current):
+                raise Blocked(
+                    ConditionType.TARGET_NAMESPACE_READY,
+                    Reason.TARGET_NAMESPACE_CHECKING,
+                    f"reading namespace {self.target_namespace} on Harvester",
+                    current,
+                    unknown=True,
+                )
         return namespace
 
     def warning_event(self, reason: str, message: str) -> None:
@@ -101,6 +125,10 @@ class ClusterScope:
     def event(self, reason: str, message: str) -> None:
         """Emit an Event of type Normal."""
         self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Normal", reason, message)
+
+    def subscribe(self, *topics: Hashable) -> Subscription:
+        """Requeue the cluster when one of these topics changes; to be called before reading their state."""
+        return self.context.topics.subscribe(self.context.queues.clusters, self.key, *topics)
 
     def requeue_within(self, delay: float | None) -> None:
         """Have the cluster reconciled again after at most this many seconds; the shortest delay counts."""
@@ -112,6 +140,7 @@ class ClusterScope:
         informer = self.context.caches.harvester_clusters
         self.obj = await self.context.client.patch(informer.resource, self.key.name, self.key.namespace, patch)
         informer.observe(self.obj)
+        self.draft.moved_to(self.obj)
 
     async def patch_spec(self, spec: dict[str, object]) -> None:
         """Merge fields into the spec of the HarvesterCluster."""

@@ -1,4 +1,4 @@
-"""Failure domains of a Harvester: its zones if every host has one, else its hosts. Pure functions."""
+"""Failure domains of a Harvester: its zones if its hosts have them, else its hosts. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,29 +6,60 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj, labels_of
+from caphv.api.object import Obj, annotations_of, labels_of
 
 
-def failure_domains(hosts: Iterable[Obj], control_plane: Collection[str] = ()) -> list[dict[str, Any]]:
-    """One domain per zone if every host has the label, else one per host name; sorted (contract).
+def failure_domains(
+    hosts: Collection[Obj],
+    control_plane: Collection[str] = (),
+    *,
+    published: Collection[dict[str, Any]] = (),
+    used: Collection[str] = (),
+) -> list[dict[str, Any]]:
+    """One domain per zone if every host has the label, else one per host; sorted (contract).
 
-    `control_plane` names those for control plane machines, all if it is empty.
+    Zones stay zones when a host without the label joins: `published` are the present domains. `control_plane` names
+    the domains for control plane machines, all if it is empty; one whose hosts are all cordoned or in maintenance takes
+    no new machine. Domains of machines (`used`) stay published, for no new machine, even if their hosts were removed.
     """
-    found = _domains(list(hosts))
-    return [{**domain, "controlPlane": not control_plane or domain["name"] in control_plane} for domain in found]
+    workers = [host for host in hosts if not _is_witness(host)]
+    zones = {zone for host in workers if (zone := labels_of(host).get(names.ZONE_LABEL))}
+    complete = all(labels_of(host).get(names.ZONE_LABEL) for host in workers)
+    if zones and (complete or names.ZONE_LABEL in set(map(topology_key, published))):
+        key = names.ZONE_LABEL
+        found = {zone: [host for host in workers if labels_of(host).get(key) == zone] for zone in zones}
+    else:
+        key = names.HOSTNAME_LABEL
+        found = {host_name(host): [host] for host in workers}
+    domains = {
+        name: _domain(name, key, (not control_plane or name in control_plane) and any(map(accepts_machines, members)))
+        for name, members in found.items()
+    }
+    for domain in published:
+        if domain["name"] in used and domain["name"] not in domains:
+            domains[domain["name"]] = {**domain, "controlPlane": False}
+    return [domains[name] for name in sorted(domains)]
 
 
-def _domains(hosts: list[Obj]) -> list[dict[str, Any]]:
-    zones = {labels_of(host).get(names.ZONE_LABEL) for host in hosts}
-    if hosts and None not in zones and "" not in zones:
-        return [_domain(str(zone), names.ZONE_LABEL) for zone in sorted(filter(None, zones))]
-    return [_domain(name, names.HOSTNAME_LABEL) for name in sorted(host_name(host) for host in hosts)]
+def accepts_machines(host: Obj) -> bool:
+    """Whether a host may run new VMs: it is neither cordoned, nor in maintenance, nor a witness."""
+    maintenance = annotations_of(host).get(names.MAINTENANCE_ANNOTATION)
+    return not (_is_witness(host) or (host.get("spec") or {}).get("unschedulable") or maintenance)
+
+
+def topology_key(domain: dict[str, Any]) -> str:
+    """Label of hosts by which a domain selects them."""
+    return str((domain.get("attributes") or {}).get("topologyKey") or "")
+
+
+def _is_witness(host: Obj) -> bool:
+    return labels_of(host).get(names.WITNESS_LABEL) == "true"
 
 
 def domain_of_host(domains: Iterable[dict[str, Any]], host: Obj) -> str:
     """The domain that contains a host, empty for none."""
     for domain in domains:
-        key = (domain.get("attributes") or {}).get("topologyKey", "")
+        key = topology_key(domain)
         value = host_name(host) if key == names.HOSTNAME_LABEL else labels_of(host).get(key)
         if value == domain["name"]:
             return str(domain["name"])
@@ -40,5 +71,5 @@ def host_name(host: Obj) -> str:
     return labels_of(host).get(names.HOSTNAME_LABEL) or str(host["metadata"]["name"])
 
 
-def _domain(name: str, topology_key: str) -> dict[str, Any]:
-    return {"name": name, "attributes": {"topologyKey": topology_key}}
+def _domain(name: str, key: str, control_plane: bool) -> dict[str, Any]:
+    return {"name": name, "attributes": {"topologyKey": key}, "controlPlane": control_plane}

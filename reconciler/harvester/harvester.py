@@ -67,11 +67,20 @@ def collections_of(namespace: str) -> tuple[Collection, Collection, Collection, 
 
 
 class Probe:
-    """Follows the watch of Harvester's Deployment: `on_health` hears of changes; others resume with it."""
+    """Follows the watch of Harvester's Deployment, with which the other watches resume.
 
-    def __init__(self, on_health: Callable[[], None], others: Callable[[], Iterable[Informer]]) -> None:
+    `on_health` reports changes of health, `on_failure` failures of other watches.
+    """
+
+    def __init__(
+        self,
+        on_health: Callable[[], None],
+        others: Callable[[], Iterable[Informer]],
+        on_failure: Callable[[], None],
+    ) -> None:
         self._on_health = on_health
         self._others = others
+        self._on_failure = on_failure
         self._waiting = False
         self._health = ""
 
@@ -83,6 +92,7 @@ class Probe:
 
     def _other_failed(self, _error: Exception) -> None:
         self._waiting = True
+        self._on_failure()
 
     def _failed(self, error: Exception) -> None:
         self._report(type(error).__name__)
@@ -112,7 +122,7 @@ class Harvester:
         self._on_change = on_change
         self._budget = MemoryBudget(_CACHE_BYTES, server)
         self._caches: dict[Collection, SharedCache] = {}
-        self._probe = Probe(self._health_changed, self.informers)
+        self._probe = Probe(self._health_changed, self.informers, self._caches_changed)
 
     def cache(self, collection: Collection) -> SharedCache:
         """The shared cache of a collection; it has no reader before the first account joins."""
@@ -120,7 +130,9 @@ class Harvester:
             probe = None if collection == DEPLOYMENT else self.cache(DEPLOYMENT).informer
             options = self._probe.options(collection, probe)
             on_change: Any = self._on_change
-            self._caches[collection] = SharedCache(collection, self._budget, on_change, **options)
+            cache = SharedCache(collection, self._budget, on_change, **options)
+            cache.informer.freshness.add_handler(lambda _current: self._caches_changed())
+            self._caches[collection] = cache
         return self._caches[collection]
 
     def informers(self) -> list[Informer]:
@@ -137,6 +149,10 @@ class Harvester:
             # Removed first: who joins while it is being closed gets a new one.
             del self._caches[collection]
             await cache.close()
+
+    def _caches_changed(self) -> None:
+        for session in list(self.sessions):
+            session.report_caches()
 
     def _health_changed(self) -> None:
         for session in list(self.sessions):

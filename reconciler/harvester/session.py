@@ -53,10 +53,15 @@ _REVIEW_AGAIN = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SessionEvents:
-    """Callbacks: an object changed that these sessions read; a Harvester became unreachable or reachable for one."""
+    """Callbacks of sessions.
+
+    `changed`: an object changed that these sessions read. `health`: a Harvester became unreachable or reachable for
+    one. `caches`: all caches of a session became current, or one cannot be filled for a new reason.
+    """
 
     changed: Callable[[Mapping[Session, None], Change], None]
     health: Callable[[Session], None]
+    caches: Callable[[Session], None] = lambda _session: None
 
 
 class Session:
@@ -89,7 +94,8 @@ class Session:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._health = ""
-        self._probe = Probe(self.report_health, self.own_informers)
+        self._caches_state: tuple[bool, str] = (False, "")
+        self._probe = Probe(self.report_health, self.own_informers, self.report_caches)
         self._views: dict[Collection, View] = {}
         for collection in CLUSTER_WIDE:
             self._views[collection] = self.new_view(collection)
@@ -189,6 +195,15 @@ class Session:
             self._health = health
             self._events.health(self)
 
+    def report_caches(self) -> None:
+        """Report when all caches have become current, or one fails for a new reason; not each change of one."""
+        informers = [view.informer for view in self._all_views()]
+        current = all(informer.current or informer.last_error for informer in informers)
+        state = current, sync_error_of(informers)
+        if state != self._caches_state:
+            self._caches_state = state
+            self._events.caches(self)
+
     # Life
 
     def start(self) -> None:
@@ -222,6 +237,7 @@ class Session:
         options = {**self._probe.options(collection, probe), **collection.options}
         own = Informer(self.client, collection.resource, namespace=collection.namespace, **options)
         own.add_handler(lambda change: self._events.changed({self: None}, change))
+        own.freshness.add_handler(lambda _current: self.report_caches())
         return View(collection, own)
 
     async def _run(self) -> None:
@@ -291,6 +307,7 @@ class Session:
         for view in views:
             await view.informer.wait_synced()
         self._events.health(self)
+        self.report_caches()
 
     async def _open_view(self, view: View) -> None:
         assert self._harvester is not None  # noqa: S101 - set by _connect

@@ -65,12 +65,12 @@ class Sessions:
     ) -> Session:
         """Assign the session of an identity (`<namespace>/<Secret>`) to a cluster, and close a session without users.
 
-        `harvester_uid` is the Harvester that the cluster is known to live on. Raises `KubeconfigError` when the
+        `harvester_uid` is the Harvester that the cluster is known to run on. Raises `KubeconfigError` when the
         credentials cannot be loaded.
         """
         session = self._sessions.get(access.fingerprint)
         if session is None:
-            events = SessionEvents(self._changed, self._health)
+            events = SessionEvents(self._changed, self._health, self._caches)
             session = Session(access, events, identity, self._harvesters, self._fence)
             self._sessions[access.fingerprint] = session
             session.start()
@@ -120,6 +120,9 @@ class Sessions:
 
     def _health(self, session: Session) -> None:
         self._events.health(session)
+
+    def _caches(self, session: Session) -> None:
+        self._events.caches(session)
 
     async def _collect(self, use: _Use) -> None:
         session = use.session

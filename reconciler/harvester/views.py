@@ -75,6 +75,11 @@ class TargetNamespace:
         return all(informer.synced for informer in self.informers)
 
     @property
+    def current(self) -> bool:
+        """Whether absence from these caches means absence on Harvester, now."""
+        return all(informer.current for informer in self.informers)
+
+    @property
     def sync_error(self) -> str:
         """Why caches cannot be filled; empty while the first lists are still being read."""
         return sync_error_of(self.informers)

@@ -1,8 +1,9 @@
 """Decides who owns the VM with a machine's name, and adopts it without affecting the guest.
 
-A VM without a record was created by the Go provider or by hand: adoption adds the record and changes nothing else. A VM
-with the record of another owner is adopted only with proof: after a move or a restored backup, the machine's providerID
-carries the VM's uid; in any other case, the user has to set annotation `caphv.io/adopt`.
+A VM without a record but with the Go provider's mark is adopted: it gets the record, and nothing else changes. A VM
+that a user created by hand is not adopted without annotation `caphv.io/adopt`. A VM with the record of another owner is
+adopted only with proof: after a move or a restored backup, the machine's providerID carries the VM's uid; in any other
+case, the user has to set the annotation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 
 from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, uid_of
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, labels_of, uid_of
 from caphv.runtime.errors import NotFound
 from reconciler.harvester.ownership import Ownership, ownership_of, record, wants_adoption
 from reconciler.machine.cloudinit import secret_name
@@ -19,6 +20,7 @@ from reconciler.machine.disks import is_machine_pvc
 from reconciler.machine.ipaddress import adopt_address
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked
+from reconciler.wake import Watched
 
 
 def vm_lost(scope: MachineScope) -> Blocked:
@@ -28,6 +30,8 @@ def vm_lost(scope: MachineScope) -> Blocked:
         Reason.MACHINE_NOT_FOUND,
         f"VirtualMachine {scope.target_namespace}/{scope.name} no longer exists and will not be recreated; "
         "delete the Machine, or have a MachineHealthCheck replace it",
+        Watched.VM,
+        Watched.SELF,
         warn=True,
     )
 
@@ -50,7 +54,14 @@ async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
         owner = annotations_of(vm).get(names.OWNER_ANNOTATION, "another owner")
         raise scope.failed(
             f"VirtualMachine {key_of(vm)} exists on Harvester and belongs to {owner}; rename this machine, use another "
-            f'targetNamespace for its cluster, or adopt the VM with annotation {names.ADOPT_ANNOTATION}: "true"'
+            f'targetNamespace for its cluster, or adopt the VM with annotation {names.ADOPT_ANNOTATION}: "true"',
+            Watched.VM,
+        )
+    if not adopt and not has_known_origin(scope, vm):
+        raise scope.failed(
+            f"VirtualMachine {key_of(vm)} exists on Harvester, and this provider did not create it; rename this "
+            f'machine, or adopt the VM with annotation {names.ADOPT_ANNOTATION}: "true"',
+            Watched.VM,
         )
     wanted = record(scope.owner)
     before = {name: value for name, value in annotations_of(vm).items() if name in wanted}
@@ -71,6 +82,19 @@ async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
     return vm
 
 
+def has_known_origin(scope: MachineScope, vm: Obj) -> bool:
+    """Whether the VM has our record, is known to be the machine's, or has the Go provider's mark.
+
+    A VM that a user created by hand would later be deleted with its disks.
+    """
+    if vm_ownership(scope, vm) is Ownership.OURS or _known_uid(scope) == uid_of(vm):
+        return True
+    if wants_adoption(scope.obj):
+        return True
+    template = (vm["spec"].get("template") or {}).get("metadata") or {}
+    return names.MACHINE_TYPE_LABEL in (template.get("annotations") or {}) or names.MACHINE_TYPE_LABEL in labels_of(vm)
+
+
 def _known_uid(scope: MachineScope) -> str:
     """Uid of the VM in the status, empty for none."""
     return str((scope.draft.fields.get("virtualMachine") or {}).get("uid") or "")
@@ -87,7 +111,10 @@ async def _adopt_belongings(scope: MachineScope, before: dict[str, str]) -> None
     for claim in namespace.claims.store:
         name = claim["metadata"]["name"]
         if is_machine_pvc(scope.name, name) and before.items() <= annotations_of(claim).items():
-            namespace.claims.observe(await client.patch(PERSISTENT_VOLUME_CLAIMS, name, scope.target_namespace, patch))
+            guarded = {"metadata": {**patch["metadata"], "resourceVersion": claim["metadata"]["resourceVersion"]}}
+            namespace.claims.observe(
+                await client.patch(PERSISTENT_VOLUME_CLAIMS, name, scope.target_namespace, guarded)
+            )
     with contextlib.suppress(NotFound):
         secret = await client.get(SECRETS, secret_name(scope.name), scope.target_namespace)
         if before.items() <= annotations_of(secret).items():

@@ -17,8 +17,9 @@ from reconciler.machine.node import initialize_node
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.status import observe, report_drift
 from reconciler.machine.vmstatus import VmPhase, vm_state
-from reconciler.memory import MachineMemory
+from reconciler.memory import GRACE_SECONDS, MachineMemory
 from reconciler.status import Blocked, StatusDraft
+from reconciler.wake import Watched
 
 # States that do not end without a user's action.
 _FAILED = (
@@ -32,8 +33,6 @@ _FAILED = (
 
 # Seconds that a transient state has to last before it is written.
 _DEBOUNCE = 1.0
-# The same for an unknown state: a new process needs some time to fill its caches.
-_DEBOUNCE_UNKNOWN = 5.0
 
 
 class MachineReconciler:
@@ -74,11 +73,13 @@ class MachineReconciler:
             debounce = (
                 0.0
                 if blocked.warn
-                else _debounce_remaining(scope.memory, _DEBOUNCE_UNKNOWN if blocked.unknown else _DEBOUNCE)
+                else _debounce_remaining(scope.memory, GRACE_SECONDS if blocked.unknown else _DEBOUNCE)
             )
             if not debounce:
                 await self._write(scope)
-            return Result(requeue_after=min((delay for delay in (debounce, blocked.after) if delay), default=None))
+            return Result(
+                requeue_after=min((delay for delay in (debounce, blocked.requeue_after) if delay), default=None)
+            )
         except (ApiError, Unreachable) as error:
             # A refused request needs a user's action. A machine that is ready stays so.
             if isinstance(error, (Forbidden, Invalid)) and (being_deleted(obj) or not scope.draft.fields.get("ready")):
@@ -94,6 +95,7 @@ class MachineReconciler:
             self._context.caches.harvester_machines, scope.obj, names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER
         )
         scope.obj = self._context.caches.harvester_machines.get(*scope.key) or scope.obj
+        scope.draft.moved_to(scope.obj)
         vm = await ensure_vm(scope)
         vmi = scope.namespace().instances.get(scope.target_namespace, scope.name)
         scope.draft.set_true(ConditionType.MACHINE_CREATED)
@@ -130,6 +132,7 @@ class MachineReconciler:
                 ConditionType.INFRASTRUCTURE_READY,
                 Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
                 f"waiting for the infrastructure of Cluster {key_of(scope.cluster)}; see its HarvesterCluster",
+                Watched.CLUSTER,
             )
 
     def _require_running(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
@@ -139,12 +142,13 @@ class MachineReconciler:
         # Normal during creation; for a machine that was ready it deserves an Event at once.
         was_ready = bool(scope.draft.fields.get("ready"))
         if state.phase in _FAILED:
-            raise scope.failed(state.message)
+            raise scope.failed(state.message, Watched.VM)
         if state.phase is not VmPhase.RUNNING:
-            raise scope.in_progress(state.message, warn=was_ready)
+            raise scope.in_progress(state.message, Watched.VM, warn=was_ready)
         if not has_address:
             raise scope.in_progress(
                 "VM is running, waiting for its address: the qemu-guest-agent in the guest has not reported one",
+                Watched.VM,
                 warn=was_ready,
             )
         if scope.control_plane and scope.cluster_key:
@@ -154,7 +158,9 @@ class MachineReconciler:
         """Contract: the Node's own if it has one (another cloud provider may set it), else that of the VM."""
         assert scope.cluster_key is not None  # noqa: S101 - checked by the caller
         node = self._context.workloads.node(scope.cluster_key, scope.name)
-        own = node["spec"].get("providerID") if node else None
+        # A Node that is older than a machine without a providerID belongs to an earlier machine of the same name.
+        former = node is not None and not scope.spec.get("providerID") and _older(node, scope.obj)
+        own = node["spec"].get("providerID") if node and not former else None
         wanted = str(own or scope.spec.get("providerID") or f"{names.PROVIDER_ID_PREFIX}{uid_of(vm)}")
         if scope.spec.get("providerID") != wanted:
             await scope.patch_spec({"providerID": wanted})
@@ -206,6 +212,11 @@ class MachineReconciler:
         memory = self._context.memory.forget_machine(key)
         if memory and memory.metric_labels:
             metrics.MACHINE_STATUS.remove(*memory.metric_labels)
+
+
+def _older(node: Obj, machine: Obj) -> bool:
+    created, reference = (obj["metadata"].get("creationTimestamp") for obj in (node, machine))
+    return bool(created and reference and created < reference)  # RFC 3339 in UTC sorts as text
 
 
 def _debounce_remaining(memory: MachineMemory, lasting: float) -> float:

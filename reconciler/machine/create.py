@@ -15,9 +15,18 @@ from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, key_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Forbidden, Invalid, NotFound, Unreachable
+from caphv.runtime.errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerFault,
+    Unreachable,
+)
 from caphv.runtime.text import off_loop
-from reconciler import metrics
+from reconciler import metrics, wake
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.machine import cloudinit, talos
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
@@ -28,6 +37,11 @@ from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import InvalidSpecError, VirtualMachineInputs, spec_errors, virtual_machine
 from reconciler.status import Blocked
+from reconciler.wake import Delay, Watched
+
+# Seconds until a refused creation is retried, and until a Secret on Harvester is read again, which nothing watches.
+_REFUSED = 15.0
+_UNWATCHED = 60.0
 
 
 async def ensure_vm(scope: MachineScope) -> Obj:
@@ -39,6 +53,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
         await recall_address(scope)
         return vm
     if scope.spec.get("providerID") or scope.draft.is_true(ConditionType.MACHINE_CREATED):
+        scope.current_namespace()
         raise vm_lost(scope)
     inputs = _checked_inputs(scope)
     network = await ensure_address(scope)
@@ -48,11 +63,11 @@ async def ensure_vm(scope: MachineScope) -> Obj:
 
 
 def _checked_inputs(scope: MachineScope) -> VirtualMachineInputs:
-    inputs = inputs_of(scope)
-    errors = spec_errors(scope.obj, inputs.images)
-    if errors:
-        scope.context.waiters.wait((resources.IMAGES.kind, scope.session().fingerprint), scope.key)
-        raise scope.failed("; ".join(map(str, errors)))
+    with scope.subscribe(wake.images(scope.session().fingerprint)) as uploaded:
+        inputs = inputs_of(scope)
+        errors = spec_errors(scope.obj, inputs.images)
+        if errors:
+            raise scope.failed("; ".join(map(str, errors)), uploaded)
     return inputs
 
 
@@ -85,12 +100,13 @@ def _public_key(scope: MachineScope) -> str:
         return ""
     session = scope.session()
     namespace, name = qualified(reference, scope.target_namespace)
-    pair = session.key_pairs.get(namespace, name)
-    if pair is None:
-        scope.context.waiters.wait((resources.KEY_PAIRS.kind, session.fingerprint), scope.key)
-        raise scope.failed(
-            f"spec.sshKeyPair is {reference!r}: Harvester has no such KeyPair; create it or correct the name"
-        )
+    with scope.subscribe(wake.key_pairs(session.fingerprint)) as created:
+        pair = session.key_pairs.get(namespace, name)
+        if pair is None:
+            raise scope.failed(
+                f"spec.sshKeyPair is {reference!r}: Harvester has no such KeyPair; create it or correct the name",
+                created,
+            )
     return str((pair.get("spec") or {}).get("publicKey") or "")
 
 
@@ -101,6 +117,7 @@ async def _bootstrap_data(scope: MachineScope) -> str:
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
             "waiting for the bootstrap provider to set spec.bootstrap.dataSecretName of the Machine",
+            Watched.MACHINE,
         )
     try:
         secret = await scope.context.client.get(SECRETS, name, scope.key.namespace)
@@ -111,13 +128,17 @@ async def _bootstrap_data(scope: MachineScope) -> str:
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
             f"waiting for bootstrap Secret {name}",
+            Watched.SECRET,
         ) from None
     except (KeyError, binascii.Error, UnicodeDecodeError):
-        raise scope.failed(f"bootstrap Secret {name}: key value must hold cloud-config text in UTF-8") from None
+        raise scope.failed(
+            f"bootstrap Secret {name}: key value must hold cloud-config text in UTF-8", Watched.SECRET
+        ) from None
     if form not in ("", "cloud-config"):
         raise scope.failed(
             f"bootstrap Secret {name}: format is {form!r}, not cloud-config: "
-            "set the bootstrap provider's format to cloud-config"
+            "set the bootstrap provider's format to cloud-config",
+            Watched.SECRET,
         )
     return text
 
@@ -127,10 +148,11 @@ def _guest_files(scope: MachineScope) -> list[Obj]:
     if (scope.cluster_spec.get("cloudConfig") or {}).get("delivery") != "File" or scope.harvester_cluster is None:
         return []
     cluster = key_of(scope.harvester_cluster)
-    content = scope.context.memory.cluster(scope.harvester_cluster).guest_kubeconfig
-    if content is None:
-        scope.context.waiters.wait(("cloud-config", cluster), scope.key)
-        raise scope.in_progress("waiting for the cloud config; see CloudProviderConfigReady of the HarvesterCluster")
+    with scope.subscribe(wake.cloud_config(cluster)) as delivered:
+        content = scope.context.memory.cluster(scope.harvester_cluster).guest_kubeconfig
+        if content is None:
+            message = "waiting for the cloud config; see CloudProviderConfigReady of the HarvesterCluster"
+            raise scope.in_progress(message, delivered)
     return cloudinit.kubeconfig_file(content)
 
 
@@ -145,7 +167,7 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
             network_data=cloudinit.networkdata(network, nics) if isinstance(network, StaticAddress) else "",
         )
     except cloudinit.CloudInitError as error:
-        raise scope.failed(f"cannot create cloud-init data: {error}") from None
+        raise scope.failed(f"cannot create cloud-init data: {error}", Watched.SECRET) from None
     client = scope.session().client
     try:
         await client.create(SECRETS, secret)
@@ -154,7 +176,8 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
         existing = await client.get(SECRETS, secret["metadata"]["name"], scope.target_namespace)
         if ownership_of(existing, scope.owner) is Ownership.FOREIGN:
             owner = annotations_of(existing).get(names.OWNER_ANNOTATION, "another owner")
-            raise scope.failed(f"Secret {key_of(existing)} on Harvester belongs to {owner}") from None
+            message = f"Secret {key_of(existing)} on Harvester belongs to {owner}; delete it, or rename this machine"
+            raise scope.failed(message, Delay(_UNWATCHED)) from None
         await _update_secret(client, existing, secret)
 
 
@@ -194,8 +217,9 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
     except (Forbidden, Invalid) as error:
         # Harvester's admission names what it requires, which may appear later (a network, quota).
         metrics.MACHINE_CREATE_ERRORS.inc()
-        raise scope.failed(f"Harvester refuses VirtualMachine {key}: {error.message}", after=15) from None
+        raise scope.failed(f"Harvester refuses VirtualMachine {key}: {error.message}", Delay(_REFUSED)) from None
     except (ApiError, Unreachable) as error:
+        scope.memory.creation_unconfirmed |= isinstance(error, (ServerFault, Unreachable))
         metrics.MACHINE_CREATE_ERRORS.inc()
         if not isinstance(error, Conflict):
             scope.warning_event("VMCreationFailed", f"cannot create VirtualMachine {key}: {error}")

@@ -4,41 +4,55 @@ from __future__ import annotations
 
 import time
 
-from caphv.api import conditions, names, resources
+from caphv.api import names, resources
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted, key_of
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
 from caphv.runtime.text import load_json
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.harvester.views import TargetNamespace
-from reconciler.machine.adoption import vm_ownership
+from reconciler.machine.adoption import has_known_origin, vm_ownership
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.etcd import ensure_member_removed
 from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import is_machine_pvc
 from reconciler.status import Blocked
+from reconciler.wake import Delay, WakeSource, Watched
 
 # Seconds that Harvester gets to delete the disks that it should delete with a VM.
 _HARVESTER_DELETES = 5.0
 
 
 async def delete_machine(scope: MachineScope) -> None:
-    """Delete everything on Harvester. Raises `Blocked` while something of the machine exists."""
+    """Delete everything on Harvester. Raises `Blocked` while something of the machine exists, or may exist."""
     if _nothing_was_made(scope) or _force_delete(scope):
         return
-    namespace = scope.namespace()
-    vm = namespace.vms.get(scope.target_namespace, scope.name)
+    namespace = scope.current_namespace()
+    vm = namespace.vms.get(scope.target_namespace, scope.name) or await _unconfirmed_vm(scope, namespace)
     ours = _ours(scope, vm)
     await ensure_member_removed(scope)
     if vm is not None and ours:
         await _delete_vm(scope, namespace, vm)
     if namespace.instances.get(scope.target_namespace, scope.name) and ours:
-        raise scope.in_progress(f"waiting for VirtualMachineInstance {scope.name} on Harvester to stop")
-    await _delete_disks(scope, namespace)
+        raise scope.in_progress(f"waiting for VirtualMachineInstance {scope.name} on Harvester to stop", Watched.VM)
+    await _delete_disks(scope, namespace, ours=ours)
     if ours:
         await _delete_secret(scope)
-    await release_address(scope)
+    scope.current_namespace()  # again: Harvester may have become unreachable meanwhile
+    await release_address(scope, foreign_vm=not ours)
+
+
+async def _unconfirmed_vm(scope: MachineScope, namespace: TargetNamespace) -> Obj | None:
+    """The VM whose creation got no response, read from Harvester; None if there is none."""
+    if not scope.memory.creation_unconfirmed:
+        return None
+    try:
+        vm = await scope.session().client.get(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace)
+    except NotFound:
+        return None
+    namespace.vms.observe(vm)
+    return vm
 
 
 def _nothing_was_made(scope: MachineScope) -> bool:
@@ -63,6 +77,8 @@ def _force_delete(scope: MachineScope) -> bool:
             names.Reason.HARVESTER_CONNECTION_FAILED,
             f"{why}; deletion is blocked. To delete without Harvester, set annotation {names.FORCE_DELETE_ANNOTATION}: "
             '"true"; objects on Harvester are then left behind',
+            Watched.CONNECTION,
+            Watched.SELF,
         )
     place = f"{scope.target_namespace}/{scope.name}" if scope.target_namespace else scope.name
     address, pool = (scope.draft.fields.get(name) for name in ("allocatedIPAddress", "allocatedPoolRef"))
@@ -83,20 +99,14 @@ def _out_of_reach(scope: MachineScope) -> str:
     if session and session.error:
         how = "rejects the credentials" if session.unauthorized else "does not answer"
         return f"Harvester at {session.server} {how}"
-    connection = conditions.get_condition(
-        (scope.harvester_cluster.get("status") or {}).get("conditions") or [],
-        names.ConditionType.HARVESTER_CONNECTION_READY,
-    )
-    refused = (names.Reason.HARVESTER_CONNECTION_FAILED, names.Reason.HARVESTER_AUTHENTICATION_FAILED)
-    if session is None and connection and connection["status"] == "False" and connection["reason"] in refused:
-        return f"the HarvesterCluster cannot connect ({connection['message']})"
-    return ""
+    error = scope.context.memory.cluster(scope.harvester_cluster).connection_error
+    return f"the HarvesterCluster cannot connect ({error})" if session is None and error else ""
 
 
 def _ours(scope: MachineScope, vm: Obj | None) -> bool:
     if vm is None:
         return True
-    return vm_ownership(scope, vm) is not Ownership.FOREIGN
+    return vm_ownership(scope, vm) is not Ownership.FOREIGN and has_known_origin(scope, vm)
 
 
 async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
@@ -120,7 +130,7 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
         if namespace.vms.deleted(scope.target_namespace, scope.name, answer):
             return
         scope.event("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}")
-    raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to be deleted")
+    raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to be deleted", Watched.VM)
 
 
 async def _mark_disks_for_removal(scope: MachineScope, vm: Obj) -> None:
@@ -136,18 +146,19 @@ async def _mark_disks_for_removal(scope: MachineScope, vm: Obj) -> None:
         await scope.session().client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
 
 
-async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None:
+async def _delete_disks(scope: MachineScope, namespace: TargetNamespace, *, ours: bool) -> None:
     """Delete disks that Harvester left, for example because another client had deleted the VM."""
+    # Disks without a record were created by the Go provider, or belong to another VM of this name.
+    disposable = (Ownership.OURS, Ownership.UNRECORDED) if ours else (Ownership.OURS,)
     left = [
         claim
         for claim in namespace.claims.store
-        if is_machine_pvc(scope.name, claim["metadata"]["name"])
-        and ownership_of(claim, scope.owner) is not Ownership.FOREIGN
+        if is_machine_pvc(scope.name, claim["metadata"]["name"]) and ownership_of(claim, scope.owner) in disposable
     ]
     deleted_at = scope.memory.vm_deleted_at
     if left and deleted_at is not None and time.monotonic() - deleted_at < _HARVESTER_DELETES:
         # Harvester is deleting the disks with the VM.
-        raise _disks_left(scope, left, after=_HARVESTER_DELETES)
+        raise _disks_left(scope, left, Delay(_HARVESTER_DELETES))
     for claim in left:
         name = claim["metadata"]["name"]
         if being_deleted(claim):
@@ -161,12 +172,12 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace) -> None
             namespace.claims.forget(scope.target_namespace, name)
     left = [claim for claim in left if namespace.claims.get(scope.target_namespace, claim["metadata"]["name"])]
     if left:
-        raise _disks_left(scope, left)
+        raise _disks_left(scope, left, Watched.VM)
 
 
-def _disks_left(scope: MachineScope, left: list[Obj], *, after: float | None = None) -> Blocked:
+def _disks_left(scope: MachineScope, left: list[Obj], source: WakeSource) -> Blocked:
     names_left = ", ".join(claim["metadata"]["name"] for claim in left)
-    return scope.in_progress(f"waiting for disks on Harvester to be deleted: {names_left}", after=after)
+    return scope.in_progress(f"waiting for disks on Harvester to be deleted: {names_left}", source)
 
 
 async def _delete_secret(scope: MachineScope) -> None:

@@ -19,6 +19,7 @@ from caphv.runtime.exec import ExecError, pod_exec
 from caphv.runtime.text import load_json
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
+from reconciler.wake import Delay
 
 NAMESPACE = "kube-system"
 CONTAINER = "etcd"
@@ -68,7 +69,7 @@ async def ensure_member_removed(scope: MachineScope) -> None:
         waited = metrics.age(scope.obj["metadata"]["deletionTimestamp"])
         message = f"cannot remove the etcd member of this machine: {error}"
         if waited < PATIENCE:
-            raise scope.in_progress(message, after=_RETRY_AFTER) from None
+            raise scope.in_progress(message, Delay(_RETRY_AFTER)) from None
         scope.warning_event("EtcdMemberRemovalFailed", f"{message}; deleting its VM nevertheless, after {waited:.0f} s")
     scope.memory.member_removed = True
 

@@ -8,7 +8,7 @@ from caphv.api import ipam, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, key_of
 from caphv.runtime.errors import Forbidden
-from reconciler import metrics
+from reconciler import metrics, wake
 from reconciler.harvester.ownership import record
 from reconciler.machine.network import (
     Network,
@@ -20,6 +20,7 @@ from reconciler.machine.network import (
 )
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked
+from reconciler.wake import Watched
 
 # Characters of a management cluster's uid that mark its addresses: random, and short for pools of thousands.
 _SHORT = 8
@@ -34,26 +35,34 @@ async def ensure_address(scope: MachineScope) -> Network:
     if not isinstance(network, PoolNetwork):
         return network
     session = scope.session()
-    pools = serving_pools(network, list(session.pools.store), scope.spec.get("networks") or [])
-    metrics.IPPOOL_ALLOCATIONS.inc()
-    known = str(scope.draft.fields.get("allocatedIPAddress") or "")
-    request = ipam.AddressRequest(scope.reservation, pools, known, _cluster(scope), adopt=not await _contested(scope))
-    answer = await session.allocator.allocate(request)
-    if isinstance(answer, ipam.Refusal):
-        metrics.IPPOOL_ALLOCATION_ERRORS.inc()
-        for pool in pools:
-            scope.context.waiters.wait(("pool", session.fingerprint, pool), scope.key)
-        exhausted = answer.reason is ipam.RefusalReason.EXHAUSTED
-        raise Blocked(
-            ConditionType.VM_IP_ALLOCATED,
-            Reason.VM_IP_POOL_EXHAUSTED if exhausted else Reason.VM_IP_ALLOCATION_FAILED,
-            answer.message,
-            warn=True,
-        )
+    # All pools, also those that do not serve the machine yet: their selector may be corrected.
+    with scope.subscribe(*(wake.pool(session.fingerprint, pool) for pool in network.pools)) as changed:
+        answer = await _allocate(scope, network)
+        if isinstance(answer, ipam.Refusal):
+            metrics.IPPOOL_ALLOCATION_ERRORS.inc()
+            exhausted = answer.reason is ipam.RefusalReason.EXHAUSTED
+            raise Blocked(
+                ConditionType.VM_IP_ALLOCATED,
+                Reason.VM_IP_POOL_EXHAUSTED if exhausted else Reason.VM_IP_ALLOCATION_FAILED,
+                answer.message,
+                changed,
+                Watched.SELF,
+                Watched.HARVESTER_CLUSTER,
+                warn=True,
+            )
     scope.draft.fields["allocatedIPAddress"] = answer.address
     scope.draft.fields["allocatedPoolRef"] = answer.pool
     scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     return with_address(network, answer.address)
+
+
+async def _allocate(scope: MachineScope, network: PoolNetwork) -> ipam.Grant | ipam.Refusal:
+    session = scope.session()
+    pools = serving_pools(network, list(session.pools.store), scope.spec.get("networks") or [])
+    metrics.IPPOOL_ALLOCATIONS.inc()
+    known = str(scope.draft.fields.get("allocatedIPAddress") or "")
+    request = ipam.AddressRequest(scope.reservation, pools, known, _cluster(scope), adopt=not await _contested(scope))
+    return await session.allocator.allocate(request)
 
 
 async def recall_address(scope: MachineScope) -> None:
@@ -78,12 +87,15 @@ async def recall_address(scope: MachineScope) -> None:
         scope.draft.drop(ConditionType.VM_IP_ALLOCATED)
 
 
-async def release_address(scope: MachineScope) -> None:
+async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
     """Release every address that a pool holds for the machine's id.
+
+    With `foreign_vm`, the VM of the machine's name belongs to another owner and may use the address: only entries with
+    this management cluster's mark are released.
 
     Pools are read instead of the status: a crash after the reservation leaves the address only in the pool.
     """
-    for pool, address in await _held(scope):
+    for pool, address in _marked(scope) if foreign_vm else await _held(scope):
         if await scope.session().allocator.release(pool, address, scope.reservation, _cluster(scope)):
             metrics.IPPOOL_RELEASES.inc()
 
@@ -100,6 +112,17 @@ async def _held(scope: MachineScope) -> list[tuple[str, str]]:
     entries = list(_entries(scope, scope.owner.management_cluster))
     contested = await _contested(scope)
     return [(pool, address) for pool, address, proven in entries if proven or not contested]
+
+
+def _marked(scope: MachineScope) -> list[tuple[str, str]]:
+    """Pool and address of all reservations with this management cluster's mark."""
+    short = _cluster(scope)
+    return [
+        (pool["metadata"]["name"], address)
+        for pool in scope.session().pools.store
+        for address, marked in ipam.held(pool, scope.reservation, short).items()
+        if marked
+    ]
 
 
 async def _contested(scope: MachineScope) -> bool:

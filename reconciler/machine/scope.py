@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, key_of
+from reconciler import wake
 from reconciler.context import Context, with_kind
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked, StatusDraft
+from reconciler.wake import Subscription, WakeSource, Watched
 
 
 @dataclass(slots=True)
@@ -82,14 +85,19 @@ class MachineScope:
         chosen = clusterapi.failure_domain(self.machine) if self.machine else ""
         return chosen or str(self.spec.get("failureDomain") or "")
 
+    def subscribe(self, *topics: Hashable) -> Subscription:
+        """Requeue the machine when one of these topics changes; to be called before reading their state."""
+        return self.context.topics.subscribe(self.context.queues.machines, self.key, *topics)
+
     def session(self) -> Session:
-        """Session of the cluster. Raises `Blocked` while Harvester cannot be talked to."""
+        """Session of the cluster. Raises `Blocked` while Harvester is unreachable."""
         session = self.context.sessions.of(key_of(self.harvester_cluster)) if self.harvester_cluster else None
         if session is None:
             raise Blocked(
                 ConditionType.VM_PROVISIONING_READY,
                 Reason.VM_PROVISIONING_IN_PROGRESS,
                 "waiting for the HarvesterCluster to connect to Harvester",
+                Watched.CONNECTION,
                 unknown=True,
             )
         if session.error:
@@ -98,23 +106,40 @@ class MachineScope:
                 ConditionType.VM_PROVISIONING_READY,
                 Reason.HARVESTER_AUTHENTICATION_FAILED if session.unauthorized else Reason.HARVESTER_CONNECTION_FAILED,
                 f"Harvester at {session.server} {how}; see the HarvesterCluster's conditions",
+                Watched.CONNECTION,
                 unknown=True,
             )
         return session
 
     def namespace(self) -> TargetNamespace:
-        """Caches of the target namespace. Raises `Blocked` until absence in them means absence."""
+        """Caches of the target namespace. Raises `Blocked` until they have been filled."""
         session = self.session()
-        namespace = session.watch_namespace(self.target_namespace)
-        if not namespace.synced or not session.synced:
-            raise Blocked(
-                ConditionType.VM_PROVISIONING_READY,
-                Reason.VM_PROVISIONING_IN_PROGRESS,
-                namespace.sync_error or session.sync_error or f"reading namespace {self.target_namespace} on Harvester",
-                unknown=True,
-                after=0.2,
-            )
+        with self.subscribe(wake.caches(session.fingerprint)) as filled:
+            namespace = session.watch_namespace(self.target_namespace)
+            if not namespace.synced or not session.synced:
+                raise self._caches_not_ready(namespace.sync_error or session.sync_error, filled)
         return namespace
+
+    def current_namespace(self) -> TargetNamespace:
+        """Caches of the target namespace in which absence means absence on Harvester, now.
+
+        Raises `Blocked` while a watch is not connected: what cannot be undone must not follow from an old state.
+        """
+        session = self.session()
+        with self.subscribe(wake.caches(session.fingerprint)) as current:
+            namespace = self.namespace()
+            if not namespace.current or not session.pools.current:
+                raise self._caches_not_ready("", current)
+        return namespace
+
+    def _caches_not_ready(self, error: str, source: Subscription) -> Blocked:
+        return Blocked(
+            ConditionType.VM_PROVISIONING_READY,
+            Reason.VM_PROVISIONING_IN_PROGRESS,
+            error or f"reading namespace {self.target_namespace} on Harvester",
+            source,
+            unknown=True,
+        )
 
     def host(self) -> Obj | None:
         """Host of Harvester on which the VM runs, None while it does not."""
@@ -122,16 +147,15 @@ class MachineScope:
         name = (vmi or {}).get("status", {}).get("nodeName")
         return self.session().hosts.get("", name) if name else None
 
-    def in_progress(self, message: str, *, warn: bool = False, after: float | None = None) -> Blocked:
+    def in_progress(self, message: str, source: WakeSource, *, warn: bool = False) -> Blocked:
         """Provisioning waits for something temporary."""
         reason = Reason.VM_PROVISIONING_IN_PROGRESS
-        return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, warn=warn, after=after)
+        return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, source, warn=warn)
 
-    def failed(self, message: str, *, after: float | None = None) -> Blocked:
-        """Provisioning fails until a user changes something."""
-        return Blocked(
-            ConditionType.VM_PROVISIONING_READY, Reason.VM_PROVISIONING_FAILED, message, warn=True, after=after
-        )
+    def failed(self, message: str, *sources: WakeSource) -> Blocked:
+        """Provisioning fails until a user corrects the machine, or something else that `sources` report."""
+        reason = Reason.VM_PROVISIONING_FAILED
+        return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, Watched.SELF, *sources, warn=True)
 
     def warning_event(self, reason: str, message: str) -> None:
         """Emit an Event of type Warning."""
@@ -147,6 +171,7 @@ class MachineScope:
         informer = self.context.caches.harvester_machines
         self.obj = await self.context.client.patch(informer.resource, self.name, self.key.namespace, patch)
         informer.observe(self.obj)
+        self.draft.moved_to(self.obj)
 
     async def patch_spec(self, spec: dict[str, object]) -> None:
         """Merge fields into the spec of the HarvesterMachine."""

@@ -35,8 +35,11 @@ class MachineTemplateReconciler:
         cluster = self._context.caches.cluster_of(obj)
         if clusterapi.paused(cluster, obj):
             return
-        spec = obj["spec"]["template"]["spec"]
-        patch = changes(obj.get("status") or {}, capacity(spec), node_info(self._hosts(cluster)))
+        spec, status = obj["spec"]["template"]["spec"], obj.get("status") or {}
+        hosts = self._hosts(cluster)
+        # What was known stays while the hosts are unknown.
+        platform = node_info(hosts) if hosts or not status.get("nodeInfo") else status["nodeInfo"]
+        patch = changes(status, capacity(spec), platform)
         if patch:
             with contextlib.suppress(NotFound):
                 informer.observe(

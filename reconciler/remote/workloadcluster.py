@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.api.object import NODES, SECRETS, Key, Obj
+from caphv.api import resources
+from caphv.api.object import NODES, SECRETS, Key, Obj, owner_reference, uid_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
@@ -47,14 +48,16 @@ class _Workload:
 class WorkloadClusters:
     """Workload clusters by key of their Cluster."""
 
-    def __init__(self, management: ApiClient, secrets: Informer) -> None:
+    def __init__(self, management: ApiClient, clusters: Informer, secrets: Informer) -> None:
         self._management = management
+        self._clusters = clusters
         self._secrets = secrets
         self._changed: Callable[[Key, Change], None] = lambda _cluster, _change: None
         self._reached: Callable[[Key], None] = lambda _cluster: None
         self._workloads: dict[Key, _Workload] = {}
         self._versions: dict[Key, str] = {}
         self._locks: dict[Key, asyncio.Lock] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def connect(self, changed: Callable[[Key, Change], None], reached: Callable[[Key], None]) -> None:
         """Report each change of a Node, and each workload API that answers for the first time."""
@@ -90,9 +93,9 @@ class WorkloadClusters:
     async def ensure(self, cluster: Key) -> None:
         """Connect to the workload cluster, or reconnect when its kubeconfig changed; cheap when nothing did."""
         secret_key = kubeconfig_secret(cluster)
-        secret = self._secrets.get(*secret_key)
+        owner, secret = self._clusters.get(*cluster), self._secrets.get(*secret_key)
         version = secret["metadata"]["resourceVersion"] if secret else ""
-        if not version or self._versions.get(cluster) == version:
+        if not version or self._versions.get(cluster) == version or owner is None:
             return
         async with self._locks.setdefault(cluster, asyncio.Lock()):
             if self._versions.get(cluster) == version:
@@ -101,21 +104,30 @@ class WorkloadClusters:
                 full = await self._management.get(SECRETS, secret_key.name, secret_key.namespace)
             except NotFound:
                 return
+            reference = owner_reference(full, "Cluster", resources.CLUSTER_API_GROUP)
+            if reference and reference.get("uid") != uid_of(owner):
+                return  # of a deleted Cluster with the same name; the garbage collector deletes it
+            current = self._clusters.get(*cluster)
+            if current is None or uid_of(current) != uid_of(owner):
+                return  # deleted meanwhile
             self._versions[cluster] = version
             await self._open(cluster, full)
 
-    async def forget(self, cluster: Key) -> None:
-        """Close the connection to a deleted cluster."""
+    def forget(self, cluster: Key) -> None:
+        """Close the connection to a deleted cluster, and forget its Nodes at once: its name may be used again."""
         self._versions.pop(cluster, None)
         self._locks.pop(cluster, None)
         workload = self._workloads.pop(cluster, None)
         if workload:
-            await workload.close()
+            task = asyncio.create_task(workload.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Close all connections."""
         for cluster in list(self._workloads):
-            await self.forget(cluster)
+            self.forget(cluster)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def _open(self, cluster: Key, secret: Obj) -> None:
         try:

@@ -148,6 +148,18 @@ async def test_vm_that_comes_while_its_machine_waits_for_an_address_ends_the_wai
     await case.ask_deletion(SECRETS, "two-cloud-init")
 
 
+async def test_vm_made_by_hand_is_neither_adopted_nor_deleted(case: Case) -> None:
+    await left_behind(case, "one", {}, marked=False)
+    await case.ready_cluster()
+    await case.create_machine("one")
+    refused = lacks("VMProvisioningReady", "VMProvisioningFailed", "this provider did not create it")
+    await case.until(HARVESTER_MACHINES, "one", refused)
+    await case.delete_machine("one")
+    assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
+    assert await case.names(PERSISTENT_VOLUME_CLAIMS) == ["one-disk-0-x7k2p"]
+    await remove_from_harvester(case, "one")
+
+
 async def test_unmarked_address_is_left_to_another_vm_of_the_name(case: Case, other: Case) -> None:
     """The Go provider of another management cluster marks nothing, but its VM is to be seen."""
     await left_behind(other, "one", {})

@@ -22,7 +22,7 @@ def recorded(case: Case, name: str) -> Obj:
     return {CLUSTER: ELSEWHERE, OWNER: f"HarvesterMachine/{case.name}/{name}", OWNER_UID: "before"}
 
 
-async def left_behind(case: Case, name: str, annotations: Obj) -> Obj:
+async def left_behind(case: Case, name: str, annotations: Obj, *, marked: bool = True) -> Obj:
     """A VM with disk and cloud-init Secret that somebody else made, with these annotations on all three."""
     await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
     metadata = {"name": f"{name}-cloud-init", "namespace": case.target, "annotations": annotations}
@@ -33,4 +33,7 @@ async def left_behind(case: Case, name: str, annotations: Obj) -> Obj:
     claim["metadata"] = {"name": f"{name}-disk-0-x7k2p", "annotations": annotations}
     vm["metadata"]["annotations"] = {kinds.CLAIM_TEMPLATES: json.dumps([claim]), **annotations}
     vm["spec"]["template"]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim["metadata"]["name"]
+    if marked:  # by the Go provider
+        metadata = vm["spec"]["template"].setdefault("metadata", {})
+        metadata["annotations"] = {"harvestercluster/machinetype": f"controlplane-{case.name}"}
     return await case.harvester.create(kinds.VIRTUAL_MACHINES, vm)

@@ -8,8 +8,9 @@ import pytest
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
-from reconciler.cluster.deletion import advice, left_over, may_force_delete
+from reconciler.cluster.deletion import advice, left_over, may_force_delete, nothing_was_made
 from reconciler.status import Blocked
+from reconciler.wake import Watched
 
 pytestmark = pytest.mark.unit
 
@@ -27,7 +28,7 @@ LASTING = [
 
 
 def blocked(reason: Reason) -> Blocked:
-    return Blocked(ConditionType.HARVESTER_CONNECTION_READY, reason, "message")
+    return Blocked(ConditionType.HARVESTER_CONNECTION_READY, reason, "message", Watched.CONNECTION)
 
 
 def cluster(annotation: str = "true", **spec: Any) -> Obj:
@@ -65,3 +66,22 @@ def test_what_was_never_made_is_not_named() -> None:
     said = left_over(cluster(controlPlaneEndpoint={"host": "10.0.0.9", "port": 6443}))
     assert "10.0.0.9" not in said
     assert "IPPool" not in said
+
+
+def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:
+    never = cluster(controlPlaneEndpoint={"host": "0.0.0.0", "port": 6443})
+    assert nothing_was_made({**never, "status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+
+
+@pytest.mark.parametrize(
+    ("spec", "status"),
+    [
+        ({"controlPlaneEndpoint": {"host": "10.0.0.9", "port": 6443}}, {}),
+        ({"vmNetworkConfig": {"ipPool": {"subnet": "10.1.0.0/24"}, "ipPoolRef": "made"}}, {}),
+        ({}, {"harvester": {"uid": "u"}}),
+        ({}, {"conditions": [{"type": "TargetNamespaceReady", "status": "True"}]}),
+    ],
+    ids=["moved with an endpoint", "moved with a pool", "connected", "namespace created"],
+)
+def test_cluster_that_may_have_something_on_harvester_is_not_simply_deleted(spec: Obj, status: Obj) -> None:
+    assert not nothing_was_made({**cluster(**spec), "status": status})

@@ -33,3 +33,30 @@ def test_hosts_are_named_where_one_has_no_zone() -> None:
 
 def test_nothing_is_offered_without_hosts() -> None:
     assert failure_domains([], ["zone-1"]) == []
+
+
+def test_host_without_a_zone_changes_nothing_for_the_others() -> None:
+    hosts = [host("a", "zone-1"), host("b", "zone-2")]
+    before = failure_domains(hosts)
+    assert failure_domains([*hosts, host("new")], published=before) == before
+
+
+def test_witness_is_no_failure_domain() -> None:
+    witness = host("w")
+    witness["metadata"]["labels"]["node-role.harvesterhci.io/witness"] = "true"
+    assert offered([host("a"), host("b"), witness]) == {"a": True, "b": True}
+    assert offered([host("a", "zone-1"), witness]) == {"zone-1": True}
+
+
+def test_cordoned_hosts_and_hosts_in_maintenance_take_no_new_machines() -> None:
+    cordoned = {**host("a", "zone-1"), "spec": {"unschedulable": True}}
+    maintained = host("b", "zone-2")
+    maintained["metadata"]["annotations"] = {"harvesterhci.io/maintain-status": "running"}
+    assert offered([cordoned, maintained, host("c", "zone-2")]) == {"zone-1": False, "zone-2": True}
+
+
+def test_domain_of_a_machine_stays_when_its_host_is_removed() -> None:
+    before = failure_domains([host("a"), host("b")])
+    found = failure_domains([host("a")], published=before, used=["b"])
+    assert {domain["name"]: domain["controlPlane"] for domain in found} == {"a": True, "b": False}
+    assert [domain["name"] for domain in failure_domains([host("a")], published=before)] == ["a"]

@@ -20,6 +20,7 @@ from reconciler.machine import etcd
 from reconciler.machine.etcd import Member, ensure_member_removed, members, members_of, pods_to_ask, removed_by_provider
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked
+from reconciler.wake import WakeSource
 
 pytestmark = pytest.mark.unit
 
@@ -119,8 +120,8 @@ def scope_of(client: Any, *, seconds: float, **changes: Any) -> Any:
     async def ensure(_: Key) -> None:
         return None
 
-    def in_progress(message: str, *, after: float) -> Blocked:
-        return Blocked(etcd.ConditionType.VM_PROVISIONING_READY, "VMProvisioningInProgress", message, after=after)  # type: ignore[arg-type]
+    def in_progress(message: str, source: WakeSource) -> Blocked:
+        return Blocked(etcd.ConditionType.VM_PROVISIONING_READY, "VMProvisioningInProgress", message, source)  # type: ignore[arg-type]
 
     deleted = datetime.now(UTC) - timedelta(seconds=seconds)
     warnings: list[str] = []
@@ -153,7 +154,7 @@ def test_silence_is_waited_for() -> None:
     before, scope = failures(), scope_of(Silent(), seconds=1)
     with pytest.raises(Blocked) as blocked:
         asyncio.run(ensure_member_removed(scope))
-    assert blocked.value.after
+    assert blocked.value.requeue_after
     assert failures() == before + 1
     assert scope.warnings == []
 

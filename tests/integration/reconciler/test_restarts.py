@@ -1,0 +1,89 @@
+"""What was known stays: a restart of the provider changes no status of a healthy cluster and emits no Event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from caphv.api.object import EVENTS
+from tests.integration.reconciler.conftest import opened
+from tests.support.reconciler.case import (
+    CLUSTER_LABEL,
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINE_TEMPLATES,
+    HARVESTER_MACHINES,
+    Case,
+    is_ready,
+    machine_spec,
+    until,
+)
+from tests.support.reconciler.environment import Environment
+
+pytestmark = pytest.mark.integration
+
+CLUSTERS = 20
+RESTARTS = 3
+WRITES = ("create", "update", "patch", "delete", "deletecollection")
+
+
+@pytest.fixture
+def cases(environment: Environment, runner: asyncio.Runner) -> Iterator[list[Case]]:
+    """Twenty clusters, each in namespaces of its own."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(opened(environment, runner, prefix="fleet")) for _ in range(CLUSTERS)]
+
+
+async def healthy(case: Case) -> None:
+    """A cluster with a machine and a template, all converged."""
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    template = {"template": {"spec": machine_spec()}}
+    await case.create(HARVESTER_MACHINE_TEMPLATES, "machines", template, labels={CLUSTER_LABEL: case.name})
+    await case.until(HARVESTER_MACHINE_TEMPLATES, "machines", lambda obj: (obj.get("status") or {}).get("nodeInfo"))
+
+
+async def versions(cases: list[Case]) -> dict[tuple[str, str, str], str]:
+    """Resource versions of all objects that the provider writes."""
+    found = {}
+    for case in cases:
+        for resource in (HARVESTER_CLUSTERS, HARVESTER_MACHINES, HARVESTER_MACHINE_TEMPLATES, EVENTS):
+            for obj in (await case.management.list(resource, case.name))["items"]:
+                metadata = obj["metadata"]
+                found[case.name, resource.kind, metadata["name"]] = metadata["resourceVersion"]
+    return found
+
+
+def writes(environment: Environment, since: int) -> list[str]:
+    """What the provider wrote on the management cluster, but its lease."""
+    return [
+        f"{event['verb']} {event['requestURI']}"
+        for event in environment.requests(environment.management, since)
+        if event["verb"] in WRITES and event["stage"] == "ResponseComplete" and "/leases" not in event["requestURI"]
+    ]
+
+
+async def reconciled(environment: Environment) -> bool:
+    """Whether every queue is empty, and every cluster and machine was reconciled."""
+    metrics = await environment.provider.metrics()
+    done = sum(
+        count for (name, _), count in metrics.items() if name == "caphv_machine_reconcile_duration_seconds_count"
+    )
+    return done >= CLUSTERS and all(count == 0 for (name, _), count in metrics.items() if name == "workqueue_depth")
+
+
+async def test_restarts_write_nothing_for_healthy_clusters(environment: Environment, cases: list[Case]) -> None:
+    await asyncio.gather(*(healthy(case) for case in cases))
+    await asyncio.sleep(3)  # Events are sent in batches
+    before, since = await versions(cases), environment.audit_position(environment.management)
+    for _ in range(RESTARTS):
+        await environment.provider.stop()
+        await environment.provider.start()
+        await until(lambda: reconciled(environment), lambda: "the provider does not reconcile all machines", 60)
+        await asyncio.sleep(2)
+    assert await versions(cases) == before
+    assert writes(environment, since) == []
+    for case in cases:
+        assert is_ready(await case.get(HARVESTER_CLUSTERS, case.name))

@@ -1,0 +1,71 @@
+"""The connection to a workload cluster lives as long as its Cluster, and no longer."""
+
+from __future__ import annotations
+
+import base64
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from caphv.api.object import NODES, Key, Obj
+from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Unreachable
+from reconciler.remote.workloadcluster import WorkloadClusters
+from sandbox.processes import pki
+
+pytestmark = pytest.mark.unit
+
+CLUSTER = Key("team", "demo")
+
+
+class Management:
+    """Cluster and kubeconfig Secret of a workload cluster, and the caches of both."""
+
+    def __init__(self) -> None:
+        self.cluster: Obj | None = {"metadata": {"namespace": "team", "name": "demo", "uid": "first"}}
+        self.owner = "first"
+        self.reads = 0
+
+    async def get(self, *_where: object) -> Obj:
+        self.reads += 1
+        config = pki.kubeconfig("https://127.0.0.1:1", b"", name="w", user="u", credentials={"token": "t"})
+        config["clusters"][0]["cluster"] = {"server": "https://127.0.0.1:1"}
+        reference = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": "demo", "uid": self.owner}
+        value = base64.b64encode(pki.to_yaml(config)).decode()
+        return {"metadata": {"ownerReferences": [reference]}, "data": {"value": value}}
+
+    def workloads(self) -> WorkloadClusters:
+        clusters = SimpleNamespace(get=lambda *_: self.cluster)
+        secrets = SimpleNamespace(get=lambda *_: {"metadata": {"resourceVersion": "1"}})
+        return WorkloadClusters(cast(ApiClient, self), cast(Informer, clusters), cast(Informer, secrets))
+
+
+async def test_deleted_cluster_leaves_no_connection() -> None:
+    management = Management()
+    workloads = management.workloads()
+    await workloads.ensure(CLUSTER)
+    client: Any = workloads.client(CLUSTER)
+    assert client is not None
+    workloads.forget(CLUSTER)
+    assert workloads.client(CLUSTER) is None
+    assert workloads.node(CLUSTER, "one") is None
+    await workloads.close()
+    with pytest.raises(Unreachable):
+        await client.get(NODES, "one")
+    management.cluster = None
+    await workloads.ensure(CLUSTER)
+    assert workloads.client(CLUSTER) is None
+
+
+async def test_kubeconfig_of_a_deleted_cluster_is_not_used_for_one_of_the_same_name() -> None:
+    management = Management()
+    management.cluster = {"metadata": {"namespace": "team", "name": "demo", "uid": "second"}}
+    workloads = management.workloads()
+    await workloads.ensure(CLUSTER)
+    assert (workloads.client(CLUSTER), management.reads) == (None, 1)
+    management.owner = "second"
+    await workloads.ensure(CLUSTER)
+    assert workloads.client(CLUSTER) is not None
+    await workloads.close()
