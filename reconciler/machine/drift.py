@@ -15,21 +15,30 @@ from caphv.api import names
 from caphv.api.object import Obj, annotations_of
 from caphv.api.quantity import quantity
 from caphv.runtime.text import load_json
+from reconciler.machine.placement import without_requirement
 
 _STARTED = ("Always", "RerunOnFailure")
 
 
-def drift(wanted: Obj, actual: Obj) -> tuple[str, ...]:
-    """Name each field in which VM `actual` differs from `wanted` (of `virtual_machine`), with both values."""
-    return tuple(_differences(wanted, actual))
+def drift(wanted: Obj, actual: Obj, domain: Obj | None = None) -> tuple[str, ...]:
+    """Name each field in which VM `actual` differs from `wanted` (of `virtual_machine`), with both values.
+
+    `domain` is the requirement of the failure domain, which a VM may have as requirement or as preference.
+    """
+    return tuple(_differences(wanted, actual, domain))
 
 
-def _differences(wanted: Obj, actual: Obj) -> Iterator[str]:
+def _differences(wanted: Obj, actual: Obj, domain: Obj | None) -> Iterator[str]:
     before, now = _view(wanted), _view(actual)
     for field, value in before.items():
         if now[field] != value:
             yield f"{field} is {_shown(now[field])}, not {_shown(value)}"
-    before, now = (vm["spec"]["template"]["spec"].get("affinity") or {} for vm in (wanted, actual))
+    before, now = (dict(vm["spec"]["template"]["spec"].get("affinity") or {}) for vm in (wanted, actual))
+    if domain:
+        before["nodeAffinity"], _ = without_requirement(before.get("nodeAffinity") or {}, domain)
+        now["nodeAffinity"], present = without_requirement(now.get("nodeAffinity") or {}, domain)
+        if not present:
+            yield "nodeAffinity lacks the failure domain of the machine"
     for field in ("nodeAffinity", "podAffinity"):
         if not _covers(now.get(field) or {}, before.get(field) or {}):
             yield f"{field} lacks rules of the machine"

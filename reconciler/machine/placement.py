@@ -11,6 +11,8 @@ from caphv.api.object import Key, Obj
 CLUSTER_LABEL = "caphv.io/cluster"
 DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
 
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?")
 
 
@@ -63,11 +65,15 @@ def domain_requirement(failure_domain: str, published: Iterable[Obj]) -> Obj | N
     return {"key": next(keys, None) or names.HOSTNAME_LABEL, "operator": "In", "values": [failure_domain]}
 
 
-def affinity(spec: Obj, group: dict[str, str], requirement: Obj | None) -> Obj:
-    """Return the affinity of a VM from the HarvesterMachine's spec; `group` are labels of VMs to keep away from."""
+def affinity(spec: Obj, group: dict[str, str], requirement: Obj | None, *, strict: bool = True) -> Obj:
+    """Return the affinity of a VM from the HarvesterMachine's spec; `group` are labels of VMs to keep away from.
+
+    `requirement` is that of the failure domain. Unless `strict`, it is a strong preference: Harvester cannot empty a
+    host, for maintenance or an upgrade, on which a VM is required to run.
+    """
     result: Obj = {
         "podAntiAffinity": {
-            "preferredDuringSchedulingIgnoredDuringExecution": [
+            _PREFERRED: [
                 {
                     "weight": 100,
                     "podAffinityTerm": {
@@ -79,15 +85,41 @@ def affinity(spec: Obj, group: dict[str, str], requirement: Obj | None) -> Obj:
         }
     }
     node_affinity: Obj = copy.deepcopy(spec.get("nodeAffinity") or {})
-    if requirement:
-        required = node_affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    if requirement and strict:
+        required = node_affinity.setdefault(_REQUIRED, {})
         # Terms are alternatives: only a requirement in each of them holds in every case.
         required["nodeSelectorTerms"] = [
             {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), requirement]}
             for term in required.get("nodeSelectorTerms") or [{}]
         ]
+    elif requirement:
+        preferred = {"weight": 100, "preference": {"matchExpressions": [requirement]}}
+        node_affinity[_PREFERRED] = [*(node_affinity.get(_PREFERRED) or ()), preferred]
     if node_affinity:
         result["nodeAffinity"] = node_affinity
     if spec.get("workloadAffinity"):
         result["podAffinity"] = copy.deepcopy(spec["workloadAffinity"])
     return result
+
+
+def without_requirement(node_affinity: Obj, requirement: Obj) -> tuple[Obj, bool]:
+    """Return a node affinity without the requirement of a failure domain, and whether it was there in either form.
+
+    VMs of earlier versions and of the Go provider require what new ones prefer.
+    """
+    found = False
+    result = copy.deepcopy(node_affinity)
+    required = result.pop(_REQUIRED, None) or {}
+    terms = []
+    for term in required.get("nodeSelectorTerms") or ():
+        expressions = [each for each in term.get("matchExpressions") or () if each != requirement]
+        found |= len(expressions) != len(term.get("matchExpressions") or ())
+        rest = {name: value for name, value in term.items() if name != "matchExpressions"}
+        terms.append({**rest, "matchExpressions": expressions} if expressions else rest)
+    if any(terms):
+        result[_REQUIRED] = {**required, "nodeSelectorTerms": terms}
+    preferred = result.pop(_PREFERRED, None) or []
+    kept = [term for term in preferred if (term.get("preference") or {}).get("matchExpressions") != [requirement]]
+    if kept:
+        result[_PREFERRED] = kept
+    return result, found or len(kept) != len(preferred)

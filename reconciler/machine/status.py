@@ -73,7 +73,8 @@ def report_drift(scope: MachineScope, vm: Obj) -> None:
 
 def _differences(scope: MachineScope, vm: Obj) -> str:
     try:
-        found = drift(virtual_machine(inputs_of(scope)), vm)
+        inputs = inputs_of(scope)
+        found = drift(virtual_machine(inputs), vm, inputs.requirement)
     except InvalidSpecError as error:
         return f"the machine's spec is not valid for a VM: {error}"
     return f"{'; '.join(found)}: correct the VM on Harvester, or replace the machine" if found else ""

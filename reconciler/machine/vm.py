@@ -45,7 +45,8 @@ class VirtualMachineInputs:
     """All a VirtualMachine depends on.
 
     `machine` is the HarvesterMachine, `cluster` the key of its Cluster, `images` has the image for each `imageName` of
-    its volumes that was found, `failure_domains` is the HarvesterCluster's `status.failureDomains`.
+    its volumes that was found, `failure_domains` is the HarvesterCluster's `status.failureDomains`. `domain_strict`
+    says whether the failure domain has other hosts to which the VM can migrate.
     """
 
     machine: Obj
@@ -56,6 +57,12 @@ class VirtualMachineInputs:
     control_plane: bool = False
     failure_domain: str = ""
     failure_domains: Sequence[Obj] = ()
+    domain_strict: bool = True
+
+    @property
+    def requirement(self) -> Obj | None:
+        """Node selector requirement of the failure domain, None without one."""
+        return domain_requirement(self.failure_domain, self.failure_domains)
 
 
 def virtual_machine(inputs: VirtualMachineInputs) -> Obj:
@@ -147,7 +154,9 @@ def _instance_spec(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> Obj:
         ],
         "volumes": volumes,
         "domain": _domain(spec),
-        "affinity": affinity(spec, _group(inputs), domain_requirement(inputs.failure_domain, inputs.failure_domains)),
+        "affinity": affinity(spec, _group(inputs), inputs.requirement, strict=inputs.domain_strict),
+        # KubeVirt's default stops the VM when its host is drained, and starts it elsewhere.
+        "evictionStrategy": "LiveMigrateIfPossible",
     }
 
 

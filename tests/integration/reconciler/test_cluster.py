@@ -72,14 +72,19 @@ async def test_legacy_finalizer_is_swapped(case: Case) -> None:
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"finalizers": [CLUSTER_FINALIZER]}})
 
 
-async def test_failure_domains_are_zones_or_hosts_as_hosts_are_labelled(case: Case) -> None:
+async def test_failure_domains_stay_zones_when_a_host_loses_its_label(case: Case) -> None:
     await case.cluster()
     found = await case.ready()
     assert found["status"]["failureDomains"] == domains("zone-1", "zone-2", "zone-3", key=ZONE)
     async with without_zone(case, "harvester-2"):
-        expected = domains("harvester-1", "harvester-2", "harvester-3", key="kubernetes.io/hostname")
-        await until_domains(case, expected)
+        await until_domains(case, domains("zone-1", "zone-3", key=ZONE))
     await until_domains(case, domains("zone-1", "zone-2", "zone-3", key=ZONE))
+
+
+async def test_failure_domains_are_hosts_where_not_all_have_a_zone(case: Case) -> None:
+    async with without_zone(case, "harvester-2"):
+        await case.cluster()
+        await until_domains(case, domains("harvester-1", "harvester-2", "harvester-3", key="kubernetes.io/hostname"))
 
 
 async def test_control_planes_may_be_kept_to_some_failure_domains_that_are_there(case: Case) -> None:

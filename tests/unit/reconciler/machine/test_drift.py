@@ -180,3 +180,13 @@ def test_changed_machine_is_drift_of_its_vm() -> None:
     made = on_harvester(virtual_machine(inputs()))
     differences = drift(virtual_machine(inputs(cpu=8, memory="16Gi")), made)
     assert differences == ("cores is 4, not 8", "CPU limit is 4, not 8", "memory limit is 8Gi, not 16Gi")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_failure_domain_may_be_a_requirement_or_a_preference(strict: bool) -> None:
+    new = replace(inputs(nodeAffinity=ZONES), failure_domain="host-7", domain_strict=not strict)
+    old = on_harvester(virtual_machine(replace(new, domain_strict=strict)))
+    assert drift(virtual_machine(new), old, new.requirement) == ()
+    without = on_harvester(virtual_machine(replace(new, failure_domain="")))
+    found = drift(virtual_machine(new), without, new.requirement)
+    assert found == ("nodeAffinity lacks the failure domain of the machine",)

@@ -220,6 +220,18 @@ class TestPlacement:
         expression = {"key": key, "operator": "In", "values": [name]}
         assert required == {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
 
+    def test_failure_domain_of_one_host_is_a_strong_preference(self) -> None:
+        user = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]}
+        vm = virtual_machine(replace(inputs(nodeAffinity=user), failure_domain="host-7", domain_strict=False))
+        expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["host-7"]}
+        preferred = {"weight": 100, "preference": {"matchExpressions": [expression]}}
+        assert template(vm)["spec"]["affinity"]["nodeAffinity"] == {
+            "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}, preferred]
+        }
+
+    def test_drained_host_migrates_the_vm(self) -> None:
+        assert template(virtual_machine(inputs()))["spec"]["evictionStrategy"] == "LiveMigrateIfPossible"
+
     def test_affinities_of_the_user(self) -> None:
         workload = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]}
         node = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 5, "preference": {}}]}
