@@ -26,9 +26,10 @@ from caphv.api.object import (
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
+from reconciler.cluster.adoption import may_adopt
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.kubeconfig import virtual_address
-from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record, wants_adoption
+from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record
 from reconciler.status import Blocked
 from reconciler.wake import Delay
 
@@ -177,7 +178,12 @@ def usable(account: Obj | None, binding: Obj | None, key: Key, owner: Owner, *, 
 
 def _usable(scope: ClusterScope, account: Obj | None, binding: Obj | None, name: str) -> bool:
     key = Key(scope.target_namespace, name)
-    return usable(account, binding, key, scope.owner, adopt=wants_adoption(scope.obj))
+    return usable(account, binding, key, scope.owner, adopt=_may_adopt(scope, account, binding))
+
+
+def _may_adopt(scope: ClusterScope, *objects: Obj | None) -> bool:
+    foreign = [obj for obj in objects if obj and ownership_of(obj, scope.owner) is Ownership.FOREIGN]
+    return all(may_adopt(scope, obj) for obj in foreign)
 
 
 def _grants(binding: Obj, key: Key) -> bool:

@@ -1,25 +1,52 @@
 """Objects of a cluster on Harvester: adopted or refused, and deleted only if the cluster owns them.
 
-Nothing on a load balancer or pool proves that a cluster owns it (a machine has the uid of its VM), so after a move or
-the loss of the management cluster the user has to set annotation `caphv.io/adopt`.
+After a move, the VM of a machine proves that the cluster owns its objects: the machine's providerID carries the uid of
+the VM, and the VM has the same former owner. Without such a machine, the user has to set annotation `caphv.io/adopt`.
 """
 
 from __future__ import annotations
 
-from caphv.api import names
+from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, being_deleted, key_of, uid_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import NotFound
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.ownership import Ownership, ownership_of, record, wants_adoption
+from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name, wants_adoption
 from reconciler.status import Blocked
 from reconciler.wake import WakeSource, Watched
 
 
 def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
-    """Whether an object belongs to another owner, and the user has not allowed this cluster to adopt it."""
-    return ownership_of(obj, scope.owner) is Ownership.FOREIGN and not wants_adoption(scope.obj)
+    """Whether an object belongs to another owner, and this cluster may not adopt it."""
+    return ownership_of(obj, scope.owner) is Ownership.FOREIGN and not may_adopt(scope, obj)
+
+
+def may_adopt(scope: ClusterScope, obj: Obj) -> bool:
+    """Whether the user allows the cluster to adopt an object of another owner, or a VM proves that it was moved."""
+    return wants_adoption(scope.obj) or _moved(scope, obj)
+
+
+def _moved(scope: ClusterScope, obj: Obj) -> bool:
+    """Whether the record names this cluster under another uid, and one of its machines has a VM of the same owner.
+
+    So it is after `clusterctl move` or a restored backup. Its uid proves it; an endpoint would not, because it can be
+    copied.
+    """
+    former = annotations_of(obj).get(names.OWNER_CLUSTER_ANNOTATION)
+    if not former or not same_name(obj, scope.owner):
+        return False
+    vms = scope.namespace().vms
+    for machine in scope.context.caches.machines_of(scope.cluster):
+        vm = vms.get(scope.target_namespace, machine["metadata"]["name"])
+        provider_id = (machine.get("spec") or {}).get("providerID")
+        if vm is None or being_deleted(vm) or provider_id != f"{names.PROVIDER_ID_PREFIX}{uid_of(vm)}":
+            continue
+        owner = scope.context.owner(resources.HARVESTER_MACHINES.kind, machine)
+        clusters = (former, owner.management_cluster)
+        if same_name(vm, owner) and annotations_of(vm).get(names.OWNER_CLUSTER_ANNOTATION) in clusters:
+            return True
+    return False
 
 
 async def adopt_or_refuse(

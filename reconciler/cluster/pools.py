@@ -13,7 +13,7 @@ from reconciler import wake
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
-from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name, wants_adoption
+from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name
 from reconciler.harvester.session import Session
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.status import Blocked
@@ -179,7 +179,7 @@ def _created(scope: ClusterScope, suffix: str, condition: ConditionType) -> Obj 
         return None
     ownership = ownership_of(pool, scope.owner)
     if ownership is Ownership.FOREIGN:
-        return pool if wants_adoption(scope.obj) and same_name(pool, scope.owner) else None
+        return pool if same_name(pool, scope.owner) and adoption.may_adopt(scope, pool) else None
     return pool if ownership is Ownership.OURS or scope.draft.is_true(condition) else None
 
 

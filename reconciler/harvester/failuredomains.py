@@ -41,6 +41,16 @@ def failure_domains(
     return [domains[name] for name in sorted(domains)]
 
 
+def has_single_host(name: str, published: Collection[dict[str, Any]], hosts: Collection[Obj]) -> bool:
+    """Whether at most one host of a domain accepts machines, so that a VM there could not migrate within the domain.
+
+    A name that is not published is that of a host; a name that nothing has is a mistake, and no domain of one host.
+    """
+    if any(domain["name"] == name for domain in published):
+        return sum(accepts_machines(host) and domain_of_host(published, host) == name for host in hosts) <= 1
+    return any(host_name(host) == name for host in hosts)
+
+
 def accepts_machines(host: Obj) -> bool:
     """Whether a host may run new VMs: it is neither cordoned, nor in maintenance, nor a witness."""
     maintenance = annotations_of(host).get(names.MAINTENANCE_ANNOTATION)

@@ -27,7 +27,7 @@ from caphv.runtime.errors import (
 )
 from caphv.runtime.text import off_loop
 from reconciler import metrics, wake
-from reconciler.harvester.failuredomains import accepts_machines, domain_of_host
+from reconciler.harvester.failuredomains import has_single_host
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.machine import cloudinit, talos
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
@@ -77,7 +77,7 @@ def inputs_of(scope: MachineScope) -> VirtualMachineInputs:
     assert scope.cluster_key is not None  # noqa: S101 - the caller checked
     status = (scope.harvester_cluster or {}).get("status") or {}
     domains, domain = status.get("failureDomains") or (), scope.failure_domain
-    hosts = [host for host in scope.session().hosts.store if accepts_machines(host)]
+    hosts = list(scope.session().hosts.store)
     return VirtualMachineInputs(
         machine=scope.obj,
         cluster=scope.cluster_key,
@@ -87,7 +87,7 @@ def inputs_of(scope: MachineScope) -> VirtualMachineInputs:
         control_plane=scope.control_plane,
         failure_domain=domain,
         failure_domains=domains,
-        domain_strict=sum(domain_of_host(domains, host) == domain for host in hosts) > 1,
+        domain_strict=not has_single_host(domain, domains, hosts),
     )
 
 

@@ -222,7 +222,10 @@ async def test_vm_and_its_disks_are_as_the_contract_describes_them(case: Case) -
     assert template["spec"]["affinity"]["podAffinity"] == workload
     (selector,) = nodes_required(template)
     wanted = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone-1"]}
-    assert wanted in selector["matchExpressions"]
+    # The zone has a single host, which Harvester must be able to empty.
+    preferred = template["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert {"weight": 100, "preference": {"matchExpressions": [wanted]}} in preferred
+    assert template["spec"]["evictionStrategy"] == "LiveMigrateIfPossible"
     assert {"key": "kubevirt.io/schedulable", "operator": "Exists"} in selector["matchExpressions"]
     await the_claims_are(case, vm)
 

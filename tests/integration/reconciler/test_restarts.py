@@ -9,7 +9,6 @@ from contextlib import ExitStack
 import pytest
 
 from caphv.api.object import EVENTS
-from tests.integration.reconciler.conftest import opened
 from tests.support.reconciler.case import (
     CLUSTER_LABEL,
     HARVESTER_CLUSTERS,
@@ -20,6 +19,7 @@ from tests.support.reconciler.case import (
     machine_spec,
     until,
 )
+from tests.support.reconciler.cases import opened
 from tests.support.reconciler.environment import Environment
 
 pytestmark = pytest.mark.integration

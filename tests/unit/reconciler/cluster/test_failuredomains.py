@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import Obj
-from reconciler.harvester.failuredomains import failure_domains
+from reconciler.harvester.failuredomains import failure_domains, has_single_host
 
 pytestmark = pytest.mark.unit
 
@@ -60,3 +60,9 @@ def test_domain_of_a_machine_stays_when_its_host_is_removed() -> None:
     found = failure_domains([host("a")], published=before, used=["b"])
     assert {domain["name"]: domain["controlPlane"] for domain in found} == {"a": True, "b": False}
     assert [domain["name"] for domain in failure_domains([host("a")], published=before)] == ["a"]
+
+
+@pytest.mark.parametrize(("name", "single"), [("zone-1", False), ("zone-2", True), ("c", True), ("nowhere", False)])
+def test_vm_may_leave_a_domain_with_a_single_host(name: str, single: bool) -> None:
+    hosts = [host("a", "zone-1"), host("b", "zone-1"), host("c", "zone-2")]
+    assert has_single_host(name, failure_domains(hosts), hosts) is single

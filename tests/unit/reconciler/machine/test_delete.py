@@ -10,7 +10,7 @@ import pytest
 from caphv.api.object import Key, Obj
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
-from reconciler.harvester.ownership import Owner, record
+from reconciler.harvester.ownership import Owner
 from reconciler.machine import delete
 from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
@@ -21,7 +21,6 @@ from reconciler.wake import Subscription, Topics
 pytestmark = pytest.mark.unit
 
 OWN = Owner("HarvesterMachine", "team", "one", "uid-one", "management-cluster")
-OTHER = Owner("HarvesterMachine", "team", "one", "uid-two", "another-cluster")
 
 
 def machine(**annotations: str) -> Obj:
@@ -116,9 +115,3 @@ async def test_blocked_deletion_names_the_annotation_that_ends_it() -> None:
     scope.context.memory.cluster(scope.harvester_cluster).connection_error = "another Harvester"
     with pytest.raises(Blocked, match=r'caphv\.io/force-delete: "true"'):
         await delete.delete_machine(scope)
-
-
-def test_owner_record_of_another_management_cluster_is_foreign() -> None:
-    vm = {"metadata": {"uid": "vm", "annotations": record(OTHER)}, "spec": {}}
-    scope, _ = scope_of()
-    assert not delete._ours(scope, vm)
