@@ -194,11 +194,11 @@ def _identity(file: Path | None, problems: list[str]) -> str:
     return content.decode()
 
 
-def _built(wanted: Obj, existing_node_files: Sequence[Obj] | None = None) -> Built:
+def _built(wanted: Obj, existing: Sequence[Obj] = ()) -> Built:
     from packager.definitions.build import build
     from packager.rendering.renderer import Renderer
 
-    return build(wanted, Renderer(), {}, existing_node_files)
+    return build(wanted, Renderer(), {}, existing)
 
 
 def _line(finding: Finding, given: Mapping[str, str], document: Document | None) -> str:
@@ -281,13 +281,9 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
 async def _applied(
     applier: Applier, wanted: Obj, found: Built, secret: list[Obj]
 ) -> tuple[list[Obj], list[ApplyFailure]]:
-    from packager.definitions.nodeconfig import existing_node_files
-
     there = [obj for planned in found.objects if (obj := await applier.read(planned)) is not None]
-    # Keep the files with which nodes of a running cluster started: other ones would replace the control plane.
-    files = existing_node_files(there)
-    if files is not None:
-        found = _built(wanted, files)
+    # Nodes of a running cluster keep the files that they started with: other ones would replace the control plane.
+    found = _built(wanted, there) if there else found
     missing = await applier.missing(found.shared.values())
     objects = [*missing[:1], *secret, *missing[1:], *found.objects]
     return objects, await applier.apply(objects)

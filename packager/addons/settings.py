@@ -83,6 +83,7 @@ class Csi:
     storage_classes: tuple[Mapping[str, Any], ...] = ()
     tolerations: tuple[Mapping[str, Any], ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+    snapshot_controller: bool = True
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,7 @@ def _csi(values: Obj) -> Csi:
     return Csi(
         enabled=values.get("enabled", True),
         version=values.get("version", ""),
+        snapshot_controller=values.get("snapshotController", True),
         storage_classes=tuple(defaults | found for found in values.get("storageClasses", ())),
         tolerations=tuple(values.get("tolerations", ())),
         values=values.get("values", {}),

@@ -13,7 +13,7 @@ from packager.addons.settings import ClusterFacts
 from packager.definitions import addons, model, shared
 from packager.definitions import objects as individual
 from packager.definitions.model import CLUSTER_RESOURCE_SET, FLEET, Definition
-from packager.definitions.nodeconfig import NodeConfig, after_rendering, before_rendering
+from packager.definitions.nodeconfig import NodeConfig, after_rendering, before_rendering, kept_node_files
 from packager.definitions.topology import topology
 from packager.rendering import yaml
 from packager.rendering.renderer import Rendered, Renderer
@@ -60,11 +60,11 @@ class Built:
         return bool(self.objects)
 
 
-def build(obj: Any, renderer: Renderer, previous: Tree, existing_node_files: Sequence[Obj] | None = None) -> Built:
+def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] = ()) -> Built:
     """Make all objects of a definition; `previous` is the repository with the bundles as it is.
 
-    `existing_node_files` are the files with which nodes of a running cluster started. They are kept: other ones would
-    replace all machines of the control plane for a setting that its bundle changes in place.
+    `existing` are the objects of a running cluster, whose nodes keep the files that they started with until another
+    change replaces them.
     """
     definition, findings = model.read(obj)
     if definition is None:
@@ -75,10 +75,9 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing_node_files: Seq
     if not rendered.ok or rendered.settings is None:
         return Built(definition, rendered=rendered, findings=findings)
     boot = after_rendering(definition, rendered)
-    if existing_node_files is not None:
-        boot = replace(boot, server_files=existing_node_files)
-    own = [cluster(definition, boot)]
-    own += individual.objects(definition, boot) if not definition.cluster_class else []
+    own = _own(definition, boot)
+    if (files := kept_node_files(existing, own)) is not None:
+        own = _own(definition, replace(boot, server_files=files))
     if definition.delivery == CLUSTER_RESOURCE_SET:
         sets, found = addons.resource_sets(definition, rendered, renderer)
         own += sets
@@ -87,6 +86,10 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing_node_files: Seq
             return Built(definition, rendered=rendered, findings=findings)
     own += filter(None, (_health_check(definition), addons.git_repo(definition, rendered.settings)))
     return Built(definition, shared.shared(definition), own, rendered, findings)
+
+
+def _own(definition: Definition, boot: NodeConfig) -> list[Obj]:
+    return [cluster(definition, boot), *(individual.objects(definition, boot) if not definition.cluster_class else ())]
 
 
 def cluster(definition: Definition, boot: NodeConfig) -> Obj:

@@ -19,7 +19,6 @@ from packager.cluster_objects import facts_of, is_suspended
 from packager.definitions import files
 from packager.definitions.build import build
 from packager.definitions.model import FLEET
-from packager.definitions.nodeconfig import existing_node_files
 from packager.definitions.protection import protected
 from packager.definitions.source import ClusterEntry, Source, SourceProblem
 from packager.git.errors import GitError
@@ -150,7 +149,7 @@ class Builder:
             return _ClusterBuild((entry.head.problem(Finding(("spec",), Fault.INVALID, detail, "definition-failed")),))
 
     def _defined(self, entry: ClusterEntry, snapshot: Snapshot) -> _ClusterBuild:
-        built = build(entry.head.obj, self._renderer, snapshot.tree, existing_node_files(existing(snapshot, entry.key)))
+        built = build(entry.head.obj, self._renderer, snapshot.tree, existing(snapshot, entry.key))
         problems = tuple(entry.head.problem(finding) for finding in built.findings)
         if not built.ok or built.definition is None:
             return _ClusterBuild(problems)

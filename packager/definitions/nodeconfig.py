@@ -64,8 +64,45 @@ def after_rendering(definition: Definition, rendered: Rendered) -> NodeConfig:
     )
 
 
-def existing_node_files(objects: Iterable[Obj]) -> list[Obj] | None:
-    """Return the files with which the control plane of existing objects starts; None where none of them says."""
+_MACHINE_VARIABLES = ("controlPlane", "vmNetworks", "sshUser", "sshKeyPair", "firmware", "tpm")
+"""Variables of a ClusterClass that replace the machines of the control plane when they change."""
+
+
+def kept_node_files(existing: Sequence[Obj], wanted: Sequence[Obj]) -> list[Obj] | None:
+    """Return the files with which the control plane of existing objects started, None for new ones.
+
+    New files replace all machines of the control plane, for a setting that its bundle changes in place. So they stay
+    until another change replaces the machines anyway: another version, or other machines.
+    """
+    files = _node_files(existing)
+    return files if files is not None and _contains(_rollout_fields(existing), _rollout_fields(wanted)) else None
+
+
+def _rollout_fields(objects: Iterable[Obj]) -> list[Any]:
+    """Return all that replaces the machines of the control plane, except files."""
+    for obj in objects:
+        if obj.get("kind") == "Cluster" and (topology := at(obj, "spec", "topology")):
+            rows = topology.get("variables") or ()
+            variables = {row["name"]: row.get("value") for row in rows if at(row, "name") in _MACHINE_VARIABLES}
+            return [topology.get("version"), variables]
+        if str(obj.get("kind")).endswith("ControlPlane"):
+            template = at(obj, "spec", "machineTemplate", "spec", "infrastructureRef", "name")
+            template = template or at(obj, "spec", "machineTemplate", "infrastructureRef", "name")
+            return [at(obj, "spec", "version"), template]
+    return []
+
+
+def _contains(existing: Any, wanted: Any) -> bool:
+    """Whether existing values hold the wanted ones; on the management cluster, defaults may be filled in."""
+    if isinstance(existing, dict) and isinstance(wanted, dict):
+        return all(key in existing and _contains(existing[key], value) for key, value in wanted.items())
+    if isinstance(existing, list) and isinstance(wanted, list):
+        return len(existing) == len(wanted) and all(map(_contains, existing, wanted))
+    return bool(existing == wanted)
+
+
+def _node_files(objects: Iterable[Obj]) -> list[Obj] | None:
+    """Return the files of the control plane of existing objects; None if they have none."""
     for obj in objects:
         if obj.get("kind") == "Cluster":
             rows = at(obj, "spec", "topology", "variables")

@@ -1,7 +1,10 @@
-"""What a node must have when it first boots, so that the cluster starts with the network its bundles describe.
+"""Files that nodes boot with, so that a cluster starts with the network that its bundles describe.
 
 RKE2 and K3s install their network before Fleet can reach the cluster. With the same manifests on disk, Fleet finds what
-it would have made, and does not reconfigure a live network a minute later.
+it would create, and does not reconfigure a running network a minute later.
+
+But a server applies its manifests folder again at each start, whatever Fleet has changed since. So a script lets it
+skip our files: on joining servers from the beginning, on the first one as soon as the cluster has them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.renderer import Rendered
 from packager.tree import cluster_folder
 
-_EARLY = ("cni", "ccm", "csi")
+_EARLY = ("cni", "ccm", "csi-crds", "csi")
 """Bundles whose manifests a distribution's own Helm controller takes."""
 
 
@@ -36,6 +39,8 @@ def node_files(rendered: Rendered) -> NodeFiles:
         msg = f"cluster {rendered.cluster} was not rendered: " + "; ".join(map(str, rendered.findings))
         raise ValueError(msg)
     manifests = _manifests(rendered, settings)
+    if manifests:
+        manifests |= _skip_script(settings.distribution)
     if settings.distribution == "k3s":
         server, agent = _k3s_config(settings)
         place = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
@@ -55,6 +60,68 @@ def _manifests(rendered: Rendered, settings: Settings) -> dict[str, bytes]:
             place = f"/var/lib/rancher/{settings.distribution}/server/manifests"
             found[f"{place}/caphv-{bundle}-{name}"] = content
     return found
+
+
+_SKIP = """\
+#!/bin/sh
+# Written by caphv. A server applies its manifests folder again at each start, which would undo newer settings. It skips
+# our files when it joins a cluster, and, on the first server, as soon as the cluster has them.
+root=${{CAPHV_ROOT:-}}
+folder=$root/var/lib/rancher/{name}/server/manifests
+skip() {{
+  for file in "$folder"/caphv-*.yaml; do
+    [ -e "$file" ] && : > "$file.skip"
+  done
+}}
+kubectl() {{
+  "$root{program}" {arguments} "$@"
+}}
+is_applied() {{
+  for file in "$folder"/caphv-*.yaml; do
+    addon=$(basename "$file" .yaml)
+    sum=$(kubectl -n kube-system get addons.k3s.cattle.io "$addon" -o 'jsonpath={{.spec.checksum}}')
+    [ -n "$sum" ] || return 1
+  done 2>/dev/null
+}}
+case $1 in
+  joining)
+    config=$root/etc/rancher/{name}/config.yaml
+    grep -qsE '^[{{ ]*"?server"?:' "$config" "$config".d/*.yaml && skip
+    ;;
+  started)
+    (
+      tries=720
+      until is_applied; do
+        tries=$((tries - 1))
+        [ $tries -gt 0 ] || exit 1
+        sleep "${{CAPHV_PAUSE:-5}}"
+      done
+      skip
+    ) &
+    ;;
+esac
+exit 0
+"""
+_UNIT = """\
+# Written by caphv.
+[Service]
+ExecStartPre=-/bin/sh {script} joining
+ExecStartPost=-/bin/sh {script} started
+"""
+_KUBECTL = {
+    "rke2": "/var/lib/rancher/rke2/bin/kubectl --kubeconfig /etc/rancher/rke2/rke2.yaml",
+    "k3s": "/usr/local/bin/k3s kubectl",
+}
+_SERVICE = {"rke2": "rke2-server", "k3s": "k3s"}
+
+
+def _skip_script(distribution: str) -> dict[str, bytes]:
+    """Return a script that lets servers skip our manifests, and the drop-in that runs it with the server."""
+    program, _, arguments = _KUBECTL[distribution].partition(" ")
+    script = f"/etc/rancher/{distribution}/caphv-manifests.sh"
+    content = _SKIP.format(name=distribution, program=program, arguments=arguments)
+    unit = f"/etc/systemd/system/{_SERVICE[distribution]}.service.d/50-caphv.conf"
+    return {script: content.encode(), unit: _UNIT.format(script=script).encode()}
 
 
 def _rke2_config(settings: Settings) -> Obj:

@@ -265,14 +265,14 @@ def test_upgrades_go_in_waves(clusters: Path, origin: Origin, tmp_path: Path) ->
     assert '+  version: "0.2.15"' in shown.stdout
     assert origin.count() == 1
     assert call("upgrade", clusters, "--repo", origin.url, "-l", "wave=1").exit_code == 0
-    assert releases(origin) == {"a": "older", "b": "older", "c": "2026.11", "d": "older"}
+    assert releases(origin) == {"a": "older", "b": "older", "c": "2026.12", "d": "older"}
     result = call("upgrade", clusters, "--repo", origin.url, "--count", "2", "--max-prune", 99)
-    assert "2 clusters for release 2026.11, 1 more wait; 1 are not in the repository yet" in result.stderr
-    assert releases(origin) == {"a": "2026.11", "b": "2026.11", "c": "2026.11", "d": "older"}
+    assert "2 clusters for release 2026.12, 1 more wait; 1 are not in the repository yet" in result.stderr
+    assert releases(origin) == {"a": "2026.12", "b": "2026.12", "c": "2026.12", "d": "older"}
     assert call("push", clusters, "--repo", origin.url).exit_code == 0
     assert releases(origin)["d"] == "older"
     assert call("upgrade", clusters, "--repo", origin.url, "--all").exit_code == 0
-    assert set(releases(origin).values()) == {"2026.11"}
+    assert set(releases(origin).values()) == {"2026.12"}
     assert "nothing changed" in call("upgrade", clusters, "--repo", origin.url, "--all").stdout
 
 
@@ -298,7 +298,7 @@ def releases(origin: Origin) -> dict[str, str]:
         (("diff", "x.yaml", "--folder", "x", "-l", "a b"), "selects no labels"),
         (("diff", "x.yaml", "--folder", "x", "--path", "../y"), "relative path"),
         (("render", "x.yaml", "--kubeconfig", "y"), "not both"),
-        (("render", "x.yaml", "--chart-repo", "ftp://x"), "no chart repository"),
+        (("render", "x.yaml", "--chart-repo", "ftp://x"), "is not a chart repository"),
         (("upgrade", "x.yaml", "--folder", "x", "--all", "--release", "1"), "there is no release '1'"),
         (("render", "--kubeconfig", "not-there"), "cannot read the kubeconfig not-there"),
         (("verify", "x.yaml", "--repo", "file:///not/there"), "reading branches"),

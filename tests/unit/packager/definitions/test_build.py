@@ -135,19 +135,35 @@ def test_the_guides_objects_with_cluster_resource_sets() -> None:
 
 
 def test_the_first_boot_has_the_settings_of_the_cni() -> None:
-    (file,) = variables(built(definition()))["controlPlaneFiles"]
-    assert "mtu: 1450" in file["content"]
-    (same,) = one(built(definition(individualObjects=True)), "RKE2ControlPlane")["spec"]["files"]
-    assert same == file
+    files = variables(built(definition()))["controlPlaneFiles"]
+    assert "mtu: 1450" in files[0]["content"]
+    assert one(built(definition(individualObjects=True)), "RKE2ControlPlane")["spec"]["files"] == files
 
 
 def test_files_of_the_first_boot_are_kept_when_a_setting_changes() -> None:
+    existing = built(definition()).objects
     first = variables(built(definition()))["controlPlaneFiles"]
     changed = definition(addons={"cni": {"mtu": 1400}})
-    found = build(changed, RENDERER, {}, first)
+    found = build(changed, RENDERER, {}, existing)
     assert variables(found)["controlPlaneFiles"] == first
     assert found.rendered
     assert any(b"mtu: 1400" in content for content in found.rendered.tree.values())
+
+
+@pytest.mark.parametrize("individual", [{}, {"individualObjects": True}])
+@pytest.mark.parametrize(
+    "change", [{"kubernetesVersion": "v1.34.3"}, {"controlPlane": {"replicas": 3, "cpu": 16}}], ids=["version", "nodes"]
+)
+def test_files_of_the_first_boot_are_refreshed_with_the_next_roll_out(change: Obj, individual: Obj) -> None:
+    existing = built(definition(**individual)).objects
+    addons = {"cni": {"name": "calico", "mtu": 1400}}
+
+    def files(**spec: Any) -> str:
+        found = build(definition(**spec, **individual, addons=addons), RENDERER, {}, existing)
+        return str(one(found, "RKE2ControlPlane")["spec"] if individual else variables(found)["controlPlaneFiles"])
+
+    assert "mtu: 1450" in files()
+    assert "mtu: 1400" in files(**change)
 
 
 def test_k3s_starts_with_flannel_or_with_what_replaces_it() -> None:

@@ -1,5 +1,6 @@
 """The golden tree is what the examples render to, and no line of a template can change without being seen there."""
 
+import hashlib
 import re
 from collections.abc import Iterator
 from copy import copy
@@ -15,7 +16,7 @@ from tests.support.packager.examples import EXAMPLES, GOLDEN, MIRROR, MIRRORED, 
 
 pytestmark = pytest.mark.unit
 
-TEMPLATES = data.folder("fleet-bundles") / "v1"
+TEMPLATES = data.folder("fleet-bundles") / "v2"
 LINES = [
     (file.relative_to(TEMPLATES).as_posix(), number)
     for file in sorted(TEMPLATES.glob("*/*.j2"))
@@ -42,6 +43,17 @@ def test_golden_tree_is_fresh() -> None:
     wanted, present = golden_files(), tree()
     assert sorted(present) == sorted(wanted)
     assert {path for path in wanted if wanted[path] != present[path]} == set()
+
+
+def test_templates_of_a_release_never_change() -> None:
+    """Clusters stay on them until an upgrade; another byte here is a change of all of them."""
+    released = {"v1": "5a6260f91e48541932fa94b46a704a07c9ec5d1c830b8d4b4b91b07112145fc3"}
+    for version, digest in released.items():
+        folder = data.folder("fleet-bundles") / version
+        found = hashlib.sha256()
+        for file in sorted(folder.glob("*/*.j2")):
+            found.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
+        assert found.hexdigest() == digest
 
 
 def test_examples_have_no_findings() -> None:

@@ -1,0 +1,139 @@
+"""Add-ons on the stand-ins of Fleet and of the manifests folder, each with a real API server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
+from packager.addons.versions import table
+from packager.rendering.gitrepo import GitRepoOptions, git_repos
+from packager.rendering.nodefiles import node_files
+from packager.rendering.renderer import Rendered, Renderer
+from sandbox import manifests
+from sandbox.addons.fleet import FleetCluster
+from sandbox.addons.manifests import DeployController
+from sandbox.processes.apiserver import ApiServer
+from tests.support.packager.environment import crd
+from tests.support.packager.examples import cluster
+
+pytestmark = pytest.mark.integration
+
+CONFIGS = Resource("helm.cattle.io", "v1", "helmchartconfigs", "HelmChartConfig")
+SNAPSHOT_CLASSES = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses", "VolumeSnapshotClass")
+NewServer = Callable[..., Awaitable[ApiServer]]
+POLICIES = Resource(
+    "admissionregistration.k8s.io", "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", namespaced=False
+)
+GIT_REPO = {"spec": {"paths": ["clusters/*/*/*"]}}
+
+
+def chart(helm: Mapping[str, Any]) -> Sequence[Obj]:
+    """The objects of charts that other charts depend on."""
+    if helm["chart"] == "harvester-csi-driver":
+        kind = {"apiVersion": SNAPSHOT_CLASSES.api_version, "kind": SNAPSHOT_CLASSES.kind}
+        return [{**kind, "metadata": {"name": "harvester"}}]
+    if helm["chart"] == "rke2-snapshot-controller-crd":
+        found = crd(SNAPSHOT_CLASSES)
+        found["metadata"]["annotations"] = {"api-approved.kubernetes.io": "https://example.com/approved"}
+        return [found]
+    return []
+
+
+def rendered(distribution: str, release: str, addons: Obj | None = None) -> Rendered:
+    classes = [{"name": "fast", "hostStorageClass": "nvme"}]
+    facts = cluster("a", {"distribution": distribution, "csi": {"storageClasses": classes}, **(addons or {})})
+    result = Renderer().render_one(facts, {}, table().release(release))
+    assert result.ok, result.findings
+    return result
+
+
+def bundles(names: Sequence[str]) -> list[str]:
+    return [name.removesuffix(f"-a-{name.rpartition('-')[2]}") for name in names]
+
+
+@pytest.mark.parametrize("distribution", ["kubeadm", "talos"])
+async def test_csi_driver_becomes_ready_where_the_distribution_has_no_snapshot_crds(
+    new_api_server: NewServer, distribution: str
+) -> None:
+    server = await new_api_server()
+    async with server.client() as client:
+        fleet = FleetCluster(client, chart)
+        before = await fleet.sync(rendered(distribution, "2026.11").tree, GIT_REPO)
+        assert "csi" not in bundles(before), "the release of 0.11: no matches for kind VolumeSnapshotClass"
+        assert "storage-classes" not in bundles(before)
+        wanted = {"csi-crds", "snapshot-controller", "csi", "storage-classes"}
+        deadline = time.monotonic() + 60
+        # Fleet tries again: an API server serves a new kind a little later.
+        while not wanted <= set(bundles(await fleet.sync(rendered(distribution, "2026.12").tree, GIT_REPO))):
+            assert time.monotonic() < deadline, fleet.releases
+        # CRDs stay whatever happens to the bundle: deleting them deletes all snapshots.
+        await fleet.sync({}, GIT_REPO)
+        assert fleet.releases == {}
+        assert await client.get(CUSTOM_RESOURCE_DEFINITIONS, str(SNAPSHOT_CLASSES))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_a_disabled_add_on_is_uninstalled_only_if_the_cluster_says_so(
+    new_api_server: NewServer, keep: bool
+) -> None:
+    def policy(ipam: Obj) -> Rendered:
+        facts = cluster(
+            "a",
+            {"ccm": {"loadBalancer": ipam}, "fleet": {"keepResources": keep}},
+            spec={"topology": {"classRef": {"name": "harvester-rke2"}, "version": "v1.36.2+rke2r1"}},
+        )
+        return Renderer().render_one(facts, {})
+
+    with_default, without = policy({"ipam": "pool"}), policy({})
+    assert with_default.settings
+    (git_repo,) = git_repos([with_default.settings], GitRepoOptions("https://git.example.com/fleet.git"))
+    server = await new_api_server()
+    async with server.client() as client:
+        await manifests.apply(client, [crd(CONFIGS)])
+        fleet = FleetCluster(client)
+        await fleet.sync(with_default.tree, git_repo)
+        assert await client.get(POLICIES, "harvester-load-balancer-ipam")
+        await fleet.sync(without.tree, git_repo)
+        assert bool((await client.list(POLICIES))["items"]) is keep
+
+
+async def test_a_restarted_and_a_joining_server_do_not_undo_what_fleet_changed(
+    new_api_server: NewServer, tmp_path: Path
+) -> None:
+    def network(mtu: int) -> Rendered:
+        return rendered("rke2", "2026.12", {"cni": {"name": "calico", "mtu": mtu}})
+
+    folder = tmp_path / "manifests"
+    folder.mkdir()
+    for path, content in node_files(network(1450)).server_files.items():
+        if "/server/manifests/" in path:
+            (folder / Path(path).name).write_bytes(content)
+    server = await new_api_server()
+    async with server.client() as client:
+        await manifests.apply(client, [crd(CONFIGS)])
+        first = DeployController(client, folder, {})
+        assert await first.start() == ["caphv-cni-helmchartconfig.yaml"]
+        fleet = FleetCluster(client)
+
+        async def mtu() -> int:
+            found = await client.get(CONFIGS, "rke2-calico", "kube-system")
+            return int(found["spec"]["valuesContent"].partition("mtu: ")[2].split()[0])
+
+        await fleet.sync(network(1400).tree, GIT_REPO)
+        assert await mtu() == 1400
+        # As it was: a restart applies the old file. Fleet sees the drift and corrects it.
+        await first.start()
+        assert await mtu() == 1450
+        await fleet.detect_drift()
+        assert await mtu() == 1400
+        # What the script does on the first server once it is up, and on joining servers.
+        (folder / "caphv-cni-helmchartconfig.yaml.skip").touch()
+        for addons in ({}, {"caphv-cni-helmchartconfig": "other"}):
+            assert await DeployController(client, folder, addons).start() == []
+        assert await first.poll() == []
+        assert await mtu() == 1400
