@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from caphv.api.object import Obj
+from caphv.api.plaintext import plain
 
 Status = Literal["True", "False", "Unknown"]
 
@@ -32,7 +33,8 @@ def set_condition(
 
     `lastTransitionTime` becomes `now` only if the status differs from before. The list given is never changed; it is
     itself returned if nothing differs, so that callers can see that there is nothing to write. Further conditions of
-    the type, which the atomic list of the CRD lets pass, are dropped. A message over `MAX_MESSAGE` characters is cut.
+    the type, which the atomic list of the CRD lets pass, are dropped. A message over `MAX_MESSAGE` characters is
+    cut, and control characters in it become blanks.
 
     Raises:
         ValueError: the reason is not one that the CRD accepts, or `now` has no time zone.
@@ -46,7 +48,7 @@ def set_condition(
         "type": str(condition_type),
         "status": status,
         "reason": str(reason),
-        "message": _cut(message),
+        "message": plain(message, MAX_MESSAGE),
         "observedGeneration": generation,
         "lastTransitionTime": changed_at or rfc3339(now),
     }
@@ -79,7 +81,3 @@ def rfc3339(moment: datetime) -> str:
         msg = f"time {moment.isoformat()} has no time zone: pass datetime.now(UTC)"
         raise ValueError(msg)
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _cut(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from caphv.api.plaintext import LONGEST_ERROR, plain
+
 
 class ApiError(Exception):
     """The API server refused a request: `status` is the HTTP code, `reason` that of the Status object."""
@@ -85,8 +87,9 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 def error_from(status: int, body: Any, retry_after: str | None = None) -> ApiError:
     """Exception for an HTTP status and the parsed `Status` object (or whatever a proxy returned)."""
     body = body if isinstance(body, dict) else {}
-    reason = str(body.get("reason") or "")
-    message = str(body.get("message") or "")
+    # A hostile server says what it likes, and it ends in conditions, Events and logs.
+    reason = plain(str(body.get("reason") or ""), 256)
+    message = plain(str(body.get("message") or ""), LONGEST_ERROR)
     details = dict(body["details"]) if isinstance(body.get("details"), dict) else {}
     if status == 401 and message in ("", "Unauthorized"):
         message = "Unauthorized: the server rejects the credentials; they are invalid or have expired"

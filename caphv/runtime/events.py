@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from caphv.api.object import EVENTS, Obj
+from caphv.api.plaintext import LONGEST_EVENT, plain
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
@@ -54,7 +55,7 @@ class EventRecorder:
             metrics.EVENTS_DROPPED.inc()
             return
         try:
-            self._buffer.put_nowait((obj, kind, reason, message[:1024]))
+            self._buffer.put_nowait((obj, kind, reason, plain(message, LONGEST_EVENT)))
         except asyncio.QueueFull:
             metrics.EVENTS_DROPPED.inc()
 

@@ -16,6 +16,8 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
+from caphv.api.plaintext import LONGEST_LOG, plain
+
 Format = Literal["auto", "json", "text"]
 LEVELS = ("debug", "info", "warning", "error")
 _fields: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("fields", default={})  # noqa: B039 - never changed in place
@@ -55,11 +57,11 @@ class _JsonFormatter(logging.Formatter):
             "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _bounded(record.getMessage()),
             **getattr(record, "caphv_fields", {}),
         }
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["error"] = _bounded(self.formatException(record.exc_info))
         try:
             return orjson.dumps(line, default=str).decode()
         except TypeError:  # half a surrogate pair: JSON can say it, UTF-8 cannot
@@ -72,4 +74,10 @@ class _TextFormatter(logging.Formatter):
         fields = getattr(record, "caphv_fields", {})
         where = f" [{fields['object']}]" if "object" in fields else ""
         text = f"{clock} {record.levelname[:4]:4}{where} {record.getMessage()}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        found = f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return plain(found, LONGEST_LOG)
+
+
+def _bounded(text: str) -> str:
+    # JSON escapes control characters itself.
+    return text if len(text) <= LONGEST_LOG else f"{text[: LONGEST_LOG - 1]}…"

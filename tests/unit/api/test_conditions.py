@@ -28,7 +28,7 @@ condition = st.fixed_dictionaries(
         "type": types,
         "status": statuses,
         "reason": st.just("Because"),
-        "message": st.text(max_size=5),
+        "message": st.text("ab \n", max_size=5),
         "observedGeneration": st.integers(0, 5),
         "lastTransitionTime": st.just("2026-01-01T00:00:00Z"),
     }
@@ -38,7 +38,7 @@ change = st.fixed_dictionaries(
         "condition_type": types,
         "status": statuses,
         "reason": st.sampled_from(["Because", "Other"]),
-        "message": st.text(max_size=5),
+        "message": st.text("ab \n", max_size=5),
         "generation": st.integers(0, 5),
     }
 )
