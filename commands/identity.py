@@ -5,12 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.options.management import (
+    management_client,
+    management_options,
+    namespace_options,
+    patient_progress,
+    print_data,
+    run,
+    selection,
+)
+
 if TYPE_CHECKING:
+    from overview.identities import Identity
     from reconciler.harvester.accounts import Account
 
 
@@ -109,6 +121,49 @@ def create(**options: Any) -> None:
         secret = accounts.identity_secret(options["secret_name"], options["secret_namespace"], content)
         content = yaml.safe_dump(secret, sort_keys=False)
     _write(content, options["file"])
+
+
+@identity.command(
+    "list",
+    short_help="List identities with their ends and the clusters that use them.",
+    epilog="""\b
+Examples:
+  caphv identity list -A
+  caphv identity list -A -o json | jq '.[] | select(.wrong)'
+
+\b
+Exit status: 0 all identities are valid, 1 one is not or ends within 14 days, 2 the management cluster cannot be read.
+""",
+)
+@namespace_options
+@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@management_options
+def list_identities(**flags: Any) -> None:
+    """List the identity Secrets of clusters with their Harvester, the end of their credentials, and their clusters."""
+    chosen = selection((), flags)
+    with patient_progress():
+        found = run(_identities(flags, chosen.namespace))
+    if flags["output"] == "text":
+        from commands.output.identities import show
+
+        show(found)
+    else:
+        print_data(found, flags["output"])
+    sys.exit(1 if any(each.wrong for each in found) else 0)
+
+
+async def _identities(flags: dict[str, Any], namespace: str) -> tuple[Identity, ...]:
+    from datetime import UTC, datetime
+
+    from caphv.api import resources
+    from overview.harvester import read_accounts
+    from overview.identities import identities_of
+    from overview.reader import list_all
+
+    async with management_client(flags) as client:
+        clusters = await list_all(client, resources.HARVESTER_CLUSTERS, namespace)
+        accounts, unseen = await read_accounts(client, clusters)
+    return identities_of(clusters, accounts, unseen, datetime.now(UTC))
 
 
 async def _create(account: Account, kubeconfig: str, server: str, expires_in: int) -> str:

@@ -194,3 +194,17 @@ async def test_a_support_bundle_has_everything_but_secrets(case: Case, tmp_path:
     whole = "".join(content.values())
     assert IDENTITY_TOKEN not in whole
     assert "canary-user-data" not in whole
+
+
+async def test_identities_are_listed_with_the_clusters_that_use_them(case: Case, tmp_path: Path) -> None:
+    await case.ready_cluster()
+    code, text = await run(case, tmp_path, "identity", "list", "-n", case.name)
+    _, line = text.splitlines()
+    assert code == 0
+    assert line.split() == [
+        f"{case.name}/identity",
+        "valid",
+        "-",
+        case.environment.harvester.url,
+        f"{case.name}/{case.name}",
+    ]

@@ -1,0 +1,38 @@
+"""How identities look: a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.text import Text
+
+from commands.output.overview import console, row
+from overview.identities import Identity
+
+_STYLES = {"valid": "green", "expiring": "yellow", "expired": "bold red", "unusable": "bold red"}
+_SHOWN = 3
+
+
+def show(identities: Iterable[Identity]) -> None:
+    """Write a line for each identity."""
+    header = ["SECRET", "STATE", "ENDS", "HARVESTER", "CLUSTERS"]
+    rows = [
+        [
+            Text(each.secret, style="bold"),
+            Text(each.state, style=_STYLES[each.state]),
+            Text(each.ends or "-"),
+            Text(each.server or each.error),
+            Text(_clusters(each.clusters)),
+        ]
+        for each in identities
+    ]
+    table = [[Text(name, style="dim") for name in header], *rows]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
+    out = console()
+    for cells in table:
+        out.print(row(cells, widths))
+
+
+def _clusters(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

@@ -1,0 +1,54 @@
+"""Which identities lead where, and when they end."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import timedelta
+
+import pytest
+
+from caphv.api.object import Key
+from caphv.runtime.kubeconfig import Kubeconfig
+from overview.harvester import Account
+from overview.identities import Identity, identities_of
+from overview.objects import Unseen
+from tests.support.clusters import NOW, Builder
+
+
+def account(days: float | None) -> Account:
+    """An account whose token ends in some days."""
+    claims = json.dumps({"exp": (NOW + timedelta(days=days)).timestamp()} if days is not None else {}).encode()
+    token = f"a.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c"
+    return Account(Key("team", "identity"), Kubeconfig("https://harvester:6443", token=token))
+
+
+def only(found: tuple[Identity, ...]) -> Identity:
+    (identity,) = found
+    return identity
+
+
+@pytest.mark.parametrize(
+    ("days", "state", "ends"),
+    [
+        (90, "valid", "2027-02-20T12:00:00Z"),
+        (3, "expiring", "2026-11-25T12:00:00Z"),
+        (-1, "expired", "2026-11-21T12:00:00Z"),
+        (None, "valid", ""),
+    ],
+)
+def test_an_identity_says_when_it_ends(days: float | None, state: str, ends: str) -> None:
+    identity = only(identities_of([Builder().harvester_cluster], [account(days)], [], NOW))
+    assert (identity.state, identity.ends, identity.wrong) == (state, ends, state != "valid")
+    assert (identity.secret, identity.server) == ("team/identity", "https://harvester:6443")
+
+
+def test_clusters_that_share_an_identity_are_listed_with_it() -> None:
+    clusters = [Builder("shop").harvester_cluster, Builder("bank").harvester_cluster]
+    assert only(identities_of(clusters, [account(90)], [], NOW)).clusters == ("team/bank", "team/shop")
+
+
+def test_an_identity_that_cannot_be_read_says_why() -> None:
+    unseen = [Unseen("identity Secret team/identity", "secrets is forbidden", forbidden=True)]
+    identity = only(identities_of([Builder().harvester_cluster], [], unseen, NOW))
+    assert (identity.state, identity.error, identity.wrong) == ("unusable", "secrets is forbidden", True)
