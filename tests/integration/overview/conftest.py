@@ -17,7 +17,7 @@ from tests.support.e2e import crd
 from tests.support.overview import _CONTROL_PLANE, _CORE, KINDS, Management
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def management(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Management:
     """A management cluster without controllers."""
     server = ApiServer(etcd_folder, "overview", audit=True)

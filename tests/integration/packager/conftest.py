@@ -21,7 +21,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def management(etcd_folder: Path) -> Iterator[ApiServer]:
     """An API server with Cluster API's kinds and ours, without Fleet; each test has a namespace of its own."""
     server = ApiServer(etcd_folder, "packager")

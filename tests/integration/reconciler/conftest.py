@@ -12,7 +12,7 @@ from tests.support.reconciler.cases import opened
 from tests.support.reconciler.environment import Environment, running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     """API servers, simulated Harvester and provider."""
     with running(tmp_path_factory.mktemp("provider")) as environment:

@@ -13,7 +13,7 @@ from sandbox.processes.apiserver import ApiServer, private_file
 from tests.support.webhooks import Server, install_crds
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def management(etcd_folder: Path) -> Iterator[ApiServer]:
     """An API server with our CRDs; its kubeconfig is `webhooks.kubeconfig` in the folder."""
     server = ApiServer(etcd_folder, "webhooks")
@@ -24,7 +24,7 @@ def management(etcd_folder: Path) -> Iterator[ApiServer]:
     asyncio.run(server.stop())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def webhook(etcd_folder: Path, management: ApiServer) -> Iterator[Server]:
     """A `caphv webhook` that has registered itself on the API server."""
     server = Server(etcd_folder, "webhook")
