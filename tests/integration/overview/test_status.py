@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -81,9 +83,9 @@ def test_requests_do_not_grow_with_the_number_of_clusters(clusters: Management) 
 
 
 def test_a_server_without_cluster_api_is_named_as_such(
-    new_api_server: Callable[..., ApiServer], management: Management
+    new_api_server: Callable[..., Coroutine[Any, Any, ApiServer]], management: Management
 ) -> None:
-    other = dataclasses.replace(management, server=new_api_server())
+    other = dataclasses.replace(management, server=asyncio.run(new_api_server()))
     result = other.caphv("status", "-A")
     assert result.exit_code == 2
     assert "does not serve Cluster API" in result.output

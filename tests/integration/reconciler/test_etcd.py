@@ -39,7 +39,7 @@ async def control_plane(case: Case, *names: str) -> ApiClient:
         await case.create_machine(name, control_plane=True, bootstrap="bootstrap-control-plane")
     await case.write_secret(f"{case.name}-kubeconfig", {"value": text})
     client = parse_kubeconfig(text).client(name="test", timeout=5)
-    await until(lambda: initialized(client, *names), lambda: "the nodes are not initialized", timeout=90)
+    await until(lambda: initialized(client, *names), lambda: "the nodes are not initialized", seconds=90)
     return client
 
 

@@ -87,12 +87,12 @@ async def test_certificates_rotate_under_load_without_a_failed_request(managemen
 
         loads = [asyncio.create_task(load(number)) for number in range(4)]
         for _ in range(3):
-            started = webhook.log.count("serving with the certificate")
+            started = webhook.log.count("serving the certificate in")
             # Of the same CA, as an issuer that lasts makes them.
             write_certificate(webhook.certificates, webhook.ca)
 
             async def taken(started: int = started) -> bool:
-                return webhook.log.count("serving with the certificate") > started
+                return webhook.log.count("serving the certificate in") > started
 
             await until(taken, "the new certificate is served")
             await asyncio.sleep(0.5)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import scheduling
+
 pytestmark = pytest.mark.unit
 
 REPORT = """<testsuites><testsuite>
@@ -83,3 +85,24 @@ def test_stages_are_named_and_timed_and_the_first_failure_ends_them(checkout: Pa
     assert "=== 1/3 one\ndone\n" in done.stdout
     assert "=== FAILED in two\none     0 min  0 s\n" in done.stdout
     assert "never" not in done.stdout
+
+
+def test_slow_tests_are_tests(checkout: Path) -> None:
+    listed = scheduling.slow_tests()
+    assert listed
+    for name, seconds in listed.items():
+        module, _, test = name.rpartition(".")
+        text = (checkout / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        assert f"def {test}(" in text, f"{name} is no test: remove it from .ci/slow-tests"
+        assert seconds > 0
+
+
+def test_slowest_groups_come_first() -> None:
+    life = "tests/e2e/test_migration.py::test_handed_over_and_back_without_a_restart"
+    split = "tests/e2e/test_lifecycle.py::test_cluster_with_all_addresses_by_dhcp"
+    beside = "tests/e2e/test_migration.py::test_other"
+    quick = "tests/integration/runtime/test_client.py::test_life_of_an_object"
+    nodeids = [quick, beside, split, life]
+    assert sorted(nodeids, key=scheduling.slowest_first(nodeids)) == [beside, life, split, quick]
+    assert scheduling.group_of(life) == scheduling.group_of(beside)
+    assert scheduling.group_of(split) == split
