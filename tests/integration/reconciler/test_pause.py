@@ -85,3 +85,30 @@ async def test_externally_managed_infrastructure_is_left_alone(case: Case, other
     assert CLUSTERS.kind in str(found["metadata"]["ownerReferences"])
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {MANAGED_BY_ANNOTATION: None}}})
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+
+
+async def test_after_a_restart_machines_of_a_paused_harvestercluster_can_be_deleted(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    await case.pause_object(HARVESTER_CLUSTERS, case.name, paused=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, holds("Paused"), timeout=AT_ONCE)
+    await case.environment.provider.stop()
+    await case.environment.provider.start()
+    await case.ask_deletion(HARVESTER_MACHINES, "one")
+    await case.until_gone(HARVESTER_MACHINES, "one")
+    assert await case.names(kinds.VIRTUAL_MACHINES) == []
+    await case.pause_object(HARVESTER_CLUSTERS, case.name, paused=False)
+    await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not_paused(obj) and is_ready(obj))
+
+
+async def test_externally_managed_infrastructure_gets_its_machines(case: Case) -> None:
+    await case.ready_cluster()  # creates the target namespace, as the external manager would
+    patch = {"metadata": {"annotations": {MANAGED_BY_ANNOTATION: "somebody"}}}
+    await case.patch(HARVESTER_CLUSTERS, case.name, patch)
+    await case.environment.provider.stop()
+    await case.environment.provider.start()
+    await case.ready_machine("one")
+    await case.ask_deletion(HARVESTER_MACHINES, "one")
+    await case.until_gone(HARVESTER_MACHINES, "one")
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {MANAGED_BY_ANNOTATION: None}}})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
