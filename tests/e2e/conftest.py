@@ -1,4 +1,4 @@
-"""Fixtures of the tests of whole stories."""
+"""Fixtures of the tests of whole scenarios."""
 
 import os
 from collections.abc import Iterator

@@ -118,8 +118,8 @@ async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_it
         assert await story.leftovers() == []
 
 
-async def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sandbox) -> None:
-    # Nodes are not ready for as long as it takes, and nobody replaces them.
+async def test_nodes_of_k3s_without_a_cni_wait_for_that_of_another_client(box: Sandbox) -> None:
+    # Nodes are not ready for as long as it takes, and no one replaces them.
     spec = story_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
     story = Scenario(
         box.folder, replace(spec, name="bare", namespace="bare", target_namespace="bare"), timeout=PATIENCE
@@ -130,7 +130,7 @@ async def test_nodes_of_k3s_without_a_cni_wait_for_that_of_somebody_else(box: Sa
             node = await seen(client, "", NODES, lambda _: True)
             assert not holds(node, "Ready")
             assert await texts_of_guests(story, "flannel-backend: none") == 1
-            # The file of a variable is there beside it.
+            # The file of a variable is there next to it.
             assert await texts_of_guests(story, CNI_FILE) == 1
             assert not any(holds(cluster, "Available") for cluster in story.view.clusters.store)
             cni = asyncio.create_task(installed_cni(client))
@@ -213,7 +213,7 @@ async def workers_of_another_class_have_their_own_size(story: Scenario) -> None:
     assert template["spec"]["template"]["spec"]["cpu"] == 8
     assert template["status"]["capacity"] == {"cpu": "8", "memory": "48Gi", "ephemeral-storage": "40Gi"}
     assert template["status"]["nodeInfo"] == {"architecture": "amd64", "operatingSystem": "linux"}
-    # The story has its own health checks for the others; this group has that of the class.
+    # The scenario has its own health checks for the others; this group has that of the class.
     found = await seen(
         *place, HEALTH_CHECKS, lambda obj: obj["spec"]["checks"].get("nodeStartupTimeoutSeconds") == 1200
     )

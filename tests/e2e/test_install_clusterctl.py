@@ -1,8 +1,8 @@
 """The real clusterctl with a local repository of our release: init, generate cluster, move, upgrade and delete.
 
-No Pods run on the management API server, so the sandbox's own process is the provider, and a process beside it serves
+No Pods run on the management API server, so the sandbox's own process is the provider, and a process next to it serves
 the webhooks: the configurations that clusterctl installs are led there, in place of Service and cert-manager. The
-Deployment that it installs is looked at, not run.
+Deployment that it installs is checked, not run.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ async def installed(management: ApiClient) -> str:
 
 
 async def guarded(management: ApiClient, webhooks: Server) -> None:
-    """Lead the installed webhooks to the server, as Service and cert-manager would, and see that they judge."""
+    """Lead the installed webhooks to the server, as Service and cert-manager would, and see that they validate."""
     for webhook in WEBHOOKS:
         configuration = await management.get(RESOURCES[webhook], NAMES[webhook])
         assert INJECT_ANNOTATION in configuration["metadata"]["annotations"]
@@ -287,7 +287,7 @@ async def restores(box: Sandbox, backup: Path, clusterctl: Clusterctl, webhooks:
         clusterctl("move", "--from-directory", backup, "--to-kubeconfig", kubeconfig)
         assert not (await other.get(CLUSTERS, NAME, NAME))["spec"].get("paused")
         async with our_provider(box.folder, kubeconfig):
-            # Nothing proves that the Service is its own, so somebody has to say so.
+            # Nothing proves that the Service is its own, so a user has to say so.
             waiting = partial(mentions, kind="LoadBalancerReady", text=f"{NAME}/{NAME}")
             await seen(other, NAME, HARVESTER_CLUSTERS, waiting)
             adopt = {"metadata": {"annotations": {"caphv.io/adopt": "true"}}}
@@ -318,7 +318,7 @@ async def service_of(box: Sandbox) -> Obj:
 
 
 async def uninstalled(management: ApiClient) -> None:
-    """All but CRDs and namespace is gone, as clusterctl does without further options."""
+    """Only CRDs and namespace remain, as clusterctl does without further options."""
     gone = {DEPLOYMENTS: "caphv-controller-manager", INVENTORY: "infrastructure-harvester"}
     for where, name in (gone | {RESOURCES[webhook]: NAMES[webhook] for webhook in WEBHOOKS}).items():
         with pytest.raises(NotFound):

@@ -1,6 +1,6 @@
 """The real helm against a real API server: what upgrades keep and renew, and what an uninstallation leaves.
 
-No Pods run there, and webhooks that nobody serves would refuse all, so nothing is made that they judge.
+No Pods run there, and webhooks that no one serves would refuse all, so nothing is made that they validate.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ DEPLOYMENT = "deployment/caphv-controller-manager"
 # What the release is made from.
 SOURCES = ("caphv", "clusterclass", "deploy", "release")
 FILES = ("Makefile", "pyproject.toml", "requirements.lock")
-# Not ours, and looked at by nothing here.
+# Not ours, and checked by nothing here.
 STAND_INS = [
     *(crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")),
     *(crd("monitoring.coreos.com", "v1", kind) for kind in ("ServiceMonitor", "PrometheusRule")),
@@ -77,7 +77,7 @@ async def started(folder: Path) -> ApiServer:
 
 @pytest.fixture
 def copy(checkout: Path, tmp_path: Path) -> Path:
-    """A checkout of its own: what `make` writes to `out/` is nobody else's."""
+    """A checkout of its own: what `make` writes to `out/` is no one else's."""
     for name in SOURCES:
         shutil.copytree(checkout / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
@@ -102,7 +102,7 @@ def test_make_deploy_installs_everything_and_then_another_image(cluster: Cluster
     found = cluster.kubectl("get", "-f", "out/caphv.yaml", "-o=name", folder=copy).split()
     assert len(found) == len(written)
     assert image(cluster, copy) == "registry.example.com/caphv:mine"
-    # Somebody else changed it meanwhile: what the manifest says counts.
+    # Another client changed it meanwhile: what the manifest says counts.
     cluster.kubectl("set", "image", DEPLOYMENT, "manager=other", "--namespace=caphv-system", folder=copy)
     deploy(cluster, copy, "registry.example.com/caphv:next")
     assert image(cluster, copy) == "registry.example.com/caphv:next"

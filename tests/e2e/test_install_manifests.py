@@ -191,7 +191,7 @@ def test_chart_passes_lint(helm: Path, chart: Path, tmp_path: Path, values: Obj)
     call(helm, "lint", "--strict", chart, f"--values={tmp_path / 'values.yaml'}")
 
 
-def test_crds_stay_when_the_chart_goes(helm: Path, chart: Path, tmp_path: Path) -> None:
+def test_crds_stay_when_the_chart_is_deleted(helm: Path, chart: Path, tmp_path: Path) -> None:
     objects = [obj for obj in yaml.safe_load_all(template(helm, chart, tmp_path, {})) if obj]
     crds = [obj for obj in objects if obj["kind"] == "CustomResourceDefinition"]
     assert len(crds) == 4

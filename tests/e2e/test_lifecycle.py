@@ -56,14 +56,14 @@ async def events(story: Scenario) -> set[tuple[str, str, str]]:
 
 
 def the_loss_alone_is_warned_of(told: set[tuple[str, str, str]]) -> None:
-    """Of the destroyed VM: that it goes, if anybody saw it go, and that it is gone."""
+    """Of the destroyed VM: that it is deleted, if anybody saw it go, and that it no longer exists."""
     warned = {reason for _, kind, reason in told if kind == "Warning"}
     assert "MachineNotFound" in warned
     assert warned <= {"MachineNotFound", "VMProvisioningInProgress"}
 
 
 class Rollout:
-    """Watches how machines are replaced while a step of the story runs."""
+    """Watches how machines are replaced while a step of the scenario runs."""
 
     def __init__(self, story: Scenario) -> None:
         self._story = story

@@ -69,7 +69,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 @asynccontextmanager
 async def go_provider(story: Scenario, folder: Path, *, legacy: bool = False) -> AsyncIterator[None]:
-    """The Go provider with its CRDs and their webhook for as long as the block lasts; then its webhook is gone, too.
+    """The Go provider with its CRDs and their webhook until the end of the block; then its webhook is deleted.
 
     At the end its CRDs have lost the webhook, as the first step of the guide has it, while it still works.
     """
@@ -141,8 +141,8 @@ async def settled(story: Scenario, holds: Callable[[Obj], bool]) -> None:
         return not others
 
     def complaint() -> str:
-        said = [(obj["metadata"].get("finalizers"), (obj.get("status") or {}).get("conditions")) for obj in others]
-        return f"not as expected: {said}"
+        reported = [(obj["metadata"].get("finalizers"), (obj.get("status") or {}).get("conditions")) for obj in others]
+        return f"not as expected: {reported}"
 
     await until(all_of_them, complaint, PATIENCE)
 
@@ -224,7 +224,7 @@ async def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Pa
             await story.scale(1, 2)
         grown = await snapshot(story)
         assert before.items() <= {**grown, **{key: before[key] for key in before if key.startswith("pool ")}}.items()
-        # The way back: the Go provider goes on with the VMs of both, and deletes one of ours.
+        # The way back: the Go provider continues with the VMs of both, and deletes one of ours.
         await backends_by_the_old_label_only(story)
         async with go_provider(story, tmp_path):
             assert await snapshot(story) == grown

@@ -40,7 +40,7 @@ kind: {MACHINE}
 metadata: {{name: one, namespace: default, finalizers: [harvestermachine.{crds.GROUP}/finalizer]}}
 spec: {{cpu: 2, memory: 4Gi, sshUser: sles, sshKeyPair: default/admin, networks: [default/production], volumes: []}}
 """
-# Lines that nothing here can answer: no Deployment gets Pods, and of several ways one is gone.
+# Lines that nothing here can answer: no Deployment gets Pods, and of several ways one no longer exists.
 UNANSWERED = ("kubectl rollout status", "kubectl logs", "helm uninstall")
 
 
@@ -106,7 +106,7 @@ def block(text: str) -> str:
 
 
 def go_provider() -> list[Obj]:
-    """What its manifests have beside the CRDs, its webhook for validation last; nobody serves that."""
+    """What its manifests have next to the CRDs, its webhook for validation last; no one serves that."""
     own, selector = {"namespace": SPACE}, {"control-plane": "controller-manager"}
     access = "rbac.authorization.k8s.io"
     role: Obj = {"apiVersion": f"{access}/v1", "kind": "ClusterRole", "rules": []}

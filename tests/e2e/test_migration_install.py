@@ -98,7 +98,7 @@ async def furnish(server: ApiServer) -> None:
 
 
 async def machine(client: ApiClient) -> Obj:
-    """A machine that the Go provider has, without its VM: nothing but CRDs and manifests is looked at here."""
+    """A machine that the Go provider has, without its VM: nothing but CRDs and manifests is checked here."""
     metadata = {"name": "one", "namespace": "default", "finalizers": [f"harvestermachine.{crds.GROUP}/finalizer"]}
     body = {"apiVersion": MACHINES.api_version, "kind": MACHINES.kind, "metadata": metadata, "spec": {"cpu": 2}}
     return await client.create(MACHINES, body)
@@ -147,7 +147,7 @@ async def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_p
 
 
 async def test_from_manifests_to_helm_to_clusterctl(server: ApiServer, checkout: Path, tmp_path: Path) -> None:
-    """As docs/migration.md has it: before each, Deployment and Services of before are deleted, and CRDs are not.
+    """As docs/migration.md has it: before each, Deployment and Services from before are deleted, and CRDs are not.
 
     Turtles installs a CAPIProvider as clusterctl does.
     """

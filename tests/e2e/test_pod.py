@@ -91,7 +91,7 @@ VALUES: Obj = {
     "webhooks": {"certificate": "self-signed"},
     "metrics": {"certificateSecret": "own"},
     "caBundle": {"configMap": "authorities", "key": "all.pem"},
-    # Nobody listens there, and the API server is no exception: a Pod reaches it without a proxy all the same.
+    # No one listens there, and the API server is no exception: a Pod reaches it without a proxy all the same.
     "proxy": {"url": "http://proxy.invalid:3128"},
 }
 
@@ -264,7 +264,7 @@ async def probed(pod: Pod, probe: str) -> bool:
 
 
 async def leads(client: ApiClient, lease: str) -> bool:
-    """Whether somebody has the lease, which comes a moment after being ready."""
+    """Whether a user has the lease, which comes a moment after being ready."""
     with contextlib.suppress(NotFound):
         return bool((await client.get(LEASES, lease, NAMESPACE))["spec"]["holderIdentity"])
     return False

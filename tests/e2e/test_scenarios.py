@@ -1,4 +1,4 @@
-"""All stories on the sandbox, on the way that they go to a real Harvester: by variables, and with its checks."""
+"""All scenarios on the sandbox, on the way that they go to a real Harvester: by variables, and with its checks."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def found(box: Sandbox, runner: asyncio.Runner) -> Live:
 
 @pytest.fixture(scope="module")
 def run(found: Live, tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Iterator[Run]:
-    told = telling(found, tmp_path_factory.mktemp("told"))
-    yield runner.run(told.__aenter__())
-    runner.run(told.__aexit__(None, None, None))
+    reported = telling(found, tmp_path_factory.mktemp("told"))
+    yield runner.run(reported.__aenter__())
+    runner.run(reported.__aexit__(None, None, None))
     runner.run(nothing_is_left(found))
 
 
 async def nothing_is_left(found: Live) -> None:
-    """After the last story both namespaces go."""
+    """After the last scenario both namespaces go."""
     for kubeconfig, name in ((found.management, found.spec.namespace), (found.harvester, found.spec.target_namespace)):
         client = client_of(kubeconfig)
         try:
@@ -100,14 +100,14 @@ async def is_gone(client: ApiClient, namespace: str) -> bool:
     return False
 
 
-def test_all_that_is_in_the_way_is_told_before_anything_is_made(
+def test_all_that_is_in_the_way_is_reported_before_anything_is_made(
     found: Live, runner: asyncio.Runner, tmp_path: Path
 ) -> None:
     wrong = replace(found.spec, image="default/absent", machines=("machines-a", "gone"), namespace="kube-system")
     nowhere = tmp_path / "identity.yaml"
     nowhere.write_text(found.identity.read_text().replace("token: ", "tokenFile: "))
-    told = runner.run(obstacles(replace(found, spec=wrong, identity=nowhere)))
-    assert [text.partition(":")[0] for text in told] == [
+    reported = runner.run(obstacles(replace(found, spec=wrong, identity=nowhere)))
+    assert [text.partition(":")[0] for text in reported] == [
         "namespace kube-system is there, perhaps from a run that failed",
         f"{PREFIX}IMAGE",
         f"{PREFIX}VM_POOLS",
@@ -123,12 +123,12 @@ def test_a_kubeconfig_that_leads_nowhere_is_named(
 ) -> None:
     kubeconfig = tmp_path / "management.yaml"
     kubeconfig.write_text(found.management.read_text().replace(old, new))
-    (told,) = runner.run(obstacles(replace(found, management=kubeconfig)))
-    assert told.startswith(f"{PREFIX}MANAGEMENT_KUBECONFIG: ")
+    (reported,) = runner.run(obstacles(replace(found, management=kubeconfig)))
+    assert reported.startswith(f"{PREFIX}MANAGEMENT_KUBECONFIG: ")
 
 
 @pytest.mark.parametrize("story", stories(), ids=lambda story: story.__name__)
-def test_story(run: Run, runner: asyncio.Runner, story: Telling) -> None:
+def test_scenario(run: Run, runner: asyncio.Runner, story: Telling) -> None:
     runner.run(tell(run, story))
 
 

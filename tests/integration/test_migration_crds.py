@@ -1,4 +1,4 @@
-"""Our CRDs over those of the Go provider: its conversion webhook goes, and everything stays readable and writable."""
+"""Our CRDs over those of the Go provider: without its conversion webhook, everything stays readable."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def storage_can_be_moved_on(client: ApiClient) -> None:
 async def test_the_go_provider_finds_all_its_fields_after_us(
     new_api_server: Callable[[], Awaitable[ApiServer]], shared_crds: Path
 ) -> None:
-    """Rollback to its real CRDs: what it knows is as we had it, and what it does not know is gone."""
+    """Rollback to its real CRDs: what it knows is as we had it, and what it does not know no longer exists."""
     server = await new_api_server()
     theirs: list[Obj] = manifests.read(sorted((shared_crds / "go-provider").glob("*.yaml")))
 

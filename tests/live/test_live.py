@@ -1,4 +1,4 @@
-"""The stories against a real Harvester: `make e2e-live`. docs/live-tests.md has the variables and what has to be there.
+"""The scenarios against a real Harvester: `make e2e-live`. See docs/live-tests.md.
 
 It creates and deletes a cluster of its own, in namespaces of its own, and destroys the VM of one of its workers.
 """
@@ -29,10 +29,10 @@ def run(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Ite
     if not any(os.environ.get(f"{PREFIX}{name}") for name in KUBECONFIGS):
         pytest.skip(f"no real Harvester: {' and '.join(PREFIX + name for name in KUBECONFIGS)} name none")
     folder = tmp_path_factory.mktemp("live")
-    told = telling(live(dict(os.environ)), folder)
+    reported = telling(live(dict(os.environ)), folder)
     try:
-        yield runner.run(told.__aenter__())
-        runner.run(told.__aexit__(None, None, None))
+        yield runner.run(reported.__aenter__())
+        runner.run(reported.__aexit__(None, None, None))
     finally:
         # It has kubeconfigs.
         shutil.rmtree(folder)
@@ -41,5 +41,5 @@ def run(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Ite
 @pytest.mark.parametrize(
     "story", stories(os.environ.get(f"{PREFIX}STORIES", "").split()), ids=lambda story: story.__name__
 )
-def test_story(run: Run, runner: asyncio.Runner, story: Telling) -> None:
+def test_scenario(run: Run, runner: asyncio.Runner, story: Telling) -> None:
     runner.run(tell(run, story))

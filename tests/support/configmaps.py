@@ -1,4 +1,4 @@
-"""ConfigMaps that tests write to look at how changes arrive."""
+"""ConfigMaps that tests write to check how changes arrive."""
 
 from __future__ import annotations
 

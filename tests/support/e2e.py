@@ -1,4 +1,4 @@
-"""What several stories need: admission as users meet it, waiting on a watch, and our provider as a process."""
+"""What several scenarios need: admission as users meet it, waiting on a watch, and our provider as a process."""
 
 from __future__ import annotations
 

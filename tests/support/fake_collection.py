@@ -144,7 +144,7 @@ class Collection:
 
 
 def copy(obj: Obj) -> Obj:
-    """What arrives over the wire is nobody else's."""
+    """What arrives over the wire is no one else's."""
     return {**obj, "metadata": dict(obj["metadata"])}
 
 

@@ -1,4 +1,4 @@
-"""An installation that stories are told to: what the environment says of it, whether it is fit, and what they leave."""
+"""An installation for the scenarios: its settings from the environment, and the checks before and after."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CRDS = (
 
 
 class Unfit(Exception):
-    """Stories cannot be told; the message has all that is in their way."""
+    """Scenarios cannot be reported; the message has all that is in their way."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ def _fits(number: str) -> bool:
 
 @asynccontextmanager
 async def telling(found: Live, folder: Path) -> AsyncIterator[Run]:
-    """A run of stories; `folder` is for copies of the kubeconfigs.
+    """A run of scenarios; `folder` is for copies of the kubeconfigs.
 
-    At its end all is deleted that it has made, unless a story failed: somebody may want to look then. Raises Unfit.
+    At its end all is deleted that it has made, unless a scenario failed: a user may want to look then. Raises Unfit.
     """
     if wrong := await obstacles(found):
         raise Unfit("; ".join(wrong))
@@ -117,7 +117,7 @@ async def telling(found: Live, folder: Path) -> AsyncIterator[Run]:
 
 
 async def obstacles(found: Live) -> list[str]:
-    """All that is in the way of stories, each with what to do; nothing is changed."""
+    """All that is in the way of scenarios, each with what to do; nothing is changed."""
     return [
         *await _ask("MANAGEMENT_KUBECONFIG", found.management, lambda client: _of_management(client, found.spec)),
         *await _ask("HARVESTER_KUBECONFIG", found.harvester, lambda client: _of_harvester(client, found.spec)),

@@ -44,7 +44,7 @@ async def bind(client: ApiClient, name: str) -> None:
 
 
 async def scrape(port: int, bearer: str = "", tls: ssl.SSLContext | None = None) -> tuple[int, str]:
-    """Status and text of an answer, as soon as somebody listens; the certificate is verified when `tls` says how."""
+    """Status and text of an answer, as soon as a user listens; the certificate is verified when `tls` says how."""
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     async with asyncio.timeout(20), aiohttp.ClientSession(f"https://127.0.0.1:{port}") as session:
         while True:

@@ -3,5 +3,5 @@
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-# CRDs of others, beside the checkout where somebody has put them.
+# CRDs of others, next to the checkout where a user has put them.
 SHARED_CRDS = CHECKOUT.parent / "shared" / "crds"

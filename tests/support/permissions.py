@@ -32,8 +32,8 @@ def asked(server: ApiServer, user: str, decision: str) -> set[Permission]:
     for line in server.audit_log.read_text().splitlines():
         event = json.loads(line)
         target = event.get("objectRef")
-        said = (event.get("annotations") or {}).get("authorization.k8s.io/decision")
-        if target and event["user"]["username"] == user and said == decision:
+        reported = (event.get("annotations") or {}).get("authorization.k8s.io/decision")
+        if target and event["user"]["username"] == user and reported == decision:
             resource = "/".join(filter(None, (target["resource"], target.get("subresource"))))
             found.add((target.get("apiGroup", ""), resource, event["verb"]))
     return found

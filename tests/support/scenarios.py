@@ -1,7 +1,7 @@
-"""The stories that a Harvester with this provider has to tell, for the sandbox and for real ones.
+"""The scenarios that a Harvester with this provider has to tell, for the sandbox and for real ones.
 
-Four groups are those of the Go provider's test script, 18 stories in all: webhook, scale, multidisk, remediation. The
-others are about the cluster that these need. Stories of a group build on each other.
+Four groups are those of the Go provider's test script, 18 scenarios in all: webhook, scale, multidisk, remediation. The
+others are about the cluster that these need. Scenarios of a group build on each other.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.support.reconciler.case import UNINITIALIZED
 
 @dataclass
 class Run:
-    """One run of all stories; `later` is the version of Kubernetes to upgrade to."""
+    """One run of all scenarios; `later` is the version of Kubernetes to upgrade to."""
 
     story: Scenario
     later: str
     failed: str = ""
-    # What one story leaves for the next of its group: the machines there were, and the VM that was lost.
+    # What one scenario leaves for the next of its group: the machines there were, and the VM that was lost.
     machines: set[str] = field(default_factory=set)
     lost: Obj = field(default_factory=dict)
 
@@ -42,7 +42,7 @@ class Run:
         assert field in str(caught.value)
 
     async def admit(self, resource: Resource, spec: Obj) -> None:
-        """Have an object judged, without making it."""
+        """Have an object validated, without making it."""
         await manifests.apply(self.story.management, [kinds.typed(NAMESPACES, {"metadata": {"name": self.namespace}})])
         obj = kinds.typed(resource, {"metadata": {"name": "judged", "namespace": self.namespace}, "spec": spec})
         await self.story.management.create(resource, obj, dry_run=True)
@@ -270,7 +270,7 @@ async def replaces_the_machine_by_another(run: Run) -> None:
     assert await run.claims(run.lost["metadata"]["name"]) == []
 
 
-# The cluster goes
+# The cluster is deleted
 
 
 async def rolls_out_another_version(run: Run) -> None:
@@ -284,7 +284,7 @@ async def deletes_everything(run: Run) -> None:
 
 
 Telling = Callable[[Run], Awaitable[None]]
-# Those of `BEGIN` and `END` are told whenever one of a group is that needs a cluster.
+# Those of `BEGIN` and `END` are reported whenever one of a group is that needs a cluster.
 WEBHOOK = "webhook"
 BEGIN: list[Telling] = [gives_the_control_plane_an_address_first, brings_up_all_machines]
 GROUPS: dict[str, list[Telling]] = {
@@ -314,7 +314,7 @@ SCRIPT = (WEBHOOK, "scale", "multidisk", "remediation")
 
 
 def stories(groups: Sequence[str] = ()) -> list[Telling]:
-    """The stories of some groups in their order, by default of all. Raises ValueError for an unknown group."""
+    """The scenarios of some groups in their order, by default of all. Raises ValueError for an unknown group."""
     if unknown := sorted(set(groups) - set(GROUPS)):
         raise ValueError(f"no stories {', '.join(unknown)}: there are {', '.join(GROUPS)}")
     wanted = [group for group in GROUPS if group in groups or not groups]
@@ -324,7 +324,7 @@ def stories(groups: Sequence[str] = ()) -> list[Telling]:
 
 
 async def tell(run: Run, story: Telling) -> None:
-    """Tell one story; after one that failed, the others would only wait for what never comes."""
+    """Tell one scenario; after one that failed, the others would only wait for what never comes."""
     if run.failed:
         pytest.fail(f"not told, because {run.failed} failed")
     try:

@@ -29,7 +29,7 @@ def slow_tests(path: Path = SLOW_TESTS) -> dict[str, float]:
 
 
 def seconds_of(nodeid: str, slow: dict[str, float]) -> float:
-    """Tell how long a test takes, as far as somebody wrote it down."""
+    """Tell how long a test takes, as far as a user wrote it down."""
     path, _, name = nodeid.partition("::")
     return slow.get(f"{path.removesuffix('.py').replace('/', '.')}.{name.partition('[')[0].replace('::', '.')}", 0.0)
 

@@ -35,7 +35,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 def run(story: Coroutine[Any, Any, T]) -> T:
-    """Run a story in virtual time."""
+    """Run a scenario in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         loop = runner.get_loop()
         with mock.patch.object(time, "monotonic", loop.time):

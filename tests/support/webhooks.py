@@ -101,7 +101,7 @@ def example(kind: str, version: str, name: str, **fields: Any) -> Obj:
     }
 
 
-# A fault, of machines one that only the webhook sees, with the field below the spec of cluster or machine that is told.
+# A fault with its field below the spec; of machines, one that only the webhook reports.
 WRONG: dict[str, tuple[Obj, str]] = {
     "Machine": ({"guestConfig": {"userData": "#!/bin/sh"}}, "guestConfig.userData"),
     "Cluster": (
@@ -129,7 +129,7 @@ def wrong(kind: str, version: str, name: str) -> tuple[Obj, str]:
 
 
 async def judged(client: ApiClient, name: str) -> bool:
-    """Whether an object is judged: the right one passes and the wrong one does not. Raises for any other refusal."""
+    """Whether an object is validated: the right one passes and the wrong one does not. Raises for any other refusal."""
     where = resource("HarvesterMachine")
     await client.create(where, example("HarvesterMachine", "v1beta1", name), dry_run=True)
     try:

@@ -1,4 +1,4 @@
-"""Data folders are found beside the package and inside it."""
+"""Data folders are found next to the package and inside it."""
 
 from pathlib import Path
 

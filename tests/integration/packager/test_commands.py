@@ -35,11 +35,11 @@ FLEET_CLUSTERS = Resource("fleet.cattle.io", "v1alpha1", "clusters", "Cluster")
 
 @dataclass
 class Commands:
-    """Calls `caphv bundles` in a folder and remembers all that it said."""
+    """Calls `caphv bundles` in a folder and remembers all that it reported."""
 
     folder: Path
     environment: dict[str, str]
-    said: str = ""
+    reported: str = ""
 
     def __call__(self, *arguments: str, expect: int = 0, stdin: str | None = None) -> str:
         command = [sys.executable, "-m", "caphv", "bundles", *arguments]
@@ -160,7 +160,7 @@ def test_from_a_management_cluster_to_a_git_server(
         stat = git(origin.folder, "show", "--numstat", "--format=", "main").splitlines()
         assert len(stat) == 2
 
-        # A live network is not changed by the way, and the other cluster goes on.
+        # A live network is not changed by the way, and the other cluster continues.
         change(server, "a", {"cni": {"encapsulation": "Geneve"}})
         change(server, "b", {"cni": {"mtu": 1300}})
         assert json.loads(caphv("push", "-o", "json", expect=1))["changed"] == ["clusters/team/b"]
@@ -201,8 +201,8 @@ def test_pushes_of_one_machine_wait_for_each_other_and_none_is_lost(origin: Orig
             subprocess.Popen(command, cwd=tmp_path, env=basics, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         )
     for process in running:
-        printed, said = process.communicate(timeout=300)
-        assert printed.startswith(b"commit "), said
+        printed, reported = process.communicate(timeout=300)
+        assert printed.startswith(b"commit "), reported
         assert process.returncode == 0
     assert {path.split("/")[2] for path in origin.files()} == {"a", "b", "c"}
     assert origin.count() == 3

@@ -1,4 +1,4 @@
-"""The packager in the cluster: one commit for what changes together, conditions, trouble, and restarts."""
+"""The packager in the cluster: one commit for what changes together, conditions, a problem, and restarts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_metrics_are_for_accounts_that_may_get_them(case: Case) -> None:
     assert (status, "caphv_packager_lag_seconds" in text) == (200, True)
 
 
-async def test_what_changes_together_is_one_commit_and_an_invalid_setting_stops_nobody_else(
+async def test_what_changes_together_is_one_commit_and_an_invalid_setting_stops_no_one_else(
     case: Case,
 ) -> None:
     await case.running("--debounce=2")
@@ -165,7 +165,7 @@ async def test_a_deleted_cluster_is_pruned_and_more_than_the_budget_is_not(case:
     packager = await case.running("--max-prune=20", "--interval=1")
     await until(gone(case, "two", "three"), lambda: "not all were removed")
     await looked(packager)
-    # No restart forgets it, until somebody takes the mark away.
+    # No restart forgets it, until a user takes the mark away.
     mark = f"clusters/{case.namespace}/four/.caphv-moved"
     assert mark in case.origin.files()
     case.origin.remove(mark)
@@ -225,7 +225,7 @@ async def test_what_others_write_is_set_right(case: Case) -> None:
         return case.origin.tree() == tree
 
     await until(restored, lambda: "the file was not restored")
-    # Somebody writes the list of conditions without ours.
+    # A user writes the list of conditions without ours.
     await case.client.patch(
         HARVESTER_CLUSTERS, "one", case.namespace, {"status": {"conditions": []}}, subresource="status"
     )
@@ -269,7 +269,7 @@ async def test_killed_at_any_moment_it_comes_to_the_same_tree(case: Case) -> Non
     assert READY in str(await case.client.get(HARVESTER_CLUSTERS, "c0", case.namespace))
 
 
-async def test_credentials_are_read_again_and_never_told(case: Case, tmp_path: Path) -> None:
+async def test_credentials_are_read_again_and_never_reported(case: Case, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "username").write_text("packager")
@@ -286,7 +286,7 @@ async def test_credentials_are_read_again_and_never_told(case: Case, tmp_path: P
         assert "canary" not in packager.log + str(found)
 
 
-async def test_beside_the_provider_both_say_what_they_know(case: Case) -> None:
+async def test_next_to_the_provider_both_say_what_they_know(case: Case) -> None:
     environment = {"CAPHV_GIT_REPO": case.origin.url, "CAPHV_DEBOUNCE": "0.3"}
     provider = case.provider("--with-packager", environment)
     await provider.start()
@@ -365,7 +365,7 @@ async def test_a_push_of_definitions_becomes_manifests_and_bundles_at_once(case:
     assert {"caphv.yaml", "cni/fleet.yaml", "ccm/fleet.yaml", "csi/fleet.yaml"} <= case.mine("one")
     (repo,) = (text for path, text in case.origin.files().items() if path.endswith("/gitrepo.yaml"))
     assert "clientSecretName: fleet-git" in repo
-    # A good one and a bad one; and somebody who only pretends that there was a push.
+    # A good one and a bad one; and a user who only pretends that there was a push.
     source.push({"two.yaml": definition(case, "two"), "bad.yaml": definition(case, "bad", "  nonsense: true")})
     assert await push_event(port, b"{}", signed(b"{x}")) == 401
     assert await push_event(port, b"x" * (6 * 1024 * 1024), "") == 413
@@ -458,7 +458,7 @@ async def test_a_defined_cluster_comes_up_and_follows_without_another_commit(cas
 
 
 async def looked(packager: Packager) -> None:
-    """Wait until the packager has looked at everything once more, and found nothing to do."""
+    """Wait until the packager has checked everything again, and found nothing to do."""
     before = await packager.value("caphv_packager_syncs_total", result="unchanged") or 0
 
     async def again() -> bool:

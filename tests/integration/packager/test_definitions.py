@@ -113,15 +113,15 @@ async def refusals(client: ApiClient, objects: Sequence[Obj]) -> list[str]:
     discovery = Discovery(client)
     await namespace(client, "team-a")
     await namespace(client, "fleet-default")
-    said = []
+    reported = []
     for obj in objects:
         resource = await discovery.resource(obj)
         path = resource.path(obj["metadata"]["namespace"])
         try:
             await client.request("POST", path, body=obj, query={"dryRun": "All", "fieldValidation": "Strict"})
         except ApiError as error:
-            said.append(f"{obj['kind']} {obj['metadata']['name']}: {error}")
-    return said
+            reported.append(f"{obj['kind']} {obj['metadata']['name']}: {error}")
+    return reported
 
 
 async def namespace(client: ApiClient, name: str) -> None:
@@ -153,7 +153,7 @@ def test_generate_applies_and_applies_again(caphv: Caphv, management: ApiServer)
     assert on(management, lambda client: client.get(CLUSTERS, "demo", "generated"))["spec"] == before["spec"]
 
 
-def test_what_the_api_server_refuses_is_told_and_the_rest_is_applied(caphv: Caphv) -> None:
+def test_what_the_api_server_refuses_is_reported_and_the_rest_is_applied(caphv: Caphv) -> None:
     large = definition("large")
     # An API server takes 256 KiB of annotations.
     large["metadata"]["annotations"] = {"example.com/note": "much " * 60_000}

@@ -40,18 +40,24 @@ def test_another_branch(origin: Origin, cache: Path) -> None:
 def test_message_and_author(origin: Origin, cache: Path) -> None:
     with Repository(Remote(origin.url), cache, identity=Identity("Packager", "packager@example.com")) as repository:
         put(repository, wanted("a/one", "a/two"), why="First commit of the site.")
-    told = ["Added:", "- clusters/a/one", "- clusters/a/two"]
-    assert origin.message().splitlines() == ["Add 2 of clusters' folders", "", "First commit of the site.", "", *told]
+    reported = ["Added:", "- clusters/a/one", "- clusters/a/two"]
+    assert origin.message().splitlines() == [
+        "Add 2 of clusters' folders",
+        "",
+        "First commit of the site.",
+        "",
+        *reported,
+    ]
     who = git(origin.folder, "log", "-1", "--format=%an <%ae> %cn <%ce>", "main")
     assert who == "Packager <packager@example.com> Packager <packager@example.com>"
 
 
-def test_what_is_held_back_is_told(origin: Origin, cache: Path) -> None:
+def test_what_is_held_back_is_reported(origin: Origin, cache: Path) -> None:
     with Repository(Remote(origin.url), cache) as repository:
         put(repository, wanted("a/one", "a/two"))
         wish = {"a/one": folder("a/one", 9000, ("ccm",))}
         result = put(repository, wish, Pruning(complete=True, budget=1))
-        assert [told.what for told in result.plan.held] == [
+        assert [reported.what for reported in result.plan.held] == [
             "clusters/a/one/cni",
             "clusters/a/one/csi",
             "clusters/a/two",

@@ -65,7 +65,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
 
 
 async def live(case: Case) -> None:
-    """A cluster of each distribution, trouble that is told twice, and the end."""
+    """A cluster of each distribution, a problem that is reported twice, and the end."""
     packager = case.packager("--leader-elect", "--metrics-secure")
     packager.run_as(case.server, ACCOUNT, *GROUPS)
     packager.environment["POD_NAMESPACE"] = "caphv-system"
@@ -75,7 +75,7 @@ async def live(case: Case) -> None:
     for resource in OTHERS:
         await other(case, resource)
     await case.until_condition("one", "False", "AddonBundlesNotApplied")
-    # The same Event again is the same object once more.
+    # The same Event again is the same object again.
     for mtu, reason in ((9, "AddonBundlesInvalid"), (1450, "AddonBundlesNotApplied"), (9, "AddonBundlesInvalid")):
         await case.set_values("one", {"cni": {"name": "calico", "mtu": mtu}})
         await case.until_condition("one", "False", reason)

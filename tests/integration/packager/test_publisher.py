@@ -146,7 +146,7 @@ def test_a_changed_setting_is_one_commit_and_the_cluster_that_follows_changes_no
         f"{BUNDLES}/cni/helmchartconfig.yaml",
         f"{MANIFEST}/cluster/cluster.yaml",
     ]
-    # Nobody has applied the manifest yet, also not for a packager that starts anew and cannot read the source.
+    # No one has applied the manifest yet, also not for a packager that starts again and cannot read the source.
     case.publish(before)
     away = case.source.folder.with_name("away")
     case.source.folder.rename(away)
@@ -208,10 +208,10 @@ def test_bundles_go_with_the_cluster_and_never_before(case: Case) -> None:
     case.define(calico(1450))
     case.publish()
     live, count = case.live(), 1
-    # The definition goes: nobody has confirmed it, and nothing happens but a line in the status file.
+    # The definition is deleted: no one has confirmed it, and nothing happens but a line in the status file.
     case.define()
     held = case.publish(live).result.plan.held
-    assert [told.what for told in held] == [MANIFEST]
+    assert [reported.what for reported in held] == [MANIFEST]
     assert "caphv.io/confirm-removal" in held[0].why
     case.publish()
     assert case.has(BUNDLES), "it has a manifest, so it may come at any time"
@@ -272,10 +272,10 @@ def test_a_faulty_definition_and_a_paused_cluster_are_left_as_they_are(case: Cas
     assert published.built is not None
     assert published.built.invalid == {ONE}
     assert case.changed() == ["caphv-status.yaml", "manifests/team-a/two/cluster/cluster.yaml"]
-    # A file that nobody can read may hold any cluster, so nothing goes.
+    # A file that no one can read may hold any cluster, so nothing is deleted.
     case.source.push({"broken.yaml": "kind: ["}, anew=True)
     held = case.publish().result.plan.held
-    assert {told.what for told in held} == {MANIFEST, "manifests/team-a/two"}
+    assert {reported.what for reported in held} == {MANIFEST, "manifests/team-a/two"}
 
 
 def test_a_packager_of_one_namespace_leaves_bundles_of_others_to_others(case: Case) -> None:

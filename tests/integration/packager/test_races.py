@@ -1,4 +1,4 @@
-"""Several that push at once: nobody's change is lost, and all end at the same."""
+"""Several that push at once: no one's change is lost, and all end at the same."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_lost_race_is_decided_again_on_what_is_there(origin: Origin, cache: Pa
 
 @pytest.mark.parametrize("history", ["deleted", "forced"])
 def test_a_branch_that_is_taken_away_while_it_is_decided(history: str, origin: Origin, cache: Path) -> None:
-    """Nothing of the history that somebody took away comes back with our push."""
+    """Nothing of the history that a user took away comes back with our push."""
     with Repository(Remote(origin.url), cache) as repository:
         old = put(repository, wanted("a/one", "a/two")).commit
         calls = []

@@ -1,4 +1,4 @@
-"""Everything that Git speaks: the same story over each transport, and what each refuses."""
+"""Everything that Git speaks: the same scenario over each transport, and what each refuses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def secrets_in(folder: Path, secrets: tuple[str, ...]) -> list[str]:
     return [str(path) for path in files if any(word in path.read_bytes() for word in words)]
 
 
-def test_story(served: Served, origin: Origin, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_scenario(served: Served, origin: Origin, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with Repository(Remote(served.url), cache, served.credentials) as repository:
         first = put(repository, wanted("a/one", "b/two"))

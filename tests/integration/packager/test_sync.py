@@ -26,7 +26,7 @@ STATUS = "caphv-status.yaml"
 
 @pytest.fixture(autouse=True)
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of its own, and nothing of whoever runs the tests."""
+    """A cache of its own, and nothing of the one who runs the tests."""
     for name in ("GIT_REPO", "GIT_BRANCH", "GIT_PATH", "GIT_CREDENTIALS", "GIT_REVIEW", "GIT_CACHE", "SOURCE_REPO"):
         monkeypatch.delenv(f"CAPHV_{name}", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -104,7 +104,7 @@ def test_a_changed_setting_is_one_small_commit_and_replaces_no_machine(source: P
     assert lines == ["-        mtu: 1450", "+        mtu: 1400"]
 
 
-def test_a_bad_definition_is_told_by_file_and_line_and_keeps_what_it_has(source: Path, origin: Origin) -> None:
+def test_a_bad_definition_is_reported_by_file_and_line_and_keeps_what_it_has(source: Path, origin: Origin) -> None:
     put(source, definition("good"), definition("bad"))
     done(sync(source, origin))
     before = origin.files()
@@ -128,7 +128,7 @@ def test_a_bad_definition_is_told_by_file_and_line_and_keeps_what_it_has(source:
     assert origin.count() == 2
 
 
-def test_nothing_goes_while_a_file_cannot_be_read(source: Path, origin: Origin) -> None:
+def test_nothing_is_deleted_while_a_file_cannot_be_read(source: Path, origin: Origin) -> None:
     put(source, definition("a"), definition("b"))
     done(sync(source, origin))
     (source / "a.yaml").unlink()
@@ -143,7 +143,7 @@ def test_nothing_goes_while_a_file_cannot_be_read(source: Path, origin: Origin) 
     } <= origin.files().keys()
 
 
-def test_a_definition_goes_only_with_a_confirmation(source: Path, origin: Origin) -> None:
+def test_a_definition_is_deleted_only_with_a_confirmation(source: Path, origin: Origin) -> None:
     put(source, definition("a"), definition("b"))
     done(sync(source, origin))
     (source / "a.yaml").unlink()
@@ -261,7 +261,7 @@ def test_objects_in_the_folder_of_a_cluster_go_with_it(source: Path, origin: Ori
     assert "belongs to no Cluster" in result.stderr
 
 
-def test_plain_manifests_are_judged_and_never_hold_secrets(source: Path, origin: Origin, checkout: Path) -> None:
+def test_plain_manifests_are_validated_and_never_hold_secrets(source: Path, origin: Origin, checkout: Path) -> None:
     text = (checkout / "examples" / "rke2-pools.yaml").read_text()
     (source / "bad.yaml").write_text(text.replace("ipamType: pool", "ipamType: pol"))
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x", "namespace": "team-b"}}
@@ -292,9 +292,9 @@ def test_without_bundles_only_manifests_are_written(source: Path, origin: Origin
 
 def test_a_dry_run_and_a_folder(source: Path, origin: Origin, tmp_path: Path) -> None:
     put(source, definition("a"))
-    told = json.loads(done(sync(source, origin, "--dry-run", "-o", "json")).stdout)
-    assert "manifests/team-a/a" in told["added"]
-    assert told["clusters"] == ["team-a/a"]
+    reported = json.loads(done(sync(source, origin, "--dry-run", "-o", "json")).stdout)
+    assert "manifests/team-a/a" in reported["added"]
+    assert reported["clusters"] == ["team-a/a"]
     assert git(origin.folder, "for-each-ref") == ""
     folder = tmp_path / "checkout"
     (folder / ".git").mkdir(parents=True)

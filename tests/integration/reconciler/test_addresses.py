@@ -77,7 +77,7 @@ async def test_machine_of_the_same_name_gets_the_address_it_had(case: Case) -> N
 
 
 @pytest.mark.timing
-async def test_exhausted_pool_is_said_and_a_freed_address_taken_at_once(case: Case) -> None:
+async def test_exhausted_pool_is_reported_and_a_freed_address_taken_at_once(case: Case) -> None:
     pool = await case.pool("pool", 1, 2)
     await case.reserve(pool, f"{case.subnet}.1", "somebody/else")
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
@@ -133,7 +133,7 @@ async def test_without_configuration_the_guest_asks_dhcp(case: Case) -> None:
     assert "eth0" in str(user["bootcmd"])
 
 
-async def test_second_interface_asks_dhcp_beside_the_pool(case: Case) -> None:
+async def test_second_interface_asks_dhcp_next_to_the_pool(case: Case) -> None:
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     machine = await case.ready_machine("one", networks=["default/production", "default/storage"])

@@ -100,13 +100,13 @@ async def test_manifests_get_credentials_that_end_with_the_cluster(case: Case) -
     await check_revoked(access)
 
 
-async def test_manifests_are_mended_and_otherwise_left_alone(case: Case) -> None:
+async def test_manifests_are_fixed_and_otherwise_left_alone(case: Case) -> None:
     await case.ready_cluster(updateCloudProviderConfig=update_field(case))
     await case.until(HARVESTER_CLUSTERS, case.name, lacks(READY, "CloudProviderConfigGenerationFailed", "manifests"))
     await config_map(case)
     await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
     first = await case.management.get(CONFIG_MAPS, "manifests", case.name)
-    # Somebody applies the manifests again, without the credentials.
+    # A user applies the manifests again, without the credentials.
     await case.management.patch(CONFIG_MAPS, "manifests", case.name, {"data": {"ccm.yaml": DAEMON}})
 
     async def mended() -> bool:
@@ -135,7 +135,7 @@ async def test_virtual_address_of_harvester_is_preferred(case: Case) -> None:
         await case.harvester.delete(SERVICES, "ingress-expose", "kube-system")
 
 
-async def test_account_of_somebody_else_is_left_alone(case: Case) -> None:
+async def test_account_of_another_client_is_left_alone(case: Case) -> None:
     await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
     theirs = await case.harvester.create(ACCOUNTS, {"metadata": {"name": case.name, "namespace": case.target}})
     await case.ready_cluster(updateCloudProviderConfig=await config_map(case))
@@ -176,7 +176,7 @@ async def test_secret_in_the_workload_cluster_is_kept_right(case: Case) -> None:
     await case.workload.delete(SECRETS, SECRET, "kube-system")
 
 
-async def test_secret_of_somebody_else_is_left_alone(case: Case) -> None:
+async def test_secret_of_another_client_is_left_alone(case: Case) -> None:
     with contextlib.suppress(NotFound):
         await case.workload.delete(SECRETS, SECRET, "kube-system")
     metadata = {"name": SECRET, "namespace": "kube-system"}

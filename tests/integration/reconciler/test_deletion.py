@@ -1,4 +1,4 @@
-"""Taking machines down: what goes in which order, and what stays because it belongs to others."""
+"""Taking machines down: what is deleted in which order, and what stays because it belongs to others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 HOLD = "example.com/hold"
 
 
-async def test_everything_stays_until_the_vm_is_gone(case: Case) -> None:
+async def test_everything_stays_until_the_vm_no_longer_exists(case: Case) -> None:
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.ready_machine("one")
@@ -42,7 +42,7 @@ async def test_everything_stays_until_the_vm_is_gone(case: Case) -> None:
     assert steps[-2:] == ["delete secrets", "patch ippools"]
 
 
-async def test_disks_that_somebody_left_behind_go_with_the_machine(case: Case) -> None:
+async def test_disks_that_a_user_left_behind_go_with_the_machine(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
@@ -74,7 +74,7 @@ async def test_disks_of_a_machine_with_a_longer_name_stay(case: Case) -> None:
     assert recorded.startswith("a-disk-x-disk-0-")
     assert left == "a-disk-y-disk-0-x7k2p"
     await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, left)
-    # Harvester would refuse it anyway, because a VM uses it: nobody may even try.
+    # Harvester would refuse it anyway, because a VM uses it: no one may even try.
     assert not [write for write in await case.writes(since) if "a-disk-x" in write]
 
 
@@ -98,19 +98,19 @@ async def test_machine_that_never_had_a_vm_gives_its_address_back(case: Case) ->
     assert await case.allocated(pool) == {}
 
 
-async def test_machine_of_an_unready_cluster_just_goes(case: Case) -> None:
+async def test_machine_of_an_unready_cluster_just_is_deleted(case: Case) -> None:
     await case.create_cluster()
     await case.create_machine("one")
     await case.delete_machine("one")
     await case.identity()
 
 
-async def test_deletion_waits_for_a_harvester_that_refuses_and_then_goes_on(case: Case) -> None:
+async def test_deletion_waits_for_a_harvester_that_refuses_and_then_continues(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     await case.identity(case.environment.identity(token="expired"))
-    said = await case.until(HARVESTER_MACHINES, "one", doubts("Ready", "HarvesterAuthenticationFailed"))
-    assert said["status"]["ready"], "nobody knows that the VM is not well"
+    reported = await case.until(HARVESTER_MACHINES, "one", doubts("Ready", "HarvesterAuthenticationFailed"))
+    assert reported["status"]["ready"], "nobody knows that the VM is not well"
     await case.ask_deletion(HARVESTER_MACHINES, "one")
     await case.until(HARVESTER_MACHINES, "one", lambda obj: "deletionTimestamp" in obj["metadata"])
     assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]

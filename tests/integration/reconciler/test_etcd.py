@@ -1,4 +1,4 @@
-"""Control plane machines leave etcd before their VM goes: by exec through a real API server, in simulated guests."""
+"""Control plane machines leave etcd before their VM is deleted, by exec through a real API server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def counted(case: Case) -> tuple[float, float]:
     return values.get((REMOVALS, frozenset()), 0.0), values.get((FAILURES, frozenset()), 0.0)
 
 
-async def test_member_goes_with_its_machine(case: Case) -> None:
+async def test_member_is_deleted_with_its_machine(case: Case) -> None:
     client = await control_plane(case, "a", "a-b", "c")
     try:
         assert await members(client, "c") == {"a", "a-b", "c"}
@@ -92,7 +92,7 @@ async def test_member_goes_with_its_machine(case: Case) -> None:
         await client.close()
 
 
-async def test_vm_stays_until_the_member_is_gone(case: Case) -> None:
+async def test_vm_stays_until_the_member_no_longer_exists(case: Case) -> None:
     client = await control_plane(case, "a", "b")
     try:
         # The etcd Pod that is asked does not answer: its node is at an address where no kubelet is.
@@ -115,7 +115,7 @@ async def test_vm_stays_until_the_member_is_gone(case: Case) -> None:
         await client.close()
 
 
-async def test_errors_of_a_command_are_told(case: Case) -> None:
+async def test_errors_of_a_command_are_reported(case: Case) -> None:
     client = await control_plane(case, "a")
     try:
         with pytest.raises(ExecError, match=r"exit code 1.*not found"):
@@ -124,7 +124,7 @@ async def test_errors_of_a_command_are_told(case: Case) -> None:
             await pod_exec(client, "kube-system", "etcd-a", "other", ["ls"], timeout=5)
         with pytest.raises(ApiError):
             await pod_exec(client, "kube-system", "etcd-none", "etcd", ["ls"], timeout=5)
-        # The last member stays, and its machine goes at once.
+        # The last member stays, and its machine is deleted at once.
         await asyncio.wait_for(case.delete_machine("a"), 20)
     finally:
         await client.close()

@@ -36,7 +36,7 @@ async def touch(case: Case, value: str) -> None:
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": annotations}})
 
 
-async def test_token_that_ends_soon_is_told_and_a_lasting_identity_recovers(case: Case) -> None:
+async def test_token_that_ends_soon_is_reported_and_a_lasting_identity_recovers(case: Case) -> None:
     await case.identity(await account_identity(case))
     await case.create_cluster()
     found = await case.ready()
@@ -72,7 +72,7 @@ async def test_series_go_with_their_cluster(case: Case) -> None:
     await until(gone, lambda: "series of a cluster that is gone are still there", AT_ONCE)
 
 
-async def test_refused_credentials_are_said_in_both_conditions(case: Case) -> None:
+async def test_refused_credentials_are_reported_in_both_conditions(case: Case) -> None:
     await case.identity(case.environment.identity(token="expired"))
     await case.create_cluster()
     says = lacks("HarvesterConnectionReady", "HarvesterAuthenticationFailed", "(401)")
@@ -84,7 +84,7 @@ async def test_refused_credentials_are_said_in_both_conditions(case: Case) -> No
     assert holds("IdentityUpToDate")(found)
 
 
-async def test_identity_is_read_again_when_somebody_asks(case: Case) -> None:
+async def test_identity_is_read_again_when_a_user_asks(case: Case) -> None:
     await case.ready_cluster()
     management = case.environment.management
     since = case.environment.audit_position(management)

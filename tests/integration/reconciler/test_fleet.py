@@ -83,7 +83,7 @@ async def test_fleet_cluster_gets_the_labels_and_keeps_them(case: Case, turtles:
         managed = await case.management.get(MANAGED, name)
         assert managed["spec"]["fleetWorkspaceName"] == "fleet-default"
         await case.until_event(case.name, "Normal", "FleetClusterLabelled")
-        # Labels of the Cluster change; somebody removes one of them.
+        # Labels of the Cluster change; a user removes one of them.
         await case.patch(CLUSTERS, case.name, {"metadata": {"labels": {"cni": "cilium"}}})
         await until_labels(case, name, {**wanted, "cni": "cilium"})
         await case.management.patch(FLEET, name, "fleet-default", {"metadata": {"labels": {"csi": None}}})

@@ -1,4 +1,4 @@
-"""From the identity Secret to a connection: what is wrong is said, and what is corrected counts at once."""
+"""From the identity Secret to a connection: what is wrong is reported, and what is corrected counts at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONNECTION = "HarvesterConnectionReady"
 
 
 async def corrected(case: Case) -> None:
-    """Write a Secret that works; the provider is not told otherwise."""
+    """Write a Secret that works; the provider is not reported otherwise."""
     await case.identity()
     await case.until(HARVESTER_CLUSTERS, case.name, holds(CONNECTION), timeout=AT_ONCE)
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
@@ -51,7 +51,7 @@ async def test_kubeconfig_that_would_run_a_program_is_refused(case: Case) -> Non
     assert not marker.exists()
 
 
-async def test_refused_token_is_told_apart_and_a_new_one_is_taken(case: Case) -> None:
+async def test_refused_token_is_reported_apart_and_a_new_one_is_taken(case: Case) -> None:
     await case.identity(case.environment.identity(token="expired"))
     await case.create_cluster()
     says = lacks(CONNECTION, "HarvesterAuthenticationFailed", "the token may have expired")

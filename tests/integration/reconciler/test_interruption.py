@@ -167,7 +167,7 @@ async def test_write_that_outlives_the_lease_does_no_harm(
         first.result()
         if deleting:
             await case.until_gone(HARVESTER_MACHINES, "one")
-            # Somebody else lives there by now.
+            # Another client lives there by now.
             await case.ready_machine("two")
         else:
             await case.until(HARVESTER_MACHINES, "one", is_ready)

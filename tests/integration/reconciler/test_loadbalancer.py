@@ -68,7 +68,7 @@ async def test_changes_of_the_spec_reach_listeners_ports_and_description(case: C
     await until_spec(case, {"listeners": before["spec"]["listeners"], "description": None})
 
 
-async def test_drift_is_repaired_at_once_and_told(case: Case) -> None:
+async def test_drift_is_repaired_at_once_and_reported(case: Case) -> None:
     before = (await balanced(case, listeners=[LISTENER]))["spec"]
     selector = {MACHINE_TYPE: ["somebody-else"], "tier": ["gold"]}
     changed = {"listeners": [], "backendServerSelector": selector, "healthCheck": {"port": 1}, "description": "mine"}
@@ -301,7 +301,7 @@ async def test_cut_name_of_another_cluster_is_left_to_it(long: Case) -> None:
 # Letting go
 
 
-async def test_deletion_without_harvester_waits_until_somebody_lets_go(case: Case) -> None:
+async def test_deletion_without_harvester_waits_until_a_user_releases(case: Case) -> None:
     await case.ready_cluster()
     await case.identity(case.environment.identity(token="expired"))
     await case.until(HARVESTER_CLUSTERS, case.name, lacks("Ready", "HarvesterAuthenticationFailed"))
@@ -315,7 +315,7 @@ async def test_deletion_without_harvester_waits_until_somebody_lets_go(case: Cas
     await case.ask_deletion(SERVICES, case.balancer)
 
 
-async def test_what_has_lost_its_cluster_waits_until_somebody_lets_go(case: Case) -> None:
+async def test_what_has_lost_its_cluster_waits_until_a_user_releases(case: Case) -> None:
     await case.ready_cluster()
     await case.patch(CLUSTERS, case.name, {"metadata": {"finalizers": None}})
     await case.ask_deletion(CLUSTERS, case.name)
@@ -329,7 +329,7 @@ async def test_what_has_lost_its_cluster_waits_until_somebody_lets_go(case: Case
     await case.ask_deletion(SERVICES, case.balancer)
 
 
-async def test_with_harvester_there_nothing_is_let_go(case: Case) -> None:
+async def test_with_harvester_there_nothing_is_released(case: Case) -> None:
     await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers"})
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})
     await case.delete()

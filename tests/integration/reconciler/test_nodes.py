@@ -67,7 +67,7 @@ async def test_provider_id_of_the_node_wins(case: Case) -> None:
 
 
 async def test_node_is_initialized_although_its_vm_reports_no_address(case: Case) -> None:
-    """A guest agent may need what a cloud provider brings, and that waits for the taint: nobody may wait for both."""
+    """A guest agent may need what a cloud provider brings, and that waits for the taint: no one may wait for both."""
     await case.ready_cluster()
     await case.connect_workload()
     name = f"{case.name}-one"
@@ -96,7 +96,7 @@ async def test_workload_cluster_that_does_not_answer_holds_nothing_up(case: Case
     await until_initialized(case, name, machine["spec"]["providerID"])
 
 
-async def test_node_that_registers_anew_is_initialized_again(case: Case) -> None:
+async def test_node_that_registers_again_is_initialized_again(case: Case) -> None:
     await case.ready_cluster()
     await case.connect_workload()
     name = f"{case.name}-one"

@@ -14,7 +14,7 @@ from tests.support.simulation import virtual_machine
 pytestmark = pytest.mark.integration
 
 
-async def test_vanished_vm_is_reported_and_never_made_again(case: Case) -> None:
+async def test_vanished_vm_is_reported_and_never_recreated(case: Case) -> None:
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     before = await case.ready_machine("one")

@@ -1,4 +1,4 @@
-"""Paused objects, and those that somebody else manages: nothing is written for them on Harvester."""
+"""Paused objects, and those that another client manages: nothing is written for them on Harvester."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def not_paused(obj: Obj) -> bool:
     return (condition.get("status"), condition.get("reason")) == ("False", "NotPaused")
 
 
-async def test_paused_cluster_is_not_touched_and_goes_on_afterwards(case: Case) -> None:
+async def test_paused_cluster_is_not_touched_and_continues_afterwards(case: Case) -> None:
     harvester = case.environment.harvester
     await case.ready_cluster()
     since = case.environment.audit_position(harvester)

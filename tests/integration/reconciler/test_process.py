@@ -36,7 +36,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 # Restart
 
 
-async def test_restart_midway_goes_on_with_the_same_vm_and_address(case: Case) -> None:
+async def test_restart_midway_continues_with_the_same_vm_and_address(case: Case) -> None:
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.create_machine("one")
@@ -285,7 +285,7 @@ async def test_secrets_are_in_no_log_event_condition_or_metric(case: Case) -> No
         await case.identity()
         await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
     assert '"level":"debug"' in case.environment.provider.log
-    told = {
+    reported = {
         "log": case.environment.provider.log,
         "metrics": str(await case.environment.provider.metrics()),
         **{
@@ -294,4 +294,4 @@ async def test_secrets_are_in_no_log_event_condition_or_metric(case: Case) -> No
         },
     }
     for secret in (bootstrap, token, IDENTITY_TOKEN):
-        assert [place for place, text in told.items() if secret in text] == []
+        assert [place for place, text in reported.items() if secret in text] == []

@@ -1,4 +1,4 @@
-"""Harvester refuses, is slow or away: no storm of requests, conditions say so, and all goes on when it is over."""
+"""Harvester refuses, is slow or away: no storm of requests, conditions say so, and all continues when it is over."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def new_cluster(case: Case, proxy: FaultProxy) -> None:
         ("slow", ""),
     ],
 )
-async def test_all_goes_on_after_a_storm(proxy: FaultProxy, case: Case, name: str, says: str) -> None:
+async def test_all_continues_after_a_storm(proxy: FaultProxy, case: Case, name: str, says: str) -> None:
     await ready_cluster(case, proxy)
     await case.ready_machine("old")
     before = proxy.requests
@@ -105,7 +105,7 @@ async def test_who_waits_for_what_is_refused_says_so(proxy: FaultProxy, case: Ca
     await case.until(HARVESTER_MACHINES, "new", is_ready)
 
 
-async def test_rights_that_a_new_cluster_lacks_are_told(proxy: FaultProxy, case: Case) -> None:
+async def test_rights_that_a_new_cluster_lacks_are_reported(proxy: FaultProxy, case: Case) -> None:
     with trouble(proxy, Fault("forbidden")):
         await new_cluster(case, proxy)
         refused = lacks(CONNECTION, "HarvesterConnectionFailed", "refuses: injected by the sandbox's fault proxy: 403")
@@ -131,7 +131,7 @@ async def test_work_is_done_during_a_storm_that_leaves_gaps(proxy: FaultProxy, c
         pytest.param(200, 600, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
     ],
 )
-async def test_outage_is_quiet_and_said_and_nothing_to_others(
+async def test_outage_is_quiet_and_reported_and_nothing_to_others(
     proxy: FaultProxy, case: Case, other: Case, machines: int, seconds: int
 ) -> None:
     await ready_cluster(case, proxy)

@@ -1,4 +1,4 @@
-"""What happens to a VM behind the provider's back is told at once, by condition and Event, and never covered up."""
+"""What happens to a VM behind the provider's back is reported at once, by condition and Event, and never covered up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_address_by_dhcp_follows(case: Case) -> None:
     assert is_ready(found)
 
 
-async def test_restart_is_told_and_the_identity_kept(case: Case) -> None:
+async def test_restart_is_reported_and_the_identity_kept(case: Case) -> None:
     await case.ready_cluster()
     before = await case.ready_machine("one")
     vmi = await case.get(kinds.INSTANCES, "one")
@@ -69,7 +69,7 @@ async def test_stopped_vm_is_not_started_behind_the_operators_back(case: Case) -
     assert (await case.vm("one"))["spec"]["runStrategy"] == "RerunOnFailure"
 
 
-async def test_paused_vm_is_told(case: Case) -> None:
+async def test_paused_vm_is_reported(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     conditions = (await case.get(kinds.INSTANCES, "one"))["status"]["conditions"]
@@ -80,7 +80,7 @@ async def test_paused_vm_is_told(case: Case) -> None:
     await case.until(HARVESTER_MACHINES, "one", is_ready, timeout=AT_ONCE)
 
 
-async def test_vm_that_finds_no_host_any_more_is_told(case: Case) -> None:
+async def test_vm_that_finds_no_host_any_more_is_reported(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     nowhere = [{"matchExpressions": [{"key": "nowhere", "operator": "Exists"}]}]
@@ -104,7 +104,7 @@ async def test_another_vm_of_the_same_name_is_not_the_machines(case: Case) -> No
     await case.until(kinds.VIRTUAL_MACHINES, "one", lambda obj: obj.get("status", {}).get("ready"))
     found = await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "MachineNotFound"))
     assert found["spec"]["providerID"] == before["spec"]["providerID"] != f"harvester://{uid_of(again)}"
-    # Restored from a backup, say: only somebody who knows that can tell.
+    # Restored from a backup, say: only a user who knows that can tell.
     await case.patch(HARVESTER_MACHINES, "one", {"metadata": {"annotations": {names.ADOPT_ANNOTATION: "true"}}})
     taken = await case.until(HARVESTER_MACHINES, "one", is_ready)
     assert taken["status"]["virtualMachine"]["uid"] == uid_of(again)
@@ -169,7 +169,7 @@ async def test_vm_as_harvester_stores_it_is_up_to_date(case: Case) -> None:
     assert holds("VMUpToDate")(machine)
 
 
-async def test_drift_is_told_in_both_directions_and_passes_without_a_request_to_harvester(case: Case) -> None:
+async def test_drift_is_reported_in_both_directions_and_passes_without_a_request_to_harvester(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     since = case.environment.audit_position(case.environment.harvester)
@@ -188,7 +188,7 @@ async def test_drift_is_told_in_both_directions_and_passes_without_a_request_to_
     assert await case.writes(since) == []
 
 
-async def test_series_of_a_machine_goes_with_it(case: Case) -> None:
+async def test_series_of_a_machine_is_deleted_with_it(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     labels = frozenset({("cluster", f"{case.name}/{case.name}"), ("machine", f"{case.name}/one")})

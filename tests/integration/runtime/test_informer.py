@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 
-async def test_copy_follows_the_server_and_own_writes_are_told_once(api_server: ApiServer) -> None:
+async def test_copy_follows_the_server_and_own_writes_are_reported_once(api_server: ApiServer) -> None:
     async with api_server.client() as client:
         await client.create(NAMESPACES, namespace("runtime-informer"))
         before = await client.create(CONFIG_MAPS, config_map("before", "runtime-informer"))

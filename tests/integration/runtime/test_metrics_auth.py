@@ -1,4 +1,4 @@
-"""Who gets metrics, as a real API server with the shipped roles judges it."""
+"""Who gets metrics, as a real API server with the shipped roles validates it."""
 
 from __future__ import annotations
 

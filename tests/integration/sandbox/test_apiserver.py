@@ -72,7 +72,7 @@ async def test_given_ca_tokens_names_and_audit_log(new_api_server: Callable[...,
     assert [(entry["verb"], entry["objectRef"]["resource"]) for entry in mine] == [("list", "nodes")]
 
 
-async def test_a_server_that_starts_again_has_port_and_objects_of_before(
+async def test_a_server_that_starts_again_has_port_and_objects_from_before(
     new_api_server: Callable[..., Awaitable[ApiServer]],
 ) -> None:
     server = await new_api_server()

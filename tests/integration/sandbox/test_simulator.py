@@ -34,7 +34,7 @@ def place(etcd_folder: Path) -> Iterator[Place]:
     asyncio.run(server.stop())
 
 
-async def test_vm_runs_and_its_disk_goes_only_when_asked_for(place: Place) -> None:
+async def test_vm_runs_and_its_disk_is_deleted_only_when_asked_for(place: Place) -> None:
     async with simulation(place, "life") as sim:
         for name in ("kept", "removed"):
             await sim.create_vm(name)
@@ -149,9 +149,9 @@ async def test_guest_with_broken_data_reports_nothing(
             "one",
             lambda vmi: any(entry["type"] == "AgentConnected" for entry in vmi["status"].get("conditions") or ()),
         )
-        said = next(entry for entry in vmi["status"]["conditions"] if entry["type"] == "AgentConnected")
-        assert said["status"] == "False"
-        assert message in said["message"]
+        reported = next(entry for entry in vmi["status"]["conditions"] if entry["type"] == "AgentConnected")
+        assert reported["status"] == "False"
+        assert message in reported["message"]
         assert "interfaces" not in vmi["status"]
 
 

@@ -72,16 +72,16 @@ async def test_the_api_server_takes_the_right_ones_only(
     kind: str, version: str, cases: Cases, management: ApiServer, webhook: Server
 ) -> None:
     unexpected: dict[str, str] = {}
-    judged = 0
+    validated = 0
     async with management.client() as client:
         await until(lambda: settled(client, "corpus"), "objects are judged")
         for case in of(cases, kind, version):
             refusal = await refused(client, case)
-            judged += refusal is not None
+            validated += refusal is not None
             if refusal is not None and bool(refusal) is not bool(case.errors):
                 unexpected[str(case)] = refusal or "accepted"
     assert unexpected == {}
-    assert judged > 10
+    assert validated > 10
 
 
 async def refused(client: ApiClient, case: Case) -> str | None:

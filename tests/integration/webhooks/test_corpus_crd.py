@@ -145,7 +145,7 @@ def test_refusals_name_the_field(api_server: ApiServer) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_was_stored_before_the_rules_can_be_changed_elsewhere(api_server: ApiServer, kind: str) -> None:
-    """Every wrong object that a CRD without our rules takes: its neighbours, status and metadata go on changing."""
+    """Every wrong object that a CRD without our rules takes: its neighbours, status and metadata continue changing."""
     resource = Resource(GROUP, "v1beta1", KINDS[kind].plural, kind)
     name = f"{resource.plural}.{GROUP}"
     cases = [case for case in corpus.invalid() if (case.kind, case.version, case.old) == (kind, "v1beta1", None)]

@@ -1,4 +1,4 @@
-"""Webhook servers as processes: certificates, replicas, restored configurations, and the one beside the provider."""
+"""Webhook servers as processes: certificates, replicas, restored configurations, and the one next to the provider."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_deleted_configuration_comes_back_as_it_was(name: str, managemen
         await until(lambda: judged(client, "back"), "objects are judged")
         change = {"metadata": {"annotations": {"example.com/mine": "yes"}}}
         before = await client.patch(where, name, "", change)
-        await asyncio.sleep(1.5)  # it is read anew when it changes
+        await asyncio.sleep(1.5)  # it is read again when it changes
         await client.delete(where, name)
         now = await restored(client, name, before)
         assert now["webhooks"] == before["webhooks"]
@@ -181,7 +181,7 @@ async def test_a_taken_port_ends_it_with_a_message(etcd_folder: Path, webhook: S
     assert "Traceback" not in server.log
 
 
-# Beside the provider
+# Next to the provider
 
 
 async def test_the_provider_serves_them_in_a_process_of_its_own(

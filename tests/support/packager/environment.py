@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 
 
 def crd(resource: Resource) -> Obj:
-    """A kind of somebody else, with any content and without webhooks."""
+    """A kind of another client, with any content and without webhooks."""
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": resource.version, "served": True, "storage": True, "subresources": {"status": {}}}
     return {
@@ -104,7 +104,7 @@ class Case:
         return packager
 
     def provider(self, option: str, environment: Mapping[str, str]) -> Packager:
-        """The provider with the packager beside it."""
+        """The provider with the packager next to it."""
         own = (option, f"--namespace={self.namespace}")
         packager = Packager(self.folder, self.server, *own, command=("run",))
         packager.environment.update(environment)

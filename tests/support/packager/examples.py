@@ -1,6 +1,6 @@
 """Clusters that together take every way through settings and templates; `tests/golden` holds what they render to.
 
-`python -m tests.support.packager.examples` writes that folder anew.
+`python -m tests.support.packager.examples` writes that folder again.
 """
 
 import shutil
@@ -154,7 +154,7 @@ def golden_files() -> dict[str, bytes]:
 
 
 def main() -> None:
-    """Write the folder anew."""
+    """Write the folder again."""
     if GOLDEN.exists():
         shutil.rmtree(GOLDEN)
     for path, content in golden_files().items():

@@ -185,7 +185,7 @@ class Tunnel:
         tunnel = self
 
         class Handler(BaseHTTPRequestHandler):
-            # Git asks without a password first, and goes on in the same connection.
+            # Git asks without a password first, and continues in the same connection.
             protocol_version = "HTTP/1.1"
 
             def log_message(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""A repository that is pushed to, looked at from outside with plain Git, and folders to push to it."""
+"""A repository that is pushed to, checked from outside with plain Git, and folders to push to it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Origin:
         return git(self.folder, "log", "-1", "--format=%B", branch)
 
     def push(self, files: Mapping[str, str], branch: str = "main", mode: str = "100644", *, anew: bool = False) -> str:
-        """Commit as somebody else; with `anew` without any history."""
+        """Commit as another client; with `again` without any history."""
         known = subprocess.run(
             ["git", "-C", str(self.folder), "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}"],
             capture_output=True, check=False, env=_ENVIRONMENT,
@@ -83,7 +83,7 @@ class Origin:
         return self.head(branch)
 
     def remove(self, path: str) -> None:
-        """Commit as somebody else, without a file."""
+        """Commit as another client, without a file."""
         lines = ["commit refs/heads/main\ncommitter somebody <somebody@else> 1 +0000\ndata 0\n"]
         lines += [f"from refs/heads/main^0\nD {path}\ndone\n"]
         git(self.folder, "fast-import", "--quiet", "--done", stdin="".join(lines).encode())

@@ -63,7 +63,7 @@ class Case:
         self.name = f"{prefix}-{number}"
         self.target = f"{self.name}-vms"
         self.balancer = f"{self.name}-{self.name}-lb"
-        # Addresses of the production network that nobody else uses: the pools of the test are made here.
+        # Addresses of the production network that no one else uses: the pools of the test are made here.
         self.subnet = f"{environment.prefix}.{48 + number % 79}"
         self.gateway = f"{environment.prefix}.0.1"
         self._stack = contextlib.AsyncExitStack()
@@ -231,7 +231,7 @@ class Case:
         return (found.get("status") or {}).get("allocated") or {}
 
     async def reserve(self, pool: str, address: str, holder: str | None) -> None:
-        """Put somebody else's reservation into a pool, or take it out with None."""
+        """Put another client's reservation into a pool, or take it out with None."""
         found = await self.harvester.get(kinds.IP_POOLS, pool)
         before = (found.get("status") or {}).get("available") or 0
         status = {"allocated": {address: holder}, "available": before + (1 if holder is None else -1)}
@@ -278,15 +278,15 @@ class Case:
         return await client.get(resource, name, namespace)
 
     async def pause(self, paused: bool) -> None:
-        """Pause the Cluster, or let it go on."""
+        """Pause the Cluster, or let it continue."""
         await self.patch(CLUSTERS, self.name, {"spec": {"paused": paused}})
 
     async def pause_object(self, resource: Resource, name: str, *, paused: bool) -> None:
-        """Pause one object by annotation, or let it go on."""
+        """Pause one object by annotation, or let it continue."""
         await self.patch(resource, name, {"metadata": {"annotations": {PAUSED_ANNOTATION: "" if paused else None}}})
 
     async def ask_deletion(self, resource: Resource, name: str) -> None:
-        """Delete an object without waiting for it; fine when it is gone."""
+        """Delete an object without waiting for it; fine when it no longer exists."""
         client, namespace = self._place(resource)
         with contextlib.suppress(NotFound):
             await client.delete(resource, name, namespace)
@@ -360,7 +360,7 @@ class Case:
     # The end
 
     async def delete(self) -> None:
-        """Delete the cluster with its machines as the core does, and wait until it is gone."""
+        """Delete the cluster with its machines as the core does, and wait until it no longer exists."""
         with contextlib.suppress(NotFound):
             await self.pause(False)
         await self.ask_deletion(CLUSTERS, self.name)
@@ -396,7 +396,7 @@ class Case:
         return found
 
     async def _drop(self, resource: Resource, name: str) -> None:
-        """Delete an object of the core's, which nobody but the test holds."""
+        """Delete an object of the core's, which no one but the test holds."""
         await self.ask_deletion(resource, name)
         with contextlib.suppress(NotFound):
             await self.patch(resource, name, {"metadata": {"finalizers": None}})

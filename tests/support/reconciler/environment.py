@@ -1,7 +1,7 @@
 """The provider as a process against real API servers and the simulated Harvester, shared by the tests of a session.
 
 There is no Cluster API core here: each test plays it (see `case.py`), so that it decides when a Cluster is paused, a
-bootstrap Secret appears or a Machine goes.
+bootstrap Secret appears or a Machine is deleted.
 """
 
 from __future__ import annotations

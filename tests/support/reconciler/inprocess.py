@@ -1,4 +1,4 @@
-"""The provider inside the process of a test, which can stop it at a chosen write, as if somebody had pulled a plug."""
+"""The provider inside the process of a test, which can stop it at a chosen write, as if a user had pulled a plug."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Hook:
 
 
 class StopAtWrite(Hook):
-    """Stops the provider after its write `number` (from 1): the server did it, and nobody heard the answer.
+    """Stops the provider after its write `number` (from 1): the server did it, and no one heard the answer.
 
-    To stop before a write is the same as after the one before it: what the provider knows is lost either way.
+    To stop before a write is the same as after the previous one it: what the provider knows is lost either way.
     """
 
     def __init__(self, number: int) -> None:
@@ -67,7 +67,7 @@ class StopAtWrite(Hook):
 
 
 class Delay(Hook):
-    """Keeps the first write to a path under way: `late` has it, for a test to send when nobody expects it any more."""
+    """Keeps the first write to a path under way: `late` has it, for a test to send when no one expects it any more."""
 
     def __init__(self, method: str, part: str) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Delay(Hook):
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let hooks see the requests of providers that `run` starts, and nobody else's."""
+    """Let hooks see the requests of providers that `run` starts, and no one else's."""
     original = ApiClient.request
 
     async def request(self: ApiClient, method: str, path: str, **options: Any) -> Any:
@@ -122,7 +122,7 @@ async def run(case: Case, hook: Hook | None, *, leader_elect: bool = False) -> N
 
 @contextlib.asynccontextmanager
 async def running(case: Case, hook: Hook) -> AsyncIterator[None]:
-    """Run the provider, and start it anew, without a hook, when its hook has stopped it."""
+    """Run the provider, and start it again, without a hook, when its hook has stopped it."""
 
     async def go() -> None:
         await asyncio.create_task(run(case, hook))
@@ -146,7 +146,7 @@ async def cancelled(*tasks: asyncio.Task[None]) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(environment: Environment) -> AsyncIterator[Case]:
-    """A further cluster of the test's own; whoever asks for it deletes it."""
+    """A further cluster of the test's own; the one who asks for it deletes it."""
     environment.cases += 1
     case = Case(environment, environment.cases)
     await case.open()

@@ -190,7 +190,7 @@ class TestAllocation:
         assert set(plan.grants) == {"ns/a"}
         assert set(plan.refusals) == {"ns/c"}
 
-    def test_pool_that_nobody_has_counted_yet(self) -> None:
+    def test_pool_that_no_one_has_counted_yet(self) -> None:
         fresh = pool()
         del fresh["status"]
         status = plan_allocations({"p": fresh}, [request("a")]).patches["p"]["status"]

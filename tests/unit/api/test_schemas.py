@@ -35,7 +35,7 @@ def nodes(schema: Obj, path: str) -> Iterator[tuple[str, Obj]]:
 
 
 def resolved(file: str, node: Obj) -> Obj:
-    """The schema with what it refers to; what stands beside the reference wins."""
+    """The schema with what it refers to; what stands next to the reference wins."""
     if "$ref" not in node:
         return node
     contents = REGISTRY.resolver(FILES[file]["$id"]).lookup(node["$ref"]).contents

@@ -1,4 +1,4 @@
-"""`caphv bundles` with a user's templates, a mirror of charts, a terminal, and input that nobody should write."""
+"""`caphv bundles` with a user's templates, a mirror of charts, a terminal, and input that no one should write."""
 
 import json
 import shutil
@@ -76,7 +76,7 @@ def test_a_copy_of_the_shipped_folder_changes_nothing_until_it_is_edited(tmp_pat
     assert "+  releaseName: ours" in shown.stdout
 
 
-def test_a_fault_of_a_template_is_told_once_by_file_and_line(tmp_path: Path) -> None:
+def test_a_fault_of_a_template_is_reported_once_by_file_and_line(tmp_path: Path) -> None:
     clusters = write(tmp_path / "clusters", *map(manifest, "abc"))
     own = templates(tmp_path / "own", ccm__values="a: 1\nb: {{ nothing }}\n")
     result = call("render", clusters, "--templates", own)
@@ -163,7 +163,7 @@ def test_a_hostile_value_sends_nothing_to_the_terminal(tmp_path: Path) -> None:
     assert "\x1b[2J" not in shown
 
 
-# Input that nobody should write
+# Input that no one should write
 
 
 @pytest.mark.parametrize("name", ["true", "17", "null", '""', "[a]"])
@@ -175,7 +175,7 @@ def test_a_cluster_without_a_name_is_not_passed_over(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "..", ".git", "-x", "a/b", "${X}", "{{ x }}", "--upload-pack=x"])
-def test_a_hostile_name_is_told_and_writes_nothing(name: str, tmp_path: Path) -> None:
+def test_a_hostile_name_is_reported_and_writes_nothing(name: str, tmp_path: Path) -> None:
     obj = manifest("a")
     obj["metadata"]["name"] = name
     result = call("render", "-", "--to", tmp_path / "fleet", stdin=yaml.safe_dump(obj))
@@ -184,7 +184,7 @@ def test_a_hostile_name_is_told_and_writes_nothing(name: str, tmp_path: Path) ->
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_two_clusters_of_one_name_are_each_told_where_they_stand(tmp_path: Path) -> None:
+def test_two_clusters_of_one_name_are_each_reported_where_they_stand(tmp_path: Path) -> None:
     for file in ("one.yaml", "two.yaml"):
         (tmp_path / file).write_text(yaml.safe_dump(manifest("a")))
     result = call("render", tmp_path)
@@ -201,7 +201,7 @@ def test_two_clusters_of_one_name_are_each_told_where_they_stand(tmp_path: Path)
         ("a: \x00\n", "<stdin>:1"),
     ],
 )
-def test_a_stream_that_cannot_be_read_is_told_by_line(text: str, said: str) -> None:
+def test_a_stream_that_cannot_be_read_is_reported_by_line(text: str, said: str) -> None:
     result = call("render", "-", stdin=text)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
@@ -214,7 +214,7 @@ def test_marks_line_ends_and_empty_documents_do_no_harm(tmp_path: Path) -> None:
     assert call("render", odd).stdout == call("render", "-", stdin=plain).stdout != ""
 
 
-def test_a_cache_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     clusters = write(tmp_path / "clusters", manifest("a"))
     result = call("push", clusters, "--repo", f"file://{tmp_path}/x", "--git-cache", tmp_path / "file" / "cache")
@@ -237,7 +237,7 @@ def test_a_folder_that_is_not_there_is_a_typing_error(command: tuple[str, ...], 
     assert f"{tmp_path}/typo: no such folder" in result.stderr
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     clusters = write(tmp_path / "clusters", manifest("a"))
     (tmp_path / "file").write_text("")
     result = call("render", clusters, "--to", tmp_path / "file" / "fleet")

@@ -143,7 +143,7 @@ def test_several_pools_are_asked_in_order() -> None:
     assert definition(*LEAST, *more)["spec"]["addresses"]["ipPoolRefs"] == ["pool-a", "pool-b", "pool-c"]
 
 
-def test_the_namespace_is_the_name_unless_it_is_said() -> None:
+def test_the_namespace_is_the_name_unless_it_is_reported() -> None:
     assert definition(*LEAST)["metadata"] == {"name": "demo", "namespace": "demo"}
     assert definition(*LEAST, "--namespace", "team-a")["metadata"]["namespace"] == "team-a"
 
@@ -160,7 +160,7 @@ def test_json_is_a_list() -> None:
     assert "Cluster" in [obj["kind"] for obj in found["items"]]
 
 
-def test_everything_that_is_wrong_is_told_at_once_with_its_flag(tmp_path: Path) -> None:
+def test_everything_that_is_wrong_is_reported_at_once_with_its_flag(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text(KUBECONFIG.replace(f'token: "{TOKEN}"', "exec: {command: rm}"))
     result = call("--name", "demo", "--cpu", "four", "--cni", "flannel", "--harvester-kubeconfig", str(bad))
@@ -171,7 +171,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_flag(tmp_path: Path) 
     assert "it would run a program" in result.stderr
 
 
-def test_a_kubeconfig_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_kubeconfig_that_is_not_there_is_reported(tmp_path: Path) -> None:
     result = call(*LEAST, "--harvester-kubeconfig", str(tmp_path / "none.yaml"))
     assert result.exit_code == 2
     assert "No such file" in result.stderr
@@ -193,7 +193,7 @@ def test_a_definition_is_read_and_flags_win_over_it(tmp_path: Path) -> None:
     assert objects(call("--definition", "-", stdin=file.read_text())) == objects(call(*LEAST, "--cpu", "4"))
 
 
-def test_a_wrong_definition_is_told_by_line(tmp_path: Path) -> None:
+def test_a_wrong_definition_is_reported_by_line(tmp_path: Path) -> None:
     text = yaml.safe_dump(definition(*LEAST), sort_keys=False).replace(
         "addonDelivery: ClusterResourceSet", "colour: red"
     )
@@ -220,9 +220,9 @@ def test_a_folder_for_a_repository_gets_no_secret(tmp_path: Path, kubeconfig: Pa
 
 
 def test_answers_make_the_same_as_flags(kubeconfig: Path) -> None:
-    said = dict(zip(GUIDE[::2], GUIDE[1::2], strict=True))
-    said["--ip-pool-refs"] = said.pop("--ip-pool")
-    answers = [said.get(flag.name, "") for flag in FLAGS if flag.ask]
+    reported = dict(zip(GUIDE[::2], GUIDE[1::2], strict=True))
+    reported["--ip-pool-refs"] = reported.pop("--ip-pool")
+    answers = [reported.get(flag.name, "") for flag in FLAGS if flag.ask]
     result = call("--interactive", stdin="\n".join([*answers, str(kubeconfig), "n", ""]))
     plain = call(*GUIDE, "--harvester-kubeconfig", str(kubeconfig))
     shown = {obj["kind"]: obj for obj in objects(result)}

@@ -225,7 +225,7 @@ def test_insecure_identities_are_allowed_by_flag_only(
     assert seen == [allowed]
 
 
-def test_a_full_disk_behind_the_output_is_told() -> None:
+def test_a_full_disk_behind_the_output_is_reported() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "caphv", "schema", "print"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)

@@ -92,7 +92,7 @@ def test_wrong_names_are_refused(tmp_path: Path, name: str) -> None:
     assert CliRunner().invoke(identity, arguments).exit_code == 2
 
 
-def test_unreadable_kubeconfig_is_told_in_one_line(tmp_path: Path) -> None:
+def test_unreadable_kubeconfig_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "admin.yaml").write_text("{}")
     result = CliRunner().invoke(identity, ["create", "--harvester-kubeconfig", str(tmp_path / "admin.yaml")])
     assert result.exit_code == 1

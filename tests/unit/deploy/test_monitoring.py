@@ -118,8 +118,8 @@ def test_alert_says_what_to_do(name: str) -> None:
 
 def test_alerts_are_explained() -> None:
     page = (FOLDER.parents[2] / "docs" / "reference" / "alerts.md").read_text(encoding="utf-8")
-    told = re.findall(r"^\| `(CAPHV\w+)` \| (\w+) \|", page, re.MULTILINE)
-    assert told == [(name, rule["labels"]["severity"]) for name, rule in ALERTS.items()]
+    reported = re.findall(r"^\| `(CAPHV\w+)` \| (\w+) \|", page, re.MULTILINE)
+    assert reported == [(name, rule["labels"]["severity"]) for name, rule in ALERTS.items()]
 
 
 @pytest.mark.parametrize("name", GUIDE)
@@ -174,7 +174,7 @@ def test_choices_of_the_variables_come_from_labels_that_are_there() -> None:
         assert found[2] in SERIES[found[1]]
 
 
-def test_panels_stand_beside_each_other() -> None:
+def test_panels_stand_next_to_each_other() -> None:
     places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
     cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
     assert len(cells) == len(set(cells))

@@ -185,7 +185,7 @@ def test_a_root_without_a_pin_is_named() -> None:
         lock.needed(lock.packages(LOCK), {"delta"})
 
 
-def test_a_strange_line_is_told() -> None:
+def test_a_strange_line_is_reported() -> None:
     with pytest.raises(ValueError, match="line 2 of the lock file"):
         lock.packages("# comment\n--index-url https://example.com\n")
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 
 BLOCKS = [(page, block) for page in doccommands.PAGES for block in doccommands.blocks(page)]
 COMMANDS = [(page, words) for page, block in BLOCKS for words in doccommands.commands(block)]
-# Programs of a Unix, in the guest or beside kubectl, and of those that install; ours is `caphv`.
+# Programs of a Unix, in the guest or next to kubectl, and of those that install; ours is `caphv`.
 PROGRAMS = {
     *("kubectl", "kubectl-harvester", "clusterctl", "helm", "make", "caphv", "git", "docker", "curl", "jq", "base64"),
     *("python", ".venv/bin/python", "export", "alias", "for", "done", "true", "cd", ".", "mkdir", "rm", "cat", "ls"),

@@ -1,4 +1,4 @@
-"""The site has every page, and links lead to headings that are there; `make docs` looks at the rest."""
+"""The site has every page, and links lead to headings that are there; `make docs` checks the rest."""
 
 import posixpath
 import re

@@ -63,7 +63,7 @@ def test_variables_of_the_shipped_classes_count_without_the_class() -> None:
 @pytest.mark.parametrize(
     ("kind", "cni"), [("RKE2ControlPlane", "calico"), ("KThreesControlPlane", "none"), ("KubeadmControlPlane", "none")]
 )
-def test_a_cni_is_only_assumed_where_somebody_installs_it(kind: str, cni: str) -> None:
+def test_a_cni_is_only_assumed_where_a_user_installs_it(kind: str, cni: str) -> None:
     ref = {"kind": "HarvesterCluster", "apiGroup": INFRASTRUCTURE, "name": "demo"}
     settings = only(
         cluster(infrastructureRef=ref, controlPlaneRef={"kind": kind, "apiGroup": CONTROL_PLANE, "name": "x"})
@@ -97,7 +97,7 @@ def test_clusters_come_in_order_and_twins_stay_twins() -> None:
     assert [facts.key.name for facts in found] == ["a", "b", "b"]
 
 
-def test_each_world_of_fleet_is_told_by_labels() -> None:
+def test_each_world_of_fleet_is_reported_by_labels() -> None:
     owner = {
         "cluster-api.cattle.io/capi-cluster-owner": "demo",
         "cluster-api.cattle.io/capi-cluster-owner-ns": "team",

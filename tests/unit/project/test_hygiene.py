@@ -1,4 +1,4 @@
-"""The repository stands by itself: no package registry, no folder of one machine, nothing beside the checkout."""
+"""The repository stands by itself: no package registry, no folder of one machine, nothing next to the checkout."""
 
 import re
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_other_paths_are_fine(text: str) -> None:
 
 
 def test_lock_file_holds_only_pins_with_hashes(checkout: Path) -> None:
-    """Where packages come from is the business of whoever installs them: no address and no option is in the lock."""
+    """The user decides where packages come from: no address and no option is in the lock."""
     lines = (checkout / "requirements.lock").read_text(encoding="utf-8").splitlines()
     content = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     pin, digest = re.compile(r"[a-z0-9-]+==\S+( ; .+)? \\"), re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")

@@ -1,4 +1,4 @@
-"""Metrics that are more than a counter beside the thing it counts."""
+"""Metrics that are more than a counter next to the thing it counts."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def answers(identity: str = NAME) -> float | None:
 
 
 def test_failures_and_refusals_of_harvester_count_and_what_the_work_expects_does_not() -> None:
-    told = metrics.IdentityRequests(NAME).answered
+    reported = metrics.IdentityRequests(NAME).answered
     for code in (200, 201, 404, 409, 410, 422):
-        told(code, 0.2)
+        reported(code, 0.2)
     for code in (401, 403, 429, 500, 503):
-        told(code, 0.2)
-    told(0, None)
-    told(503, None)
+        reported(code, 0.2)
+    reported(0, None)
+    reported(503, None)
     assert answers() == 11
     assert [errors(code) for code in ("401", "403", "429", "500", "503", "none")] == [1, 1, 1, 1, 2, 1]
     assert [errors(code) for code in ("200", "404", "409", "410", "422")] == [None] * 5
@@ -146,7 +146,7 @@ def free(name: str) -> float | None:
     return REGISTRY.get_sample_value("caphv_ippool_free_addresses", labels)
 
 
-def test_pools_that_nobody_names_any_more_have_no_series() -> None:
+def test_pools_that_no_one_names_any_more_have_no_series() -> None:
     clusters: dict[str, Obj] = {"first": {"vmNetworkConfig": {"ipPoolRef": "a"}}}
     poolmetrics.report(used_pools(context({"a": pool(3)}, clusters, {})))
     assert free("a") == 3
@@ -154,7 +154,7 @@ def test_pools_that_nobody_names_any_more_have_no_series() -> None:
     assert free("a") is None
 
 
-def test_expiry_counts_down_and_goes_when_another_identity_does_not_say() -> None:
+def test_expiry_counts_down_and_is_deleted_when_another_identity_does_not_say() -> None:
     secret: Obj = {"metadata": {"resourceVersion": "1"}, "data": {}}
 
     async def get(*_where: object) -> Obj:

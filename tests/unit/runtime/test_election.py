@@ -1,4 +1,4 @@
-"""Never two holders: contenders over a lease server that is slow, loses answers and goes away."""
+"""Never two holders: contenders over a lease server that is slow, loses answers and is deleted away."""
 
 import asyncio
 import datetime
@@ -232,7 +232,7 @@ async def test_clocks_of_machines_do_not_matter(year: int) -> None:
     assert 15 <= asyncio.get_running_loop().time() - before < 20, "one that does not change is dead"
 
 
-async def test_a_note_of_who_waits_reaches_the_holder_and_delays_nobody() -> None:
+async def test_a_note_of_who_waits_reaches_the_holder_and_delays_no_one() -> None:
     server, heard = LeaseServer(), list[float]()
     clock = asyncio.get_running_loop().time
     holder, waiting = contender(Wire(server), "a"), contender(Wire(server), "b")
@@ -249,7 +249,7 @@ async def test_a_note_of_who_waits_reaches_the_holder_and_delays_nobody() -> Non
         assert len(heard) == 1
         assert heard.pop() - left < 2.5
     assert not held.done()
-    # The holder dies, and notes that nobody reads do not make it live longer.
+    # The holder dies, and notes that no one reads do not make it live longer.
     held.cancel()
     died = clock()
     while not takeover.done():
@@ -260,7 +260,7 @@ async def test_a_note_of_who_waits_reaches_the_holder_and_delays_nobody() -> Non
     assert seconds < 24
 
 
-async def test_a_note_without_a_lease_is_for_nobody() -> None:
+async def test_a_note_without_a_lease_is_for_no_one() -> None:
     server = LeaseServer()
     await contender(Wire(server), "a").request_sync()
     assert server.lease is None
@@ -273,7 +273,7 @@ async def test_lease_without_a_spec_is_free() -> None:
     assert server.holder == "a"
 
 
-async def test_lease_that_somebody_deleted_is_made_again_by_its_holder() -> None:
+async def test_lease_that_a_user_deleted_is_recreated_by_its_holder() -> None:
     server = LeaseServer()
     elected = contender(Wire(server), "a")
     await elected.acquire()
@@ -353,7 +353,7 @@ async def test_writes_are_fenced_off_as_soon_as_the_lease_may_have_expired() -> 
     await elected.acquire()
     await asyncio.sleep(9)
     elected.fence()
-    await asyncio.sleep(2)  # as a process does that was suspended: nothing renews, nobody has noticed
+    await asyncio.sleep(2)  # as a process does that was suspended: nothing renews, no one has noticed
     with pytest.raises(Fenced):
         elected.fence()
 

@@ -1,4 +1,4 @@
-"""Paths that stay what they are whatever a name contains, and answers told apart by type."""
+"""Paths that stay what they are whatever a name contains, and answers reported apart by type."""
 
 from typing import Any
 from urllib.parse import unquote

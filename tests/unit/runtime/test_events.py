@@ -108,7 +108,7 @@ async def test_same_event_long_after_is_a_new_one() -> None:
     assert len(written.created) == 2
 
 
-async def test_series_that_expired_on_the_server_begins_anew() -> None:
+async def test_series_that_expired_on_the_server_begins_again() -> None:
     written = Written()
     events = recorder(written)
     events.event(machine(), "Normal", "Waiting", "")
@@ -161,7 +161,7 @@ async def test_memory_does_not_grow_with_the_objects_seen() -> None:
     assert sizes[1] <= sizes[0]
 
 
-async def test_refused_or_impossible_event_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_refused_or_impossible_event_stops_no_one(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         written = Written()
         written.failures.append(Forbidden(403, "Forbidden", "no"))

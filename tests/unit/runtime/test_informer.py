@@ -18,7 +18,7 @@ from tests.support.virtualtime import settle
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
 
-async def test_all_pages_of_the_first_list_are_told_once() -> None:
+async def test_all_pages_of_the_first_list_are_reported_once() -> None:
     server = Collection()
     for name in "abcde":
         server.write(name)
@@ -53,7 +53,7 @@ async def test_watch_brings_every_kind_of_change() -> None:
         assert [key_of(obj).name for obj in it.informer.store.by_index("color", "blue")] == ["a"]
 
 
-async def test_watch_goes_on_where_the_last_one_or_its_bookmark_ended_without_a_list() -> None:
+async def test_watch_continues_where_the_last_one_or_its_bookmark_ended_without_a_list() -> None:
     server = Collection()
     async with watched(server) as it:
         await asyncio.sleep(5)
@@ -255,7 +255,7 @@ async def test_faulty_handler_keeps_nothing_from_the_others(caplog: pytest.LogCa
     assert "handler of things.example.io failed for ns/a" in caplog.text
 
 
-async def test_handler_may_leave_while_it_is_told() -> None:
+async def test_handler_may_leave_while_it_is_reported() -> None:
     server = Collection()
     async with watched(server) as it:
 
@@ -283,7 +283,7 @@ async def test_late_handler_hears_of_what_is_there_already() -> None:
         assert [(change.key.name, change.old) for change in heard] == [("a", None)]
 
 
-async def test_what_the_transform_leaves_out_is_not_there_and_goes_when_it_changes_so() -> None:
+async def test_what_the_transform_leaves_out_is_not_there_and_is_deleted_when_it_changes_so() -> None:
     def red_only(obj: Obj) -> Obj | None:
         return obj if "red" in obj["metadata"]["labels"] else None
 
@@ -316,7 +316,7 @@ async def test_an_object_that_cannot_be_taken_over_is_an_error_and_not_the_end(
     assert "cannot process the objects of things.example.io on fake" in caplog.text
 
 
-async def test_informer_logs_without_the_fields_of_whoever_started_it() -> None:
+async def test_informer_logs_without_the_fields_of_anyone_started_it() -> None:
     server, seen = Collection(), list[dict[str, str]]()
     informer = Informer(cast(ApiClient, server), THINGS, on_contact=lambda: seen.append(logs._fields.get()))
     with logs.context(object="ns/innocent"):

@@ -198,7 +198,7 @@ def test_anchors_are_refused_wherever_they_stand(text: str) -> None:
     assert "anchors and aliases" in refusal(anchored(text))
 
 
-def test_alias_bomb_is_refused_before_it_goes_off() -> None:
+def test_alias_bomb_is_refused_before_it_is_deleted_off() -> None:
     lines = ["l0: &l0 [x]"] + [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 30)]
     assert "anchors and aliases" in refusal("\n".join([*lines, "current-context: *l29"]))
 

@@ -15,7 +15,7 @@ from tests.support.virtualtime import settle
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
 
-async def test_own_write_is_there_at_once_and_told_once() -> None:
+async def test_own_write_is_there_at_once_and_reported_once() -> None:
     server = Collection()
     async with watched(server) as it:
         answer = server.write("a")
@@ -39,7 +39,7 @@ async def test_answer_to_an_own_write_stays_the_callers() -> None:
         assert "managedFields" not in stored["metadata"]
 
 
-async def test_late_deletion_does_not_remove_the_object_made_again() -> None:
+async def test_late_deletion_does_not_remove_the_object_recreated() -> None:
     server = Collection()
     server.write("a")
     async with watched(server) as it:
@@ -90,7 +90,7 @@ async def test_own_write_made_while_a_list_is_read_is_not_taken_for_deleted() ->
         assert it.versions() == server.versions()
 
 
-async def test_forgotten_object_is_gone_at_once_and_its_deletion_not_told_again() -> None:
+async def test_forgotten_object_no_longer_exists_at_once_and_its_deletion_not_reported_again() -> None:
     server = Collection()
     server.write("a")
     async with watched(server) as it:
@@ -147,7 +147,7 @@ STEPS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, max_size=40), st.lists(WRITES, max_size=8))
-async def test_copy_and_told_changes_become_the_truth_whatever_happens(
+async def test_copy_and_reported_changes_become_the_truth_whatever_happens(
     steps: list[tuple[str, str] | str | float], between: list[str]
 ) -> None:
     server = Server()

@@ -1,4 +1,4 @@
-"""Parts of a process beside its controllers: how they begin and end, and what the probes and metrics tell of them."""
+"""Parts of a process next to its controllers: how they begin and end, and what the probes and metrics tell of them."""
 
 import asyncio
 

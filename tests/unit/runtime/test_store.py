@@ -41,7 +41,7 @@ def test_indexes_answer_what_a_search_through_all_objects_would(steps: list[tupl
             assert store.by_index("first", value) == [obj for obj in found if min(labels(obj)) == value]
 
 
-def test_index_keeps_no_values_that_nobody_has() -> None:
+def test_index_keeps_no_values_that_no_one_has() -> None:
     store = Store({"label": labels})
     for number in range(100):
         store.put(Key("ns", "a"), thing("a", {f"value-{number}"}))

@@ -38,7 +38,7 @@ def test_status_without_a_sandbox(tmp_path: Path) -> None:
     assert Sandbox(tmp_path / "nothing").status()["status"] == "absent"
 
 
-def test_status_knows_when_the_recorded_processes_are_gone(tmp_path: Path) -> None:
+def test_status_knows_when_the_recorded_processes_no_longer_exist(tmp_path: Path) -> None:
     # pid 1 runs for sure, but carries no mark of this sandbox.
     State(Settings(), ready=True, processes={"etcd": Part(1)}).save(tmp_path)
     found = Sandbox(tmp_path).status()

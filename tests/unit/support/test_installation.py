@@ -1,4 +1,4 @@
-"""The stories for a real Harvester say what they lack, and the page of their variables is complete."""
+"""The scenarios for a real Harvester say what they lack, and the page of their variables is complete."""
 
 import re
 from pathlib import Path
@@ -51,11 +51,11 @@ def test_values_that_do_not_fit_are_named_all_at_once() -> None:
     values = {**VALUES, "WORKERS": "two", "TIMEOUT": "0", "LATER_VERSION": VALUES["VERSION"]}
     with pytest.raises(Unfit) as caught:
         live(environment(MANAGEMENT_KUBECONFIG=__file__, HARVESTER_KUBECONFIG=__file__, **values))
-    told = str(caught.value)
-    assert all(f"CAPHV_E2E_{name}: " in told for name in ("WORKERS", "TIMEOUT", "LATER_VERSION"))
+    reported = str(caught.value)
+    assert all(f"CAPHV_E2E_{name}: " in reported for name in ("WORKERS", "TIMEOUT", "LATER_VERSION"))
 
 
-def test_a_group_of_stories_comes_with_the_cluster_that_it_needs() -> None:
+def test_a_group_of_scenarios_comes_with_the_cluster_that_it_needs() -> None:
     names = [story.__name__ for story in stories(["scale"])]
     assert names[:2] == ["gives_the_control_plane_an_address_first", "brings_up_all_machines"]
     assert (names[2], names[-1], len(names)) == ("makes_a_machine_more", "deletes_everything", 7)

@@ -213,7 +213,7 @@ def test_what_was_wrong_before_may_move_in_its_list() -> None:
     assert judge(update(old, new)).errors == ()
 
 
-def test_the_same_fault_once_more_is_refused() -> None:
+def test_the_same_fault_again_is_refused() -> None:
     old = changed("HarvesterMachine", networks=["default/b", "default/b"])
     new = changed("HarvesterMachine", networks=["default/b", "default/b", "default/b"])
     assert [finding.field for finding in judge(update(old, new)).errors] == ["spec.networks[2]"]
@@ -282,7 +282,7 @@ SAMPLE = corpus.invalid()[::5] + corpus.valid()[::5]
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_any_value_anywhere_is_judged(data: st.DataObject) -> None:
+def test_any_value_anywhere_is_validated(data: st.DataObject) -> None:
     case = data.draw(st.sampled_from(SAMPLE))
     obj = copy.deepcopy(case.object)
     place = data.draw(st.sampled_from(list(places(obj))))

@@ -1,4 +1,4 @@
-"""Webhook configurations: what is registered, and what becomes of one that somebody changed or deleted."""
+"""Webhook configurations: what is registered, and what becomes of one that a user changed or deleted."""
 
 import base64
 from copy import deepcopy
@@ -117,7 +117,7 @@ def test_a_new_authority_is_added_and_the_one_before_stays() -> None:
     new = configuration.renewed(found, validating(), NEW, first=False)
     assert new is not None
     assert bundles(new) == {encoded(NEW, OLD)}
-    # A replica that still has the one before is content: the two do not fight.
+    # A replica that still has the previous one is content: the two do not fight.
     assert configuration.renewed(new, validating(), OLD, first=False) is None
 
 

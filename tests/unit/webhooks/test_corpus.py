@@ -47,11 +47,11 @@ def test_no_rule_is_there_without_a_case(rule: str) -> None:
     assert all(refused(case, without=rule) != case.errors for case in concerned)
 
 
-def test_a_field_is_not_told_by_schema_and_rule() -> None:
+def test_a_field_is_not_reported_by_schema_and_rule() -> None:
     for case in WRONG:
-        told = Counter(finding.field for finding in verdict(case).errors if finding.rule.startswith("schema-"))
-        told += Counter({finding.field: 1 for finding in verdict(case).errors if finding.rule in RULES})
-        assert max(told.values()) == 1, case
+        reported = Counter(finding.field for finding in verdict(case).errors if finding.rule.startswith("schema-"))
+        reported += Counter({finding.field: 1 for finding in verdict(case).errors if finding.rule in RULES})
+        assert max(reported.values()) == 1, case
 
 
 @pytest.mark.parametrize("case", WRONG[::7], ids=str)

@@ -59,7 +59,7 @@ def test_paths_are_those_of_the_go_provider() -> None:
     assert len(handler.TARGETS) == 2 * len(VERSIONS) * len(KINDS)
 
 
-def test_all_errors_are_told_at_once_as_the_api_server_tells_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_errors_are_reported_at_once_as_the_api_server_tells_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     judged(
         monkeypatch,
         Finding(("spec", "cpu"), Fault.INVALID, "must be greater than 0", "cpu", 0),
@@ -105,7 +105,7 @@ def test_every_fault_has_a_reason_of_the_api_machinery(fault: Fault, monkeypatch
     assert cause["message"].startswith(str(fault))
 
 
-def test_what_is_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_reported_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     long = Finding(("metadata", "annotations", "k" * 5000), Fault.INVALID, "d" * 5000, "x", "v" * 5000)
     judged(monkeypatch, *[long] * 1000, warnings=(long,) * 1000)
     response = ask(request())
@@ -203,13 +203,13 @@ def test_another_kind_than_that_of_the_path_is_refused(kind: Any, webhook: handl
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": {}}', "request.uid: Required"),
     ],
 )
-def test_what_is_no_review_is_told_why(body: bytes, told: str) -> None:
+def test_what_is_no_review_is_reported_why(body: bytes, told: str) -> None:
     with pytest.raises(handler.BadReview, match=re.escape(told)):
         handler.answer(next(iter(handler.TARGETS.values())), body)
 
 
 @pytest.mark.parametrize("fields", [{"object": None}, {"object": []}, {"operation": "UPDATE"}, {"operation": 1}])
-def test_what_a_review_must_have_is_told(fields: Obj) -> None:
+def test_what_a_review_must_have_is_reported(fields: Obj) -> None:
     with pytest.raises(handler.BadReview, match=r"request\.\w+: Required value"):
         ask(request(**fields))
 

@@ -1,4 +1,4 @@
-"""Settings of a cluster: sources in their order, every fault at the place where somebody wrote it."""
+"""Settings of a cluster: sources in their order, every fault at the place where a user wrote it."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Settings of clusters are judged where somebody wrote them, and so are annotations of Services."""
+"""Settings of clusters are validated where a user wrote them, and so are annotations of Services."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ Obj = dict[str, Any]
 
 
 def told(*objs: Obj) -> list[tuple[int, str, str]]:
-    found = [(remark.place, remark.finding.field, remark.finding.rule) for remark in check_together(objs)]
+    found = [(finding.place, finding.finding.field, finding.finding.rule) for finding in check_together(objs)]
     assert {rule for *_, rule in found if not rule.startswith("schema-")} <= {rule.name for rule in rules()}
     return found
 
@@ -49,17 +49,17 @@ VALUES = "addons.caphv.io/values"
          "spec.clusterNetwork.pods.cidrBlocks", "cidr-overlap"),
     ],
 )  # fmt: skip
-def test_a_wrong_setting_is_told_of_the_cluster(made: Obj, field: str, rule: str) -> None:
+def test_a_wrong_setting_is_reported_of_the_cluster(made: Obj, field: str, rule: str) -> None:
     assert told(on_harvester("right"), made) == [(1, field, rule)]
 
 
-def test_what_other_objects_say_is_told_of_them() -> None:
+def test_what_other_objects_say_is_reported_of_them() -> None:
     control_plane = obj(CONTROL_PLANE, "RKE2ControlPlane", "demo", {"serverConfig": {"cni": "weave"}})
     ref = reference(CONTROL_PLANE, "RKE2ControlPlane", "v1beta2")
     assert told(on_harvester(controlPlaneRef=ref), control_plane) == [(1, "spec.serverConfig.cni", "schema-enum")]
 
 
-def test_what_a_class_would_make_is_told_of_the_cluster() -> None:
+def test_what_a_class_would_make_is_reported_of_the_cluster() -> None:
     made = on_harvester(topology={"class": "rke2", "variables": [{"name": "cni", "value": "weave"}]})
     assert [(index, rule) for index, _, rule in told(CLASS, TEMPLATE, made)] == [(2, "schema-enum")]
 

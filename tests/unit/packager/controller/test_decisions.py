@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-def test_a_batch_waits_for_quiet_but_not_for_ever() -> None:
+def test_a_batch_waits_for_quiet_but_not_forever() -> None:
     clock = Clock()
     trigger = Debouncer(1.0, 15.0, clock)
     assert trigger.due() == float("inf")
@@ -94,9 +94,9 @@ def test_pauses_after_failures_grow_and_end() -> None:
 
 def test_the_condition_names_the_commit_and_is_found_again() -> None:
     for report in (None, Report(()), Report(("cni: NotReady",))):
-        said = condition.condition_of(Outcome(None, "", COMMIT, WANTED), report)
-        assert condition.commit_in(said.message) == COMMIT
-        assert said.status == ("False" if report and report.problems else "True")
+        reported = condition.condition_of(Outcome(None, "", COMMIT, WANTED), report)
+        assert condition.commit_in(reported.message) == COMMIT
+        assert reported.status == ("False" if report and report.problems else "True")
     assert condition.commit_in("commit abc; merge it") == ""
 
 
@@ -109,9 +109,9 @@ def test_the_condition_names_the_commit_and_is_found_again() -> None:
         (Reason.ADDON_BUNDLES_IN_PROGRESS, False),
     ],
 )
-def test_only_what_somebody_has_to_do_something_about_is_a_warning(reason: Reason, warns: bool) -> None:
-    said = condition.condition_of(Outcome(reason, "why"), None)
-    assert (said.status, said.reason, said.message, said.is_warning) == ("False", reason, "why", warns)
+def test_only_what_a_user_has_to_do_something_about_is_a_warning(reason: Reason, warns: bool) -> None:
+    reported = condition.condition_of(Outcome(reason, "why"), None)
+    assert (reported.status, reported.reason, reported.message, reported.is_warning) == ("False", reason, "why", warns)
 
 
 def test_the_message_of_a_commit_says_why_in_one_line() -> None:
@@ -149,10 +149,10 @@ def git_repo(*paths: str, message: str = "") -> Obj:
 
 def problems(found: Obj | None, readers: list[Obj] | None = None) -> tuple[str, ...]:
     order = {OLDER: 0, COMMIT: 1}
-    judged = fleet.evaluate(
+    validated = fleet.evaluate(
         {"cni": found}, readers, WANTED, lambda commit, other: order.get(commit, 9) < order.get(other, -1)
     )
-    return judged.problems
+    return validated.problems
 
 
 def test_what_fleet_says_of_a_bundle() -> None:
@@ -169,11 +169,11 @@ def test_why_fleet_has_not_got_a_bundle() -> None:
     assert problems(None) == ("cni: Fleet has not read it yet",)
     assert problems(None, []) == (f"cni: no GitRepo in namespace team has the path {path}; create one",)
     assert problems(None, [git_repo(path)]) == ("cni: Fleet has not read it yet",)
-    said = problems(None, [git_repo(path, message="authentication required")])
-    assert said == ("cni: GitRepo repo says: authentication required",)
+    reported = problems(None, [git_repo(path, message="authentication required")])
+    assert reported == ("cni: GitRepo repo says: authentication required",)
 
 
-def test_bundles_of_others_are_not_looked_at() -> None:
+def test_bundles_of_others_are_not_checked() -> None:
     assert fleet.slim_bundle({"metadata": {"name": "x", "labels": {"app": "x"}}}) is None
 
 

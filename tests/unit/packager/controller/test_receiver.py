@@ -49,7 +49,7 @@ def test_others_are_not(headers: dict[str, str]) -> None:
     assert not authentic(headers, BODY, SECRET)
 
 
-def test_a_secret_is_read_without_its_line_end_and_never_told(tmp_path: Path) -> None:
+def test_a_secret_is_read_without_its_line_end_and_never_reported(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_bytes(SECRET + b"\n")
     assert read_secret(file) == SECRET

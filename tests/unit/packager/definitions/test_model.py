@@ -1,4 +1,4 @@
-"""What is wrong with a definition is said at its field, all of it at once, and never with a secret."""
+"""What is wrong with a definition is reported at its field, all of it at once, and never with a secret."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.fleet",
         "definition-fleet",
     ),
-    # What the packager says of the Cluster is said of the definition.
+    # What the packager says of the Cluster is reported of the definition.
     "mtu": (definition(addons={"cni": {"mtu": 10}}), "spec.addons.cni.mtu", "schema-minimum"),
     "encapsulation": (
         definition(addons={"cni": {"name": "canal", "encapsulation": "IPIP"}}),
@@ -95,20 +95,20 @@ CASES: dict[str, tuple[Obj, str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_fault_is_said_at_its_field(case: str) -> None:
+def test_a_fault_is_reported_at_its_field(case: str) -> None:
     obj, field, rule = CASES[case]
     found = built(obj)
     assert (field, rule) in [(finding.field, finding.rule) for finding in found.findings]
     assert not found.ok
 
 
-def test_kubeadm_has_no_resource_sets_and_is_told_what_to_take() -> None:
-    (said,) = map(str, built(kubeadm(addonDelivery="ClusterResourceSet")).findings)
-    assert said.startswith("spec.addonDelivery: ")
-    assert all(part in said for part in ("ClusterResourceSet", "Helm controller", "use Fleet", "or None"))
+def test_kubeadm_has_no_resource_sets_and_is_reported_what_to_take() -> None:
+    (reported,) = map(str, built(kubeadm(addonDelivery="ClusterResourceSet")).findings)
+    assert reported.startswith("spec.addonDelivery: ")
+    assert all(part in reported for part in ("ClusterResourceSet", "Helm controller", "use Fleet", "or None"))
 
 
-def test_all_faults_are_said_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     bad = definition(kubernetesVersion="v1.34.2+k3s1", loadBalancer={"ipamType": "pool"}, clusterClass="harvester-rke2")
     assert len(check(bad)) == 2
     worse = definition(kubernetesVersion="latest", targetNamespace="No", controlPlane={"replicas": 2})

@@ -33,11 +33,15 @@ def test_ids_are_those_of_git(tmp_path: Path) -> None:
     environment = {**os.environ, "GIT_DIR": str(tmp_path / ".git"), "GIT_WORK_TREE": str(tmp_path)}
     for arguments in (["init", "-q"], ["add", "clusters/a"]):
         subprocess.run(["git", *arguments], env=environment, check=True, cwd=tmp_path)
-    said = subprocess.run(
+    reported = subprocess.run(
         ["git", "write-tree"], env=environment, check=True, cwd=tmp_path, capture_output=True, text=True
     )
     listed = subprocess.run(
-        ["git", "ls-tree", "-d", "-r", said.stdout.strip()], env=environment, check=True, capture_output=True, text=True
+        ["git", "ls-tree", "-d", "-r", reported.stdout.strip()],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     ids = {line.split("\t")[1]: line.split()[2] for line in listed.stdout.splitlines()}
     snapshot = Directory(tmp_path, names=("clusters",)).sync()
@@ -47,7 +51,7 @@ def test_ids_are_those_of_git(tmp_path: Path) -> None:
         assert entry.id == ids[path]
 
 
-def test_the_same_again_writes_nothing_and_what_goes_leaves_no_empty_folders(tmp_path: Path) -> None:
+def test_the_same_again_writes_nothing_and_what_is_deleted_leaves_no_empty_folders(tmp_path: Path) -> None:
     directory = Directory(tmp_path, "add-ons", names=("clusters",))
     folders = {"a/one": Folder({"cni/fleet.yaml": b"x"}), "a/two": Folder({"cni/fleet.yaml": b"x"})}
     put(directory, folders)
@@ -70,11 +74,11 @@ def test_a_link_is_not_followed(tmp_path: Path, place: str) -> None:
     link.parent.mkdir(parents=True)
     link.symlink_to(outside)
     plan = put(Directory(inside, names=("clusters",)), {"a/one": Folder({"cni/fleet.yaml": b"x"})})
-    assert [told.why.partition(" ")[2] for told in plan.refused] == ["is not a folder; move it away"]
+    assert [messages.why.partition(" ")[2] for messages in plan.refused] == ["is not a folder; move it away"]
     assert files(outside) == {}
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_none_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UnmanagedFiles, match="cannot be written"):
         put(Directory(tmp_path / "file", names=("clusters",)), {"a/one": Folder({"cni/fleet.yaml": b"x"})})

@@ -12,7 +12,7 @@ PATHS = st.lists(SEGMENTS, min_size=1, max_size=3).map("/".join)
 
 
 def test_ids_are_those_of_git() -> None:
-    """`git hash-object` and `git write-tree` said so; `a.b` sorts before folder `a`, and that before `a0`."""
+    """`git hash-object` and `git write-tree` reported so; `a.b` sorts before folder `a`, and that before `a0`."""
     assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
     assert tree_id({}) == "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
     files = {"a.b": b"1", "a/x": b"2", "a/b/y": b"3", "a0": b"4", "Z": b""}

@@ -17,7 +17,7 @@ FOLDERS = st.sampled_from(["clusters/a/one", "clusters/a/two", "clusters/b/one",
 
 
 def there(files: dict[str, bytes], foreign: dict[str, bytes] | None = None) -> Current:
-    """A folder as the packager has written it, with files of others beside."""
+    """A folder as the packager has written it, with files of others next to."""
     others = {path: blob_id(content) for path, content in (foreign or {}).items() if path not in files}
     owned = {path: blob_id(content) for path, content in files.items()}
     return Current(owned, others, blob_id(record(files)) if files else "")
@@ -58,7 +58,7 @@ def test_rules(before: dict[str, dict[str, bytes]], after: dict[str, dict[str, b
     for folder, files in after.items():
         assert all(state[f"{folder}/{path}"] == content for path, content in files.items())
         assert recorded(state[f"{folder}/{RECORD}"]) >= set(files)
-    # Nothing goes that may not.
+    # Nothing is deleted that may not.
     gone = {path.rsplit("/", 1)[0] for path in flat(before).keys() - state.keys()}
     bundles = {bundle for bundle in gone if not any(path.startswith(f"{bundle}/") for path in state)}
     removed = {folder for folder in before if before[folder] and folder not in after} - {
@@ -117,7 +117,7 @@ BEFORE = {"ccm/fleet.yaml": b"1", "cni/fleet.yaml": b"1"}
 ONE = "clusters/a/one"
 
 
-def test_a_bundle_that_goes_takes_of_the_budget() -> None:
+def test_a_bundle_that_is_deleted_takes_of_the_budget() -> None:
     wanted = {ONE: Folder({"ccm/fleet.yaml": b"2"})}
     held = difference({ONE: there(BEFORE)}, wanted, Pruning(complete=True, budget=0))
     assert set(held.write) == {f"{ONE}/ccm/fleet.yaml"}
@@ -138,7 +138,7 @@ def test_too_many_removals_remove_nothing() -> None:
     assert len(difference(current, {}, Pruning(complete=True, budget=10)).removed) == 5
 
 
-def test_nothing_goes_before_all_is_known() -> None:
+def test_nothing_is_deleted_before_all_is_known() -> None:
     held = difference({ONE: there(BEFORE)}, {}, Pruning(complete=False, budget=100))
     assert held.is_empty
     assert "in sync" in held.held[0].why
@@ -154,7 +154,7 @@ def test_definitions_wait_for_a_confirmation() -> None:
     assert difference(current, {}, confirmed, [manifest]).removed[0].definition
 
 
-def test_a_file_inside_a_bundle_goes_without_budget() -> None:
+def test_a_file_inside_a_bundle_is_deleted_without_budget() -> None:
     wanted = {ONE: Folder({"ccm/fleet.yaml": b"1"})}
     current = {ONE: there({"ccm/fleet.yaml": b"1", "ccm/values.yaml": b"1"})}
     planned = difference(current, wanted, Pruning(complete=True, budget=0))

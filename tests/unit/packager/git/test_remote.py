@@ -76,7 +76,7 @@ def test_branches(branch: str) -> None:
     assert Remote(GOOD, branch=branch).branch == branch
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     with pytest.raises(InvalidRemote) as error:
         Remote("ext::x", branch="-f", path="../x", review="main", timeout=0)
     assert {finding.field for finding in error.value.findings} == {"url", "branch", "path", "review", "timeout"}

@@ -127,8 +127,8 @@ def test_talos_gets_no_files() -> None:
     assert RENDERER.render_one(made_by("KubeadmControlPlane", harvester=harvester), {}).ok
 
 
-def test_a_version_that_has_no_effect_is_told() -> None:
-    said = {"cni": {"name": "calico", "version": "1.0.0"}, "ccm": {"version": "1.0.0"}}
-    (advice,) = RENDERER.render_one(made_by("RKE2ControlPlane", said), {}).findings
+def test_a_version_that_has_no_effect_is_reported() -> None:
+    reported = {"cni": {"name": "calico", "version": "1.0.0"}, "ccm": {"version": "1.0.0"}}
+    (advice,) = RENDERER.render_one(made_by("RKE2ControlPlane", reported), {}).findings
     assert (advice.advice, advice.rule, advice.field.endswith(".cni.version")) == (True, "addons-without-effect", True)
-    assert not RENDERER.render_one(made_by("KubeadmControlPlane", said), {}).findings
+    assert not RENDERER.render_one(made_by("KubeadmControlPlane", reported), {}).findings

@@ -97,7 +97,7 @@ def test_templates_that_ask_for_a_name_are_rendered_for_each_cluster(tmp_path: P
     assert renderer.shareable == {"v1": False}
 
 
-def test_a_name_in_the_place_of_a_credential_is_judged_for_each_cluster(tmp_path: Path) -> None:
+def test_a_name_in_the_place_of_a_credential_is_validated_for_each_cluster(tmp_path: Path) -> None:
     file = tmp_path / "csi" / "values.yaml.j2"
     file.parent.mkdir()
     file.write_text("apiToken: {{ cluster.name }}\n")

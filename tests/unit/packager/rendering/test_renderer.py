@@ -226,9 +226,9 @@ def test_secrets_never_get_into_git(values: Obj, bundle: str) -> None:
     result = Renderer().render_one(cluster("a", {bundle: {"values": values}}), {})
     assert {finding.rule for finding in result.findings} == {"no-secrets-in-git"}
     assert not result.tree
-    told = " ".join(map(str, result.findings))
-    assert "hunter2" not in told
-    assert JWT not in told
+    reported = " ".join(map(str, result.findings))
+    assert "hunter2" not in reported
+    assert JWT not in reported
 
 
 @pytest.mark.parametrize(
@@ -342,12 +342,12 @@ def test_names_that_leave_their_folder_are_no_templates(name: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "name", ["v1/extra/x.yaml.j2", "x.yaml.j2", "extra/x.j2", "extra/readme.txt", ".git/a/x.yaml.j2"]
 )
-def test_templates_that_nobody_would_read_are_refused(name: str, tmp_path: Path) -> None:
+def test_templates_that_no_one_would_read_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a template is <bundle>/<name>\.yaml\.j2"):
         Renderer(RenderOptions(templates=user_templates(tmp_path, {name: "a: 1"})))
 
 
-def test_a_chart_that_is_not_in_the_table_is_told(tmp_path: Path) -> None:
+def test_a_chart_that_is_not_in_the_table_is_reported(tmp_path: Path) -> None:
     chart = 'name: {{ chart("mine", "1.0.0").name }}\n'
     folder = user_templates(tmp_path, {"extra/fleet.yaml.j2": chart})
     (finding,) = Renderer(RenderOptions(templates=folder)).render_one(cluster("a"), {}).findings

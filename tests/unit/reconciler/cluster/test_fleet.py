@@ -1,4 +1,4 @@
-"""Whose managed cluster it is, and what the Fleet Cluster is told."""
+"""Whose managed cluster it is, and what the Fleet Cluster is reported."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Identity Secrets: when they are read, what is refused, and what is said of credentials that expire."""
+"""Identity Secrets: when they are read, what is refused, and what is reported of credentials that expire."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_credentials_without_a_date_are_left_alone() -> None:
     assert (verdict.reason, verdict.check_after) == (None, None)
 
 
-def test_far_from_the_end_the_timer_goes_off_seven_days_before_it() -> None:
+def test_far_from_the_end_the_timer_is_deleted_off_seven_days_before_it() -> None:
     verdict = expiry_of(NOW + timedelta(days=30), NOW)
     assert verdict.reason is None
     assert verdict.check_after == timedelta(days=23).total_seconds()
     assert "2026-12-21T09:00:00Z" in verdict.message
 
 
-def test_seven_days_before_the_end_it_is_said_and_the_next_look_is_at_the_end() -> None:
+def test_seven_days_before_the_end_it_is_reported_and_the_next_look_is_at_the_end() -> None:
     verdict = expiry_of(NOW + WARN_AHEAD, NOW)
     assert verdict.reason is Reason.IDENTITY_EXPIRING
     assert verdict.check_after == WARN_AHEAD.total_seconds()
@@ -103,7 +103,7 @@ def test_secret_of_another_namespace_is_not_read_when_there_is_only_one() -> Non
     read(Identities(allow_insecure=False, namespace="ns"), secrets.scope())
 
 
-def test_secret_is_read_once_for_all_clusters_until_it_changes_or_somebody_asks() -> None:
+def test_secret_is_read_once_for_all_clusters_until_it_changes_or_a_user_asks() -> None:
     secrets, identities = Secrets(), Identities(allow_insecure=False)
     for name in ("one", "two", "one", "two"):
         read(identities, secrets.scope(name))
@@ -117,7 +117,7 @@ def test_secret_is_read_once_for_all_clusters_until_it_changes_or_somebody_asks(
     assert secrets.reads == 3
 
 
-def test_secret_that_nobody_uses_is_forgotten() -> None:
+def test_secret_that_no_one_uses_is_forgotten() -> None:
     secrets, identities = Secrets(), Identities(allow_insecure=False)
     read(identities, secrets.scope("one"))
     read(identities, secrets.scope("two"))

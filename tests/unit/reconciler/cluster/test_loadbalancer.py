@@ -80,7 +80,7 @@ def test_key_too_many_in_the_selector_is_taken_out() -> None:
     assert drift(wanted(), found) == {"backendServerSelector": {**SELECTOR, "tier": None}}
 
 
-def test_description_that_the_spec_gave_up_goes() -> None:
+def test_description_that_the_spec_gave_up_is_deleted() -> None:
     assert drift(wanted(), wanted(description="old")) == {"description": None}
 
 

@@ -52,7 +52,7 @@ class Server:
 
 
 class Copy:
-    """A cache of the pool that no watch keeps true: it knows what it is told."""
+    """A cache of the pool that no watch keeps true: it knows what it is reported."""
 
     def __init__(self, obj: Obj) -> None:
         self._obj = copy.deepcopy(obj)

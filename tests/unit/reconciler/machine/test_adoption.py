@@ -23,7 +23,7 @@ VM = {
 
 
 class Client:
-    """Somebody writes the Secret between reading and writing it."""
+    """A user writes the Secret between reading and writing it."""
 
     def __init__(self) -> None:
         self.patched: list[str] = []

@@ -385,7 +385,7 @@ CLOUD_CONFIG = "apiVersion: v1\nkind: Config\nusers:\n- {name: default, user: {t
     ],
     ids=["no list", "block", "flow", "template"],
 )
-def test_files_are_written_beside_those_of_the_bootstrap_data(bootstrap: str) -> None:
+def test_files_are_written_next_to_those_of_the_bootstrap_data(bootstrap: str) -> None:
     text = userdata(bootstrap, files=kubeconfig_file(CLOUD_CONFIG))
     data = render(text, x="filled in") if text.startswith("##") else load(text)
     first, second, *others = data["write_files"]
@@ -435,7 +435,7 @@ def test_lists_of_other_keys_are_not_joined() -> None:
     assert extra("mounts: [[a, b]]\n")["mounts"] == [["a", "b"]]
 
 
-def test_extra_user_data_means_the_same_beside_a_template() -> None:
+def test_extra_user_data_means_the_same_next_to_a_template() -> None:
     files = "write_files:\n- path: /a\n  content: |\n    {{ not.a.template }} {% x %}\n    ${#y}\n"
     text = f"{files}runcmd:\n- |\n  echo {{{{ x }}}}\n"
     bootstrap = "## template: jinja\n#cloud-config\nhostname: '{{ name }}'\n"

@@ -1,4 +1,4 @@
-"""Machine configurations of Talos, which are told from cloud-config and reach the guest as they are."""
+"""Machine configurations of Talos, which are reported from cloud-config and reach the guest as they are."""
 
 import pytest
 

@@ -36,7 +36,7 @@ def test_nothing_is_to_do_for_what_is_as_wanted() -> None:
     assert next_step(three(), 3, 1, ZONES) == Wait()
 
 
-def test_nothing_is_done_while_a_machine_goes() -> None:
+def test_nothing_is_done_while_a_machine_is_deleted() -> None:
     assert next_step(three(deleting=True), 5, 1, ZONES) == Wait("cp-1 is being deleted")
 
 
@@ -45,7 +45,7 @@ def test_scaling_down_takes_the_oldest_of_the_fullest_zone() -> None:
     assert next_step(members, 3, 1, ZONES) == Delete("cp-2")
 
 
-def test_a_machine_in_a_zone_that_is_no_more_goes_first() -> None:
+def test_a_machine_in_a_zone_that_is_no_more_is_deleted_first() -> None:
     members = [*three(), Member("cp-4", "2026-01-04", "closed")]
     assert next_step(members, 3, 1, ZONES) == Delete("cp-4")
 
@@ -73,7 +73,7 @@ def test_the_only_member_of_etcd_is_never_remediated_but_one_that_never_joined_i
     assert next_step([replace(alone, joined=False)], 1, 1, ()) == Delete("cp-1", remediation=True)
 
 
-def test_without_surge_a_machine_goes_before_another_comes_but_never_of_fewer_than_three() -> None:
+def test_without_surge_a_machine_is_deleted_before_another_comes_but_never_of_fewer_than_three() -> None:
     outdated = [replace(member, current=False) for member in three()]
     assert isinstance(next_step(outdated, 3, 0, ZONES), Delete)
     assert isinstance(next_step(outdated, 3, 1, ZONES), Create)

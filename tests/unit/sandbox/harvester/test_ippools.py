@@ -30,7 +30,7 @@ def test_range_without_bounds_is_its_subnet() -> None:
     assert list(ippools.addresses({"ranges": [{"subnet": "10.0.0.0/30"}]})) == ["10.0.0.1", "10.0.0.2"]
 
 
-def test_takeover_gets_the_same_address_when_nobody_is_faster() -> None:
+def test_takeover_gets_the_same_address_when_no_one_is_faster() -> None:
     held = pool(allocated={"10.0.0.5": HOLDER}, available=2)
     assert ippools.address_of(held["status"], HOLDER) == "10.0.0.5"
     released = ippools.release(held, "10.0.0.5", HOLDER)
@@ -47,7 +47,7 @@ def test_takeover_gets_the_same_address_when_nobody_is_faster() -> None:
     assert (status["available"], status["lastAllocated"]) == (2, "10.0.0.5")
 
 
-def test_takeover_goes_on_with_the_next_address_when_somebody_is_faster() -> None:
+def test_takeover_continues_with_the_next_address_when_a_user_is_faster() -> None:
     between = pool(allocated={"10.0.0.5": "ns/thief"}, allocatedHistory={"10.0.0.5": HOLDER}, available=2)
     reserved = ippools.reserve(between, HOLDER)
     assert reserved is not None
@@ -55,7 +55,7 @@ def test_takeover_goes_on_with_the_next_address_when_somebody_is_faster() -> Non
     assert reserved[0]["allocated"]["10.0.0.5"] == "ns/thief"
 
 
-def test_address_of_somebody_else_is_not_released() -> None:
+def test_address_of_another_client_is_not_released() -> None:
     assert ippools.release(pool(allocated={"10.0.0.5": "ns/other"}), "10.0.0.5", HOLDER) is None
 
 

@@ -59,14 +59,14 @@ def test_own_go_settings_win_over_inherited_ones() -> None:
     assert environment["GOPROXY"] == "https://mirror"
 
 
-def test_progress_is_thinned_out_but_each_step_is_told() -> None:
-    told: list[tuple[str, int]] = []
-    report = binaries.plain_report(lambda name, step, done, total: told.append((step, done)), every=1000)
+def test_progress_is_thinned_out_but_each_step_is_reported() -> None:
+    reported: list[tuple[str, int]] = []
+    report = binaries.plain_report(lambda name, step, done, total: reported.append((step, done)), every=1000)
     for done in range(100):
         report("etcd", "loading modules", done, 0)
     for done in range(1, 100):
         report("etcd", "compiling", done, 99)
-    assert told == [("loading modules", 0), ("compiling", 1)]
+    assert reported == [("loading modules", 0), ("compiling", 1)]
 
 
 def test_remaining_time_is_estimated_over_all_programs() -> None:

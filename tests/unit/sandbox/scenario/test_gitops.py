@@ -1,4 +1,4 @@
-"""Definitions come into a sandbox's repository as somebody with an editor would push them."""
+"""Definitions come into a sandbox's repository as a user with an editor would push them."""
 
 import subprocess
 from pathlib import Path

@@ -71,7 +71,7 @@ def test_every_rule_is_tested() -> None:
     }
 
 
-def test_bytes_that_are_no_utf8_are_told_at_their_place() -> None:
+def test_bytes_that_are_no_utf8_are_reported_at_their_place() -> None:
     (problem,) = problems("a: 1\nb: gr\u00fcn\n".encode("latin-1"))
     assert (problem.finding.rule, problem.place) == (yaml_rules.ENCODING.name, Position(2, 6))
 

@@ -1,4 +1,4 @@
-"""Reading files: what cannot be read is told, and the rest is read."""
+"""Reading files: what cannot be read is reported, and the rest is read."""
 
 import io
 from pathlib import Path
