@@ -121,7 +121,7 @@ def test_charts_come_from_a_mirror(tmp_path: Path) -> None:
 def test_odd_mirrors_are_refused(url: str, tmp_path: Path) -> None:
     result = call("render", write(tmp_path / "clusters", manifest("a")), f"--chart-repo={url}")
     assert result.exit_code == 2
-    assert "take https://<host>/<path> or oci://<host>/<path>" in result.stderr
+    assert "use https://<host>/<path> or oci://<host>/<path>" in result.stderr
     assert "hidden" not in result.stderr
 
 
