@@ -148,7 +148,7 @@ async def _delete(bench: Bench, watcher: Watcher, pairs: list[tuple[str, str]]) 
     requests, (cpu, _), parts = bench.requests(), bench.provider_usage(), bench.cpu_by_part()
     started = time.monotonic()
     await delete_machines(bench, pairs)
-    await watcher.until("all machines are gone", lambda: all(watcher.times[n].gone for _, n in pairs), _TIMEOUT)
+    await watcher.until("all machines are deleted", lambda: all(watcher.times[n].gone for _, n in pairs), _TIMEOUT)
     seconds = max(watcher.times[name].gone for _, name in pairs) - started
     await asyncio.sleep(1)
     after, (cpu_after, _) = bench.requests(), bench.provider_usage()

@@ -115,7 +115,7 @@ def _made(folder: Path) -> Path:
 def _push(folder: Path, files: dict[str, str]) -> None:
     """Commit as a user would."""
     known = (folder / "refs" / "heads" / "main").exists()
-    lines = ["commit refs/heads/main\ncommitter somebody <somebody@localhost> 1 +0000\ndata 0\n"]
+    lines = ["commit refs/heads/main\ncommitter bench <bench@localhost> 1 +0000\ndata 0\n"]
     lines += ["from refs/heads/main^0\n"] if known else []
     lines += [f"M 100644 inline {path}\ndata {len(text.encode())}\n{text}\n" for path, text in files.items()]
     command = ["git", "-C", str(folder), "fast-import", "--quiet", "--done"]

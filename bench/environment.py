@@ -136,7 +136,7 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def environment(*, workloads: int, boot_seconds: float, boot_spread: float) -> AsyncIterator[Bench]:
-    """Start all but the provider, in a folder that is gone afterwards."""
+    """Start all but the provider, in a folder that is deleted afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="caphv-bench-"))
     settings = Settings(provider=False, audit=True, boot_seconds=boot_seconds, boot_spread=boot_spread)
     try:
@@ -191,7 +191,7 @@ def _client(stack: contextlib.AsyncExitStack, server: ApiServer) -> ApiClient:
 
 
 def _cluster_api_crds() -> list[Obj]:
-    """CRDs of the core; without the core nobody converts, so that only the newest version is served."""
+    """CRDs of the core; without the core nothing converts, so that only the newest version is served."""
     bases = cluster_api_manifests() / "crd" / "bases"
     crds = manifests.read([bases / f"cluster.x-k8s.io_{name}.yaml" for name in ("clusters", "machines")])
     for crd in crds:

@@ -1,4 +1,4 @@
-"""Clusters and machines as the Cluster API core would leave them, and the clock on what becomes of them."""
+"""Clusters and machines as the Cluster API core would leave them, and the clock on what happens to them."""
 
 from __future__ import annotations
 

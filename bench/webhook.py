@@ -1,7 +1,7 @@
 """Measure the webhook server: `python -m bench.webhook --help`.
 
 The load comes from processes of its own over raw TLS connections that stay open, as an API server's do. Each client
-sends a review when it has the answer to the one before. Clients check each verdict, so that a server that answers
+sends a review when it has the answer to the previous one. Clients check each verdict, so that a server that answers
 quickly and wrongly does not count.
 """
 

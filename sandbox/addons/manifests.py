@@ -1,4 +1,4 @@
-"""The deploy controller of an RKE2 or K3s server: what becomes of the files in its manifests folder."""
+"""The deploy controller of an RKE2 or K3s server: what happens to the files in its manifests folder."""
 
 from __future__ import annotations
 

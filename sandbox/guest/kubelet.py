@@ -102,15 +102,15 @@ class Kubelet:
         socket = web.WebSocketResponse(protocols=(PROTOCOL,))
         await socket.prepare(request)
         try:
-            output, said, status = self._etcd.etcdctl(arguments), "", {"status": "Success"}
+            output, errors, status = self._etcd.etcdctl(arguments), "", {"status": "Success"}
         except EtcdError as error:
-            output, said = "", str(error)
+            output, errors = "", str(error)
             status = {
                 "status": "Failure",
                 "reason": "NonZeroExitCode",
                 "message": "command terminated with exit code 1",
             }
-        for channel, text in ((1, output), (2, said), (3, json.dumps({"metadata": {}, **status}))):
+        for channel, text in ((1, output), (2, errors), (3, json.dumps({"metadata": {}, **status}))):
             if text:
                 await socket.send_bytes(bytes([channel]) + text.encode())
         await socket.close()

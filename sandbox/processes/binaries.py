@@ -66,7 +66,7 @@ IMPATIENT_CORE = dataclasses.replace(
 )
 # What a sandbox runs.
 RECIPES = {recipe.name: recipe for recipe in (ETCD, KUBE_APISERVER, CLUSTER_API_CORE)}
-# What tests need beside that: the tools that users install and watch the provider with, and a core that retries soon.
+# What tests need in addition: the tools that users install and watch the provider with, and a core that retries soon.
 TOOLS = {
     recipe.name: recipe
     for recipe in (

@@ -1,7 +1,7 @@
 """Garbage collection and namespace deletion, for API servers without kube-controller-manager.
 
 The Cluster API core deletes Machines itself and relies on owner references for the rest: MachineHealthChecks,
-ClusterResourceSetBindings, cloned templates, kubeconfig Secrets. Without a collector they would stay for ever, and so
+ClusterResourceSetBindings, cloned templates, kubeconfig Secrets. Without a collector they would stay forever, and so
 would a deleted namespace.
 
 It watches the metadata of the core kinds below and of all custom resources. Not modelled: orphaning of dependents;

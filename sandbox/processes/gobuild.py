@@ -189,7 +189,7 @@ def _write_patched(recipe: Recipe, sources: Path, folder: Path) -> None:
 
 
 def _install_wheel(folder: Path) -> None:
-    """Install the wheel beside its place first, so that an interrupted installation is never taken for a whole one."""
+    """Install the wheel next to its place first, so that an interrupted installation is never taken for a whole one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=folder.name, dir=folder.parent) as scratch:
         requirements = Path(scratch) / "requirements.txt"
