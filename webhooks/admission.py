@@ -2,7 +2,7 @@
 
 Upgrades never stop a cluster. A change is refused only for what it brings about: what was wrong before stays a warning,
 and a change that leaves the spec alone is no matter of ours. What Cluster API clones from a template that is stored
-already gets warnings for rules that the Go provider did not have, so that scaling and remediation go on; the template
+gets warnings for rules that the Go provider did not have, so that scaling and remediation continue; the template
 itself, and what people make by hand, is refused. Objects that are going are never blocked.
 """
 
@@ -143,10 +143,10 @@ def _findings(review: Review, obj: Obj, old: Obj | None, without: Collection[str
     schema = compiled.load(KINDS[review.kind].schema)
     found = schema.findings(obj, version=review.version, unknown_fields=False)
     yield from found
-    # What the schema has told of a field, no rule repeats in other words.
-    told = {finding.path for finding in found}
+    # What the schema has reported of a field, no rule repeats in other words.
+    reported = {finding.path for finding in found}
     for finding in _of_rules(Subject.of(review.kind, obj, old=old, dry_run=review.dry_run), without):
-        if finding.path not in told:
+        if finding.path not in reported:
             yield finding
 
 

@@ -33,7 +33,7 @@ NAMES: dict[Webhook, str] = {
     "mutate": "caphv-mutating-webhook-configuration",
 }
 SERVICE = "caphv-webhook-service"
-# cert-manager writes the CA into configurations with this annotation: nobody else may.
+# cert-manager writes the CA into configurations with this annotation: no one else may.
 INJECT_ANNOTATION = "cert-manager.io/inject-ca-from"
 _LABELS = {"cluster.x-k8s.io/provider": "infrastructure-harvester"}
 _TIMEOUT_SECONDS = 5

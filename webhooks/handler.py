@@ -29,7 +29,7 @@ API_VERSION = "admission.k8s.io/v1"
 # The API server joins warnings into HTTP headers: it cuts each at 256 bytes and all of them at 4096.
 _WARNING_LENGTH = 250
 _WARNINGS = 15
-# Everything is told at once, but nobody reads more, and events and logs of others carry the message.
+# Everything is reported at once, but no one reads more, and events and logs of others carry the message.
 _CAUSES = 100
 _CAUSE_LENGTH = 1000
 _REASONS = {
@@ -60,7 +60,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer and what may be told of it: `rules` were broken, `name` is `<namespace>/<name>`, no other content."""
+    """The answer, and what may be logged of it: the broken rules and `<namespace>/<name>`, no other content."""
 
     body: bytes
     operation: str
@@ -91,7 +91,7 @@ def answer(target: Target, body: bytes) -> Answer:
     if kind != {"group": GROUP, "version": target.version, "kind": target.kind}:
         message = (
             f"this path is for {target.kind} in {GROUP}/{target.version} only: correct the webhook configuration, "
-            "or delete it, and the provider makes it anew"
+            "or delete it, and the provider recreates it"
         )
         return Answer(_refused(uid, 400, "BadRequest", message), operation, False, name)
     # Deletions are never blocked, and subresources are written by controllers, not by people.
@@ -145,10 +145,10 @@ def _judged(uid: str, review: Review, name: str) -> Answer:
     if not verdict.errors:
         return Answer(_response(uid, True, warnings=warnings), review.operation, True, name)
     causes = [_cause(finding) for finding in verdict.errors[:_CAUSES]]
-    told = [f"{cause['field']}: {cause['message']}" for cause in causes]
+    reported = [f"{cause['field']}: {cause['message']}" for cause in causes]
     if len(verdict.errors) > _CAUSES:
-        told.append(f"and {len(verdict.errors) - _CAUSES} more")
-    listed = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
+        reported.append(f"and {len(verdict.errors) - _CAUSES} more")
+    listed = reported[0] if len(reported) == 1 else f"[{', '.join(reported)}]"
     plain_name = name.rpartition("/")[2]
     message = f'{review.kind}.{GROUP} "{plain_name}" is invalid: {listed}'
     details = {"name": plain_name, "group": GROUP, "kind": review.kind, "causes": causes}
@@ -165,10 +165,12 @@ def _cause(finding: Finding) -> Obj:
 
 
 def _warnings(findings: Sequence[Finding]) -> list[str]:
-    told = [_cut(_printable(f"{finding.field}: {finding.detail}"), _WARNING_LENGTH) for finding in findings[:_WARNINGS]]
+    reported = [
+        _cut(_printable(f"{finding.field}: {finding.detail}"), _WARNING_LENGTH) for finding in findings[:_WARNINGS]
+    ]
     if len(findings) > _WARNINGS:
-        told.append(f"and {len(findings) - _WARNINGS} more: `caphv validate` shows all")
-    return told
+        reported.append(f"and {len(findings) - _WARNINGS} more: `caphv validate` shows all")
+    return reported
 
 
 def _printable(text: str) -> str:

@@ -49,7 +49,7 @@ async def _serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    """Serve as the settings in the first argument say. Exit status: 0 stopped as asked, 1 could not start or go on."""
+    """Serve with the settings in the first argument. Exit status: 0 stopped as asked, 1 could not start or continue."""
     settings = Settings(**orjson.loads(sys.argv[1]))  # noqa: TID251 - our own parent process
     logs.configure(settings.log_level, settings.log_format)
     try:

@@ -110,7 +110,7 @@ class _Kept:
             self.informer.forget("", self._name)
             self._looked = None
         except Conflict:
-            pass  # somebody else changed it meanwhile, and the watch will tell
+            pass  # another client changed it meanwhile, and the watch will tell
         else:
             self._take(found, authority)
 

@@ -32,7 +32,7 @@ _BODY_SECONDS = 5.0
 _HANDSHAKE_SECONDS = 10.0
 _HEADER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
-# How long a server that ends goes on answering: API servers that have not heard of it yet send here all the same.
+# How long a server that ends continues answering: API servers that have not heard of it yet send here all the same.
 _DRAIN_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
 _OPERATIONS = frozenset({"CREATE", "UPDATE", "DELETE", "CONNECT"})

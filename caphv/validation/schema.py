@@ -68,7 +68,7 @@ _TEXTS = {
 }
 
 
-# Nobody reads more, and each costs time.
+# No one reads more, and each costs time.
 _MOST_ERRORS = 1000
 
 

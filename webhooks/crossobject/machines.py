@@ -33,7 +33,7 @@ def topology_class_name(cluster: Entry) -> str:
 
 
 def topology_class(inventory: Inventory, cluster: Entry) -> Entry | None:
-    """The ClusterClass of a Cluster, in the words of v1beta1 or v1beta2; None when it is not among the objects."""
+    """The ClusterClass of a Cluster, in the form of v1beta1 or v1beta2; None when it is not among the objects."""
     topology = cluster.field.at("spec", "topology")
     name = topology_class_name(cluster)
     namespace = topology.at("classRef", "namespace").text or topology.at("classNamespace").text or cluster.namespace
@@ -134,7 +134,7 @@ def _disks(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
     (MACHINE, MACHINE_TEMPLATE),
     "Disks must be on a StorageClass that supports live migration, where the StorageClass is among the files: for "
     "Longhorn, one with parameter `migratable`.",
-    example='`storageClass: longhorn` beside StorageClass `longhorn` without `migratable: "true"`: choose another',
+    example='`storageClass: longhorn` with StorageClass `longhorn` without `migratable: "true"`: choose another',
     advice=True,
 )
 def _migratable(inventory: Inventory) -> Iterator[Located]:
@@ -150,7 +150,7 @@ def _migratable(inventory: Inventory) -> Iterator[Located]:
     "storage-class-absent",
     (MACHINE, MACHINE_TEMPLATE),
     "A storage class must have the name of a StorageClass, where one among the files has nearly that name.",
-    example="`storageClass: harvester-longhron` beside StorageClass `harvester-longhorn`: correct the name",
+    example="`storageClass: harvester-longhron` with StorageClass `harvester-longhorn`: correct the name",
     advice=True,
 )
 def _storage_class_name(inventory: Inventory) -> Iterator[Located]:

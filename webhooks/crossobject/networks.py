@@ -256,7 +256,7 @@ def _unreachable(entry: Entry, static: Field, infrastructure: Entry) -> Iterator
     if own is None or gateway is None or not mask or static.at("subnetMask").present:
         return
     within, default = network(f"{own}/{mask}"), network(f"{own}/{_DEFAULT_PREFIX}")
-    # What is beyond the mask that a machine gets without a cluster's is told by the rules about that machine.
+    # What is beyond the mask that a machine gets without a cluster's is reported by the rules about that machine.
     if within and default and gateway in default and gateway not in within:
         detail = f"is not in the machine's network {within} by the mask of {infrastructure}"
         yield LocatedFinding(

@@ -145,9 +145,9 @@ def _endpoint_given(inventory: Inventory) -> Iterator[Located]:
                 entry, port.invalid(f"the load balancer answers at port {API_SERVER_PORT}: remove the endpoint")
             )
         other = infrastructures.get(entry.index)
-        told = other.field.at("spec", "controlPlaneEndpoint", "host").text if other else ""
-        if host.text and told not in ("", "0.0.0.0", host.text):
-            yield LocatedFinding(entry, host.invalid(f"{other} has {told}: remove the endpoint here"), other)
+        reported = other.field.at("spec", "controlPlaneEndpoint", "host").text if other else ""
+        if host.text and reported not in ("", "0.0.0.0", host.text):
+            yield LocatedFinding(entry, host.invalid(f"{other} has {reported}: remove the endpoint here"), other)
 
 
 def _endpoints(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:

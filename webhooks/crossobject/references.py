@@ -121,7 +121,7 @@ def _namespace(inventory: Inventory) -> Iterator[Located]:
     OWNERS,
     "The target of a reference must be among the files, unless the cluster has it already. A similar name is "
     "suggested.",
-    example="Cluster with `infrastructureRef.name: demmo` beside HarvesterCluster `demo`: correct the name",
+    example="Cluster with `infrastructureRef.name: demmo` with HarvesterCluster `demo`: correct the name",
     advice=True,
 )
 def _absent(inventory: Inventory) -> Iterator[Located]:
@@ -139,7 +139,7 @@ def _absent(inventory: Inventory) -> Iterator[Located]:
     "identity-absent",
     (CLUSTER,),
     "The identity Secret must have the name of the Secret among the files, where one has nearly that name.",
-    example="`identitySecret.name: harvester-identiy` beside Secret `harvester-identity`: correct the name",
+    example="`identitySecret.name: harvester-identiy` with Secret `harvester-identity`: correct the name",
     advice=True,
 )
 def _identity(inventory: Inventory) -> Iterator[Located]:
@@ -176,7 +176,7 @@ def _identities(inventory: Inventory) -> Iterator[tuple[Entry, Field, Entry | No
     "pool-name",
     (CLUSTER, MACHINE, MACHINE_TEMPLATE),
     "A reference to a pool must have the name of an IPPool, where one among the files has nearly that name.",
-    example="`ipPoolRefs: [vm-pol-a]` beside IPPool `vm-pool-a`: correct the name",
+    example="`ipPoolRefs: [vm-pol-a]` with IPPool `vm-pool-a`: correct the name",
     advice=True,
 )
 def _pools(inventory: Inventory) -> Iterator[Located]:

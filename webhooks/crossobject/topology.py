@@ -148,7 +148,7 @@ _LIMITS = {
 
 
 def _unknown(value: Field, schema: Any) -> Iterator[Finding]:
-    """Fields that the schema of a variable does not name: the core refuses them unless it is told to keep them."""
+    """Fields that the schema of a variable does not name: the core refuses them unless it is reported to keep them."""
     if not isinstance(schema, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
         return
     for item in value.each():

@@ -67,7 +67,9 @@ def _user_data_format(subject: Subject) -> Iterator[Finding]:
 def _user_data_secret(subject: Subject) -> Iterator[Finding]:
     data = subject.spec.at("guestConfig", "userData")
     if len(data.text) <= _LONGEST and any(f"{word}:" in data.text for word in _SECRET_WORDS):
-        detail = "seems to hold a secret, and whoever may read this object reads it: put it into the bootstrap data"
+        detail = (
+            "seems to hold a secret, and everyone who may read this object can read it: put it into the bootstrap data"
+        )
         yield Finding(data.path, Fault.INVALID, detail)
 
 
@@ -86,7 +88,7 @@ def _fault(text: str) -> str:
     if root is None or (isinstance(root, yaml.ScalarNode) and root.value in ("", "null", "~")):
         return ""
     if not isinstance(root, yaml.MappingNode):
-        return "is no mapping of cloud-config keys"
+        return "is not a mapping of cloud-config keys"
     return _fault_of_keys(root)
 
 
@@ -95,11 +97,11 @@ def _fault_of_keys(root: yaml.MappingNode) -> str:
     for key, value in root.value:
         name = key.value if isinstance(key, yaml.ScalarNode) else ""
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", name):
-            return "has a key that is no name of cloud-config"
+            return "has a key that is not a key of cloud-config"
         if name in seen:
             return f"has key {name} twice"
         seen.add(name)
         is_null = isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:null"
         if name in _LISTS and not (isinstance(value, yaml.SequenceNode) or is_null):
-            return f"has key {name} that is no list"
+            return f"has key {name} that is not a list"
     return ""

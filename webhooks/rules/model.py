@@ -1,7 +1,7 @@
 """What a rule is, and how it looks at an object of whatever shape.
 
 Anything may arrive in a review, so rules read through `Field`, which answers with nothing where there is nothing of the
-wanted type: whatever is of the wrong type is told by the schema.
+wanted type: whatever is of the wrong type is reported by the schema.
 """
 
 from __future__ import annotations

@@ -33,12 +33,12 @@ _GENERATED = "xxxxx"
 )
 def _machine_name(subject: Subject) -> Iterator[Finding]:
     name, prefix = subject.obj.at("metadata", "name"), subject.obj.at("metadata", "generateName")
-    told = name if name.text else prefix
+    reported = name if name.text else prefix
     full = name.text or (prefix.text[: LABEL_LENGTH - len(_GENERATED)] + _GENERATED if prefix.text else "")
     if len(full) > LABEL_LENGTH:
-        yield told.problem(Fault.TOO_LONG, f"the VM's host name is made of it: at most {LABEL_LENGTH} characters")
+        yield reported.problem(Fault.TOO_LONG, f"the VM's host name is made of it: at most {LABEL_LENGTH} characters")
     elif full and not is_label(full):
-        yield told.invalid("the VM's host name is made of it: use lower case letters, digits and '-' only")
+        yield reported.invalid("the VM's host name is made of it: use lower case letters, digits and '-' only")
 
 
 @RULES.rule(

@@ -291,7 +291,7 @@ def _vm_network_gateway_free(subject: Subject) -> Iterator[Finding]:
     given, reserved = pool_range(pool), address(pool.at("gateway"))
     if given is None or gateway is None or reserved in (None, gateway):
         return
-    # A wrong gateway of the pool is told as such.
+    # A wrong gateway of the pool is reported as such.
     is_known = not list(_outside(pool.at("gateway"), subnet(pool.at("subnet"))))
     if is_known and given.first <= gateway <= given.last:
         yield config.at("gateway").invalid(
