@@ -42,6 +42,11 @@ PROBE = {
 }
 
 
+def program() -> str:
+    """The core to run: by default the one that all tests use, by the environment another one of `binaries`."""
+    return os.environ.get(CORE_VARIABLE, CLUSTER_API_CORE.name)
+
+
 async def install(folder: Path, client: ApiClient, webhook_url: str, ca: pki.CA) -> None:
     """Install CRDs, namespace and webhooks of the core on the management API server."""
     own = folder / "core"
@@ -49,7 +54,7 @@ async def install(folder: Path, client: ApiClient, webhook_url: str, ca: pki.CA)
     server = ca.server([urlsplit(webhook_url).hostname or "127.0.0.1"])
     private_file(own / "tls.crt", server.certificate)
     private_file(own / "tls.key", server.key)
-    await manifests.apply(client, list(objects(cluster_api_manifests(), webhook_url, ca.certificate)))
+    await manifests.apply(client, list(objects(cluster_api_manifests(core=program()), webhook_url, ca.certificate)))
 
 
 async def start(folder: Path, server: ApiServer) -> Process:
@@ -100,7 +105,7 @@ def objects(config: Path, webhook_url: str, ca: bytes) -> Iterator[Obj]:
 
 def _command(folder: Path, webhook_port: int, health_port: int) -> list[str | Path]:
     return [
-        binary(os.environ.get(CORE_VARIABLE, CLUSTER_API_CORE.name)),
+        binary(program()),
         f"--kubeconfig={folder / 'core.kubeconfig'}",
         f"--webhook-port={webhook_port}",
         f"--webhook-cert-dir={folder / 'core'}",

@@ -64,6 +64,20 @@ IMPATIENT_CORE = dataclasses.replace(
     name="cluster-api-core-impatient",
     patches=(*CLUSTER_API_CORE.patches, (_AFTER_CLUSTER_CACHE, _AFTER_CLUSTER_CACHE + _RETRY_SOON)),
 )
+# Further releases that are tested; each is built only on request. 1.14 has the core's program and manifests in a folder
+# of their own.
+OTHER_CORES = {
+    recipe.name: recipe
+    for recipe in (
+        dataclasses.replace(
+            CLUSTER_API_CORE,
+            name="cluster-api-core-1.14",
+            version="1.14.2",
+            package="sigs.k8s.io/cluster-api/core",
+            staging="v1.14.2",
+        ),
+    )
+}
 # What a sandbox runs.
 RECIPES = {recipe.name: recipe for recipe in (ETCD, KUBE_APISERVER, CLUSTER_API_CORE)}
 # What tests need in addition: the tools that users install and watch the provider with, and a core that retries soon.
@@ -166,11 +180,11 @@ class Estimate:
 
 
 def binary(name: str, report: Report | None = None) -> Path:
-    """Return the path of a program of `RECIPES` or `TOOLS`, building it when it is nowhere. Raises `BuildError`.
+    """Return the path of a program of the tables above, building it if it is missing. Raises `BuildError`.
 
     Several processes may call this at once: one builds, the others wait for it.
     """
-    recipe = (RECIPES | TOOLS)[name]
+    recipe = (RECIPES | TOOLS | OTHER_CORES)[name]
     if found := _on_machine(recipe):
         return found
     path = _built(recipe)
@@ -183,12 +197,14 @@ def binary(name: str, report: Report | None = None) -> Path:
     return path
 
 
-def cluster_api_manifests(report: Report | None = None) -> Path:
-    """Return a folder with `config/` of the Cluster API module: `crd/bases/*.yaml` and `webhook/manifests.yaml`."""
-    path = cache_folder() / "bin" / f"{CLUSTER_API_CORE.name}-{CLUSTER_API_CORE.version}-config"
+def cluster_api_manifests(report: Report | None = None, *, core: str = CLUSTER_API_CORE.name) -> Path:
+    """Return a folder with `config/` of a core's module: `crd/bases/*.yaml` and `webhook/manifests.yaml`."""
+    recipe = OTHER_CORES.get(core, CLUSTER_API_CORE)
+    path = cache_folder() / "bin" / f"{recipe.name}-{recipe.version}-config"
     with _missing(path) as missing:
         if missing:
-            sources = gobuild.module_folder(CLUSTER_API_CORE, cache_folder(), report or plain_report()) / "config"
+            module = gobuild.module_folder(recipe, cache_folder(), report or plain_report())
+            sources = module / recipe.package.removeprefix(recipe.module).strip("/") / "config"
             with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
                 copy = Path(scratch) / "config"
                 # The module cache is read-only, the copy must not be.

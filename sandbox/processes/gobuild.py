@@ -41,7 +41,7 @@ class BuildError(Exception):
 class Recipe:
     """How to build one program.
 
-    `staging` is set for k8s.io/kubernetes, whose go.mod replaces its libraries by folders of its repository; the value
+    `staging` is set for modules whose go.mod replaces others by folders of their own repository; the value
     is the version under which the proxy has them. `patches` are texts in the package's only file, with replacements:
     the file is then built as a package of our own, below the module's path because it imports its `internal` packages.
     """
@@ -81,7 +81,7 @@ def go_mod(recipe: Recipe, upstream: str = "") -> str:
         f"require {recipe.module} v{recipe.version}",
     ]
     if recipe.staging:
-        replaced = re.findall(r"^\s*(?:replace )?(\S+) => \./staging/", upstream, re.MULTILINE)
+        replaced = re.findall(r"^\s*(?:replace )?(\S+) => \./", upstream, re.MULTILINE)
         lines += [f"replace {module} => {module} {recipe.staging}" for module in replaced]
     return "\n\n".join(lines) + "\n"
 

@@ -1,0 +1,44 @@
+"""The lifecycle of a cluster with each other release of the Cluster API core that the provider supports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.capi.core import CORE_VARIABLE
+from sandbox.cluster import EARLIER_VERSION, LATER_VERSION, ClusterSpec
+from sandbox.environment import Sandbox
+from sandbox.processes import binaries, children
+from sandbox.scenario.lifecycle import Scenario, in_network
+from sandbox.state import Settings
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.unmodified_core, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(params=sorted(binaries.OTHER_CORES))
+def box(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    monkeypatch.setenv(CORE_VARIABLE, request.param)
+    binaries.prepare()
+    binaries.binary(request.param)
+    box = Sandbox(tmp_path / "box", Settings(boot_seconds=0.5, register_seconds=0.2))
+    try:
+        asyncio.run(box.up())
+        yield box
+    finally:
+        asyncio.run(children.stop_all(box.folder))
+
+
+async def test_a_cluster_lives_with_another_core(box: Sandbox) -> None:
+    spec = ClusterSpec(control_planes=1, workers=1, version=EARLIER_VERSION)
+    scenario = Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=400)
+    async with scenario.watching():
+        await scenario.create()
+        await scenario.bring_up()
+        await scenario.replace_lost(scenario.view.workers()[0])
+        await scenario.scale(3, 2)
+        await scenario.upgrade(LATER_VERSION)
+        await scenario.delete()
+        assert await scenario.leftovers() == []
