@@ -17,7 +17,7 @@ from tests.support.packager.commands import call, manifest, write
 pytestmark = pytest.mark.unit
 
 Obj = dict[str, Any]
-SHIPPED = data.folder("fleet-bundles") / "v1"
+SHIPPED = data.folder("fleet-bundles") / "v2"
 DASHBOARD = """name: {{ bundle_name("dashboard") }}
 defaultNamespace: dashboard
 helm: {releaseName: dashboard, chart: dashboard, version: 1.0.0, disablePreProcess: true}

@@ -98,7 +98,7 @@ def unseen(file: str, mutant: str) -> bool:
         return False
     for examples, mirror, prefix in ((EXAMPLES, "", ""), (MIRRORED, MIRROR, "mirrored/")):
         renderer = Renderer(RenderOptions(chart_repository=mirror))
-        renderer._templates["v1"] = templates
+        renderer._templates["v2"] = templates
         for example in examples:
             result = renderer.render_one(example, {})
             if not result.ok:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 @cache
 def never_sharing(templates: Path | None) -> Renderer:
     renderer = Renderer(RenderOptions(templates))
-    renderer.shareable = {"v1": False}
+    renderer.shareable = {"v2": False}
     return renderer
 
 
@@ -37,7 +37,7 @@ def warm() -> Renderer:
     """A renderer that has the files of all examples in common."""
     renderer = Renderer()
     renderer.render(EXAMPLES, {})
-    assert renderer.shareable == {"v1": True}
+    assert renderer.shareable == {"v2": True}
     assert None not in renderer.common.values()
     return renderer
 
@@ -94,7 +94,7 @@ def test_templates_that_ask_for_a_name_are_rendered_for_each_cluster(tmp_path: P
         shared, own = renderer.render_one(cluster(name), {}), alone(cluster(name), templates=tmp_path)
         assert dict(shared.tree) == dict(own.tree)
         assert shared.findings == own.findings
-    assert renderer.shareable == {"v1": False}
+    assert renderer.shareable == {"v2": False}
 
 
 def test_a_name_in_the_place_of_a_credential_is_validated_for_each_cluster(tmp_path: Path) -> None:
