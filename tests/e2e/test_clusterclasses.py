@@ -118,7 +118,7 @@ async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_it
         assert await story.leftovers() == []
 
 
-async def test_nodes_of_k3s_without_a_cni_wait_for_that_of_another_client(box: Sandbox) -> None:
+async def test_nodes_of_k3s_without_a_cni_wait_for_another_one(box: Sandbox) -> None:
     # Nodes are not ready for as long as it takes, and no one replaces them.
     spec = story_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
     story = Scenario(
