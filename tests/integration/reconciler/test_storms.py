@@ -149,9 +149,10 @@ async def test_outage_is_quiet_and_reported_and_nothing_to_others(
         await case.create_machine("late")
         await case.until(HARVESTER_MACHINES, "late", is_in_doubt)
         await case.ask_deletion(HARVESTER_MACHINES, names[0])
+        undisturbed = time.monotonic()
         await other.ready_machine("one")
         await other.delete_machine("one")
-        assert time.monotonic() - started < UNDISTURBED
+        assert time.monotonic() - undisturbed < UNDISTURBED
         await asyncio.sleep(seconds - (time.monotonic() - started))
         elapsed = time.monotonic() - started
         assert (proxy.requests - before) / elapsed < 2
