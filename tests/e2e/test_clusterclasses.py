@@ -63,7 +63,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         asyncio.run(children.stop_all(box.folder))
 
 
-def story_of(box: Sandbox, cluster_class: str, **changes: Any) -> Scenario:
+def scenario_of(box: Sandbox, cluster_class: str, **changes: Any) -> Scenario:
     name = cluster_class.removeprefix("harvester-")
     spec = ClusterSpec(
         name=name,
@@ -80,20 +80,20 @@ def story_of(box: Sandbox, cluster_class: str, **changes: Any) -> Scenario:
 
 
 async def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: Sandbox) -> None:
-    story = story_of(box, clusterclass.HARVESTER_RKE2)
-    async with story.watching():
-        await story.create()
-        await story.bring_up()
-        await the_class_is_what_stands(story)
-        await workers_of_another_class_have_their_own_size(story)
-        await story.scale(3, 2)
-        await story.scale(1, 1)
-        await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[clusterclass.HARVESTER_RKE2]}")
-        await story.set_variable("cpuCount", 3)
-        assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
-        await the_next_version_of_the_class_is_taken(story)
-        await story.delete()
-        assert await story.leftovers() == []
+    scenario = scenario_of(box, clusterclass.HARVESTER_RKE2)
+    async with scenario.watching():
+        await scenario.create()
+        await scenario.bring_up()
+        await the_class_is_what_stands(scenario)
+        await workers_of_another_class_have_their_own_size(scenario)
+        await scenario.scale(3, 2)
+        await scenario.scale(1, 1)
+        await scenario.upgrade(f"{KUBERNETES_VERSION}{RELEASES[clusterclass.HARVESTER_RKE2]}")
+        await scenario.set_variable("cpuCount", 3)
+        assert {machine["spec"]["cpu"] for machine in scenario.view.harvester_machines.store} == {3}
+        await the_next_version_of_the_class_is_taken(scenario)
+        await scenario.delete()
+        assert await scenario.leftovers() == []
 
 
 @pytest.mark.parametrize("cluster_class", [clusterclass.HARVESTER_K3S, clusterclass.HARVESTER_KUBEADM])
@@ -101,51 +101,53 @@ async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_it
     box: Sandbox, cluster_class: str
 ) -> None:
     # By DHCP, where those of RKE2 have their addresses from pools.
-    story = story_of(box, cluster_class, load_balancer="", machines=(), variables=EVERY_VARIABLE)
-    async with story.watching():
-        await story.create()
-        await story.bring_up()
-        await the_class_is_what_stands(story)
-        await each_variable_has_its_effect(story)
-        await story.scale(3, 2)
-        assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == {"zone-1", "zone-3"}
-        await story.scale(1, 1)
-        await story.upgrade(f"{KUBERNETES_VERSION}{RELEASES[cluster_class]}")
-        await story.set_variable("tpm", {"enabled": True, "persistent": True})
-        assert all(machine["spec"]["tpm"]["persistent"] for machine in story.view.harvester_machines.store)
-        await the_next_version_of_the_class_is_taken(story)
-        await story.delete()
-        assert await story.leftovers() == []
+    scenario = scenario_of(box, cluster_class, load_balancer="", machines=(), variables=EVERY_VARIABLE)
+    async with scenario.watching():
+        await scenario.create()
+        await scenario.bring_up()
+        await the_class_is_what_stands(scenario)
+        await each_variable_has_its_effect(scenario)
+        await scenario.scale(3, 2)
+        assert {machine["spec"]["failureDomain"] for machine in scenario.view.control_planes()} == {"zone-1", "zone-3"}
+        await scenario.scale(1, 1)
+        await scenario.upgrade(f"{KUBERNETES_VERSION}{RELEASES[cluster_class]}")
+        await scenario.set_variable("tpm", {"enabled": True, "persistent": True})
+        assert all(machine["spec"]["tpm"]["persistent"] for machine in scenario.view.harvester_machines.store)
+        await the_next_version_of_the_class_is_taken(scenario)
+        await scenario.delete()
+        assert await scenario.leftovers() == []
 
 
 async def test_nodes_of_k3s_without_a_cni_wait_for_another_one(box: Sandbox) -> None:
     # Nodes are not ready for as long as it takes, and no one replaces them.
-    spec = story_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
-    story = Scenario(
+    spec = scenario_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
+    scenario = Scenario(
         box.folder, replace(spec, name="bare", namespace="bare", target_namespace="bare"), timeout=PATIENCE
     )
-    async with story.watching():
-        await story.create()
-        async with workload(story) as client:
+    async with scenario.watching():
+        await scenario.create()
+        async with workload(scenario) as client:
             node = await seen(client, "", NODES, lambda _: True)
             assert not holds(node, "Ready")
-            assert await texts_of_guests(story, "flannel-backend: none") == 1
+            assert await texts_of_guests(scenario, "flannel-backend: none") == 1
             # The file of a variable is there next to it.
-            assert await texts_of_guests(story, CNI_FILE) == 1
-            assert not any(holds(cluster, "Available") for cluster in story.view.clusters.store)
+            assert await texts_of_guests(scenario, CNI_FILE) == 1
+            assert not any(holds(cluster, "Available") for cluster in scenario.view.clusters.store)
             cni = asyncio.create_task(installed_cni(client))
-            await story.bring_up()
-            await seen(story.management, story.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
+            await scenario.bring_up()
+            await seen(scenario.management, scenario.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
             cni.cancel()
-        await story.delete()
-        assert await story.leftovers() == []
+        await scenario.delete()
+        assert await scenario.leftovers() == []
 
 
 @asynccontextmanager
-async def workload(story: Scenario) -> AsyncIterator[ApiClient]:
+async def workload(scenario: Scenario) -> AsyncIterator[ApiClient]:
     """The API server of the cluster, by the kubeconfig that its users get."""
-    name = f"{story.spec.name}-kubeconfig"
-    secret = await seen(story.management, story.spec.namespace, SECRETS, lambda obj: obj["metadata"]["name"] == name)
+    name = f"{scenario.spec.name}-kubeconfig"
+    secret = await seen(
+        scenario.management, scenario.spec.namespace, SECRETS, lambda obj: obj["metadata"]["name"] == name
+    )
     client = parse_kubeconfig(base64.b64decode(secret["data"]["value"])).client(name="workload")
     try:
         yield client
@@ -166,47 +168,47 @@ async def installed_cni(client: ApiClient) -> None:
         await asyncio.sleep(0.2)
 
 
-async def the_class_is_what_stands(story: Scenario) -> None:
+async def the_class_is_what_stands(scenario: Scenario) -> None:
     """Objects of the distribution, its listeners, and the files from variables in guests."""
-    spec = story.spec
-    (cluster,) = story.view.clusters.store
+    spec = scenario.spec
+    (cluster,) = scenario.view.clusters.store
     kind = CONTROL_PLANES[spec.cluster_class]
     assert cluster["spec"]["controlPlaneRef"]["kind"] == kind.kind
-    (control_plane,) = (await story.management.list(kind, spec.namespace))["items"]
+    (control_plane,) = (await scenario.management.list(kind, spec.namespace))["items"]
     assert control_plane["spec"]["version"] == spec.version
-    (infrastructure,) = story.view.harvester_clusters.store
+    (infrastructure,) = scenario.view.harvester_clusters.store
     listeners = infrastructure["spec"]["loadBalancerConfig"].get("listeners", [])
     assert [entry["port"] for entry in listeners] == ([9345] if spec.cluster_class == "harvester-rke2" else [])
-    assert await texts_of_guests(story, CNI_FILE) == 1
+    assert await texts_of_guests(scenario, CNI_FILE) == 1
 
 
-async def each_variable_has_its_effect(story: Scenario) -> None:
-    (infrastructure,) = story.view.harvester_clusters.store
+async def each_variable_has_its_effect(scenario: Scenario) -> None:
+    (infrastructure,) = scenario.view.harvester_clusters.store
     assert infrastructure["spec"]["loadBalancerConfig"]["description"] == "API of a class"
     assert infrastructure["spec"]["cloudConfig"] == {"delivery": "Secret"}
-    own = {machine["metadata"]["name"]: machine["spec"] for machine in story.view.harvester_machines.store}
-    for machines, cpu, memory in ((story.view.control_planes(), 4, "4Gi"), (story.view.workers(), 2, "6Gi")):
+    own = {machine["metadata"]["name"]: machine["spec"] for machine in scenario.view.harvester_machines.store}
+    for machines, cpu, memory in ((scenario.view.control_planes(), 4, "4Gi"), (scenario.view.workers(), 2, "6Gi")):
         (spec,) = (own[machine["metadata"]["name"]] for machine in machines)
         assert (spec["cpu"], spec["memory"]) == (cpu, memory)
         assert (spec["firmware"], spec["tpm"]) == ({"efi": True, "secureBoot": True}, {"enabled": True})
-    assert await texts_of_guests(story, "a worker of a class") == 1
+    assert await texts_of_guests(scenario, "a worker of a class") == 1
 
 
-async def texts_of_guests(story: Scenario, text: str) -> int:
+async def texts_of_guests(scenario: Scenario, text: str) -> int:
     """In how many Secrets with user data a text is."""
-    secrets = (await story.harvester.list(SECRETS, story.spec.target_namespace))["items"]
+    secrets = (await scenario.harvester.list(SECRETS, scenario.spec.target_namespace))["items"]
     texts = [base64.b64decode(value).decode() for secret in secrets for value in (secret.get("data") or {}).values()]
     return sum(text in each for each in texts)
 
 
-async def workers_of_another_class_have_their_own_size(story: Scenario) -> None:
+async def workers_of_another_class_have_their_own_size(scenario: Scenario) -> None:
     """The core makes the template of a group without machines: the autoscaler would read its capacity there."""
-    spec = story.spec
+    spec = scenario.spec
     group = {"class": "large-worker", "name": "large", "replicas": 0}
     group["variables"] = {"overrides": [{"name": "largeWorker", "value": {"memorySize": "48Gi"}}]}
     patch = [{"op": "add", "path": "/spec/topology/workers/machineDeployments/-", "value": group}]
-    await story.management.patch(CLUSTERS, spec.name, spec.namespace, patch, patch_type="json")
-    place = (story.management, spec.namespace)
+    await scenario.management.patch(CLUSTERS, spec.name, spec.namespace, patch, patch_type="json")
+    place = (scenario.management, spec.namespace)
     template = await seen(
         *place, TEMPLATES, lambda obj: (obj.get("status") or {}).get("capacity", {}).get("memory") == "48Gi"
     )
@@ -221,9 +223,9 @@ async def workers_of_another_class_have_their_own_size(story: Scenario) -> None:
     assert {entry["timeoutSeconds"] for entry in found["spec"]["checks"]["unhealthyNodeConditions"]} == {300}
 
 
-async def the_next_version_of_the_class_is_taken(story: Scenario) -> None:
+async def the_next_version_of_the_class_is_taken(scenario: Scenario) -> None:
     """As a release would bring it: another name, and templates that say more."""
-    name, new_name = story.spec.cluster_class, f"{story.spec.cluster_class}-next"
+    name, new_name = scenario.spec.cluster_class, f"{scenario.spec.cluster_class}-next"
     objects = clusterclass.renamed(clusterclass.objects(CLASS_NAMESPACE, name), name, new_name)
     for obj in objects:
         if obj["kind"] == "HarvesterMachineTemplate":
@@ -231,9 +233,9 @@ async def the_next_version_of_the_class_is_taken(story: Scenario) -> None:
         if obj["kind"] == "HarvesterClusterTemplate":
             # As the Go provider's class has it: the topology would set it again and again.
             obj["spec"]["template"]["spec"]["controlPlaneEndpoint"] = {"host": "0.0.0.0", "port": 6443}
-    await manifests.apply(story.management, objects)
-    await story.rebase(new_name)
-    machines = list(story.view.harvester_machines.store)
+    await manifests.apply(scenario.management, objects)
+    await scenario.rebase(new_name)
+    machines = list(scenario.view.harvester_machines.store)
     assert all(machine["spec"]["guestConfig"] == {"disableFstrimTimer": True} for machine in machines)
-    (infrastructure,) = (await story.management.list(HARVESTER_CLUSTERS, story.spec.namespace))["items"]
-    assert f"https://{infrastructure['spec']['controlPlaneEndpoint']['host']}" in story.view.endpoint()
+    (infrastructure,) = (await scenario.management.list(HARVESTER_CLUSTERS, scenario.spec.namespace))["items"]
+    assert f"https://{infrastructure['spec']['controlPlaneEndpoint']['host']}" in scenario.view.endpoint()

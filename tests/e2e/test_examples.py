@@ -69,10 +69,10 @@ def with_values(node: Any, values: dict[str, str]) -> Any:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 async def test_example_is_admitted(box: Sandbox, example: str) -> None:
-    story = Scenario(box.folder, ClusterSpec())
-    async with story.watching():
-        await manifests.apply(story.management, TALOS)
-        await admitted(story.management, objects(box, example))
+    scenario = Scenario(box.folder, ClusterSpec())
+    async with scenario.watching():
+        await manifests.apply(scenario.management, TALOS)
+        await admitted(scenario.management, objects(box, example))
 
 
 @pytest.mark.parametrize(
@@ -96,20 +96,20 @@ async def life(box: Sandbox, example: str) -> None:
     wanted = objects(box, example)
     (cluster,) = (obj for obj in wanted if obj["kind"] == CLUSTERS.kind)
     spec = ClusterSpec(name=cluster["metadata"]["name"], namespace=example, target_namespace=example)
-    story = Scenario(box.folder, spec, timeout=PATIENCE)
-    async with story.watching():
+    scenario = Scenario(box.folder, spec, timeout=PATIENCE)
+    async with scenario.watching():
         if "topology" in cluster["spec"]:
             name = cluster["spec"]["topology"]["classRef"]["name"]
             space = kinds.typed(NAMESPACES, {"metadata": {"name": example}})
-            await manifests.apply(story.management, [space, *clusterclass.objects(example, name)])
-        await story.apply(wanted)
-        await story.bring_up()
-        assert (len(story.view.control_planes()), len(story.view.workers())) == (3, 2)
-        await seen(story.management, example, CLUSTERS, lambda obj: holds(obj, "Available"))
+            await manifests.apply(scenario.management, [space, *clusterclass.objects(example, name)])
+        await scenario.apply(wanted)
+        await scenario.bring_up()
+        assert (len(scenario.view.control_planes()), len(scenario.view.workers())) == (3, 2)
+        await seen(scenario.management, example, CLUSTERS, lambda obj: holds(obj, "Available"))
         for check in [obj for obj in wanted if obj["kind"] == HEALTH_CHECKS.kind]:
-            found = await seen(story.management, example, HEALTH_CHECKS, watches_all)
+            found = await seen(scenario.management, example, HEALTH_CHECKS, watches_all)
             assert found["metadata"]["name"] == check["metadata"]["name"]
-        await story.delete()
+        await scenario.delete()
 
 
 def watches_all(check: Obj) -> bool:

@@ -26,7 +26,7 @@ SETTINGS = Settings(boot_seconds=0.5, register_seconds=0.2)
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """A sandbox with the provider; gone without a trace after the last test."""
     binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("story"), SETTINGS)
+    box = Sandbox(tmp_path_factory.mktemp("box"), SETTINGS)
     try:
         asyncio.run(box.up())
         yield box
@@ -35,7 +35,7 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         asyncio.run(children.stop_all(box.folder))
 
 
-def story_of(box: Sandbox, spec: ClusterSpec) -> Scenario:
+def scenario_of(box: Sandbox, spec: ClusterSpec) -> Scenario:
     # Patient: other tests may have the machine at the same time.
     return Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=300)
 
@@ -45,9 +45,9 @@ def condition(obj: Obj, kind: str) -> tuple[str, str]:
     return found.get("status", ""), found.get("reason", "")
 
 
-async def events(story: Scenario) -> set[tuple[str, str, str]]:
+async def events(scenario: Scenario) -> set[tuple[str, str, str]]:
     """Kind of the object, type and reason of all Events of the provider in the cluster's namespace."""
-    listed = await story.management.list(EVENTS, story.spec.namespace)
+    listed = await scenario.management.list(EVENTS, scenario.spec.namespace)
     return {
         (event["involvedObject"]["kind"], event["type"], event["reason"])
         for event in listed["items"]
@@ -55,9 +55,9 @@ async def events(story: Scenario) -> set[tuple[str, str, str]]:
     }
 
 
-def the_loss_alone_is_warned_of(told: set[tuple[str, str, str]]) -> None:
+def the_loss_alone_is_warned_of(recorded: set[tuple[str, str, str]]) -> None:
     """Of the destroyed VM: that it is deleted, if anybody saw it go, and that it no longer exists."""
-    warned = {reason for _, kind, reason in told if kind == "Warning"}
+    warned = {reason for _, kind, reason in recorded if kind == "Warning"}
     assert "MachineNotFound" in warned
     assert warned <= {"MachineNotFound", "VMProvisioningInProgress"}
 
@@ -65,18 +65,18 @@ def the_loss_alone_is_warned_of(told: set[tuple[str, str, str]]) -> None:
 class Rollout:
     """Watches how machines are replaced while a step of the scenario runs."""
 
-    def __init__(self, story: Scenario) -> None:
-        self._story = story
-        self._machines = story.view.machines
-        self.most = self.fewest = len(story.view.control_planes())
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._machines = scenario.view.machines
+        self.most = self.fewest = len(scenario.view.control_planes())
         self.workers_before_control_plane = False
-        self._version = story.spec.version
+        self._version = scenario.spec.version
         self._machines.add_handler(self._changed)
 
     def _changed(self, _change: Change) -> None:
         machines = list(self._machines.store)
         control_planes = [m for m in machines if CONTROL_PLANE_LABEL in labels_of(m)]
-        running = [m for m in self._story.view.running() if m in control_planes]
+        running = [m for m in self._scenario.view.running() if m in control_planes]
         self.most = max(self.most, len(control_planes))
         self.fewest = min(self.fewest, len(running))
         old = any(m["spec"]["version"] == self._version for m in control_planes)
@@ -88,25 +88,25 @@ class Rollout:
 
 
 async def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_trace(box: Sandbox) -> None:
-    story = story_of(box, ClusterSpec(name="zones", namespace="zones", target_namespace="zones-vms"))
-    async with story.watching():
-        await story.create()
-        await story.bring_up()
-        the_cluster_is_up(story)
-        await the_first_boot_has_the_files_of_the_class(story)
-        await lost_machines_are_replaced(story)
-        await story.scale(5, 3)
-        held = [pool["status"].get("allocated") or {} for pool in story.view.pools.store]
+    scenario = scenario_of(box, ClusterSpec(name="zones", namespace="zones", target_namespace="zones-vms"))
+    async with scenario.watching():
+        await scenario.create()
+        await scenario.bring_up()
+        the_cluster_is_up(scenario)
+        await the_first_boot_has_the_files_of_the_class(scenario)
+        await lost_machines_are_replaced(scenario)
+        await scenario.scale(5, 3)
+        held = [pool["status"].get("allocated") or {} for pool in scenario.view.pools.store]
         assert sum(map(len, held)) == 9  # eight machines and the control plane's address
-        await story.scale(3, 1)
-        await a_version_is_rolled_out(story)
-        await story.set_variable("cpuCount", 3)
-        assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
-        await story.delete()
-        assert await story.leftovers() == []
-        told = await events(story)
-        the_loss_alone_is_warned_of(told)
-        assert {reason for _, kind, reason in told if kind == "Normal"} >= {
+        await scenario.scale(3, 1)
+        await a_version_is_rolled_out(scenario)
+        await scenario.set_variable("cpuCount", 3)
+        assert {machine["spec"]["cpu"] for machine in scenario.view.harvester_machines.store} == {3}
+        await scenario.delete()
+        assert await scenario.leftovers() == []
+        recorded = await events(scenario)
+        the_loss_alone_is_warned_of(recorded)
+        assert {reason for _, kind, reason in recorded if kind == "Normal"} >= {
             "ControlPlaneEndpointSet",
             "InfrastructureReady",
             "LoadBalancerCreated",
@@ -115,20 +115,20 @@ async def test_cluster_over_three_zones_and_two_pools_from_creation_to_the_last_
         }
 
 
-def the_cluster_is_up(story: Scenario) -> None:
+def the_cluster_is_up(scenario: Scenario) -> None:
     """What stands after creation: Nodes in zones, addresses of two pools, conditions that all say so."""
-    assert story.view.zones() == {"zone-1", "zone-2", "zone-3"}
+    assert scenario.view.zones() == {"zone-1", "zone-2", "zone-3"}
     # The first pool has four addresses for five machines.
-    assert story.view.pools_used() == {"machines-a", "machines-b"}
-    (cluster,), (infrastructure,) = story.view.clusters.store, story.view.harvester_clusters.store
+    assert scenario.view.pools_used() == {"machines-a", "machines-b"}
+    (cluster,), (infrastructure,) = scenario.view.clusters.store, scenario.view.harvester_clusters.store
     assert condition(cluster, "InfrastructureReady") == ("True", "Ready")
     assert condition(cluster, "ControlPlaneInitialized")[0] == "True"
     assert infrastructure["spec"]["controlPlaneEndpoint"] == cluster["spec"]["controlPlaneEndpoint"]
-    assert {domain["name"] for domain in cluster["status"]["failureDomains"]} == story.view.zones()
+    assert {domain["name"] for domain in cluster["status"]["failureDomains"]} == scenario.view.zones()
     for kind in ("Ready", "InfrastructureReady", "LoadBalancerReady", "InitMachineCreated"):
         assert condition(infrastructure, kind) == ("True", kind)
-    for machine in story.view.machines.store:
-        own = story.view.harvester_machines.get(story.spec.namespace, machine["metadata"]["name"])
+    for machine in scenario.view.machines.store:
+        own = scenario.view.harvester_machines.get(scenario.spec.namespace, machine["metadata"]["name"])
         assert own is not None
         assert condition(own, "Ready") == ("True", "Ready")
         assert condition(machine, "InfrastructureReady")[0] == "True"
@@ -136,51 +136,51 @@ def the_cluster_is_up(story: Scenario) -> None:
         assert machine["status"]["addresses"] == own["status"]["addresses"]
         if CONTROL_PLANE_LABEL in labels_of(machine):
             assert own["status"]["failureDomain"] == machine["spec"]["failureDomain"]
-    assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == story.view.zones()
+    assert {machine["spec"]["failureDomain"] for machine in scenario.view.control_planes()} == scenario.view.zones()
 
 
-async def the_first_boot_has_the_files_of_the_class(story: Scenario) -> None:
+async def the_first_boot_has_the_files_of_the_class(scenario: Scenario) -> None:
     """A variable of the class puts them into the user data that a control plane guest gets from Harvester."""
-    secrets = (await story.harvester.list(SECRETS, story.spec.target_namespace))["items"]
+    secrets = (await scenario.harvester.list(SECRETS, scenario.spec.target_namespace))["items"]
     texts = [base64.b64decode(value).decode() for secret in secrets for value in (secret.get("data") or {}).values()]
-    assert sum(CNI_FILE in text for text in texts) == len(story.view.control_planes())
+    assert sum(CNI_FILE in text for text in texts) == len(scenario.view.control_planes())
 
 
-async def lost_machines_are_replaced(story: Scenario) -> None:
-    await story.replace_lost(story.view.workers()[0])
-    assert len(story.view.workers()) == 2
-    assert ("HarvesterMachine", "Warning", "MachineNotFound") in await events(story)
-    lost = story.view.control_planes()[0]
-    await story.replace_lost(lost)
-    assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == story.view.zones()
-    (control_plane,) = (await story.management.list(RKE2.control_planes, story.spec.namespace))["items"]
+async def lost_machines_are_replaced(scenario: Scenario) -> None:
+    await scenario.replace_lost(scenario.view.workers()[0])
+    assert len(scenario.view.workers()) == 2
+    assert ("HarvesterMachine", "Warning", "MachineNotFound") in await events(scenario)
+    lost = scenario.view.control_planes()[0]
+    await scenario.replace_lost(lost)
+    assert {machine["spec"]["failureDomain"] for machine in scenario.view.control_planes()} == scenario.view.zones()
+    (control_plane,) = (await scenario.management.list(RKE2.control_planes, scenario.spec.namespace))["items"]
     assert control_plane["status"]["lastRemediation"]["machine"] == lost["metadata"]["name"]
 
 
-async def a_version_is_rolled_out(story: Scenario) -> None:
+async def a_version_is_rolled_out(scenario: Scenario) -> None:
     """One machine more at a time, none less, and workers last."""
-    rollout = Rollout(story)
-    await story.upgrade(LATER_VERSION)
+    rollout = Rollout(scenario)
+    await scenario.upgrade(LATER_VERSION)
     rollout.end()
     assert (rollout.fewest, rollout.most) == (3, 4)
     assert not rollout.workers_before_control_plane
-    assert {machine["spec"]["failureDomain"] for machine in story.view.control_planes()} == story.view.zones()
+    assert {machine["spec"]["failureDomain"] for machine in scenario.view.control_planes()} == scenario.view.zones()
 
 
 async def test_a_definition_becomes_a_cluster_and_a_changed_setting_one_small_commit(box: Sandbox) -> None:
     spec = ClusterSpec(name="defined", namespace="defined", target_namespace="defined", control_planes=1, workers=1)
-    story = story_of(box, spec)
-    async with story.watching():
-        await story.define(1450)
-        assert "one commit with bundles ccm, cni, csi;" in story.view.steps[-1].outcome
-        await story.bring_up()
-        await story.change_mtu(1400)
+    scenario = scenario_of(box, spec)
+    async with scenario.watching():
+        await scenario.define(1450)
+        assert "one commit with bundles ccm, cni, csi;" in scenario.view.steps[-1].outcome
+        await scenario.bring_up()
+        await scenario.change_mtu(1400)
         # The setting in the manifest and in the bundle, and the hash over the bundles; each with the line before.
-        assert story.view.steps[-1].outcome == "6 lines in 3 files"
-        (cluster,) = story.view.clusters.store
+        assert scenario.view.steps[-1].outcome == "6 lines in 3 files"
+        (cluster,) = scenario.view.clusters.store
         assert "mtu: 1400" in cluster["metadata"]["annotations"]["addons.caphv.io/values"]
-        await story.delete()
-        assert await story.leftovers() == []
+        await scenario.delete()
+        assert await scenario.leftovers() == []
 
 
 async def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
@@ -193,14 +193,14 @@ async def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:
         load_balancer="",
         machines=(),
     )
-    story = story_of(box, spec)
-    async with story.watching():
-        await story.create()
-        await story.bring_up()
-        await story.replace_lost(story.view.workers()[0])
-        await story.scale(1, 2)
-        await story.delete()
-        assert [(step.failed, bool(step.outcome)) for step in story.view.steps] == [(False, True)] * 5
-        assert await story.leftovers() == []
-        told = await events(story)
-        the_loss_alone_is_warned_of(told)
+    scenario = scenario_of(box, spec)
+    async with scenario.watching():
+        await scenario.create()
+        await scenario.bring_up()
+        await scenario.replace_lost(scenario.view.workers()[0])
+        await scenario.scale(1, 2)
+        await scenario.delete()
+        assert [(step.failed, bool(step.outcome)) for step in scenario.view.steps] == [(False, True)] * 5
+        assert await scenario.leftovers() == []
+        recorded = await events(scenario)
+        the_loss_alone_is_warned_of(recorded)

@@ -68,60 +68,60 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 @asynccontextmanager
-async def go_provider(story: Scenario, folder: Path, *, legacy: bool = False) -> AsyncIterator[None]:
+async def go_provider(scenario: Scenario, folder: Path, *, legacy: bool = False) -> AsyncIterator[None]:
     """The Go provider with its CRDs and their webhook until the end of the block; then its webhook is deleted.
 
     At the end its CRDs have lost the webhook, as the first step of the guide has it, while it still works.
     """
     async with crds.conversion_webhook(folder) as client_config:
-        await merge(story, crds.custom_resource_definitions(client_config))
+        await merge(scenario, crds.custom_resource_definitions(client_config))
         versions = {"status": {"storedVersions": ["v1alpha1", "v1beta1"]}}
         for crd in crds.custom_resource_definitions(client_config):
             name = crd["metadata"]["name"]
-            await story.management.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", versions, subresource="status")
-        async with Predecessor(story.management, story.harvester, legacy=legacy).working():
+            await scenario.management.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", versions, subresource="status")
+        async with Predecessor(scenario.management, scenario.harvester, legacy=legacy).working():
             yield
             for crd in crds.custom_resource_definitions(client_config):
                 name = crd["metadata"]["name"]
-                await story.management.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", crds.WITHOUT_WEBHOOK)
+                await scenario.management.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", crds.WITHOUT_WEBHOOK)
 
 
-async def merge(story: Scenario, definitions: list[Obj]) -> None:
+async def merge(scenario: Scenario, definitions: list[Obj]) -> None:
     """Install CRDs over others as clusterctl and Turtles do."""
     for crd in definitions:
-        await story.management.patch(CUSTOM_RESOURCE_DEFINITIONS, crd["metadata"]["name"], "", crd)
+        await scenario.management.patch(CUSTOM_RESOURCE_DEFINITIONS, crd["metadata"]["name"], "", crd)
 
 
-async def install_ours(story: Scenario) -> None:
-    await merge(story, manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml"))))
+async def install_ours(scenario: Scenario) -> None:
+    await merge(scenario, manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml"))))
 
 
-async def snapshot(story: Scenario) -> dict[str, Any]:
+async def snapshot(scenario: Scenario) -> dict[str, Any]:
     """What may not change: identity of all objects, how VMs run, who has which address, and the endpoint."""
-    found: dict[str, Any] = {"endpoint": story.view.endpoint()}
+    found: dict[str, Any] = {"endpoint": scenario.view.endpoint()}
     for resource in STAY:
-        for obj in (await story.harvester.list(resource, story.spec.target_namespace))["items"]:
+        for obj in (await scenario.harvester.list(resource, scenario.spec.target_namespace))["items"]:
             found[f"{resource.kind} {obj['metadata']['name']}"] = uid_of(obj)
             if resource is kinds.INSTANCES:
                 found[f"start of {obj['metadata']['name']}"] = obj["metadata"]["creationTimestamp"]
                 found[f"addresses of {obj['metadata']['name']}"] = obj["status"]["interfaces"]
-    for pool in (await story.harvester.list(kinds.IP_POOLS))["items"]:
+    for pool in (await scenario.harvester.list(kinds.IP_POOLS))["items"]:
         found[f"pool {pool['metadata']['name']}"] = (pool.get("status") or {}).get("allocated") or {}
-    for obj in await infrastructure(story):
+    for obj in await infrastructure(scenario):
         found[f"{obj['kind']} {obj['metadata']['name']}"] = (uid_of(obj), obj["spec"])
-    for machine in story.view.machines.store:
+    for machine in scenario.view.machines.store:
         found[f"node of {machine['metadata']['name']}"] = machine["status"]["nodeRef"]
     return found
 
 
-async def infrastructure(story: Scenario) -> list[Obj]:
+async def infrastructure(scenario: Scenario) -> list[Obj]:
     """All HarvesterClusters and HarvesterMachines; the API server may still be taking up other CRDs."""
     found: list[Obj] = []
 
     async def read() -> bool:
         with contextlib.suppress(TooManyRequests):
             for resource in (HARVESTER_CLUSTERS, HARVESTER_MACHINES):
-                listed = await story.management.list(resource, story.spec.namespace)
+                listed = await scenario.management.list(resource, scenario.spec.namespace)
                 found.extend({**obj, "kind": resource.kind} for obj in listed["items"])
             return True
         found.clear()
@@ -131,13 +131,13 @@ async def infrastructure(story: Scenario) -> list[Obj]:
     return found
 
 
-async def settled(story: Scenario, holds: Callable[[Obj], bool]) -> None:
+async def settled(scenario: Scenario, holds: Callable[[Obj], bool]) -> None:
     """Wait until something holds for all HarvesterClusters and HarvesterMachines."""
 
     others: list[Obj] = []
 
     async def all_of_them() -> bool:
-        others[:] = [obj for obj in await infrastructure(story) if not holds(obj)]
+        others[:] = [obj for obj in await infrastructure(scenario) if not holds(obj)]
         return not others
 
     def complaint() -> str:
@@ -161,22 +161,22 @@ def is_ours(obj: Obj) -> bool:
     )
 
 
-async def recorded(story: Scenario) -> bool:
+async def recorded(scenario: Scenario) -> bool:
     """Whether all VMs, the Service and the load balancer say that they are ours."""
     found = [
         obj
         for resource in (kinds.VIRTUAL_MACHINES, SERVICES, kinds.LOAD_BALANCERS)
-        for obj in (await story.harvester.list(resource, story.spec.target_namespace))["items"]
+        for obj in (await scenario.harvester.list(resource, scenario.spec.target_namespace))["items"]
     ]
     return bool(found) and all("caphv.io/owner-uid" in annotations_of(obj) for obj in found)
 
 
-async def backends_by_the_old_label_only(story: Scenario) -> None:
+async def backends_by_the_old_label_only(scenario: Scenario) -> None:
     """What docs/migration.md has for the way back: the Go provider's VMs lack the label that ours adds."""
-    for balancer in (await story.harvester.list(kinds.LOAD_BALANCERS, story.spec.target_namespace))["items"]:
+    for balancer in (await scenario.harvester.list(kinds.LOAD_BALANCERS, scenario.spec.target_namespace))["items"]:
         patch = doccommands.patch_of("migration.md", "loadbalancers.loadbalancer.harvesterhci.io")
         name = balancer["metadata"]["name"]
-        await story.harvester.patch(kinds.LOAD_BALANCERS, name, story.spec.target_namespace, patch)
+        await scenario.harvester.patch(kinds.LOAD_BALANCERS, name, scenario.spec.target_namespace, patch)
 
 
 def with_its_variables(spec: ClusterSpec) -> Obj:
@@ -189,53 +189,53 @@ def with_its_variables(spec: ClusterSpec) -> Obj:
     return manifest
 
 
-async def its_class_still_works(story: Scenario) -> None:
+async def its_class_still_works(scenario: Scenario) -> None:
     """It makes templates with fields that are empty or 0, as it always did; and its clusters can take our class."""
-    await story.set_variable("cpuCount", 3)
-    disks = [machine["spec"]["volumes"] for machine in story.view.harvester_machines.store]
+    await scenario.set_variable("cpuCount", 3)
+    disks = [machine["spec"]["volumes"] for machine in scenario.view.harvester_machines.store]
     assert {(first["bootOrder"], second["bootOrder"]) for first, second in disks} == {(1, 0)}
-    endpoint = story.view.endpoint()
+    endpoint = scenario.view.endpoint()
     patch = doccommands.patch_of("migration.md", "cluster")
     reference = patch["spec"]["topology"]["classRef"]
     space = kinds.typed(NAMESPACES, {"metadata": {"name": reference["namespace"]}})
-    await manifests.apply(story.management, [space, *objects(reference["namespace"], reference["name"])])
-    await story.rebase(**reference)
-    assert {machine["spec"]["cpu"] for machine in story.view.harvester_machines.store} == {3}
-    assert story.view.endpoint() == endpoint
+    await manifests.apply(scenario.management, [space, *objects(reference["namespace"], reference["name"])])
+    await scenario.rebase(**reference)
+    assert {machine["spec"]["cpu"] for machine in scenario.view.harvester_machines.store} == {3}
+    assert scenario.view.endpoint() == endpoint
 
 
 async def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Path) -> None:
-    story = Scenario(box.folder, in_network(OLD, box.status()["network"]), timeout=300)
-    async with story.watching():
+    scenario = Scenario(box.folder, in_network(OLD, box.status()["network"]), timeout=300)
+    async with scenario.watching():
         # Where the lease is.
-        await story.management.create(NAMESPACES, {"metadata": {"name": "caphv-system"}})
-        async with go_provider(story, tmp_path, legacy=True):
+        await scenario.management.create(NAMESPACES, {"metadata": {"name": "caphv-system"}})
+        async with go_provider(scenario, tmp_path, legacy=True):
             space = kinds.typed(NAMESPACES, {"metadata": {"name": OLD.namespace}})
-            await manifests.apply(story.management, [space, *clusterclass.objects(OLD.namespace)])
-            await story.apply([with_its_variables(story.spec)])
-            await story.bring_up()
-            before = await snapshot(story)
+            await manifests.apply(scenario.management, [space, *clusterclass.objects(OLD.namespace)])
+            await scenario.apply([with_its_variables(scenario.spec)])
+            await scenario.bring_up()
+            before = await snapshot(scenario)
             assert len(before) > 20
-        await install_ours(story)
+        await install_ours(scenario)
         async with our_provider(box.folder, box.kubeconfig("management")):
-            await settled(story, is_ours)
-            await until(lambda: recorded(story), lambda: "objects on Harvester have no record", PATIENCE)
-            assert await snapshot(story) == before
-            await story.scale(1, 2)
-        grown = await snapshot(story)
+            await settled(scenario, is_ours)
+            await until(lambda: recorded(scenario), lambda: "objects on Harvester have no record", PATIENCE)
+            assert await snapshot(scenario) == before
+            await scenario.scale(1, 2)
+        grown = await snapshot(scenario)
         assert before.items() <= {**grown, **{key: before[key] for key in before if key.startswith("pool ")}}.items()
         # The way back: the Go provider continues with the VMs of both, and deletes one of ours.
-        await backends_by_the_old_label_only(story)
-        async with go_provider(story, tmp_path):
-            assert await snapshot(story) == grown
-            await story.scale(1, 1)
-            await story.scale(1, 2)
-            mixed = await snapshot(story)
-        await install_ours(story)
+        await backends_by_the_old_label_only(scenario)
+        async with go_provider(scenario, tmp_path):
+            assert await snapshot(scenario) == grown
+            await scenario.scale(1, 1)
+            await scenario.scale(1, 2)
+            mixed = await snapshot(scenario)
+        await install_ours(scenario)
         async with our_provider(box.folder, box.kubeconfig("management")):
-            await settled(story, is_ours)
-            assert await snapshot(story) == mixed
-            await story.replace_lost(story.view.workers()[0])
-            await its_class_still_works(story)
-            await story.delete()
-            assert await story.leftovers() == []
+            await settled(scenario, is_ours)
+            assert await snapshot(scenario) == mixed
+            await scenario.replace_lost(scenario.view.workers()[0])
+            await its_class_still_works(scenario)
+            await scenario.delete()
+            assert await scenario.leftovers() == []

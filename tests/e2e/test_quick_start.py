@@ -1,4 +1,4 @@
-"""The quick start works as it is written: what it applies comes up, and what it deletes is gone."""
+"""The quick start works as it is written: what it applies comes up, and what it deletes disappears."""
 
 import asyncio
 import base64
@@ -52,7 +52,7 @@ async def the_whole_cluster_can_be_moved(box: Sandbox) -> None:
     assert {"Cluster", "HarvesterCluster", "RKE2ControlPlane", "MachineDeployment", "Secret"} <= set(kinds), kinds
 
 
-async def story(box: Sandbox, objects: list[Obj]) -> None:
+async def scenario(box: Sandbox, objects: list[Obj]) -> None:
     await box.up()
     names = ("management", "harvester")
     clients = [ApiClient(await own_configuration(str(box.kubeconfig(name))), name=name) for name in names]
@@ -62,7 +62,7 @@ async def story(box: Sandbox, objects: list[Obj]) -> None:
         machines = (await management.list(MACHINES, NAMESPACE))["items"]
         return len(machines) == 3 and all((machine.get("status") or {}).get("ready") for machine in machines)
 
-    async def cluster_is_gone() -> bool:
+    async def cluster_is_deleted() -> bool:
         try:
             await management.get(CLUSTERS, "first", NAMESPACE)
         except NotFound:
@@ -82,7 +82,7 @@ async def story(box: Sandbox, objects: list[Obj]) -> None:
     await until(machines_are_ready)
     await the_whole_cluster_can_be_moved(box)
     await management.delete(CLUSTERS, "first", NAMESPACE)
-    await until(cluster_is_gone)
+    await until(cluster_is_deleted)
     for resource in (VMS, PERSISTENT_VOLUME_CLAIMS, SERVICES, SECRETS):
         assert (await harvester.list(resource, NAMESPACE))["items"] == []
     for client in clients:
@@ -93,7 +93,7 @@ def test_quick_start(checkout: Path, tmp_path: Path) -> None:
     binaries.prepare()
     box = Sandbox(tmp_path / "box")
     try:
-        asyncio.run(story(box, applied(checkout)))
+        asyncio.run(scenario(box, applied(checkout)))
         assert asyncio.run(box.down())
     finally:
         asyncio.run(children.stop_all(box.folder))

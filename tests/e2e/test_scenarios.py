@@ -17,7 +17,7 @@ from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
 from sandbox.state import Settings
 from tests.support.installation import PREFIX, Live, client_of, live, obstacles, telling
-from tests.support.scenarios import GROUPS, SCRIPT, Run, Telling, stories, tell
+from tests.support.scenarios import GROUPS, SCRIPT, Run, Telling, scenarios, tell
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -34,7 +34,7 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Iterator[Sandbox]:
     binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("stories"), SETTINGS)
+    box = Sandbox(tmp_path_factory.mktemp("box"), SETTINGS)
     try:
         runner.run(box.up())
         yield box
@@ -59,8 +59,8 @@ def found(box: Sandbox, runner: asyncio.Runner) -> Live:
         "LATER_VERSION": LATER_VERSION,
         # One machine more than the first pool has addresses.
         "WORKERS": 4,
-        "NAME": "told",
-        "TARGET_NAMESPACE": "told-vms",
+        "NAME": "live",
+        "TARGET_NAMESPACE": "live-vms",
         "UNHEALTHY_SECONDS": 2,
         "TIMEOUT": 300,
     }
@@ -70,13 +70,13 @@ def found(box: Sandbox, runner: asyncio.Runner) -> Live:
         # The provider registers its webhooks a moment after it has come up.
         return await obstacles(found) == []
 
-    runner.run(until(is_fit, "the sandbox is fit for the stories"))
+    runner.run(until(is_fit, "the sandbox is fit for the scenarios"))
     return found
 
 
 @pytest.fixture(scope="module")
 def run(found: Live, tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Iterator[Run]:
-    reported = telling(found, tmp_path_factory.mktemp("told"))
+    reported = telling(found, tmp_path_factory.mktemp("report"))
     yield runner.run(reported.__aenter__())
     runner.run(reported.__aexit__(None, None, None))
     runner.run(nothing_is_left(found))
@@ -87,12 +87,12 @@ async def nothing_is_left(found: Live) -> None:
     for kubeconfig, name in ((found.management, found.spec.namespace), (found.harvester, found.spec.target_namespace)):
         client = client_of(kubeconfig)
         try:
-            await until(lambda client=client, name=name: is_gone(client, name), f"namespace {name} is gone")
+            await until(lambda client=client, name=name: is_deleted(client, name), f"namespace {name} is deleted")
         finally:
             await client.close()
 
 
-async def is_gone(client: ApiClient, namespace: str) -> bool:
+async def is_deleted(client: ApiClient, namespace: str) -> bool:
     try:
         await client.get(NAMESPACES, namespace)
     except NotFound:
@@ -127,10 +127,10 @@ def test_a_kubeconfig_that_leads_nowhere_is_named(
     assert reported.startswith(f"{PREFIX}MANAGEMENT_KUBECONFIG: ")
 
 
-@pytest.mark.parametrize("story", stories(), ids=lambda story: story.__name__)
-def test_scenario(run: Run, runner: asyncio.Runner, story: Telling) -> None:
-    runner.run(tell(run, story))
+@pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.__name__)
+def test_scenario(run: Run, runner: asyncio.Runner, scenario: Telling) -> None:
+    runner.run(tell(run, scenario))
 
 
 def test_the_script_has_eighteen() -> None:
-    assert len({story for group in SCRIPT for story in GROUPS[group]}) == 18
+    assert len({scenario for group in SCRIPT for scenario in GROUPS[group]}) == 18

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.installation import KUBECONFIGS, PREFIX, live, telling
-from tests.support.scenarios import Run, Telling, stories, tell
+from tests.support.scenarios import Run, Telling, scenarios, tell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3 * 3600)]
 
@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Ite
 
 
 @pytest.mark.parametrize(
-    "story", stories(os.environ.get(f"{PREFIX}STORIES", "").split()), ids=lambda story: story.__name__
+    "scenario", scenarios(os.environ.get("CAPHV_E2E_STORIES", "").split()), ids=lambda scenario: scenario.__name__
 )
-def test_scenario(run: Run, runner: asyncio.Runner, story: Telling) -> None:
-    runner.run(tell(run, story))
+def test_scenario(run: Run, runner: asyncio.Runner, scenario: Telling) -> None:
+    runner.run(tell(run, scenario))

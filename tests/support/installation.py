@@ -60,7 +60,9 @@ def live(environment: dict[str, str]) -> Live:
     wrong += [
         f"{PREFIX}{name}: no such file: {path}" for name, path in files.items() if given(name) and not path.is_file()
     ]
-    wrong += [f"{PREFIX}{name}: {given(name)} is no number above 0" for name in NUMBERS if not _fits(given(name, "1"))]
+    wrong += [
+        f"{PREFIX}{name}: {given(name)} must be a number above 0" for name in NUMBERS if not _fits(given(name, "1"))
+    ]
     if given("VERSION") and given("VERSION") == given("LATER_VERSION"):
         wrong.append(f"{PREFIX}LATER_VERSION: {given('VERSION')} is {PREFIX}VERSION: there is nothing to upgrade to")
     if wrong:
@@ -102,18 +104,18 @@ async def telling(found: Live, folder: Path) -> AsyncIterator[Run]:
         raise Unfit("; ".join(wrong))
     for name in ("management", "harvester", "identity"):
         private_file(folder / f"{name}.kubeconfig", getattr(found, name).read_bytes())
-    story = Scenario(folder, found.spec, timeout=found.timeout)
-    async with story.watching():
-        own_target = not await _exists(story.harvester, NAMESPACES, found.spec.target_namespace)
+    scenario = Scenario(folder, found.spec, timeout=found.timeout)
+    async with scenario.watching():
+        own_target = not await _exists(scenario.harvester, NAMESPACES, found.spec.target_namespace)
         objects = clusterclass.objects(found.spec.namespace, found.spec.cluster_class)
         space = kinds.typed(NAMESPACES, {"metadata": {"name": found.spec.namespace}})
-        await manifests.apply(story.management, [space, *objects])
-        run = Run(story, found.later)
+        await manifests.apply(scenario.management, [space, *objects])
+        run = Run(scenario, found.later)
         yield run
         if not run.failed:
-            await story.management.delete(NAMESPACES, found.spec.namespace)
-            if own_target and await _exists(story.harvester, NAMESPACES, found.spec.target_namespace):
-                await story.harvester.delete(NAMESPACES, found.spec.target_namespace)
+            await scenario.management.delete(NAMESPACES, found.spec.namespace)
+            if own_target and await _exists(scenario.harvester, NAMESPACES, found.spec.target_namespace):
+                await scenario.harvester.delete(NAMESPACES, found.spec.target_namespace)
 
 
 async def obstacles(found: Live) -> list[str]:
@@ -127,7 +129,7 @@ async def obstacles(found: Live) -> list[str]:
 
 def client_of(kubeconfig: Path) -> ApiClient:
     """A client for a kubeconfig. Raises KubeconfigError."""
-    return parse_kubeconfig(kubeconfig.read_bytes()).client(name="stories", timeout=20.0)
+    return parse_kubeconfig(kubeconfig.read_bytes()).client(name="scenarios", timeout=20.0)
 
 
 async def _ask(variable: str, kubeconfig: Path, questions: Callable[[ApiClient], Awaitable[list[str]]]) -> list[str]:

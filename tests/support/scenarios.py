@@ -28,7 +28,7 @@ from tests.support.reconciler.case import UNINITIALIZED
 class Run:
     """One run of all scenarios; `later` is the version of Kubernetes to upgrade to."""
 
-    story: Scenario
+    scenario: Scenario
     later: str
     failed: str = ""
     # What one scenario leaves for the next of its group: the machines there were, and the VM that was lost.
@@ -43,19 +43,21 @@ class Run:
 
     async def admit(self, resource: Resource, spec: Obj) -> None:
         """Have an object validated, without making it."""
-        await manifests.apply(self.story.management, [kinds.typed(NAMESPACES, {"metadata": {"name": self.namespace}})])
-        obj = kinds.typed(resource, {"metadata": {"name": "judged", "namespace": self.namespace}, "spec": spec})
-        await self.story.management.create(resource, obj, dry_run=True)
+        await manifests.apply(
+            self.scenario.management, [kinds.typed(NAMESPACES, {"metadata": {"name": self.namespace}})]
+        )
+        obj = kinds.typed(resource, {"metadata": {"name": "checked", "namespace": self.namespace}, "spec": spec})
+        await self.scenario.management.create(resource, obj, dry_run=True)
 
     @property
     def namespace(self) -> str:
         """Namespace of the cluster on the management cluster."""
-        return self.story.spec.namespace
+        return self.scenario.spec.namespace
 
     def cluster_spec(self, **changes: object) -> Obj:
         """Spec of a HarvesterCluster that is right but for the changes."""
         right = {
-            "targetNamespace": self.story.spec.target_namespace,
+            "targetNamespace": self.scenario.spec.target_namespace,
             "identitySecret": {"name": IDENTITY, "namespace": self.namespace},
             "loadBalancerConfig": {"ipamType": "dhcp"},
         }
@@ -67,36 +69,36 @@ class Run:
             "cpu": 2,
             "memory": "4Gi",
             "sshUser": "sles",
-            "sshKeyPair": self.story.spec.ssh_key_pair,
-            "networks": list(self.story.spec.networks),
-            "volumes": [{"volumeType": "image", "imageName": self.story.spec.image, "volumeSize": "40Gi"}],
+            "sshKeyPair": self.scenario.spec.ssh_key_pair,
+            "networks": list(self.scenario.spec.networks),
+            "volumes": [{"volumeType": "image", "imageName": self.scenario.spec.image, "volumeSize": "40Gi"}],
         }
         return {**right, **changes}
 
     async def worker_more(self) -> None:
         """Scale workers up by one, and remember which machines there were."""
-        self.machines = {machine["metadata"]["name"] for machine in self.story.view.workers()}
-        await self.story.scale(len(self.story.view.control_planes()), len(self.machines) + 1)
+        self.machines = {machine["metadata"]["name"] for machine in self.scenario.view.workers()}
+        await self.scenario.scale(len(self.scenario.view.control_planes()), len(self.machines) + 1)
 
     async def worker_less(self) -> None:
         """Scale workers down by one."""
-        await self.story.scale(len(self.story.view.control_planes()), len(self.story.view.workers()) - 1)
+        await self.scenario.scale(len(self.scenario.view.control_planes()), len(self.scenario.view.workers()) - 1)
 
     def new_machine(self) -> str:
         """Name of the machine that `worker_more` brought."""
-        (name,) = {machine["metadata"]["name"] for machine in self.story.view.workers()} - self.machines
+        (name,) = {machine["metadata"]["name"] for machine in self.scenario.view.workers()} - self.machines
         return str(name)
 
     async def claims(self, vm: str = "") -> list[Obj]:
         """Disks on Harvester: of a VM, or all."""
-        listed = await self.story.harvester.list(PERSISTENT_VOLUME_CLAIMS, self.story.spec.target_namespace)
+        listed = await self.scenario.harvester.list(PERSISTENT_VOLUME_CLAIMS, self.scenario.spec.target_namespace)
         return [obj for obj in listed["items"] if obj["metadata"]["name"].startswith(f"{vm}-disk-" if vm else "")]
 
     async def allocated(self) -> dict[str, str]:
         """Addresses that machines of the cluster hold, with the pool of each."""
         found = {}
-        for pool in self.story.spec.machines:
-            status = (await self.story.harvester.get(kinds.IP_POOLS, pool)).get("status") or {}
+        for pool in self.scenario.spec.machines:
+            status = (await self.scenario.harvester.get(kinds.IP_POOLS, pool)).get("status") or {}
             for address, holder in (status.get("allocated") or {}).items():
                 if holder.startswith(f"{self.namespace}/"):
                     found[address] = pool
@@ -104,10 +106,10 @@ class Run:
 
     async def nodes(self) -> list[Obj]:
         """Nodes of the workload cluster, asked for at its endpoint."""
-        spec = self.story.spec
-        secret = await self.story.management.get(SECRETS, f"{spec.name}-kubeconfig", spec.namespace)
+        spec = self.scenario.spec
+        secret = await self.scenario.management.get(SECRETS, f"{spec.name}-kubeconfig", spec.namespace)
         access = parse_kubeconfig(base64.b64decode(secret["data"]["value"]))
-        assert access.server == self.story.view.endpoint()
+        assert access.server == self.scenario.view.endpoint()
         client = access.client(name="workload")
         try:
             return list((await client.list(NODES))["items"])
@@ -143,40 +145,40 @@ async def refuses_a_cluster_without_target_namespace(run: Run) -> None:
 
 
 async def gives_the_control_plane_an_address_first(run: Run) -> None:
-    await run.story.create()
-    assert run.story.view.endpoint().endswith(":6443")
+    await run.scenario.create()
+    assert run.scenario.view.endpoint().endswith(":6443")
 
 
 async def brings_up_all_machines(run: Run) -> None:
-    await run.story.bring_up()
+    await run.scenario.bring_up()
 
 
 async def takes_addresses_from_pools_in_order(run: Run) -> None:
     """Guests report what was allocated, and a pool is used when those before it are exhausted."""
     held = await run.allocated()
-    machines = list(run.story.view.harvester_machines.store)
+    machines = list(run.scenario.view.harvester_machines.store)
     assert {obj["status"]["allocatedIPAddress"]: obj["status"]["allocatedPoolRef"] for obj in machines} == held
     for obj in machines:
         assert obj["status"]["allocatedIPAddress"] in {each["address"] for each in obj["status"]["addresses"]}
-    *before, _ = sorted(set(held.values()), key=run.story.spec.machines.index)
+    *before, _ = sorted(set(held.values()), key=run.scenario.spec.machines.index)
     for name in before:
-        assert (await run.story.harvester.get(kinds.IP_POOLS, name))["status"]["available"] == 0
+        assert (await run.scenario.harvester.get(kinds.IP_POOLS, name))["status"]["available"] == 0
 
 
 async def initializes_nodes(run: Run) -> None:
     """They have the providerID of their machine and have lost the taint that waits for it."""
     nodes = {node["metadata"]["name"]: node for node in await run.nodes()}
-    for machine in run.story.view.machines.store:
+    for machine in run.scenario.view.machines.store:
         node = nodes[machine["status"]["nodeRef"]["name"]]
         assert node["spec"]["providerID"] == machine["spec"]["providerID"]
         assert UNINITIALIZED["key"] not in {taint["key"] for taint in node["spec"].get("taints") or ()}
 
 
 async def balances_the_control_plane(run: Run) -> None:
-    listed = await run.story.harvester.list(kinds.LOAD_BALANCERS, run.story.spec.target_namespace)
+    listed = await run.scenario.harvester.list(kinds.LOAD_BALANCERS, run.scenario.spec.target_namespace)
     (balancer,) = listed["items"]
-    assert run.story.view.endpoint() == f"https://{balancer['status']['address']}:6443"
-    assert len(await run.nodes()) == len(run.story.view.running())
+    assert run.scenario.view.endpoint() == f"https://{balancer['status']['address']}:6443"
+    assert len(await run.nodes()) == len(run.scenario.view.running())
 
 
 # scale
@@ -184,23 +186,23 @@ async def balances_the_control_plane(run: Run) -> None:
 
 async def makes_a_machine_more(run: Run) -> None:
     await run.worker_more()
-    assert run.new_machine() in {obj["metadata"]["name"] for obj in run.story.view.vms.store}
+    assert run.new_machine() in {obj["metadata"]["name"] for obj in run.scenario.view.vms.store}
 
 
 async def runs_all_machines(run: Run) -> None:
     names = {node["metadata"]["name"] for node in await run.nodes()}
-    assert names == {machine["metadata"]["name"] for machine in run.story.view.running()}
+    assert names == {machine["metadata"]["name"] for machine in run.scenario.view.running()}
     assert run.new_machine() in names
 
 
 async def takes_a_machine_away(run: Run) -> None:
     await run.worker_less()
-    assert len(run.story.view.workers()) == len(run.machines)
-    assert len(run.story.view.running()) == len(run.machines) + len(run.story.view.control_planes())
+    assert len(run.scenario.view.workers()) == len(run.machines)
+    assert len(run.scenario.view.running()) == len(run.machines) + len(run.scenario.view.control_planes())
 
 
 async def leaves_no_disk_and_no_address(run: Run) -> None:
-    machines = {obj["metadata"]["name"] for obj in run.story.view.machines.store}
+    machines = {obj["metadata"]["name"] for obj in run.scenario.view.machines.store}
     assert {claim["metadata"]["name"].rpartition("-disk-")[0] for claim in await run.claims()} == machines
     assert len(await run.allocated()) == len(machines)
 
@@ -216,7 +218,7 @@ async def makes_a_claim_for_each_disk(run: Run) -> None:
     claims = await run.claims(run.new_machine())
     sizes = sorted(claim["spec"]["resources"]["requests"]["storage"] for claim in claims)
     assert sizes == ["10Gi", "40Gi"]
-    assert run.story.spec.storage_class in {claim["spec"]["storageClassName"] for claim in claims}
+    assert run.scenario.spec.storage_class in {claim["spec"]["storageClassName"] for claim in claims}
 
 
 async def gives_the_vm_both_disks(run: Run) -> None:
@@ -231,7 +233,7 @@ async def boots_from_the_first_disk(run: Run) -> None:
 
 
 async def shows_both_disks_to_the_guest(run: Run) -> None:
-    instance = await run.story.harvester.get(kinds.INSTANCES, run.new_machine(), run.story.spec.target_namespace)
+    instance = await run.scenario.harvester.get(kinds.INSTANCES, run.new_machine(), run.scenario.spec.target_namespace)
     targets = {each["name"]: each["target"] for each in instance["status"]["volumeStatus"]}
     # Boot disk, data and cloud-init's.
     assert (targets["disk-0"], targets["disk-1"], len(targets)) == ("vda", "vdb", 3)
@@ -243,30 +245,34 @@ async def deletes_disks_with_their_machine(run: Run) -> None:
 
 
 async def _vm(run: Run) -> Obj:
-    return await run.story.harvester.get(kinds.VIRTUAL_MACHINES, run.new_machine(), run.story.spec.target_namespace)
+    return await run.scenario.harvester.get(
+        kinds.VIRTUAL_MACHINES, run.new_machine(), run.scenario.spec.target_namespace
+    )
 
 
 # remediation
 
 
 async def notices_a_vm_that_is_lost(run: Run) -> None:
-    name = run.story.view.workers()[0]["metadata"]["name"]
-    run.lost = await run.story.destroy(name)
+    name = run.scenario.view.workers()[0]["metadata"]["name"]
+    run.lost = await run.scenario.destroy(name)
 
-    def is_told(obj: Obj) -> bool:
+    def has_lost_its_vm(obj: Obj) -> bool:
         reasons = {each["reason"] for each in (obj.get("status") or {}).get("conditions") or ()}
         return obj["metadata"]["name"] == name and "MachineNotFound" in reasons
 
-    await seen(run.story.management, run.namespace, HARVESTER_MACHINES, is_told, seconds=run.story.timeout)
+    await seen(
+        run.scenario.management, run.namespace, HARVESTER_MACHINES, has_lost_its_vm, seconds=run.scenario.timeout
+    )
 
 
 async def runs_all_machines_again(run: Run) -> None:
-    await run.story.wait_replaced(run.lost)
-    assert len(await run.nodes()) == len(run.story.view.running())
+    await run.scenario.wait_replaced(run.lost)
+    assert len(await run.nodes()) == len(run.scenario.view.running())
 
 
 async def replaces_the_machine_by_another(run: Run) -> None:
-    assert run.lost["metadata"]["name"] not in {machine["metadata"]["name"] for machine in run.story.view.workers()}
+    assert run.lost["metadata"]["name"] not in {machine["metadata"]["name"] for machine in run.scenario.view.workers()}
     assert await run.claims(run.lost["metadata"]["name"]) == []
 
 
@@ -274,13 +280,13 @@ async def replaces_the_machine_by_another(run: Run) -> None:
 
 
 async def rolls_out_another_version(run: Run) -> None:
-    await run.story.upgrade(run.later)
+    await run.scenario.upgrade(run.later)
     assert {node["status"]["nodeInfo"]["kubeletVersion"] for node in await run.nodes()} == {run.later}
 
 
 async def deletes_everything(run: Run) -> None:
-    await run.story.delete()
-    assert await run.story.leftovers() == []
+    await run.scenario.delete()
+    assert await run.scenario.leftovers() == []
 
 
 Telling = Callable[[Run], Awaitable[None]]
@@ -313,22 +319,22 @@ END: list[Telling] = [deletes_everything]
 SCRIPT = (WEBHOOK, "scale", "multidisk", "remediation")
 
 
-def stories(groups: Sequence[str] = ()) -> list[Telling]:
+def scenarios(groups: Sequence[str] = ()) -> list[Telling]:
     """The scenarios of some groups in their order, by default of all. Raises ValueError for an unknown group."""
     if unknown := sorted(set(groups) - set(GROUPS)):
-        raise ValueError(f"no stories {', '.join(unknown)}: there are {', '.join(GROUPS)}")
+        raise ValueError(f"no scenarios {', '.join(unknown)}: there are {', '.join(GROUPS)}")
     wanted = [group for group in GROUPS if group in groups or not groups]
     first = GROUPS[WEBHOOK] if WEBHOOK in wanted else []
-    others = [story for group in wanted if group != WEBHOOK for story in GROUPS[group]]
+    others = [scenario for group in wanted if group != WEBHOOK for scenario in GROUPS[group]]
     return [*first, *(BEGIN + others + END if others else [])]
 
 
-async def tell(run: Run, story: Telling) -> None:
-    """Tell one scenario; after one that failed, the others would only wait for what never comes."""
+async def tell(run: Run, scenario: Telling) -> None:
+    """Run one scenario; after one that failed, the others would only wait for what never comes."""
     if run.failed:
-        pytest.fail(f"not told, because {run.failed} failed")
+        pytest.fail(f"not run, because {run.failed} failed")
     try:
-        await story(run)
+        await scenario(run)
     except BaseException:
-        run.failed = story.__name__
+        run.failed = scenario.__name__
         raise

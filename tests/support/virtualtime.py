@@ -29,17 +29,17 @@ class _JumpingSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         events = super().select(0)
         if not events and timeout is None:
-            raise RuntimeError("everybody waits and no timer is set: this would hang for ever")
+            raise RuntimeError("everybody waits and no timer is set: this would hang forever")
         self._loop.now += 0 if events else max(0.0, timeout or 0.0)
         return events
 
 
-def run(story: Coroutine[Any, Any, T]) -> T:
+def run(scenario: Coroutine[Any, Any, T]) -> T:
     """Run a scenario in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         loop = runner.get_loop()
         with mock.patch.object(time, "monotonic", loop.time):
-            return runner.run(story)
+            return runner.run(scenario)
 
 
 async def settle(turns: int = 30) -> None:

@@ -86,12 +86,12 @@ def refusals(server: ApiServer, cases: Iterable[corpus.Case]) -> dict[str, str]:
         async with limit:
             return str(case), await refusal(client, case, number)
 
-    async def story() -> dict[str, str]:
+    async def scenario() -> dict[str, str]:
         async with door(server) as client:
             asked = [ask(client, case, number) for number, case in enumerate(cases)]
             return dict(await asyncio.gather(*asked))
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
 def excused(case: corpus.Case) -> set[str]:

@@ -54,7 +54,7 @@ def test_what_several_tests_need_is_in_support() -> None:
     assert found == []
 
 
-def test_no_assertion_looks_at_private_state() -> None:
+def test_no_assertion_reads_private_state() -> None:
     assert [f"{path}, {found}" for path, tree in trees() for found in private_attributes(tree)] == []
 
 
@@ -75,7 +75,7 @@ def test_coroutines_are_tests_and_not_wrapped() -> None:
         for function in tree.body
         if isinstance(function, ast.FunctionDef) and function.name.startswith("test_")
         for statement in function.body
-        if isinstance(statement, ast.AsyncFunctionDef) and statement.name in ("story", "main", "live")
+        if isinstance(statement, ast.AsyncFunctionDef) and statement.name in ("scenario", "main", "live")
     ]
     assert wrapped == []
 
