@@ -117,7 +117,7 @@ async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
     server = WebhookServer(flags["webhook_bind_address"], Path(flags["webhook_cert_dir"]))
     manager.add_runnable(server)
     if client and target:
-        manager.add_runnable(_keeper(flags, target, client, server))
+        manager.add_runnable(_registration(flags, target, client, server))
     try:
         await manager.run(stop_signal())
     finally:
@@ -135,16 +135,16 @@ def beside(flags: dict[str, Any]) -> Callable[[ApiClient], list[Runnable]]:
     )
 
     def parts(client: ApiClient) -> list[Runnable]:
-        server = process.beside(settings)
-        return [server, *([_keeper(flags, target, client, server)] if target else [])]
+        server = process.child_process(settings)
+        return [server, *([_registration(flags, target, client, server)] if target else [])]
 
     return parts
 
 
-def _keeper(flags: dict[str, Any], target: Obj, client: ApiClient, server: Runnable) -> Runnable:
-    from webhooks.registration import Keeper
+def _registration(flags: dict[str, Any], target: Obj, client: ApiClient, server: Runnable) -> Runnable:
+    from webhooks.registration import Registration
 
-    return Keeper(client, target, Path(flags["webhook_cert_dir"]), lambda: not server.not_ready())
+    return Registration(client, target, Path(flags["webhook_cert_dir"]), lambda: not server.not_ready())
 
 
 def client_config(flags: dict[str, Any]) -> Obj | None:

@@ -91,8 +91,8 @@ class Verdict:
     warnings: tuple[Finding, ...] = ()
 
 
-def judge(review: Review, *, without: Collection[str] = ()) -> Verdict:
-    """Judge a review by schema and rules; rules named in `without` are left out.
+def validate(review: Review, *, without: Collection[str] = ()) -> Verdict:
+    """Validate a review by schema and rules; rules named in `without` are left out.
 
     Fields that the schema does not know are no matter of admission: the API server has dropped them before. Raises
     nothing, whatever the objects look like.
@@ -137,7 +137,7 @@ def defaults(review: Review) -> list[Obj]:
 
 def _findings(review: Review, obj: Obj, old: Obj | None, without: Collection[str]) -> Iterable[Finding]:
     if oversized := list(_oversized(obj)):
-        # Schema and rules would look at each of its values.
+        # Schema and rules would read each of its values.
         yield from oversized
         return
     schema = compiled.load(KINDS[review.kind].schema)

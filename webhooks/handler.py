@@ -1,7 +1,7 @@
 """AdmissionReview v1: from the bytes of a request to the bytes of an answer, without any I/O.
 
-Whatever arrives is either answered as a review or refused with `BadReview`: this is reachable for everybody in the
-cluster, and what API servers send may be wrong, too, when somebody has bent a webhook configuration.
+Whatever arrives is either answered as a review or refused with `BadReview`: every client in the cluster can
+reach this, and what API servers send may be wrong, too, when a user has changed a webhook configuration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from caphv.api.names import GROUP, VERSIONS
 from caphv.api.object import Obj
 from caphv.runtime.text import Limits, TextError, load_json
 from caphv.validation.finding import Fault, Finding
-from webhooks.admission import KINDS, Review, defaults, judge
+from webhooks.admission import KINDS, Review, defaults, validate
 
 Webhook = Literal["validate", "mutate"]
 # etcd takes objects of 1.5 MiB, and an update brings two; an API server sends no more.
@@ -46,7 +46,7 @@ _REASONS = {
 
 
 class BadReview(Exception):
-    """The body is no AdmissionReview that can be answered; the message says what is missing. It holds no content."""
+    """The body is not an AdmissionReview to answer; the message says what is missing. It holds no content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def answer(target: Target, body: bytes) -> Answer:
     )
     if target.webhook == "mutate":
         return Answer(_patched(uid, defaults(review)), operation, True, name)
-    return _judged(uid, review, name)
+    return _validated(uid, review, name)
 
 
 def _request(body: bytes) -> Obj:
@@ -116,7 +116,7 @@ def _request(body: bytes) -> Obj:
     except TextError as error:
         raise BadReview(f"the body {error}") from None
     if not isinstance(found, dict) or found.get("kind") != "AdmissionReview":
-        raise BadReview("the body is no AdmissionReview")
+        raise BadReview("the body is not an AdmissionReview")
     if found.get("apiVersion") != API_VERSION:
         raise BadReview(f"only apiVersion {API_VERSION} is known; set admissionReviewVersions to [v1]")
     request = found.get("request")
@@ -139,8 +139,8 @@ def _object(request: Obj, field: str) -> Obj:
     return value
 
 
-def _judged(uid: str, review: Review, name: str) -> Answer:
-    verdict = judge(review)
+def _validated(uid: str, review: Review, name: str) -> Answer:
+    verdict = validate(review)
     warnings = _warnings(verdict.warnings)
     if not verdict.errors:
         return Answer(_response(uid, True, warnings=warnings), review.operation, True, name)

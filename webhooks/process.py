@@ -1,4 +1,4 @@
-"""The webhook server in a process of its own, beside the provider."""
+"""The webhook server in a process of its own, next to the provider."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Settings:
     log_format: logs.Format = "auto"
 
 
-def beside(settings: Settings) -> ChildProcess:
+def child_process(settings: Settings) -> ChildProcess:
     """Return what runs the server's process."""
     return ChildProcess("webhook", "webhooks.process", dataclasses.asdict(settings))
 

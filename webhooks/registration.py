@@ -1,7 +1,7 @@
-"""Keeps the webhook configurations on the API server: made when missing, at once when somebody deletes one.
+"""Keeps the webhook configurations on the API server: created when missing, and at once after a user deletes one.
 
 Only while the webhooks are served here, because a configuration without a server refuses every write. So replicas
-need no leader: whoever comes second finds it there. A server that ends leaves them: others may serve.
+need no leader: the second replica finds it there. A server that ends leaves them: others may serve.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
 
 
-class Keeper(Runnable):
+class Registration(Runnable):
     """Keeps both configurations; `target` is as of `client_config`, `folder` may have the CA as `ca.crt`."""
 
     def __init__(self, client: ApiClient, target: Obj, folder: Path, serving: Callable[[], bool]) -> None:

@@ -114,7 +114,7 @@ class WebhookServer(Runnable):
             response = _failed(500, "InternalError", "the webhook failed; its log says where")
         else:
             response = web.Response(body=found.body, content_type="application/json")
-            _told(target, found)
+            _record(target, found)
             metrics.REQUEST_SECONDS.labels(target.webhook).observe(time.perf_counter() - started)
         if self._draining:
             response.force_close()
@@ -190,7 +190,7 @@ async def _body(request: web.BaseRequest) -> bytes:
         raise web.HTTPRequestTimeout(text=f"the body did not arrive within {_BODY_SECONDS:.0f} s") from None
 
 
-def _told(target: Target, found: Answer) -> None:
+def _record(target: Target, found: Answer) -> None:
     if target.webhook == "validate":
         operation = found.operation if found.operation in _OPERATIONS else "other"
         metrics.REQUESTS.labels(target.kind, operation, str(found.allowed).lower()).inc()

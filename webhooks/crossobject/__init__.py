@@ -11,7 +11,7 @@ from caphv.api.names import GROUP, VERSIONS
 from caphv.validation import schema
 from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean, in_order
 from caphv.validation.rule import Rule
-from webhooks.admission import KINDS, RULES, Review, judge
+from webhooks.admission import KINDS, RULES, Review, validate
 from webhooks.crossobject import machines, networks, objects, references, topology
 from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Inventory, Obj, locate
 
@@ -47,7 +47,7 @@ def check(obj: Obj) -> list[Finding]:
     strict = schema.load(KINDS[kind].schema).findings(obj, version=version)
     unknown = [finding for finding in strict if finding.fault is Fault.UNKNOWN]
     # The webhook lets pass what is being deleted. A file cannot be: it was printed from a cluster.
-    verdict = judge(Review("CREATE", kind, version, _without_deletion(obj)))
+    verdict = validate(Review("CREATE", kind, version, _without_deletion(obj)))
     return in_order([*verdict.errors, *verdict.warnings, *unknown])
 
 

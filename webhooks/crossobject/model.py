@@ -35,7 +35,7 @@ class Entry:
 
     @cached_property
     def api(self) -> tuple[str, str]:
-        """Group and version, both empty when they are not said."""
+        """Group and version, both empty when the object has none."""
         group, _, version = self.field.at("apiVersion").text.rpartition("/")
         return group, version
 
@@ -56,7 +56,7 @@ class Entry:
 
     @cached_property
     def namespace(self) -> str:
-        """Namespace, empty when the file leaves it to whoever applies it."""
+        """Namespace, empty when the file leaves it to the user who applies it."""
         return self.field.at("metadata", "namespace").text
 
     @cached_property
@@ -91,7 +91,7 @@ class Inventory:
         return self._of_kind.get((group, kind), [])
 
     def find(self, kind: str, namespace: str, name: str, group: str = GROUP) -> Entry | None:
-        """The object of a name. A namespace that a file leaves open fits any, but one that is said fits better."""
+        """The object of a name. A namespace that a file leaves open fits any, but one that is set fits better."""
         named = self._named.get((group, kind, name), [])
         exact = (entry for entry in named if entry.namespace == namespace)
         loose = (entry for entry in named if not entry.namespace or not namespace)

@@ -1,4 +1,4 @@
-"""What the API server says of every object, said before it is asked; and pieces of a Cluster that concern Harvester."""
+"""What the API server would report about any object, and pieces of a Cluster that concern Harvester."""
 
 from __future__ import annotations
 
@@ -160,6 +160,6 @@ def _is_host(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        # What looks like an address and is none is no name either.
+        # Text that looks like an address but is not one cannot be a host name either.
         return bool(_SUBDOMAIN.fullmatch(text)) and not re.fullmatch(r"[0-9.]+", text)
     return True

@@ -38,7 +38,7 @@ def _by_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
 
 @cache
 def shipped_class(name: str) -> Entry | None:
-    """The ClusterClass of this name that comes with caphv: most clusters use one, and few keep it beside them."""
+    """The ClusterClass of this name that comes with caphv: most clusters use one, and few users copy it."""
     folder = data.folder("clusterclass")
     if name not in (path.name for path in folder.iterdir() if path.is_dir()):
         return None
@@ -104,14 +104,14 @@ def _problems(variable: Field, schemas: dict[str, Field]) -> Iterator[Finding]:
     schema = schemas[name.text].at("schema", "openAPIV3Schema").mapping
     try:
         for error in Draft4Validator(schema).iter_errors(value.value):
-            yield from _said(error, value)
+            yield from _violations(error, value)
     except SchemaError:
         # A ClusterClass that is wrong itself is for Cluster API to refuse.
         return
     yield from _unknown(value, schema)
 
 
-def _said(error: ValidationError, value: Field) -> Iterator[Finding]:
+def _violations(error: ValidationError, value: Field) -> Iterator[Finding]:
     path = (*value.path, *error.absolute_path)
     if error.validator == "required":
         place = Field(error.schema, ()).at("properties")
@@ -148,7 +148,7 @@ _LIMITS = {
 
 
 def _unknown(value: Field, schema: Any) -> Iterator[Finding]:
-    """Fields that the schema of a variable does not name: the core refuses them unless it is reported to keep them."""
+    """Fields that the schema of a variable does not name: the core refuses them unless the schema preserves them."""
     if not isinstance(schema, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
         return
     for item in value.each():

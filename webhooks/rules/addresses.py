@@ -129,7 +129,7 @@ def _static_gateway_differs(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "static-gateway-reachable",
     MACHINES,
-    "Static address and gateway must be in one network: by the mask beside them, else by 255.255.0.0, which a machine "
+    "Static address and gateway must be in one network: by the mask next to them, else by 255.255.0.0, which a machine "
     "gets when its cluster sets no other. Where the cluster's mask is wider, the machine must repeat it.",
     "networkConfig.gateway",
     "networkConfig.address",

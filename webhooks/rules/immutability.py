@@ -1,6 +1,6 @@
 """Rules about what must not change any more.
 
-They look at the object before the change, so they find nothing in one that is new.
+They compare with the object before the change, so they find nothing in one that is new.
 """
 
 from __future__ import annotations

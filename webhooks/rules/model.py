@@ -1,4 +1,4 @@
-"""What a rule is, and how it looks at an object of whatever shape.
+"""What a rule is, and how it reads an object of whatever shape.
 
 Anything may arrive in a review, so rules read through `Field`, which answers with nothing where there is nothing of the
 wanted type: whatever is of the wrong type is reported by the schema.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests import corpus
 from tests.support.reconciler.case import machine_spec
-from webhooks.admission import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, judge
+from webhooks.admission import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, validate
 
 pytestmark = pytest.mark.unit
 
@@ -163,15 +163,15 @@ def test_every_advice_has_an_example() -> None:
 def test_what_is_legal_and_unwise_is_warned_about(rule: str) -> None:
     kind, spec, fields = ADVICE[rule]
     review = create(changed(kind, **spec))
-    assert judge(review).errors == ()
-    assert {finding.field for finding in judge(review).warnings if finding.rule == rule} == fields
-    assert rule not in {finding.rule for finding in judge(review, without={rule}).warnings}
-    assert rule not in {finding.rule for finding in judge(create(base(kind))).warnings}
+    assert validate(review).errors == ()
+    assert {finding.field for finding in validate(review).warnings if finding.rule == rule} == fields
+    assert rule not in {finding.rule for finding in validate(review, without={rule}).warnings}
+    assert rule not in {finding.rule for finding in validate(create(base(kind))).warnings}
 
 
 def test_secrets_are_not_repeated() -> None:
     for data in ("password: swordfish", "#!swordfish", "- swordfish", "a: [swordfish"):
-        verdict = judge(create(changed("HarvesterMachine", guestConfig={"userData": data})))
+        verdict = validate(create(changed("HarvesterMachine", guestConfig={"userData": data})))
         assert verdict.errors or verdict.warnings
         assert "swordfish" not in repr(verdict)
 
@@ -186,9 +186,9 @@ def wrong_machine() -> Obj:
 
 
 def test_clones_of_stored_templates_get_warnings(wrong_machine: Obj) -> None:
-    assert judge(create(wrong_machine)).errors
+    assert validate(create(wrong_machine)).errors
     wrong_machine["metadata"]["annotations"] = {CLONED_FROM_ANNOTATION: "old"}
-    verdict = judge(create(wrong_machine))
+    verdict = validate(create(wrong_machine))
     assert verdict.errors == ()
     assert [finding.rule for finding in verdict.warnings] == ["networks-unique"]
 
@@ -196,13 +196,13 @@ def test_clones_of_stored_templates_get_warnings(wrong_machine: Obj) -> None:
 def test_clones_are_refused_for_what_the_go_provider_refused() -> None:
     obj = changed("HarvesterMachine", cpu=0, volumes=[{"volumeType": "image", "volumeSize": "40Gi"}])
     obj["metadata"]["annotations"] = {CLONED_FROM_ANNOTATION: "old"}
-    assert {finding.rule for finding in judge(create(obj)).errors} == {"schema-minimum", "volume-image"}
+    assert {finding.rule for finding in validate(create(obj)).errors} == {"schema-minimum", "volume-image"}
 
 
 def test_what_was_wrong_before_is_a_warning(wrong_machine: Obj) -> None:
     new = copy.deepcopy(wrong_machine)
     new["spec"]["sshUser"] = "sles"
-    verdict = judge(update(wrong_machine, new))
+    verdict = validate(update(wrong_machine, new))
     assert verdict.errors == ()
     assert [finding.rule for finding in verdict.warnings] == ["networks-unique"]
 
@@ -210,29 +210,29 @@ def test_what_was_wrong_before_is_a_warning(wrong_machine: Obj) -> None:
 def test_what_was_wrong_before_may_move_in_its_list() -> None:
     old = changed("HarvesterMachine", networks=["default/a", "default/b", "default/b"])
     new = changed("HarvesterMachine", networks=["default/b", "default/b"])
-    assert judge(update(old, new)).errors == ()
+    assert validate(update(old, new)).errors == ()
 
 
 def test_the_same_fault_again_is_refused() -> None:
     old = changed("HarvesterMachine", networks=["default/b", "default/b"])
     new = changed("HarvesterMachine", networks=["default/b", "default/b", "default/b"])
-    assert [finding.field for finding in judge(update(old, new)).errors] == ["spec.networks[2]"]
+    assert [finding.field for finding in validate(update(old, new)).errors] == ["spec.networks[2]"]
 
 
 def test_metadata_of_a_wrong_object_can_be_changed(wrong_machine: Obj) -> None:
     new = copy.deepcopy(wrong_machine)
     new["metadata"] |= {"labels": {"a": "b"}, "finalizers": []}
-    assert judge(update(wrong_machine, new)) == judge(Review("DELETE", "HarvesterMachine", "v1beta1", None))
+    assert validate(update(wrong_machine, new)) == validate(Review("DELETE", "HarvesterMachine", "v1beta1", None))
 
 
 def test_objects_that_go_are_never_blocked(wrong_machine: Obj) -> None:
     wrong_machine["metadata"]["deletionTimestamp"] = "2026-11-21T09:00:00Z"
-    assert judge(update(base("HarvesterMachine"), wrong_machine)).errors == ()
+    assert validate(update(base("HarvesterMachine"), wrong_machine)).errors == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_deletion_is_always_allowed(kind: str) -> None:
-    assert judge(Review("DELETE", kind, "v1alpha1", None, {"spec": 1})).errors == ()
+    assert validate(Review("DELETE", kind, "v1alpha1", None, {"spec": 1})).errors == ()
 
 
 # Defaults
@@ -246,7 +246,7 @@ def test_the_port_of_an_endpoint_is_filled_in_once(kind: str) -> None:
     assert operation == {"op": "add", "path": f"{path}/controlPlaneEndpoint/port", "value": 6443}
     spec_of(obj)["controlPlaneEndpoint"]["port"] = operation["value"]
     assert defaults(create(obj)) == []
-    assert judge(create(obj)).errors == ()
+    assert validate(create(obj)).errors == ()
 
 
 def test_an_endpoint_that_is_known_stays_where_a_class_has_a_placeholder() -> None:
@@ -288,7 +288,7 @@ def test_any_value_anywhere_is_validated(data: st.DataObject) -> None:
     place = data.draw(st.sampled_from(list(places(obj))))
     place[0][place[1]] = data.draw(JSON)
     for review in (create({**obj, "kind": case.kind}), update({**case.object}, {**obj, "kind": case.kind})):
-        judge(review)
+        validate(review)
         defaults(review)
 
 
@@ -304,7 +304,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def test_machines_of_the_integration_tests_are_right() -> None:
-    assert judge(create(changed("HarvesterMachine", **machine_spec()))).errors == ()
+    assert validate(create(changed("HarvesterMachine", **machine_spec()))).errors == ()
 
 
 def test_documents_show_right_objects(checkout: Path) -> None:
@@ -314,5 +314,5 @@ def test_documents_show_right_objects(checkout: Path) -> None:
             for obj in yaml.safe_load_all(block.split("```")[0]):
                 if isinstance(obj, dict) and obj.get("kind") in KINDS and "spec" in obj:
                     found += 1
-                    assert judge(create(obj)).errors == (), page.name
+                    assert validate(create(obj)).errors == (), page.name
     assert found

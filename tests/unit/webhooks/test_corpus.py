@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests import corpus
-from webhooks.admission import KINDS, RULES, Review, Verdict, judge
+from webhooks.admission import KINDS, RULES, Review, Verdict, validate
 
 pytestmark = pytest.mark.unit
 
@@ -17,7 +17,7 @@ WRONG, RIGHT = corpus.invalid(), corpus.valid()
 def verdict(case: corpus.Case, *, without: str = "") -> Verdict:
     operation = "CREATE" if case.old is None else "UPDATE"
     review = Review(operation, case.kind, case.version, case.object, case.old, case.dry_run)
-    return judge(review, without={without})
+    return validate(review, without={without})
 
 
 def refused(case: corpus.Case, *, without: str = "") -> frozenset[tuple[str, str]]:

@@ -48,8 +48,8 @@ def ask(content: Any, webhook: handler.Webhook = "validate", kind: str = "Harves
     return response
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, *errors: Finding, warnings: tuple[Finding, ...] = ()) -> None:
-    monkeypatch.setattr(handler, "judge", lambda _: Verdict(errors, warnings))
+def use_verdict(monkeypatch: pytest.MonkeyPatch, *errors: Finding, warnings: tuple[Finding, ...] = ()) -> None:
+    monkeypatch.setattr(handler, "validate", lambda _: Verdict(errors, warnings))
 
 
 def test_paths_are_those_of_the_go_provider() -> None:
@@ -60,7 +60,7 @@ def test_paths_are_those_of_the_go_provider() -> None:
 
 
 def test_all_errors_are_reported_at_once_as_the_api_server_tells_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    judged(
+    use_verdict(
         monkeypatch,
         Finding(("spec", "cpu"), Fault.INVALID, "must be greater than 0", "cpu", 0),
         Finding(("spec", "volumes", 1, "storageClass"), Fault.REQUIRED, "name one", "storage-class"),
@@ -93,13 +93,13 @@ def test_all_errors_are_reported_at_once_as_the_api_server_tells_its_own(monkeyp
 
 
 def test_one_error_stands_without_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
-    judged(monkeypatch, Finding(("spec", "cpu"), Fault.REQUIRED, "give it", "cpu"))
+    use_verdict(monkeypatch, Finding(("spec", "cpu"), Fault.REQUIRED, "give it", "cpu"))
     assert ask(request())["status"]["message"].endswith("is invalid: spec.cpu: Required value: give it")
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.SYNTAX])
 def test_every_fault_has_a_reason_of_the_api_machinery(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged(monkeypatch, Finding(("spec", "cpu"), fault, "x", "cpu", 1))
+    use_verdict(monkeypatch, Finding(("spec", "cpu"), fault, "x", "cpu", 1))
     (cause,) = ask(request())["status"]["details"]["causes"]
     assert re.fullmatch(r"FieldValue[A-Z]\w+", cause["reason"])
     assert cause["message"].startswith(str(fault))
@@ -107,7 +107,7 @@ def test_every_fault_has_a_reason_of_the_api_machinery(fault: Fault, monkeypatch
 
 def test_what_is_reported_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     long = Finding(("metadata", "annotations", "k" * 5000), Fault.INVALID, "d" * 5000, "x", "v" * 5000)
-    judged(monkeypatch, *[long] * 1000, warnings=(long,) * 1000)
+    use_verdict(monkeypatch, *[long] * 1000, warnings=(long,) * 1000)
     response = ask(request())
     assert len(response["status"]["details"]["causes"]) == 100
     assert "and 900 more" in response["status"]["message"]
@@ -120,11 +120,11 @@ def test_what_is_reported_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_warnings_come_with_both_verdicts_and_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     advice = Finding(("spec", "x"), Fault.INVALID, "is unwise:\nthink\x07 é", "x", advice=True)
-    judged(monkeypatch, warnings=(advice,))
+    use_verdict(monkeypatch, warnings=(advice,))
     response = ask(request())
     assert response["allowed"] is True
     assert response["warnings"] == ["spec.x: is unwise: think  é"]
-    judged(monkeypatch, Finding(("spec",), Fault.REQUIRED, "give it", "y"), warnings=(advice,))
+    use_verdict(monkeypatch, Finding(("spec",), Fault.REQUIRED, "give it", "y"), warnings=(advice,))
     assert ask(request())["warnings"] == response["warnings"]
 
 
@@ -141,11 +141,11 @@ def test_defaults_are_a_json_patch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_rules_get_the_whole_request(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[handler.Review] = []
 
-    def judge(asked: handler.Review) -> Verdict:
+    def validate(asked: handler.Review) -> Verdict:
         seen.append(asked)
         return Verdict((), ())
 
-    monkeypatch.setattr(handler, "judge", judge)
+    monkeypatch.setattr(handler, "validate", validate)
     ask(request(operation="UPDATE", oldObject={"spec": {"cpu": 1}}, dryRun=True))
     (asked,) = seen
     assert (asked.operation, asked.kind, asked.version, asked.dry_run) == (
@@ -167,7 +167,7 @@ def test_the_rules_get_the_whole_request(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_deletions_and_subresources_are_let_through(fields: Obj, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged(monkeypatch, Finding(("spec",), Fault.REQUIRED, "x", "x"))
+    use_verdict(monkeypatch, Finding(("spec",), Fault.REQUIRED, "x", "x"))
     assert ask(request(**fields)) == {"uid": "0c4f1a52", "allowed": True}
 
 
@@ -196,8 +196,8 @@ def test_another_kind_than_that_of_the_path_is_refused(kind: Any, webhook: handl
         (b"{", "not valid JSON"),
         (b"\xff\xfe", "not valid JSON"),
         (b"[" * 100_000, "not valid JSON"),
-        (b"[]", "no AdmissionReview"),
-        (b'{"kind": "Pod"}', "no AdmissionReview"),
+        (b"[]", "not an AdmissionReview"),
+        (b'{"kind": "Pod"}', "not an AdmissionReview"),
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1"}', "admission.k8s.io/v1"),
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1"}', "request: Required value"),
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": {}}', "request.uid: Required"),

@@ -105,7 +105,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         ("POST", PATH, "application/yaml", b"{}", 415, "application/json"),
         ("POST", PATH, "", b"{}", 415, "application/json"),
         ("POST", PATH, "application/json", b"{", 400, "not valid JSON"),
-        ("POST", PATH, "application/json", b"[]", 400, "no AdmissionReview"),
+        ("POST", PATH, "application/json", b"[]", 400, "not an AdmissionReview"),
         ("POST", PATH, "application/json", b" " * (MAX_BODY + 1), 413, "at most"),
     ],
 )
@@ -186,10 +186,10 @@ async def test_connections_with_slow_headers_are_closed(tmp_path: Path, monkeypa
 async def test_a_fault_of_the_rules_tells_where_and_nothing_of_the_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def judge(asked: handler.Review) -> None:
+    def validate(asked: handler.Review) -> None:
         raise ValueError(f"cannot take {asked.object}")
 
-    monkeypatch.setattr(handler, "judge", judge)
+    monkeypatch.setattr(handler, "validate", validate)
     with caplog.at_level(logging.DEBUG):
         async with running(tmp_path) as it, it.client() as client:
             async with client.post(PATH, json=FAILING) as answer:
@@ -208,7 +208,7 @@ async def test_verdicts_are_counted_and_refusals_logged_by_rule(
     labels = {"kind": "HarvesterMachine", "operation": "CREATE", "allowed": "false"}
 
     finding = Finding(("spec", "x"), Fault.INVALID, "canary-3f0e is no x", "the-rule", "canary-3f0e")
-    monkeypatch.setattr(handler, "judge", lambda _: Verdict((finding,), ()))
+    monkeypatch.setattr(handler, "validate", lambda _: Verdict((finding,), ()))
     before = metrics.REGISTRY.get_sample_value("caphv_webhook_requests_total", labels) or 0
     with caplog.at_level(logging.INFO):
         async with running(tmp_path) as it, it.client() as client:
