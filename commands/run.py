@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option
-from commands.webhook import beside, stop_signal, webhook_options
+from commands.webhook import stop_signal, webhook_options, webhook_runnables
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
@@ -154,7 +154,7 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         addresses=BindAddresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
     )
 
-    webhooks = beside(flags) if flags["enable_webhooks"] else None
+    webhooks = webhook_runnables(flags) if flags["enable_webhooks"] else None
     packager = _packager(flags) if flags["with_packager"] else []
 
     def parts(client: ApiClient) -> list[Runnable]:

@@ -61,10 +61,10 @@ Exit status: 0 valid, 1 invalid, 2 a file could not be read, or wrong usage.
 def validate(paths: tuple[str, ...], output: str, fail_on: str) -> None:
     """Check manifests without a cluster, as the webhook would, and all of them together.
 
-    HarvesterClusters, HarvesterMachines and their templates are judged by the rules of the admission webhook, unknown
+    HarvesterClusters, HarvesterMachines and their templates are checked by the rules of the admission webhook, unknown
     fields included. What Clusters, ClusterClasses, control planes and MachineDeployments have to do with them is
-    checked across all files given: references, address ranges, replicas, variables. ClusterDefinitions are judged with
-    the add-ons that they want. Other kinds are passed over.
+    checked across all files given: references, address ranges, replicas, variables. ClusterDefinitions are checked
+    with the add-ons that they want. Other kinds are passed over.
 
     Errors would be refused or cannot work; warnings are legal and unwise. Each comes with file, line and column. The
     content of Secrets is never shown.
@@ -80,7 +80,7 @@ def validate(paths: tuple[str, ...], output: str, fail_on: str) -> None:
 
 
 def examine(paths: Sequence[str]) -> "Report":
-    """Read and judge everything that the paths name; `-` is standard input. Raises nothing that files can cause."""
+    """Read and validate everything that the paths name; `-` is standard input. Raises nothing that files can cause."""
     from caphv.validation.yaml.loader import read_all
     from commands.output.validate import Report
 
@@ -88,7 +88,7 @@ def examine(paths: Sequence[str]) -> "Report":
     sources, unreadable = read_all(paths, sys.stdin.buffer, _announce)
     result.unreadable.extend(unreadable)
     result.files = [source.name for source in sources]
-    _judge(sources, result)
+    _validate(sources, result)
     return result
 
 
@@ -99,7 +99,7 @@ def _announce(name: str) -> None:
             click.echo(f"reading {name}, {size / 1024**2:.1f} MiB ...", err=True)
 
 
-def _judge(sources: "Sequence[Source]", result: "Report") -> None:
+def _validate(sources: "Sequence[Source]", result: "Report") -> None:
     from caphv.validation.yaml import yaml_rules
     from caphv.validation.yaml.yaml_rules import Position, text_finding
     from commands.output.validate import Item, items
@@ -111,7 +111,7 @@ def _judge(sources: "Sequence[Source]", result: "Report") -> None:
     for source in sources:
         if source.named and not source.problems and not source.documents:
             detail = "there is no object in it"
-            remedy = "write one, or look at what should have written it"
+            remedy = "write one, or check what should have written it"
             result.add_text(source, text_finding(yaml_rules.DOCUMENT, Position(1, 1), detail, remedy))
         for problem in source.problems:
             result.add_text(source, problem)

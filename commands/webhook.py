@@ -59,13 +59,13 @@ def webhook_options(command: _Command) -> _Command:
 Examples:
   caphv webhook                                    in a Pod, behind Service caphv-webhook-service
   caphv webhook --kubeconfig management.yaml --webhook-cert-dir certs --webhook-url https://10.0.0.7:9443
-                                                   outside of a cluster, and API servers are told the URL
+                                                   outside of a cluster; API servers call the URL
   caphv webhook --webhook-cert-dir certs           serves only; needs no cluster
   openssl x509 -in certs/tls.crt -noout -ext subjectAltName -enddate
                                                    whether the certificate has the name that API servers call
 
 \b
-Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage.
+Exit status: 0 stopped as asked, 1 it could not start or continue, 2 wrong usage.
 """,
 )
 @click.option(
@@ -81,12 +81,12 @@ Exit status: 0 stopped as asked, 1 it could not start or go on, 2 wrong usage.
 def webhook(**flags: Any) -> None:
     """Serve the admission webhooks alone, apart from the provider.
 
-    API servers send each HarvesterCluster, HarvesterMachine and template that somebody creates or changes; what is
-    wrong with it is answered, all of it at once. `caphv run --enable-webhooks` serves the same. Alone it scales
-    apart: any number of replicas serve at once, and none leads.
+    API servers send each HarvesterCluster, HarvesterMachine and template that is created or changed; the answer lists
+    all its errors at once. `caphv run --enable-webhooks` serves the same. Alone it scales apart: any number of
+    replicas serve at once, and none leads.
 
     It waits for a certificate, takes a new one without dropping a request, and keeps the two webhook configurations on
-    the API server: made when they are missing, again when somebody deletes one. An object that is being deleted is
+    the API server: it creates missing ones, and recreates those that are deleted. An object that is being deleted is
     never held back.
     """
     from caphv.runtime import eventloop, logs
@@ -125,8 +125,8 @@ async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
             await client.close()
 
 
-def beside(flags: dict[str, Any]) -> Callable[[ApiClient], list[Runnable]]:
-    """Return what makes the parts of `caphv run --enable-webhooks`: the server's process, and who keeps the rest."""
+def webhook_runnables(flags: dict[str, Any]) -> Callable[[ApiClient], list[Runnable]]:
+    """Return what builds the runnables of `caphv run --enable-webhooks`: the server's process and the registration."""
     from webhooks import process
 
     target = client_config(flags)
@@ -148,7 +148,7 @@ def _registration(flags: dict[str, Any], target: Obj, client: ApiClient, server:
 
 
 def client_config(flags: dict[str, Any]) -> Obj | None:
-    """Return where API servers find the webhooks, None when nobody said so. Raises `click.UsageError`."""
+    """Return where API servers find the webhooks, None when that is unknown. Raises `click.UsageError`."""
     from caphv.runtime.kubeconfig import own_namespace
     from caphv.runtime.runnable import listening_address
     from webhooks import configuration

@@ -146,7 +146,7 @@ class Store:
 class Informer:
     """Keeps a `Store` of one collection up to date and calls handlers with each change.
 
-    `transform` returns the stored form of an object, without the fields nobody reads, or None to skip it. `on_error` is
+    `transform` returns the stored form of an object, without unused fields, or None to skip it. `on_error` is
     called with each failed attempt, `on_contact` with each watch that the server accepts. `probe` is an informer of the
     same server that retries often: while it fails, this one waits `max_backoff` seconds, or for `retry_now`.
     `first_from_cache` lets the server answer the first list from its own cache, which is cheaper and may be a little
@@ -333,8 +333,8 @@ class Informer:
     async def _page(self, continue_token: str) -> Obj:
         """Read one page, smaller ones when the server's is too large."""
         while True:
-            # Only the first list: of a later one from the cache of a server that lags nobody could tell it from a
-            # restored backup.
+            # Only the first list: a later one from the cache of a server that lags would look just like a restored
+            # backup.
             from_cache = self._first_from_cache and not self._newest and not continue_token
             try:
                 return await self._client.list(

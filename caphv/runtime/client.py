@@ -331,7 +331,7 @@ class ApiClient:
 
 
 def _ignore(_code: int, _seconds: float | None) -> None:
-    """Nobody wants to hear of responses."""
+    """Nothing observes responses."""
 
 
 def _never() -> None:
@@ -354,5 +354,5 @@ def _parse(status: int, raw: bytes, retry_after: str | None) -> Any:
     if 200 <= status < 300:
         if isinstance(body, dict):
             return body
-        status, body = 502, {"message": "a body that is no JSON object (is there a proxy in between?)"}
+        status, body = 502, {"message": "a body that is not a JSON object (is there a proxy in between?)"}
     raise error_from(status, body, retry_after)

@@ -1,7 +1,8 @@
 """How current a cache is.
 
-Why: `synced` only says that a list was read once. While its watch is disconnected a cache shows the past, and whoever
-takes "not in the cache" for "does not exist" then releases an address or removes a finalizer that is still needed.
+Why: `synced` only says that a list was read once. While its watch is disconnected a cache shows the past, and a
+reconciler that takes "not in the cache" for "does not exist" then releases an address or removes a finalizer that
+is still needed.
 
 A watch that resumes first delivers what happened in between, in one burst right behind the headers of the answer. The
 cache has caught up when that burst has ended, or with the first bookmark. A connection that breaks without a sign is

@@ -97,7 +97,7 @@ class Kubeconfig:
     def client(self, **options: Any) -> ApiClient:
         """A client with these credentials; `options` are those of `ApiClient`. Raises `KubeconfigError`.
 
-        Nobody vouches for a server that a Secret names, so it is untrusted unless the options say otherwise.
+        A Secret can name any server, so the server is untrusted unless the options say otherwise.
         """
         return ApiClient(self.connection(), **{"untrusted": True, **options})
 

@@ -1,4 +1,4 @@
-"""What a manager runs beside controllers: servers, child processes and the like.
+"""What a manager runs in addition to controllers: servers, child processes and the like.
 
 Not in the module of the manager, so that a process with nothing else needs no API client: its libraries would take
 half of the memory.

@@ -23,9 +23,9 @@ Value = TypeVar("Value")
 
 # The C parser is an optional part of PyYAML; without it, everything takes twenty times as long.
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# Longer ones are no numbers that anything counts with, and converting them takes quadratic time.
+# Nothing calculates with longer numbers, and converting them takes quadratic time.
 _LONGEST_NUMBER = 400
-_EVENTS_BETWEEN_LOOKS = 1024
+_EVENTS_BETWEEN_CLOCK_CHECKS = 1024
 # What stays below may be read on the event loop: it takes a few milliseconds.
 _SMALL = 8 * 1024
 
@@ -131,8 +131,8 @@ def events(text: str, limits: Limits = DEFAULT) -> Iterator[yaml.Event]:
     bounds = _Bounds(limits)
     for number, event in enumerate(yaml.parse(text, Loader=_PARSER)):  # noqa: TID251 - bounded
         bounds.count(event)
-        if number % _EVENTS_BETWEEN_LOOKS == 0:
-            bounds.look_at_clock()
+        if number % _EVENTS_BETWEEN_CLOCK_CHECKS == 0:
+            bounds.check_clock()
         yield event
 
 
@@ -169,7 +169,7 @@ class _Bounds:
             self._anchors.clear()
             self._note(None, 1, event)
 
-    def look_at_clock(self) -> None:
+    def check_clock(self) -> None:
         """Raise TextError when reading takes too long."""
         if time.monotonic() > self._deadline:
             raise TextError(f"takes more than {self._limits.seconds:g} s to read: make it smaller")

@@ -1,6 +1,6 @@
 """HTTP to one API server: connections, time-outs, and bounds on what a response may cost.
 
-An identity of a user leads to a server that nobody here controls. From such a server no compressed response is
+A user's identity leads to a server outside of the provider's control. From such a server no compressed response is
 accepted, because a few KiB would expand to hundreds of MiB, and what one connection may hold at a time is limited.
 """
 

@@ -1,1 +1,1 @@
-"""JSON Schemas at work: compiled once, and what they find said in the words of Kubernetes."""
+"""Validation of objects and manifests: JSON Schemas and rules, with errors worded as Kubernetes words them."""

@@ -1,4 +1,4 @@
-"""What a rule is, and the one way to declare one: beside the code that checks it, with what the docs say about it."""
+"""What a rule is, and the one way to declare one: next to the code that checks it, with its text for the docs."""
 
 from __future__ import annotations
 

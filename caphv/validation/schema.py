@@ -1,4 +1,4 @@
-"""JSON Schemas at work: compiled once, every error of an object at once, in the words of Kubernetes.
+"""Validates objects by JSON Schemas, compiled once. Reports all errors of an object, worded as Kubernetes words them.
 
 Two validators share the work. Most objects are valid, and jsonschema-rs says so in microseconds; only an invalid one
 goes through jsonschema, which explains itself a hundred times more slowly.
@@ -193,7 +193,7 @@ def _unknown(error: Any) -> list[str]:
     known = error.schema.get("properties", {})
     if error.validator == "additionalProperties":
         return sorted(name for name in error.instance if name not in known)
-    # Which of them a schema applied in place knows is said in the message only.
+    # Only the message tells which of them a schema applied in place knows.
     return sorted(name for name in error.instance if name not in known and repr(name) in error.message)
 
 

@@ -31,7 +31,7 @@ _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
 def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
     """Yield what could not be read, and each finding with the place of the file that it is about.
 
-    What is wrong with a template is said once, not for a thousand clusters.
+    An error in a template is reported once, not for each of a thousand clusters.
     """
     yield from given.input.unreadable
     for cluster in sorted(batch.suspended):
@@ -186,7 +186,7 @@ def _pushed(result: Result) -> str:
     plan = result.plan
     lines = [f"  {verb:<8}{name}" for verb, names in _done(result) for name in names]
     lines += [
-        f"  {click.style('left', fg='yellow')}    {told.what}: {told.why}" for told in (*plan.held, *plan.refused)
+        f"  {click.style('left', fg='yellow')}    {left.what}: {left.why}" for left in (*plan.held, *plan.refused)
     ]
     where = f"commit {result.commit[:12]} on {result.branch}" if result.commit else "wrote files"
     head = f"{where}: {len(plan.write)} written, {len(plan.delete)} removed" if not plan.is_empty else "nothing changed"
@@ -204,7 +204,7 @@ def _result(result: Result) -> Obj:
         "commit": result.commit,
         "branch": result.branch,
         **{verb: list(names) for verb, names in _done(result)},
-        "left": [{"what": told.what, "why": told.why} for told in (*plan.held, *plan.refused)],
+        "left": [{"what": left.what, "why": left.why} for left in (*plan.held, *plan.refused)],
         "files": {"written": sorted(plan.write), "removed": sorted(plan.delete)},
     }
 

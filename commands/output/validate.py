@@ -123,7 +123,7 @@ def items(source: Source, document: Document, report: Report) -> Iterator[Item]:
 
 
 def _no_object(source: Source, document: Document, base: FieldPath, value: Any) -> TextFinding | None:
-    """Why a value is no object of Kubernetes; None when it is one, or a file of another sort found in a folder."""
+    """Why a value is not an object of Kubernetes; None when it is one, or a file of another sort found in a folder."""
     at = document.position(base)
     if not isinstance(value, dict):
         sort = "a list" if isinstance(value, list) else "a single value"
@@ -282,13 +282,13 @@ def _location(name: str, at: Position) -> Obj:
 
 
 def _github(report: Report) -> str:
-    """Workflow commands, which GitHub shows beside the lines of a pull request; the summary stays in the log."""
+    """Workflow commands, which GitHub shows next to the lines of a pull request; the summary stays in the log."""
     rows = []
     for line in report.lines:
         properties = {"file": line.file, "line": line.position.line, "col": line.position.column, "title": line.rule}
-        said = ",".join(f"{key}={_escaped(str(value), property_too=True)}" for key, value in properties.items())
+        parameters = ",".join(f"{key}={_escaped(str(value), property_too=True)}" for key, value in properties.items())
         text = "\n".join(filter(None, (line.message, line.help)))
-        rows.append(f"::{line.severity} {said}::{_escaped(text)}")
+        rows.append(f"::{line.severity} {parameters}::{_escaped(text)}")
     return "\n".join([*rows, _summary(report)])
 
 

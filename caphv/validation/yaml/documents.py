@@ -270,7 +270,7 @@ class _Mapping:
         if isinstance(key.value, str):
             return key.value
         if key.children is not None or key.value is None:
-            message = "a key that is no text" if key.children is not None else "an empty key"
+            message = "a key that is not text" if key.children is not None else "an empty key"
             raise _Broken(text_finding(yaml_rules.KEY, key.position, message, "write a plain word before the colon"))
         # As kubectl writes them when it makes JSON of YAML.
         name = str(key.value).lower() if isinstance(key.value, bool) else str(key.value)
@@ -305,8 +305,8 @@ def _end(text: str) -> Position:
     return Position(len(lines), len(lines[-1]) + 1)
 
 
-# Words of the parser -> in words of people, with what to do.
-_SAID: tuple[tuple[str, str, str], ...] = (
+# Message of the parser -> plain message and remedy.
+_PARSER_MESSAGES: tuple[tuple[str, str, str], ...] = (
     (
         "found character that cannot start any token",
         "a value begins with a character that has a meaning in YAML",
@@ -346,7 +346,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, first_line: int) -> TextFind
     problem = str(error.problem or "cannot be read")
     began: Any = error.context_mark
     since = f" (it begins at line {first_line + began.line + 1})" if began and began.line != mark.line else ""
-    for said, message, remedy in _SAID:
-        if said in problem:
+    for pattern, message, remedy in _PARSER_MESSAGES:
+        if pattern in problem:
             return text_finding(yaml_rules.SYNTAX, position, message + since, remedy)
     return text_finding(yaml_rules.SYNTAX, position, f"{problem}{since}", "correct the text here or right before it")

@@ -16,7 +16,7 @@ from caphv.validation.yaml.yaml_rules import TextFinding
 SUFFIXES = (".yaml", ".yml", ".json")
 STDIN = "-"
 LARGEST_FILE = 16 * 1024 * 1024
-# Settings of Kustomize, which are no objects and need no kind.
+# Settings of Kustomize, which are not objects and need no kind.
 _KUSTOMIZATIONS = frozenset({"kustomization.yaml", "kustomization.yml"})
 _SECRET = re.compile(r"""["']?kind["']?\s*:\s*["']?Secret\b""")
 

@@ -61,7 +61,7 @@ class Document:
         return at
 
     def key_position(self, path: FieldPath) -> Position:
-        """Where the key of a field stands, for what is said about the key itself."""
+        """Return the position of a field's key, for findings about the key itself."""
         parent = self.node(path[:-1])
         key = parent.keys.get(str(path[-1])) if parent and path else None
         return key or self.position(path)

@@ -43,7 +43,7 @@ def looks_octal(text: str) -> bool:
 
 def _number(text: str) -> Any:
     if _NOT_IN_JSON.fullmatch(text):
-        msg = f"{text} is no number that JSON can hold"
+        msg = f"{text} is not a number that JSON can hold"
         raise ValueError(msg)
     plain = text.replace("_", "")
     if len(plain) > _LONGEST_NUMBER:
@@ -57,11 +57,11 @@ def _number(text: str) -> Any:
         return text
     number = float(plain)
     if number in (float("inf"), float("-inf")):
-        msg = f"{text} is no number that JSON can hold"
+        msg = f"{text} is not a number that JSON can hold"
         raise ValueError(msg)
     return int(number) if number.is_integer() and abs(number) < _LARGEST_WHOLE else number
 
 
-# Longer ones are no numbers that anything could count with, and converting them costs time.
+# Nothing calculates with longer numbers, and converting them costs time.
 _LONGEST_NUMBER = 400
 _LARGEST_WHOLE = 1e21

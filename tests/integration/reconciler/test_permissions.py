@@ -25,7 +25,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from caphv.runtime.manager import BindAddresses
-from commands.webhook import beside
+from commands.webhook import webhook_runnables
 from reconciler.harvester import accounts
 from reconciler.manager import Provider, ProviderOptions
 from release.components import objects
@@ -293,7 +293,8 @@ async def serving(server: ApiServer, certificates: Path) -> AsyncIterator[None]:
     flags |= {"webhook_bind_address": f"127.0.0.1:{port}", "webhook_url": f"https://127.0.0.1:{port}"}
     client = manager(server)
     running = [
-        asyncio.create_task(part.run()) for part in beside({**flags, "webhook_cert_dir": str(certificates)})(client)
+        asyncio.create_task(part.run())
+        for part in webhook_runnables({**flags, "webhook_cert_dir": str(certificates)})(client)
     ]
     try:
         yield
