@@ -33,7 +33,7 @@ KUBECTL = [
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words)[:60])
 def test_options_exist(words: list[str]) -> None:
     program, *rest = words
-    # A word that is no command ends them: helm and clusterctl explain the command before it.
+    # A word that is not a command ends them: helm and clusterctl explain the command before it.
     names = [word for word in rest[:2] if not word.startswith("-") and re.fullmatch(r"[a-z]+", word)]
     names = names[:2] if program == "clusterctl" else names[:1]
     done = subprocess.run([binaries.binary(program), *names, "--help"], capture_output=True, text=True, check=False)

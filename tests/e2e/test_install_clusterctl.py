@@ -78,7 +78,7 @@ def webhooks(box: Sandbox) -> Iterator[Server]:
 )  # fmt: skip
 def test_templates_are_filled_in(box: Sandbox, clusterctl: Clusterctl, flavor: str, kind: str) -> None:
     objects = generated(clusterctl, flavor)
-    asyncio.run(judge(box, objects))
+    asyncio.run(admit_generated(box, objects))
     assert {obj["metadata"]["namespace"] for obj in objects.values()} == {"team-a"}
     assert objects[kind, "demo-control-plane"]["spec"]["replicas"] == 3
     assert objects["MachineDeployment", "demo-workers"]["spec"]["replicas"] == 2
@@ -89,7 +89,7 @@ def test_templates_are_filled_in(box: Sandbox, clusterctl: Clusterctl, flavor: s
 @pytest.mark.parametrize("flavor", ["topology", "topology-k3s", "topology-kubeadm"])
 def test_template_of_a_topology_comes_with_its_class(box: Sandbox, clusterctl: Clusterctl, flavor: str) -> None:
     objects = generated(clusterctl, flavor)
-    asyncio.run(judge(box, objects))
+    asyncio.run(admit_generated(box, objects))
     topology = objects["Cluster", "demo"]["spec"]["topology"]
     known = objects["ClusterClass", topology["classRef"]["name"]]["spec"]
     assert {obj["metadata"]["namespace"] for obj in objects.values()} == {"team-a"}
@@ -109,7 +109,7 @@ def generated(clusterctl: Clusterctl, flavor: str) -> dict[tuple[str, str], Obj]
     return {(obj["kind"], obj["metadata"]["name"]): obj for obj in yaml.safe_load_all(text) if obj}
 
 
-async def judge(box: Sandbox, objects: dict[tuple[str, str], Obj]) -> None:
+async def admit_generated(box: Sandbox, objects: dict[tuple[str, str], Obj]) -> None:
     """Have the core admit what was generated."""
     management = ApiClient(await own_configuration(str(box.kubeconfig("management"))), name="management")
     try:
@@ -221,10 +221,10 @@ async def guarded(management: ApiClient, webhooks: Server) -> None:
         await management.replace(RESOURCES[webhook], configuration)
     for version in VERSIONS:
         for kind in KINDS:
-            await until(partial(judged, management, kind, version), f"{version} {kind} is judged")
+            await until(partial(validated, management, kind, version), f"{version} {kind} is validated")
 
 
-async def judged(management: ApiClient, kind: str, version: str) -> bool:
+async def validated(management: ApiClient, kind: str, version: str) -> bool:
     wrong_object, field = wrong(kind, version, "wrong")
     try:
         await management.create(resource(kind, version), wrong_object, dry_run=True)

@@ -1,4 +1,4 @@
-"""The commands of docs/migration.md as they stand there, with the real kubectl, where the Go provider is installed."""
+"""The commands of docs/migration.md as written, with the real kubectl, where the Go provider is installed."""
 
 from __future__ import annotations
 

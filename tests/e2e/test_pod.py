@@ -139,7 +139,7 @@ async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: 
                 "/tmp written",
             ]
             secret = await client.get(SECRETS, "caphv-webhook-self-signed", NAMESPACE)
-            await until(lambda: told(client, secret["data"]["ca.crt"]), "API servers know the CA")
+            await until(lambda: has_authority(client, secret["data"]["ca.crt"]), "API servers know the CA")
             await scraped(pod, client, checkout, secret)
             await until(lambda: leads(client, "1e1658d6.cluster.x-k8s.io"), "it has the lease")
             assert capabilities(process.pid) == 0
@@ -270,7 +270,7 @@ async def leads(client: ApiClient, lease: str) -> bool:
     return False
 
 
-async def told(client: ApiClient, authority: str) -> bool:
+async def has_authority(client: ApiClient, authority: str) -> bool:
     """Whether the webhook configurations have the CA."""
     found = [await client.get(RESOURCES[webhook], NAMES[webhook]) for webhook in WEBHOOKS]
     return all(each["clientConfig"].get("caBundle") == authority for obj in found for each in obj["webhooks"])
@@ -294,7 +294,7 @@ async def scraped(pod: Pod, client: ApiClient, checkout: Path, secret: Obj) -> N
         async with session.get(webhook, server_hostname="caphv-webhook-service.caphv-system.svc", **tls) as answer:
             assert answer.status == 404
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
-            await session.get(metrics, server_hostname="somebody.example.com", **tls)
+            await session.get(metrics, server_hostname="other.example.com", **tls)
 
 
 def capabilities(pid: int) -> int:

@@ -48,7 +48,7 @@ class Collection:
         kind = "MODIFIED" if Key("ns", name) in self.objects else "ADDED"
         self.version += 1
         metadata: Obj = {"namespace": "ns", "name": name, "resourceVersion": str(self.version), "labels": labels}
-        obj = {"metadata": metadata | {"managedFields": [{"manager": "somebody"}]}}
+        obj = {"metadata": metadata | {"managedFields": [{"manager": "kubectl"}]}}
         self.objects[key_of(obj)] = obj
         self._tell(kind, obj)
         return copy(obj)

@@ -128,7 +128,7 @@ def wrong(kind: str, version: str, name: str) -> tuple[Obj, str]:
     return example(kind, version, name, **fields), f"{prefix}.{field}"
 
 
-async def judged(client: ApiClient, name: str) -> bool:
+async def validated(client: ApiClient, name: str) -> bool:
     """Whether an object is validated: the right one passes and the wrong one does not. Raises for any other refusal."""
     where = resource("HarvesterMachine")
     await client.create(where, example("HarvesterMachine", "v1beta1", name), dry_run=True)
@@ -143,6 +143,6 @@ async def judged(client: ApiClient, name: str) -> bool:
 
 async def settled(client: ApiClient, name: str) -> bool:
     try:
-        return await judged(client, name)
+        return await validated(client, name)
     except ApiError:
         return False

@@ -54,7 +54,7 @@ class Commands:
             timeout=120,
             check=False,
         )
-        self.said += done.stdout + done.stderr
+        self.output += done.stdout + done.stderr
         assert done.returncode == expect, (arguments, done.stdout[-2000:], done.stderr[-2000:])
         return done.stdout
 
@@ -164,7 +164,7 @@ def test_from_a_management_cluster_to_a_git_server(
         change(server, "a", {"cni": {"encapsulation": "Geneve"}})
         change(server, "b", {"cni": {"mtu": 1300}})
         assert json.loads(caphv("push", "-o", "json", expect=1))["changed"] == ["clusters/team/b"]
-        assert "nodes would lose contact" in caphv.said
+        assert "nodes would lose contact" in caphv.output
         assert "1 invalid, 1 matches" in caphv("verify", expect=1)
         assert json.loads(caphv("push", "-l", "wave=a", "--force", "-o", "json"))["changed"] == ["clusters/team/a"]
 
@@ -172,10 +172,10 @@ def test_from_a_management_cluster_to_a_git_server(
         assert caphv("push").startswith("nothing changed")
         caphv.environment["CAPHV_GIT_PASSWORD"] = f"{CANARY}-wrong"
         caphv("push", expect=2)
-        assert "credentials" in caphv.said
+        assert "credentials" in caphv.output
         caphv("push", "--repo", "https://127.0.0.1:1/fleet.git", expect=2)
         caphv("verify", "--context", "nonsense", expect=2)
-    assert CANARY not in caphv.said
+    assert CANARY not in caphv.output
     assert secrets_below(tmp_path / ".cache") == []
 
 

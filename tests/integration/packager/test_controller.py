@@ -370,7 +370,7 @@ async def test_a_push_of_definitions_becomes_manifests_and_bundles_at_once(case:
     assert await push_event(port, b"{}", signed(b"{x}")) == 401
     assert await push_event(port, b"x" * (6 * 1024 * 1024), "") == 413
     await asyncio.sleep(1)
-    assert case.count() == 1, "nobody who knows the secret has called"
+    assert case.count() == 1, "no one who knows the secret has called"
     assert await push_event(port, b"{}", signed(b"{}")) == 202
     await case.until_count(2)
     files = case.origin.files()
@@ -434,7 +434,7 @@ async def test_a_defined_cluster_comes_up_and_follows_without_another_commit(cas
     assert case.count() == 2
     await case.until_condition("one", "True", part=case.origin.head())
     # The definition is removed: that waits for a confirmation; the bundles are removed with the Cluster.
-    source.push({"README.md": "nothing"}, anew=True)
+    source.push({"README.md": "nothing"}, replace=True)
     await case.until_event("AddonBundlesKept", "caphv.io/confirm-removal=true")
     await case.annotate("one", **{"caphv.io/confirm-removal": "true"})
 

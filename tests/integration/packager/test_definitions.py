@@ -191,7 +191,7 @@ def test_a_push_becomes_a_commit_and_a_cluster(caphv: Caphv, management: ApiServ
         assert not any("/two/" in path for path in changed)
 
         # A removed definition: its cluster stays until two commits were confirmed.
-        source.push({"one.yaml": pushed["one.yaml"]}, anew=True)
+        source.push({"one.yaml": pushed["one.yaml"]}, replace=True)
         assert "left manifests/team-a/two" in caphv(*sync, expect=1).stdout
         assert on(management, lambda client: client.get(CLUSTERS, "two", "team-a"))
         assert "protection is lifted" in caphv(*sync, "--confirm", "team-a/two", expect=1).stdout

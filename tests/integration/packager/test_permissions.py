@@ -70,7 +70,7 @@ async def live(case: Case) -> None:
     packager.run_as(case.server, ACCOUNT, *GROUPS)
     packager.environment["POD_NAMESPACE"] = "caphv-system"
     await packager.start()
-    assert (await scrape(packager.metrics_port, await token(case.client, "nobody")))[0] == 403
+    assert (await scrape(packager.metrics_port, await token(case.client, "stranger")))[0] == 403
     await case.cluster("one", values={"cni": {"name": "calico"}})
     for resource in OTHERS:
         await other(case, resource)

@@ -45,7 +45,7 @@ class Case:
     def define(self, *definitions: Obj) -> None:
         """Push these definitions, and no others."""
         files = {f"{found['metadata']['name']}.yaml": yaml.safe_dump(found) for found in definitions}
-        self.source.push(files or {"README.md": "nothing"}, anew=True)
+        self.source.push(files or {"README.md": "nothing"}, replace=True)
 
     def publisher(self) -> Publisher:
         if self._publisher is None:
@@ -54,7 +54,7 @@ class Case:
         return self._publisher
 
     def publish(self, *live: ClusterFacts, **work: frozenset[Key]) -> Published:
-        """Look at everything once."""
+        """Check everything once."""
         return self.publisher().publish(ManagementState(live, why="A test.", **work))
 
     def restarted(self, namespace: str = "") -> None:
@@ -273,7 +273,7 @@ def test_a_faulty_definition_and_a_paused_cluster_are_left_as_they_are(case: Cas
     assert published.built.invalid == {ONE}
     assert case.changed() == ["caphv-status.yaml", "manifests/team-a/two/cluster/cluster.yaml"]
     # A file that no one can read may hold any cluster, so nothing is deleted.
-    case.source.push({"broken.yaml": "kind: ["}, anew=True)
+    case.source.push({"broken.yaml": "kind: ["}, replace=True)
     held = case.publish().result.plan.held
     assert {reported.what for reported in held} == {MANIFEST, "manifests/team-a/two"}
 

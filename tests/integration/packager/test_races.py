@@ -81,7 +81,7 @@ def test_a_branch_that_is_taken_away_while_it_is_decided(history: str, origin: O
         def decide(snapshot: Snapshot) -> Plan:
             calls.append(snapshot.commit)
             if len(calls) == 1:
-                origin.push({"README.md": "another history"}, anew=True)
+                origin.push({"README.md": "another history"}, replace=True)
                 if history == "deleted":
                     (origin.folder / "refs" / "heads" / "main").unlink()
             return changes(snapshot, {CLUSTERS: wanted("a/one", mtu=9000)}, SYNCED)

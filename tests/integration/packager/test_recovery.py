@@ -162,7 +162,7 @@ def test_damage_while_it_runs(origin: Origin, cache: Path) -> None:
 def test_forced_deleted_and_new_branches(origin: Origin, cache: Path) -> None:
     with Repository(Remote(origin.url), cache) as repository:
         put(repository, wanted("a/one"))
-        origin.push({"README.md": "another history"}, anew=True)
+        origin.push({"README.md": "another history"}, replace=True)
         assert set(repository.sync().entries()) == {"README.md"}
         put(repository, wanted("a/one"))
         assert (set(origin.files()), origin.count()) == (paths("a/one") | {"README.md"}, 2)

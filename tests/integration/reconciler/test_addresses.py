@@ -79,7 +79,7 @@ async def test_machine_of_the_same_name_gets_the_address_it_had(case: Case) -> N
 @pytest.mark.timing
 async def test_exhausted_pool_is_reported_and_a_freed_address_taken_at_once(case: Case) -> None:
     pool = await case.pool("pool", 1, 2)
-    await case.reserve(pool, f"{case.subnet}.1", "somebody/else")
+    await case.reserve(pool, f"{case.subnet}.1", "another/owner")
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.ready_machine("one")
     await case.create_machine("two")

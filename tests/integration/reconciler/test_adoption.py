@@ -1,4 +1,4 @@
-"""VMs that change hands: of the Go provider, after a move, on request; and letting go without Harvester."""
+"""VMs that change hands: of the Go provider, after a move, on request; and release without Harvester."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def owners(case: Case, name: str) -> set[str]:
         await case.get(PERSISTENT_VOLUME_CLAIMS, f"{name}-disk-0-x7k2p"),
         await case.get(SECRETS, f"{name}-cloud-init"),
     ]
-    return {annotations_of(obj).get(CLUSTER, "nobody") for obj in objects}
+    return {annotations_of(obj).get(CLUSTER, "no cluster") for obj in objects}
 
 
 async def ours(case: Case) -> str:
@@ -63,7 +63,7 @@ async def test_provider_id_renews_all_records_after_a_move(case: Case) -> None:
     assert await owners(case, "one") == {await ours(case)}
     assert machine["status"]["allocatedIPAddress"] == address
     await case.until_event("one", "Normal", "VMAdopted")
-    # Somebody else deletes the VM: its disk and Secret are the machine's all the same.
+    # Another client deletes the VM: its disk and Secret are the machine's all the same.
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
     await case.until_gone(kinds.VIRTUAL_MACHINES, "one")
     await case.delete_machine("one")
@@ -131,7 +131,7 @@ async def test_address_of_a_namesake_in_another_management_cluster_is_neither_sh
 
 async def test_vm_that_comes_while_its_machine_waits_for_an_address_ends_the_waiting(case: Case) -> None:
     pool = await case.pool("pool", 1, 1)
-    await case.reserve(pool, f"{case.subnet}.1", "somebody/else")
+    await case.reserve(pool, f"{case.subnet}.1", "another/owner")
     vm = await left_behind(case, "two", {})
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.create_machine("one")
@@ -179,7 +179,7 @@ async def test_unmarked_address_is_left_to_another_vm_of_the_name(case: Case, ot
     await other.cluster()
 
 
-# Letting go
+# Release
 
 
 async def remove_from_harvester(case: Case, name: str) -> None:
@@ -192,7 +192,7 @@ async def remove_from_harvester(case: Case, name: str) -> None:
     await case.ask_deletion(SECRETS, f"{name}-cloud-init")
 
 
-async def test_machine_is_let_go_on_request_while_harvester_is_away(case: Case) -> None:
+async def test_machine_is_released_on_request_while_harvester_is_away(case: Case) -> None:
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.ready_machine("one")
@@ -229,7 +229,7 @@ async def test_force_changes_nothing_while_harvester_answers(case: Case) -> None
     assert ("Warning", "ForcedDeletion") not in await case.events("one")
 
 
-async def test_machine_without_its_cluster_waits_until_it_is_let_go(case: Case) -> None:
+async def test_machine_without_its_cluster_waits_until_it_is_released(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     cluster = await case.get(CLUSTERS, case.name)

@@ -1,4 +1,4 @@
-"""The cloud config: a kubeconfig that works, in all three places, with an account that goes with the cluster."""
+"""The cloud config: a kubeconfig that works, in all three places, with an account that is deleted with the cluster."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ async def test_manifests_are_fixed_and_otherwise_left_alone(case: Case) -> None:
     # A user applies the manifests again, without the credentials.
     await case.management.patch(CONFIG_MAPS, "manifests", case.name, {"data": {"ccm.yaml": DAEMON}})
 
-    async def mended() -> bool:
+    async def restored() -> bool:
         return await manifests(case) == first["data"]["ccm.yaml"]
 
-    await until(mended, lambda: "the credentials have not come back")
+    await until(restored, lambda: "the credentials have not come back")
     settled = await case.management.get(CONFIG_MAPS, "manifests", case.name)
     note = {"metadata": {"annotations": {"example.com/seen": "yes"}}}
     noted = await case.management.patch(CONFIG_MAPS, "manifests", case.name, note)

@@ -179,7 +179,7 @@ async def test_load_balancer_comes_with_the_first_control_plane_vm(case: Case) -
     }
 
 
-async def test_lost_placeholder_is_made_again_with_the_same_address(case: Case) -> None:
+async def test_lost_placeholder_is_recreated_with_the_same_address(case: Case) -> None:
     await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": POOL})
     endpoint = (await case.ready())["spec"]["controlPlaneEndpoint"]
     old = await case.get(SERVICES, case.balancer)
@@ -192,7 +192,7 @@ async def test_lost_placeholder_is_made_again_with_the_same_address(case: Case) 
     assert found["spec"]["controlPlaneEndpoint"] == endpoint
 
 
-async def test_service_of_somebody_else_is_refused_and_kept(case: Case) -> None:
+async def test_service_of_another_owner_is_refused_and_kept(case: Case) -> None:
     await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
     foreign = {"caphv.io/owner": "HarvesterCluster/other/other", "caphv.io/owner-uid": "1"}
     labels = {"loadbalancer.harvesterhci.io/servicelb": "true"}
@@ -241,7 +241,7 @@ async def test_pools_of_the_description_are_created_used_and_deleted(case: Case)
     assert await case.leftovers() == []
 
 
-async def test_pool_that_nobody_described_is_not_deleted(case: Case) -> None:
+async def test_pool_that_the_cluster_does_not_describe_is_not_deleted(case: Case) -> None:
     pool = await case.pool("own", 1, 5)
     await case.cluster(
         loadBalancerConfig={"ipamType": "pool", "ipPoolRef": pool}, vmNetworkConfig=case.vm_network(pool)
@@ -260,9 +260,9 @@ async def test_missing_pool_is_named_and_picked_up_when_it_comes(case: Case) -> 
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
 
 
-async def test_exhausted_load_balancer_pool_goes_on_when_an_address_is_free(case: Case) -> None:
+async def test_exhausted_load_balancer_pool_continues_when_an_address_is_free(case: Case) -> None:
     pool = await case.pool("full", 1, 1)
-    await case.reserve(pool, f"{case.subnet}.1", "somebody/else")
+    await case.reserve(pool, f"{case.subnet}.1", "another/owner")
     await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": pool})
     await case.until(
         HARVESTER_CLUSTERS, case.name, lacks("LoadBalancerReady", "InfrastructureProvisioningFailed", pool)
@@ -299,7 +299,7 @@ async def test_deletion_waits_for_machines_and_leaves_nothing(case: Case) -> Non
     assert await case.names(MACHINES) == ["first"]
 
 
-async def test_address_of_a_cluster_without_machines_goes_back(case: Case) -> None:
+async def test_address_of_a_cluster_without_machines_is_released(case: Case) -> None:
     await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": POOL})
     host = (await case.ready())["spec"]["controlPlaneEndpoint"]["host"]
     await case.ask_deletion(HARVESTER_CLUSTERS, case.name)

@@ -83,9 +83,9 @@ async def test_address_is_released_by_its_holder_only(case: Case) -> None:
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.ready_machine("one")
     address = f"{case.subnet}.1"
-    await case.harvester.patch(kinds.IP_POOLS, pool, "", {"status": {"allocated": {address: "somebody/else"}}})
+    await case.harvester.patch(kinds.IP_POOLS, pool, "", {"status": {"allocated": {address: "another/owner"}}})
     await case.delete_machine("one")
-    assert await case.allocated(pool) == {address: "somebody/else"}
+    assert await case.allocated(pool) == {address: "another/owner"}
     await case.reserve(pool, address, None)
 
 
@@ -110,7 +110,7 @@ async def test_deletion_waits_for_a_harvester_that_refuses_and_then_continues(ca
     await case.ready_machine("one")
     await case.identity(case.environment.identity(token="expired"))
     reported = await case.until(HARVESTER_MACHINES, "one", doubts("Ready", "HarvesterAuthenticationFailed"))
-    assert reported["status"]["ready"], "nobody knows that the VM is not well"
+    assert reported["status"]["ready"], "nothing shows that the VM is not well"
     await case.ask_deletion(HARVESTER_MACHINES, "one")
     await case.until(HARVESTER_MACHINES, "one", lambda obj: "deletionTimestamp" in obj["metadata"])
     assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]

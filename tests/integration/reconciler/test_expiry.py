@@ -69,7 +69,7 @@ async def test_series_go_with_their_cluster(case: Case) -> None:
         left = [await series(case, EXPIRY, **identity), await series(case, "caphv_cluster_ready", **cluster)]
         return left == [None, None]
 
-    await until(gone, lambda: "series of a cluster that is gone are still there", AT_ONCE)
+    await until(gone, lambda: "series of a deleted cluster are still there", AT_ONCE)
 
 
 async def test_refused_credentials_are_reported_in_both_conditions(case: Case) -> None:
@@ -173,7 +173,7 @@ async def test_identities_of_one_harvester_share_pools_without_conflicts(case: C
 async def test_harvester_behind_a_proxy_with_a_bundle_of_authorities(case: Case) -> None:
     kubeconfig = case.environment.identity()
     async with proxy() as (url, asked):
-        bundle = pki.CA.create("somebody else").certificate + case.environment.harvester.ca.certificate
+        bundle = pki.CA.create("another authority").certificate + case.environment.harvester.ca.certificate
         kubeconfig["clusters"][0]["cluster"] |= {
             "proxy-url": url,
             "certificate-authority-data": base64.b64encode(bundle).decode(),

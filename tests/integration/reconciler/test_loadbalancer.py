@@ -70,7 +70,7 @@ async def test_changes_of_the_spec_reach_listeners_ports_and_description(case: C
 
 async def test_drift_is_repaired_at_once_and_reported(case: Case) -> None:
     before = (await balanced(case, listeners=[LISTENER]))["spec"]
-    selector = {MACHINE_TYPE: ["somebody-else"], "tier": ["gold"]}
+    selector = {MACHINE_TYPE: ["another"], "tier": ["gold"]}
     changed = {"listeners": [], "backendServerSelector": selector, "healthCheck": {"port": 1}, "description": "mine"}
     await case.patch(kinds.LOAD_BALANCERS, case.balancer, {"spec": changed})
     await until_spec(case, {name: before.get(name) for name in changed})
@@ -298,7 +298,7 @@ async def test_cut_name_of_another_cluster_is_left_to_it(long: Case) -> None:
     await long.ask_deletion(SERVICES, old)
 
 
-# Letting go
+# Release
 
 
 async def test_deletion_without_harvester_waits_until_a_user_releases(case: Case) -> None:

@@ -54,7 +54,7 @@ async def test_machine_waits_for_its_bootstrap_data_to_be_named_and_to_be_there(
     await case.vm("one", timeout=AT_ONCE)
 
 
-async def test_bootstrap_data_that_cannot_be_used_is_said_and_replaced(case: Case) -> None:
+async def test_bootstrap_data_that_cannot_be_used_is_reported_and_replaced(case: Case) -> None:
     await case.ready_cluster()
     await case.write_secret("bootstrap", {"value": "#!/bin/sh\necho\n"})
     await case.create_machine("one")
@@ -116,7 +116,7 @@ async def test_key_pair_that_appears_later_unblocks(case: Case) -> None:
     await case.harvester.delete(kinds.KEY_PAIRS, case.name, "default")
 
 
-async def test_spec_that_cannot_work_is_said_in_full_and_can_be_corrected(case: Case) -> None:
+async def test_spec_that_cannot_work_is_reported_in_full_and_can_be_corrected(case: Case) -> None:
     await case.ready_cluster()
     volumes = [
         {"volumeType": "image", "imageName": "default/sles-15"},
@@ -285,7 +285,7 @@ async def test_template_header_of_bootstrap_data_is_kept(case: Case) -> None:
     assert "{{ v1.local_hostname }}" in written
 
 
-async def test_stopped_vm_is_said_and_ready_again_when_it_runs(case: Case) -> None:
+async def test_stopped_vm_is_reported_and_ready_again_when_it_runs(case: Case) -> None:
     await case.ready_cluster()
     ready = await case.ready_machine("one")
     await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Halted"}})
@@ -298,14 +298,14 @@ async def test_stopped_vm_is_said_and_ready_again_when_it_runs(case: Case) -> No
     assert again["spec"]["providerID"] == ready["spec"]["providerID"]
 
 
-async def test_vm_that_fits_no_host_is_said(case: Case) -> None:
+async def test_vm_that_fits_no_host_is_reported(case: Case) -> None:
     await case.ready_cluster()
     await case.create_machine("one", failure_domain="zone-9")
     says = lacks("VMProvisioningReady", "VMProvisioningFailed", "no host of Harvester can run the VM")
     await case.until(HARVESTER_MACHINES, "one", says)
 
 
-async def test_machine_of_an_old_style_cluster_status_goes_on(case: Case) -> None:
+async def test_machine_of_an_old_style_cluster_status_keeps_running(case: Case) -> None:
     """Cores that speak v1beta1 say `infrastructureReady`."""
     await case.cluster()
     await case.until(HARVESTER_CLUSTERS, case.name, holds("Ready"))

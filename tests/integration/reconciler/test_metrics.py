@@ -32,7 +32,7 @@ async def test_answers_and_expiry_of_an_identity_go_with_its_last_cluster(case: 
     async def gone() -> bool:
         return [await series(case, metric, **name) for metric in (ANSWERS, EXPIRY)] == [None, None]
 
-    await until(gone, lambda: "series of an identity that nobody uses are still there", AT_ONCE)
+    await until(gone, lambda: "series of an unused identity are still there", AT_ONCE)
 
 
 async def test_refused_and_unanswered_requests_count_for_their_identity(case: Case) -> None:

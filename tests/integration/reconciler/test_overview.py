@@ -32,7 +32,7 @@ def caphv(case: Case, folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 async def run(case: Case, folder: Path, *arguments: str) -> tuple[int, str]:
-    """Run a command beside the test's event loop."""
+    """Run a command outside the test's event loop."""
     return await asyncio.to_thread(caphv, case, folder, *arguments)
 
 
@@ -77,14 +77,14 @@ async def leak(case: Case, pool: str, address: str, holder: str, mark: str | Non
 async def test_what_leaked_is_released_and_everything_else_stays(case: Case, tmp_path: Path) -> None:
     pool = await case.pool("leaks", 30, 39)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
-    machine = await case.ready_machine("keeper")
+    machine = await case.ready_machine("kept")
     kept = machine["status"]["allocatedIPAddress"]
     us = (await case.management.get(NAMESPACES, "kube-system"))["metadata"]["uid"][:8]
     addresses = {name: f"{case.subnet}.{number}" for number, name in enumerate(("gone", "theirs", "by-hand"), 36)}
     await leak(case, pool, addresses["gone"], f"{case.name}/gone", us)
     await leak(case, pool, addresses["theirs"], f"{case.name}/gone", "ffffffff")
     await leak(case, pool, addresses["by-hand"], f"{case.name}/gone", None)
-    # The remedy of former releases: the entry goes, and the count stays.
+    # The remedy of former releases: the entry is removed, and the count stays.
     await case.harvester.patch(kinds.IP_POOLS, pool, "", {"status": {"available": 3}})
 
     code, text = await run(case, tmp_path, "pools", "audit", pool)
@@ -115,7 +115,7 @@ async def test_what_leaked_is_released_and_everything_else_stays(case: Case, tmp
         await case.reserve(pool, addresses[name], None)
 
 
-async def test_a_release_asks_first_and_needs_somebody_to_ask(case: Case, tmp_path: Path) -> None:
+async def test_a_release_asks_first_and_needs_a_terminal(case: Case, tmp_path: Path) -> None:
     pool = await case.pool("asked", 40, 49)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     us = (await case.management.get(NAMESPACES, "kube-system"))["metadata"]["uid"][:8]
@@ -137,7 +137,7 @@ async def test_the_doctor_finds_no_fault_with_a_cluster_that_works(case: Case, t
 
 async def test_the_doctor_names_the_rights_that_an_account_lacks(case: Case, tmp_path: Path) -> None:
     await case.ready_cluster()
-    user = case.environment.harvester.kubeconfig("nobody", ["system:authenticated"])
+    user = case.environment.harvester.kubeconfig("stranger", ["system:authenticated"])
     await case.identity(user)
     _, content = await run(case, tmp_path, "doctor", f"{case.name}/{case.name}", "-o", "json")
     rights = next(check for check in json.loads(content) if check["id"] == "rights")

@@ -77,7 +77,7 @@ async def test_annotation_pauses_the_infrastructure(case: Case) -> None:
 
 async def test_externally_managed_infrastructure_is_left_alone(case: Case, other: Case) -> None:
     await case.identity()
-    await case.create_cluster(annotations={MANAGED_BY_ANNOTATION: "somebody"})
+    await case.create_cluster(annotations={MANAGED_BY_ANNOTATION: "another-tool"})
     await other.ready_cluster()  # comes later and is done, so the first would be, too
     found = await case.get(HARVESTER_CLUSTERS, case.name)
     assert "status" not in found
@@ -103,7 +103,7 @@ async def test_after_a_restart_machines_of_a_paused_harvestercluster_can_be_dele
 
 async def test_externally_managed_infrastructure_gets_its_machines(case: Case) -> None:
     await case.ready_cluster()  # creates the target namespace, as the external manager would
-    patch = {"metadata": {"annotations": {MANAGED_BY_ANNOTATION: "somebody"}}}
+    patch = {"metadata": {"annotations": {MANAGED_BY_ANNOTATION: "another-tool"}}}
     await case.patch(HARVESTER_CLUSTERS, case.name, patch)
     await case.environment.provider.stop()
     await case.environment.provider.start()

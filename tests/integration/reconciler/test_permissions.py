@@ -66,7 +66,7 @@ from webhooks.handler import WEBHOOKS, Webhook
 pytestmark = pytest.mark.integration
 
 BASE = objects(CHECKOUT / "deploy" / "kustomize" / "base")
-# Nobody answers for cert-manager, and webhooks behind a Service have no Pod: both are told to API servers otherwise.
+# cert-manager does not run here, and webhooks behind a Service have no Pod: API servers learn of both in another way.
 ELSEWHERE = ("Issuer", "Certificate", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 HARVESTER = [
     role
@@ -79,7 +79,7 @@ ACCOUNT = accounts.Account("caphv", "caphv-system")
 NARROW = accounts.Account("narrow", "caphv-system", ("narrow-3-vms",))
 ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
 # Asked by the API server within another request, so that no request of its own shows it: without the right the
-# binding of a cloud provider's account is refused, and the story does not come to its end.
+# binding of a cloud provider's account is refused, and the scenario does not come to its end.
 WITHIN = {("rbac.authorization.k8s.io", "clusterroles", "bind")}
 
 
@@ -180,7 +180,7 @@ async def provider(
 
 @contextlib.asynccontextmanager
 async def clusters(environment: Restricted, *names: str) -> AsyncIterator[list[Case]]:
-    """Cases by name; they are deleted when the story has come to its end, and nothing of them may be left."""
+    """Cases by name; they are deleted when the scenario has come to its end, and nothing of them may be left."""
     found = [Case(environment, number, name) for number, name in enumerate(names, 1)]
     for case in found:
         await case.open()
@@ -241,12 +241,12 @@ async def test_roles_in_one_namespace_are_enough_for_its_clusters(
 
 
 async def elsewhere(case: Case) -> None:
-    """The identity is in another namespace for a while, which is told and not tried."""
+    """The identity is in another namespace for a while, which is reported and not tried."""
     for namespace in ("somewhere", case.name):
         reference = {"name": "identity", "namespace": namespace}
         await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"identitySecret": reference}})
-        told = f"reads Secrets in namespace {case.name} only"
-        wrong = lacks("HarvesterConnectionReady", "HarvesterConnectionFailed", told)
+        message = f"reads Secrets in namespace {case.name} only"
+        wrong = lacks("HarvesterConnectionReady", "HarvesterConnectionFailed", message)
         await case.until(HARVESTER_CLUSTERS, case.name, wrong if namespace == "somewhere" else is_ready)
 
 
@@ -267,9 +267,9 @@ def limited_to(namespace: str) -> list[Obj]:
 
 
 async def guard(server: ApiServer, certificates: Path) -> None:
-    """Both webhook configurations are made, follow another CA, and come back when somebody deletes them.
+    """Both webhook configurations are made, follow another CA, and come back when a user deletes them.
 
-    They are gone at the end: what the rules say to addresses of the simulation is no matter of rights.
+    They are deleted at the end: what the rules say to addresses of the simulation is no matter of rights.
     """
     write_certificate(certificates, pki.CA.create("webhooks"))
     async with server.client() as client, serving(server, certificates):
@@ -287,7 +287,7 @@ async def guard(server: ApiServer, certificates: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(server: ApiServer, certificates: Path) -> AsyncIterator[None]:
-    """What `caphv run --enable-webhooks` has beside the provider, with a URL in place of the Service."""
+    """What `caphv run --enable-webhooks` runs next to the provider, with a URL in place of the Service."""
     (port,) = children.free_ports(1)
     flags = {"kubeconfig": "", "webhook_service": "", "log_level": "info", "log_format": "text"}
     flags |= {"webhook_bind_address": f"127.0.0.1:{port}", "webhook_url": f"https://127.0.0.1:{port}"}
@@ -320,7 +320,7 @@ async def bundle(client: ApiClient, webhook: Webhook) -> str:
 
 async def watched(case: Case, port: int) -> None:
     """Prometheus gets metrics with the shipped role, another account does not."""
-    assert (await scrape(port, await token(case.management, "nobody")))[0] == 403
+    assert (await scrape(port, await token(case.management, "stranger")))[0] == 403
     await bind(case.management, "prometheus")
     assert (await scrape(port, await token(case.management, "prometheus")))[0] == 200
 
@@ -388,7 +388,7 @@ async def recreated_after_quota(case: Case) -> None:
 
 
 async def take_over(case: Case) -> None:
-    """A machine and an account that somebody else left; then somebody deletes the VM, and the machine goes."""
+    """A machine and an account that another owner left; then a user deletes the VM, and the machine."""
     await case.identity("not a kubeconfig")
     await case.write_secret("bootstrap", {"value": "#cloud-config\nruncmd: [echo]\n"})
     pool = await case.pool("pool", 1, 5)
@@ -399,7 +399,7 @@ async def take_over(case: Case) -> None:
     await case.until_event(case.name, "Warning", "HarvesterConnectionFailed")
     await case.identity()
     await case.ready()
-    # The same trouble again is the same Event once more.
+    # The same problem again is the same Event again.
     await case.identity("not a kubeconfig")
     await case.until(HARVESTER_CLUSTERS, case.name, lacks("HarvesterConnectionReady", "HarvesterConnectionFailed"))
     await case.identity()

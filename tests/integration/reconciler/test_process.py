@@ -143,7 +143,7 @@ async def until_quiet(environment: Environment) -> None:
         await asyncio.sleep(1)
         return made(environment, since) == []
 
-    await until(quiet, lambda: "the provider goes on making requests")
+    await until(quiet, lambda: "the provider still makes requests")
 
 
 # Its share
@@ -162,7 +162,7 @@ async def only(environment: Environment, name: str, *options: str) -> AsyncItera
         await environment.provider.start()
 
 
-async def test_namespace_limits_what_it_cares_for(case: Case, other: Case) -> None:
+async def test_namespace_limits_what_it_reconciles(case: Case, other: Case) -> None:
     async with only(case.environment, "one-namespace", f"--namespace={case.name}"):
         await other.cluster()
         await case.ready_cluster()
@@ -173,7 +173,7 @@ async def test_namespace_limits_what_it_cares_for(case: Case, other: Case) -> No
     await other.ready()
 
 
-async def test_watch_filter_limits_what_it_cares_for(case: Case, other: Case) -> None:
+async def test_watch_filter_limits_what_it_reconciles(case: Case, other: Case) -> None:
     label = {"cluster.x-k8s.io/watch-filter": "blue"}
     async with only(case.environment, "blue", "--watch-filter=blue"):
         await other.cluster(labels={"cluster.x-k8s.io/watch-filter": "green"})
@@ -244,7 +244,7 @@ def grown(before: Metrics, after: Metrics, name: str) -> float:
 async def test_errors_are_counted(case: Case) -> None:
     before = await case.environment.provider.metrics()
     pool = await case.pool("pool", 1, 1)
-    await case.reserve(pool, f"{case.subnet}.1", "somebody/else")
+    await case.reserve(pool, f"{case.subnet}.1", "another/owner")
     await case.ready_cluster()
     await case.create_machine("refused", networks=["default/nowhere"])
     await case.create_machine("addressless", vmNetworkConfig=case.vm_network(pool))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 STORM_SECONDS = 3.0
 SETTLED = 5.0
-GOES_ON = 5.0
+CONTINUES = 5.0
 UNDISTURBED = 10.0
 # A key that has failed for STORM_SECONDS comes again within twice of that; a VM that was refused, within 15 s.
 WELL_AGAIN = 20.0
@@ -75,7 +75,7 @@ async def test_all_continues_after_a_storm(proxy: FaultProxy, case: Case, name: 
     await ready_cluster(case, proxy)
     await case.ready_machine("old")
     before = proxy.requests
-    with trouble(proxy, Fault(name, delay=1.0)):
+    with disturbed(proxy, Fault(name, delay=1.0)):
         await case.create_machine("new")
         await case.ask_deletion(HARVESTER_MACHINES, "old")
         if says:
@@ -93,7 +93,7 @@ async def test_all_continues_after_a_storm(proxy: FaultProxy, case: Case, name: 
 async def test_who_waits_for_what_is_refused_says_so(proxy: FaultProxy, case: Case) -> None:
     await ready_cluster(case, proxy)
     await case.ready_machine("old")
-    with trouble(proxy, Fault("forbidden")):
+    with disturbed(proxy, Fault("forbidden")):
         await case.create_machine("new")
         await case.ask_deletion(HARVESTER_MACHINES, "old")
         for name in ("new", "old"):
@@ -106,7 +106,7 @@ async def test_who_waits_for_what_is_refused_says_so(proxy: FaultProxy, case: Ca
 
 
 async def test_rights_that_a_new_cluster_lacks_are_reported(proxy: FaultProxy, case: Case) -> None:
-    with trouble(proxy, Fault("forbidden")):
+    with disturbed(proxy, Fault("forbidden")):
         await new_cluster(case, proxy)
         refused = lacks(CONNECTION, "HarvesterConnectionFailed", "refuses: injected by the sandbox's fault proxy: 403")
         await case.until(HARVESTER_CLUSTERS, case.name, refused)
@@ -115,7 +115,7 @@ async def test_rights_that_a_new_cluster_lacks_are_reported(proxy: FaultProxy, c
 
 @pytest.mark.parametrize("name", ["conflict", "too-many-requests", "watches-gone", "slow"])
 async def test_work_is_done_during_a_storm_that_leaves_gaps(proxy: FaultProxy, case: Case, name: str) -> None:
-    with trouble(proxy, Fault(name, share=0.3, delay=0.3)):
+    with disturbed(proxy, Fault(name, share=0.3, delay=0.3)):
         await ready_cluster(case, proxy)
         await case.ready_machine("one")
         await case.delete_machine("one")
@@ -141,7 +141,7 @@ async def test_outage_is_quiet_and_reported_and_nothing_to_others(
         await case.create_machine(name)
     for name in names:
         await case.until(HARVESTER_MACHINES, name, is_ready, timeout=120)
-    with trouble(proxy, Fault("away")):
+    with disturbed(proxy, Fault("away")):
         await asyncio.sleep(SETTLED)
         position, before = case.environment.audit_position(case.environment.management), proxy.requests
         started = time.monotonic()
@@ -161,12 +161,12 @@ async def test_outage_is_quiet_and_reported_and_nothing_to_others(
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
     await case.vm("late")
     await case.until_gone(kinds.VIRTUAL_MACHINES, names[0])
-    assert time.monotonic() - over < GOES_ON
+    assert time.monotonic() - over < CONTINUES
     await case.until(HARVESTER_MACHINES, "late", is_ready)
 
 
 @contextmanager
-def trouble(proxy: FaultProxy, fault: Fault) -> Iterator[None]:
+def disturbed(proxy: FaultProxy, fault: Fault) -> Iterator[None]:
     """Let requests meet a fault inside the block."""
     proxy.apply([fault])
     try:

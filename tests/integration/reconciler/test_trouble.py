@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 FAILED, IN_PROGRESS = "VMProvisioningFailed", "VMProvisioningInProgress"
 
 
-async def until_said(case: Case, name: str, reason: str, text: str = "") -> Obj:
+async def until_reported(case: Case, name: str, reason: str, text: str = "") -> Obj:
     """Wait for a machine that is not ready any more, and for the Event that says so."""
     found = await case.until(HARVESTER_MACHINES, name, lacks("VMProvisioningReady", reason, text), timeout=AT_ONCE)
     await case.until_event(name, "Warning", reason)
@@ -46,7 +46,7 @@ async def test_restart_is_reported_and_the_identity_kept(case: Case) -> None:
         "host": vmi["status"]["nodeName"],
     }
     await case.ask_deletion(kinds.INSTANCES, "one")
-    await until_said(case, "one", IN_PROGRESS)
+    await until_reported(case, "one", IN_PROGRESS)
     await case.until_event("one", "Warning", "VMRestarted")
     after = await case.until(HARVESTER_MACHINES, "one", is_ready)
     assert after["spec"]["providerID"] == before["spec"]["providerID"]
@@ -58,7 +58,7 @@ async def test_stopped_vm_is_not_started_behind_the_operators_back(case: Case) -
     await case.ready_machine("one")
     since = case.environment.audit_position(case.environment.harvester)
     await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Halted"}})
-    await until_said(case, "one", FAILED, "the VM is stopped")
+    await until_reported(case, "one", FAILED, "the VM is stopped")
     found = await case.until(HARVESTER_MACHINES, "one", lacks("VMUpToDate", "VMDiffers"))
     assert lacks("VMUpToDate", "VMDiffers", "runStrategy is Halted, not Always")(found)
     assert await case.writes(since) == []
@@ -75,7 +75,7 @@ async def test_paused_vm_is_reported(case: Case) -> None:
     conditions = (await case.get(kinds.INSTANCES, "one"))["status"]["conditions"]
     stands = kinds.condition("Paused", True, "PausedIOError", "VMI was paused, low-level IO error detected")
     await case.patch(kinds.INSTANCES, "one", {"status": {"conditions": [*conditions, stands]}})
-    await until_said(case, "one", FAILED, "the VM is paused: unpause it")
+    await until_reported(case, "one", FAILED, "the VM is paused: unpause it")
     await case.patch(kinds.INSTANCES, "one", {"status": {"conditions": conditions}})
     await case.until(HARVESTER_MACHINES, "one", is_ready, timeout=AT_ONCE)
 
@@ -88,7 +88,7 @@ async def test_vm_that_finds_no_host_any_more_is_reported(case: Case) -> None:
     affinity = {"spec": {"template": {"spec": {"affinity": {"nodeAffinity": node}}}}}
     await case.patch(kinds.VIRTUAL_MACHINES, "one", affinity)
     await case.ask_deletion(kinds.INSTANCES, "one")
-    await until_said(case, "one", FAILED, "no host of Harvester can run the VM")
+    await until_reported(case, "one", FAILED, "no host of Harvester can run the VM")
 
 
 async def test_another_vm_of_the_same_name_is_not_the_machines(case: Case) -> None:

@@ -62,7 +62,7 @@ async def test_life_of_an_object(client: ApiClient) -> None:
     assert patched["data"] == {"b": "2", "c": "3"}
     replaced = await client.replace(CONFIG_MAPS, {**patched, "data": {"d": "4"}})
     assert replaced["data"] == {"d": "4"}
-    applied = await client.apply(CONFIG_MAPS, config_map("life", d="5"), manager="somebody-else")
+    applied = await client.apply(CONFIG_MAPS, config_map("life", d="5"), manager="another-client")
     assert applied["data"] == {"d": "5"}
     await client.delete(CONFIG_MAPS, "life", "runtime-client", uid=uid_of(created))
     with pytest.raises(NotFound):

@@ -31,8 +31,8 @@ async def test_metrics_are_for_accounts_with_the_shipped_role(api_server: ApiSer
         await bind(client, "prometheus")
         assert (await scrape(port))[0] == 401
         assert (await scrape(port, "nonsense"))[0] == 401
-        assert (await scrape(port, await token(client, "prometheus", "https://somebody.example.com")))[0] == 401
-        assert (await scrape(port, await token(client, "nobody")))[0] == 403
+        assert (await scrape(port, await token(client, "prometheus", "https://other.example.com")))[0] == 401
+        assert (await scrape(port, await token(client, "stranger")))[0] == 403
         status, text = await scrape(port, await token(client, "prometheus"))
         assert (status, "caphv_leader" in text) == (200, True)
         await client.delete(ACCOUNTS, "prometheus", "default")

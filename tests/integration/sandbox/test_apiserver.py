@@ -21,10 +21,10 @@ def namespace(name: str) -> Obj:
 
 
 async def test_admin_may_write_and_others_only_what_rbac_allows(api_server: ApiServer) -> None:
-    async with api_server.client() as admin, api_server.client("nobody", ["testers"]) as nobody:
+    async with api_server.client() as admin, api_server.client("stranger", ["testers"]) as stranger:
         await admin.create(NAMESPACES, namespace("made-by-admin"))
-        with pytest.raises(Forbidden, match='User "nobody"'):
-            await nobody.get(NAMESPACES, "made-by-admin")
+        with pytest.raises(Forbidden, match='User "stranger"'):
+            await stranger.get(NAMESPACES, "made-by-admin")
 
 
 async def test_kubeconfig_opens_its_own_server_only(

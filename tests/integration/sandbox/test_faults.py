@@ -38,7 +38,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
-TOKEN = Token("fault-proxy-token", "somebody", ("system:masters",))
+TOKEN = Token("fault-proxy-token", "another-user", ("system:masters",))
 BOUND = 0.5
 _numbers = itertools.count()
 
@@ -152,12 +152,12 @@ async def test_vm_vanishes_and_leaves_its_disks(sim: Simulation, faults: Faults)
 async def test_live_migration_changes_the_host_and_nothing_else(sim: Simulation, faults: Faults) -> None:
     await sim.create_vm("one")
     before = await running(sim, "one")
-    said = await faults.inject(Fault("migration", f"{sim.namespace}/one"))
+    outcome = await faults.inject(Fault("migration", f"{sim.namespace}/one"))
     after = await sim.client.get(kinds.INSTANCES, "one", sim.namespace)
     assert uid_of(after) == uid_of(before)
     source, host = before["status"]["nodeName"], after["status"]["nodeName"]
     assert host not in ("", source)
-    assert said.endswith(f"from {source} to {host}")
+    assert outcome.endswith(f"from {source} to {host}")
     assert after["status"]["interfaces"] == before["status"]["interfaces"]
     # The simulation knows where it is now: a failure of the old host is nothing to it.
     await faults.inject(Fault("host-failure", source))
@@ -198,7 +198,7 @@ async def test_address_by_dhcp_changes_and_a_static_one_does_not(
     ("fault", "message"),
     [
         (Fault("vm-vanishes", "nowhere/one"), "VirtualMachine nowhere/one not found on Harvester"),
-        (Fault("host-failure", "nobody"), "existing: harvester-1, harvester-2, harvester-3"),
+        (Fault("host-failure", "no-such-host"), "existing: harvester-1, harvester-2, harvester-3"),
         (Fault("migration", "one"), "'one': must be NAMESPACE/NAME"),
         (Fault("host-failure"), "host-failure takes HOST"),
         (Fault("slow", "one"), "slow takes no target"),
@@ -333,7 +333,7 @@ async def test_open_watches_end(place: Place, name: str, error: type[Exception] 
         proxy.apply([Fault(name)])
         outcome = await asyncio.wait_for(asyncio.gather(seen, return_exceptions=True), 5)
         assert type(outcome[0]) is (error or type(None))
-        # While it goes on, new watches fare no better.
+        # While it lasts, new watches fare no better.
         with pytest.raises((ApiError, Unreachable)):
             await anext(client.watch(NAMESPACES, resource_version=version))
 
@@ -342,8 +342,8 @@ async def test_proxy_follows_what_is_recorded(sim: Simulation, faults: Faults, p
     async with proxied(place.server) as (proxy, client):
         following = asyncio.create_task(proxy.follow(sim.client))
         await faults.inject(Fault("slow", delay=0.01))
-        said = await faults.inject(Fault("forbidden", share=0.9))
-        assert said == "forbidden (90% of requests)"
+        outcome = await faults.inject(Fault("forbidden", share=0.9))
+        assert outcome == "forbidden (90% of requests)"
         await faults.inject(Fault("forbidden"))
         assert [str(fault) for fault in await faults.active()] == ["slow (0.01 s)", "forbidden"]
         await until(lambda: refuses(client), "requests are not refused")

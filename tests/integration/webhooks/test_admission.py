@@ -168,7 +168,7 @@ async def test_deletion_ends_although_the_object_is_wrong_and_no_webhook_is_ther
                 found = await client.list(where, "default", field_selector="metadata.name=going")
                 return not found["items"]
 
-            await until(gone, "the object is gone")
+            await until(gone, "the object is deleted")
         finally:
             await webhook.stop()
             await webhook.start()

@@ -74,7 +74,7 @@ async def test_the_api_server_takes_the_right_ones_only(
     unexpected: dict[str, str] = {}
     validated = 0
     async with management.client() as client:
-        await until(lambda: settled(client, "corpus"), "objects are judged")
+        await until(lambda: settled(client, "corpus"), "objects are validated")
         for case in of(cases, kind, version):
             refusal = await refused(client, case)
             validated += refusal is not None
@@ -91,7 +91,7 @@ async def refused(client: ApiClient, case: Case) -> str | None:
     with contextlib.suppress(AlreadyExists):
         await client.create(NAMESPACES, {"metadata": {"name": namespace}})
     if case.old is None:
-        return await told(client.create(where, case.object, dry_run=True))
+        return await refusal_of(client.create(where, case.object, dry_run=True))
     try:
         made = await client.create(where, case.old)
     except ApiError:
@@ -104,12 +104,12 @@ async def refused(client: ApiClient, case: Case) -> str | None:
         changed = case.object | {"metadata": made["metadata"] | case.object["metadata"]}
         query = {"dryRun": "All" if case.dry_run else ""}
         path = where.path(namespace, name)
-        return await told(client.request("PUT", path, resource=where, body=changed, query=query))
+        return await refusal_of(client.request("PUT", path, resource=where, body=changed, query=query))
     finally:
         await client.delete(where, name, namespace)
 
 
-async def told(request: Any) -> str:
+async def refusal_of(request: Any) -> str:
     try:
         await request
     except ApiError as error:

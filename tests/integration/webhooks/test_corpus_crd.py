@@ -35,7 +35,7 @@ _AT_ONCE = 16
 
 
 @asynccontextmanager
-async def door(server: ApiServer) -> AsyncIterator[ApiClient]:
+async def client_of(server: ApiServer) -> AsyncIterator[ApiClient]:
     """A client of a server that serves our CRDs."""
     async with server.client() as client:
         crds = manifests.read(sorted(data.folder("deploy/crds").glob("infrastructure*.yaml")))
@@ -87,7 +87,7 @@ def refusals(server: ApiServer, cases: Iterable[corpus.Case]) -> dict[str, str]:
             return str(case), await refusal(client, case, number)
 
     async def scenario() -> dict[str, str]:
-        async with door(server) as client:
+        async with client_of(server) as client:
             asked = [ask(client, case, number) for number, case in enumerate(cases)]
             return dict(await asyncio.gather(*asked))
 
@@ -119,7 +119,7 @@ def test_wrong_objects_are_refused_except_for_a_reason(api_server: ApiServer) ->
     answers = refusals(api_server, cases)
     accepted = [case for case in cases if not answers[str(case)]]
     assert [str(case) for case in accepted if {rule for _, rule in case.errors} != excused(case)] == []
-    # No reason stands there for nothing.
+    # No reason is listed for nothing.
     unused = [
         (rule, kind)
         for row in corpus.exceptions()
@@ -150,7 +150,7 @@ async def test_what_was_stored_before_the_rules_can_be_changed_elsewhere(api_ser
     name = f"{resource.plural}.{GROUP}"
     cases = [case for case in corpus.invalid() if (case.kind, case.version, case.old) == (kind, "v1beta1", None)]
 
-    async with door(api_server) as client:
+    async with client_of(api_server) as client:
         whole = await client.get(CRDS, name, "")
         probe = next(case for case in cases if {rule for _, rule in case.errors} <= OF_NEIGHBOURS)
         try:

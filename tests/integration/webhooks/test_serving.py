@@ -19,7 +19,7 @@ from sandbox.processes.apiserver import ApiServer
 from sandbox.webhooks import provider_options
 from tests.support.reconciler.environment import core_crds
 from tests.support.waiting import until
-from tests.support.webhooks import Server, judged, settled, write_certificate
+from tests.support.webhooks import Server, settled, validated, write_certificate
 from webhooks.configuration import INJECT_ANNOTATION, MUTATING, NAMES, VALIDATING
 
 pytestmark = pytest.mark.integration
@@ -44,7 +44,7 @@ async def restored(client: ApiClient, name: str, before: Obj) -> Obj:
 async def test_a_deleted_configuration_comes_back_as_it_was(name: str, management: ApiServer, webhook: Server) -> None:
     where = BOTH[name]
     async with management.client() as client:
-        await until(lambda: judged(client, "back"), "objects are judged")
+        await until(lambda: validated(client, "back"), "objects are validated")
         change = {"metadata": {"annotations": {"example.com/mine": "yes"}}}
         before = await client.patch(where, name, "", change)
         await asyncio.sleep(1.5)  # it is read again when it changes
@@ -57,7 +57,7 @@ async def test_a_deleted_configuration_comes_back_as_it_was(name: str, managemen
 async def test_a_bundle_of_cert_manager_is_kept(management: ApiServer, webhook: Server) -> None:
     kind, name = VALIDATING, VALIDATING_NAME
     async with management.client() as client:
-        await until(lambda: judged(client, "injected"), "objects are judged")
+        await until(lambda: validated(client, "injected"), "objects are validated")
         found = await client.get(kind, name)
         other = base64.b64encode(webhook.ca.certificate + pki.CA.create("other").certificate).decode()
         found["metadata"]["annotations"] = {INJECT_ANNOTATION: "caphv-system/caphv-webhook"}
@@ -75,14 +75,14 @@ async def test_a_bundle_of_cert_manager_is_kept(management: ApiServer, webhook: 
 
 async def test_certificates_rotate_under_load_without_a_failed_request(management: ApiServer, webhook: Server) -> None:
     async with management.client() as client:
-        await until(lambda: judged(client, "rotation"), "objects are judged")
+        await until(lambda: validated(client, "rotation"), "objects are validated")
         done = asyncio.Event()
         count = 0
 
         async def load(number: int) -> None:
             nonlocal count
             while not done.is_set():
-                assert await judged(client, f"rotation-{number}")
+                assert await validated(client, f"rotation-{number}")
                 count += 1
 
         loads = [asyncio.create_task(load(number)) for number in range(4)]
@@ -103,7 +103,7 @@ async def test_certificates_rotate_under_load_without_a_failed_request(managemen
 
 async def test_a_new_authority_reaches_the_configuration(management: ApiServer, webhook: Server) -> None:
     async with management.client() as client:
-        await until(lambda: judged(client, "authority"), "objects are judged")
+        await until(lambda: validated(client, "authority"), "objects are validated")
         old, webhook.ca = webhook.ca, pki.CA.create("next")
         write_certificate(webhook.certificates, webhook.ca)
         for name, kind in BOTH.items():
@@ -117,7 +117,7 @@ async def test_a_new_authority_reaches_the_configuration(management: ApiServer, 
                 ]
 
             await until(follows, "the bundle has the new and the old CA")
-        assert await judged(client, "authority")
+        assert await validated(client, "authority")
 
 
 async def test_two_replicas_serve_without_a_leader_and_neither_fights(
@@ -129,7 +129,7 @@ async def test_two_replicas_serve_without_a_leader_and_neither_fights(
     await second.start()
     try:
         async with management.client() as client:
-            await until(lambda: judged(client, "replicas"), "objects are judged")
+            await until(lambda: validated(client, "replicas"), "objects are validated")
             for name, kind in BOTH.items():
                 before = await client.get(kind, name)
                 await client.delete(kind, name)
@@ -195,11 +195,11 @@ async def test_the_provider_serves_them_in_a_process_of_its_own(
         async with management.client() as client:
             await manifests.apply(client, core_crds("v1beta2"))
             await provider.start()
-            await until(lambda: settled(client, "beside"), "the provider's webhooks judge")
+            await until(lambda: settled(client, "next"), "the provider's webhooks validate")
             process = provider.process
             assert process is not None
             (child,) = psutil.Process(process.pid).children()
-            await until(lambda: told(provider, 'operation="CREATE"'), "its metrics tell of the reviews")
+            await until(lambda: exposes(provider, 'operation="CREATE"'), "its metrics tell of the reviews")
             child.kill()
 
             async def another() -> bool:
@@ -207,7 +207,7 @@ async def test_the_provider_serves_them_in_a_process_of_its_own(
                 return bool(children) and children[0].pid != child.pid and await provider.ready()
 
             await until(another, "another one takes its place")
-            assert await judged(client, "beside")
+            assert await validated(client, "next")
             (child,) = psutil.Process(process.pid).children()
             await provider.stop()
             assert not child.is_running()
@@ -229,5 +229,5 @@ async def test_the_provider_serves_them_in_a_process_of_its_own(
             await until(lambda: settled(client, "after"), "the configuration leads to the other server again")
 
 
-async def told(server: Server, what: str) -> bool:
+async def exposes(server: Server, what: str) -> bool:
     return what in "".join(line for line in (await server.exposition()).splitlines() if "webhook_requests" in line)

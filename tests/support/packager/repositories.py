@@ -18,8 +18,8 @@ from packager.tree import CLUSTER_ROOT
 CLUSTERS = CLUSTER_ROOT
 SYNCED = Pruning(complete=True, budget=100)
 BUNDLES = ("ccm", "cni", "csi")
-_SOMEBODY = {f"GIT_{role}_{what}": "somebody@else" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-_ENVIRONMENT = {"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", **_SOMEBODY}
+_AUTHOR = {f"GIT_{role}_{what}": "other@example.com" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+_ENVIRONMENT = {"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", **_AUTHOR}
 
 
 def git(folder: Path, *arguments: str, stdin: bytes = b"") -> str:
@@ -66,15 +66,17 @@ class Origin:
     def message(self, branch: str = "main") -> str:
         return git(self.folder, "log", "-1", "--format=%B", branch)
 
-    def push(self, files: Mapping[str, str], branch: str = "main", mode: str = "100644", *, anew: bool = False) -> str:
+    def push(
+        self, files: Mapping[str, str], branch: str = "main", mode: str = "100644", *, replace: bool = False
+    ) -> str:
         """Commit as another client; with `again` without any history."""
         known = subprocess.run(
             ["git", "-C", str(self.folder), "rev-parse", "--verify", "--quiet", f"refs/heads/{branch}"],
             capture_output=True, check=False, env=_ENVIRONMENT,
         )  # fmt: skip
-        parent = "" if anew else known.stdout.decode().strip()
-        lines = [f"reset refs/heads/{branch}\n\n"] if anew else []
-        lines += [f"commit refs/heads/{branch}\ncommitter somebody <somebody@else> 1 +0000\ndata 4\nmine\n"]
+        parent = "" if replace else known.stdout.decode().strip()
+        lines = [f"reset refs/heads/{branch}\n\n"] if replace else []
+        lines += [f"commit refs/heads/{branch}\ncommitter other <other@example.com> 1 +0000\ndata 4\nmine\n"]
         lines += [f"from {parent}\n"] if parent else []
         for path, content in files.items():
             lines.append(f"M {mode} inline {path}\ndata {len(content.encode())}\n{content}\n")
@@ -84,7 +86,7 @@ class Origin:
 
     def remove(self, path: str) -> None:
         """Commit as another client, without a file."""
-        lines = ["commit refs/heads/main\ncommitter somebody <somebody@else> 1 +0000\ndata 0\n"]
+        lines = ["commit refs/heads/main\ncommitter other <other@example.com> 1 +0000\ndata 0\n"]
         lines += [f"from refs/heads/main^0\nD {path}\ndone\n"]
         git(self.folder, "fast-import", "--quiet", "--done", stdin="".join(lines).encode())
 

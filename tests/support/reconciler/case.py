@@ -444,12 +444,12 @@ def doubts(kind: str, reason: str) -> Callable[[Obj], bool]:
 def lacks(kind: str, reason: str, text: str = "") -> Callable[[Obj], bool]:
     """A test for objects whose condition is false for a reason and with a text in its message."""
 
-    def said(obj: Obj) -> bool:
+    def matches(obj: Obj) -> bool:
         condition = condition_of(obj, kind)
         found = (condition.get("status"), condition.get("reason"))
         return found == ("False", reason) and text in condition["message"]
 
-    return said
+    return matches
 
 
 def is_ready(obj: Obj) -> bool:

@@ -24,7 +24,7 @@ Send = Callable[[], Awaitable[Any]]
 
 
 class Hook:
-    """Stands between one provider and its API servers; `stopped` is set when the provider is dead to them."""
+    """Intercepts requests of one provider to its API servers; `stopped` is set when the provider is dead to them."""
 
     def __init__(self) -> None:
         self.stopped = asyncio.Event()

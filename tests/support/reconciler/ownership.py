@@ -23,7 +23,7 @@ def recorded(case: Case, name: str) -> Obj:
 
 
 async def left_behind(case: Case, name: str, annotations: Obj, *, marked: bool = True) -> Obj:
-    """A VM with disk and cloud-init Secret that somebody else made, with these annotations on all three."""
+    """A VM with disk and cloud-init Secret that another owner made, with these annotations on all three."""
     await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
     metadata = {"name": f"{name}-cloud-init", "namespace": case.target, "annotations": annotations}
     text = "#cloud-config\npackages: [qemu-guest-agent]\n"

@@ -30,7 +30,7 @@ def test_quantities_of_the_parser(text: str | int, number: int | Decimal) -> Non
     ["", " ", "-", "+", ".", "Ki", "1e", "1e+", "4e1.5", "1e.5", "1ki", "1K", "1.1.1", "1 Gi", " 1", "1\n", "0x10",
      "1_000", "1GiB", "8GB", "1Mi5", "--1", "1,5", "\u0661Gi", "NaN", "inf", True, None, 1.5, [], "1" * 5000],
 )  # fmt: skip
-def test_what_is_no_quantity(text: object) -> None:
+def test_what_is_not_a_quantity(text: object) -> None:
     assert quantity(text) is None
 
 

@@ -39,9 +39,9 @@ def resolved(file: str, node: Obj) -> Obj:
     if "$ref" not in node:
         return node
     contents = REGISTRY.resolver(FILES[file]["$id"]).lookup(node["$ref"]).contents
-    beside = {key: value for key, value in node.items() if key != "$ref"}
+    siblings = {key: value for key, value in node.items() if key != "$ref"}
     # A whole file brings its own base, for which the reference would mean itself.
-    return contents | (beside if "$id" in contents else node)
+    return contents | (siblings if "$id" in contents else node)
 
 
 ALL_NODES = [(file, path, node) for file in FILES for path, node in nodes(FILES[file], file)]

@@ -63,7 +63,7 @@ def test_the_files_are_what_their_sources_say(checkout: Path) -> None:
     assert clusterclasses.stale(checkout) == []
 
 
-def test_a_changed_or_missing_file_is_told(tmp_path: Path, checkout: Path) -> None:
+def test_a_changed_or_missing_file_is_reported(tmp_path: Path, checkout: Path) -> None:
     shutil.copytree(checkout / "clusterclass", tmp_path / "clusterclass")
     (tmp_path / "clusterclass" / "harvester-k3s" / "templates.yaml").write_text("")
     (tmp_path / "clusterclass" / "variables.md").unlink()

@@ -1,4 +1,4 @@
-"""`caphv bundles` with files, folders and a repository on disk: what is written, what is said, and exit statuses."""
+"""`caphv bundles` with files, folders and a repository on disk: what is written, what is printed, and exit statuses."""
 
 import json
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture(autouse=True)
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of its own, and nothing of whoever runs the tests."""
+    """A cache of its own, and nothing of the user who runs the tests."""
     for name in ("REPO", "BRANCH", "PATH", "CREDENTIALS", "PASSWORD", "USERNAME", "REVIEW", "AUTHOR", "CACHE"):
         monkeypatch.delenv(f"CAPHV_GIT_{name}", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -57,7 +57,7 @@ def test_render_prints_the_files_of_clusters(clusters: Path) -> None:
     assert found["clusters/team/a/caphv.yaml"]["network"]["cni"] == "calico"
 
 
-def test_a_namespace_without_clusters_is_told(clusters: Path) -> None:
+def test_a_namespace_without_clusters_is_reported(clusters: Path) -> None:
     result = call("render", write(clusters, manifest("a")), "-n", "nowhere")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no such cluster" in result.stderr
@@ -150,7 +150,7 @@ def test_a_changed_setting_is_one_small_commit(clusters: Path, origin: Origin) -
     assert origin.message().startswith("Update clusters/team/a")
 
 
-def test_an_invalid_cluster_is_told_and_loses_nothing(clusters: Path, origin: Origin) -> None:
+def test_an_invalid_cluster_is_reported_and_loses_nothing(clusters: Path, origin: Origin) -> None:
     call("push", write(clusters, manifest("a"), manifest("b")), "--repo", origin.url)
     before = origin.files()
     write(clusters, manifest("a", INVALID), manifest("b", {"cni": {"mtu": 1400}}))
@@ -165,7 +165,7 @@ def test_an_invalid_cluster_is_told_and_loses_nothing(clusters: Path, origin: Or
     assert before.keys() == now.keys()
 
 
-def test_a_suspended_cluster_is_told_and_keeps_what_it_has(clusters: Path, origin: Origin) -> None:
+def test_a_suspended_cluster_is_reported_and_keeps_what_it_has(clusters: Path, origin: Origin) -> None:
     call("push", write(clusters, manifest("a")), "--repo", origin.url)
     suspended = manifest("a", {"cni": {"mtu": 1400}})
     suspended["metadata"]["annotations"]["addons.caphv.io/suspend"] = "true"
@@ -222,7 +222,7 @@ def test_a_branch_for_review_and_a_path_in_the_repository(clusters: Path, origin
     assert list(origin.files()) == ["readme"]
 
 
-def test_verify_finds_what_somebody_changed_by_hand(clusters: Path, tmp_path: Path) -> None:
+def test_verify_finds_what_was_changed_by_hand(clusters: Path, tmp_path: Path) -> None:
     fleet = tmp_path / "fleet"
     call("render", write(clusters, manifest("a")), "--to", fleet)
     assert call("verify", clusters, "--folder", fleet).exit_code == 0
@@ -288,12 +288,12 @@ def releases(origin: Origin) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("push", "x.yaml"), "give a repository"),
         (("push", "x.yaml", "--repo", "https://user:hidden@host/x"), "must not hold a password"),
         (("push", "x.yaml", "--folder", "x", "--repo", "file:///x"), "mutually exclusive"),
-        (("push", "x.yaml", "--repo", "file:///x", "--author", "nobody"), "--author"),
+        (("push", "x.yaml", "--repo", "file:///x", "--author", "no-address"), "--author"),
         (("push", "x.yaml", "--prune", "-l", "a=b", "--repo", "file:///x"), "--prune needs all clusters"),
         (("diff", "x.yaml", "--folder", "x", "-l", "a b"), "selects no labels"),
         (("diff", "x.yaml", "--folder", "x", "--path", "../y"), "relative path"),
@@ -304,10 +304,10 @@ def releases(origin: Origin) -> dict[str, str]:
         (("verify", "x.yaml", "--repo", "file:///not/there"), "reading branches"),
     ],
 )
-def test_wrong_usage_is_explained(arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_usage_is_explained(arguments: tuple[str, ...], message: str) -> None:
     result = call(*arguments)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert "hidden" not in result.output
 
 

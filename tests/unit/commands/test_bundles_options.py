@@ -59,7 +59,7 @@ def test_a_folder_over_the_shipped_templates_replaces_files_and_adds_bundles(tmp
 
 def test_a_bundle_is_left_out_by_an_empty_template(tmp_path: Path) -> None:
     clusters = write(tmp_path / "clusters", manifest("a"))
-    own = templates(tmp_path / "own", csi__fleet="{# somebody else's #}")
+    own = templates(tmp_path / "own", csi__fleet="{# another's #}")
     assert {path.split("/")[0] for path in rendered(clusters, "--templates", own)} == {"caphv.yaml", "ccm", "cni"}
 
 
@@ -90,10 +90,10 @@ def test_a_fault_of_a_template_is_reported_once_by_file_and_line(tmp_path: Path)
 def test_a_folder_without_templates_is_no_silent_success(command: str, tmp_path: Path) -> None:
     clusters = write(tmp_path / "clusters", manifest("a"))
     arguments = [] if command == "render" else ["--folder", tmp_path / "fleet"]
-    for folder, said in ((tmp_path / "clusters", "holds no templates"), (SHIPPED.parent, "would not be read")):
+    for folder, message in ((tmp_path / "clusters", "holds no templates"), (SHIPPED.parent, "would not be read")):
         result = call(command, clusters, "--templates", folder, *arguments)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert said in result.stderr
+        assert message in result.stderr
         assert "<bundle>/<name>.yaml.j2" in result.stderr
 
 
@@ -193,7 +193,7 @@ def test_two_clusters_of_one_name_are_each_reported_where_they_stand(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: &a [x]\nb: [*a" + ", *a" * 200_000 + "]\n", "aliases stand for more than"),
         ("metadata: {}\nmetadata: {}\n", "key metadata is already in this mapping, at line 1"),
@@ -201,10 +201,10 @@ def test_two_clusters_of_one_name_are_each_reported_where_they_stand(tmp_path: P
         ("a: \x00\n", "<stdin>:1"),
     ],
 )
-def test_a_stream_that_cannot_be_read_is_reported_by_line(text: str, said: str) -> None:
+def test_a_stream_that_cannot_be_read_is_reported_by_line(text: str, message: str) -> None:
     result = call("render", "-", stdin=text)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_marks_line_ends_and_empty_documents_do_no_harm(tmp_path: Path) -> None:

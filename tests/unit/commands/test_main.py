@@ -163,7 +163,7 @@ def test_kubeconfig_of_nothing_says_what_to_do(tmp_path: Path) -> None:
     assert "caphv sandbox up" in result.output
 
 
-def test_a_broken_sandbox_names_the_command_that_mends_it(tmp_path: Path) -> None:
+def test_a_broken_sandbox_names_the_command_that_fixes_it(tmp_path: Path) -> None:
     parts = {"etcd": Part(1), "core": Part(os.getpid())}
     State(Settings(), network="127.10.0.0/16", ready=True, processes=parts).save(tmp_path)
     (tmp_path / "logs").mkdir()

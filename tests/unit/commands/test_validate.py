@@ -81,7 +81,7 @@ def test_examples_of_the_schemas_are_valid(kind: str) -> None:
         ("  name: demo\n", "  name: Demo\n", "metadata.name", 4, 9),
     ],
 )
-def test_errors_are_told_at_their_place(old: str, new: str, field: str, line: int, column: int) -> None:
+def test_errors_are_reported_at_their_place(old: str, new: str, field: str, line: int, column: int) -> None:
     text = CLUSTER.replace(old, new)
     found = [(one["field"], one["line"], one["column"]) for one in findings(text) if one["severity"] == "error"]
     assert (field, line, column) in found
@@ -102,7 +102,7 @@ def test_help_says_what_yaml_made_of_a_word() -> None:
     assert '"yes", in quotes' in found["help"]
 
 
-def test_octal_is_told_of_own_kinds_only() -> None:
+def test_octal_is_reported_for_own_kinds_only() -> None:
     own = json.dumps(example("HarvesterMachine")).replace('"cpu": 4', '"cpu": 010')
     assert "yaml-octal" in [one["rule"] for one in findings(own)]
     assert findings("apiVersion: v1\nkind: Pod\nspec: {mode: 0644}\n") == []
@@ -129,7 +129,7 @@ def test_objects_of_a_list_are_objects(suffix: str) -> None:
         ("apiVersion: v1\nkind: List\nitems: [x]\n", "this is a single value"),
     ],
 )
-def test_what_is_no_object_is_told(text: str, message: str) -> None:
+def test_what_is_not_an_object_is_reported(text: str, message: str) -> None:
     assert [one["rule"] for one in findings(text)] == ["yaml-document"]
     assert message in findings(text)[0]["message"]
 
@@ -142,7 +142,7 @@ def test_input_without_an_object_is_an_error(text: str) -> None:
     assert (found["rule"], found["line"]) == ("yaml-document", 1)
 
 
-def test_an_empty_file_in_a_folder_is_no_error(tmp_path: Path) -> None:
+def test_an_empty_file_in_a_folder_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("")
     assert call(str(tmp_path)).exit_code == 0
 
@@ -420,7 +420,7 @@ def test_shipped_cluster_classes_are_valid(checkout: Path) -> None:
     assert (result.exit_code, "error" in result.output) == (0, False) or "no file ends" in result.stderr
 
 
-def test_a_cluster_definition_is_judged_by_schema_rules_and_add_ons() -> None:
+def test_a_cluster_definition_is_checked_by_schema_rules_and_add_ons() -> None:
     definition = example("ClusterDefinition")
     assert findings(yaml.safe_dump(definition)) == []
     definition["spec"]["addons"] = {"cni": {"name": "canal", "encapsulation": "IPIP"}}

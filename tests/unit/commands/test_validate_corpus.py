@@ -1,4 +1,4 @@
-"""`caphv validate` is one of the doors of the corpus: it refuses what the webhook refuses, at the same paths."""
+"""`caphv validate` is an entry point that the corpus tests: it refuses what the webhook refuses, at the same paths."""
 
 import json
 from pathlib import Path

@@ -200,5 +200,5 @@ def test_bill_of_materials_is_what_runs_and_not_what_tests(files: dict[str, byte
     edges = {edge["ref"]: edge["dependsOn"] for edge in bill["dependencies"]}
     assert edges.keys() == known
     assert all(set(targets) <= known for targets in edges.values())
-    # Nothing stands there without a reason.
+    # Nothing is listed without a reason.
     assert {target for targets in edges.values() for target in targets} == known - {f"pkg:pypi/caphv@{version}"}

@@ -100,9 +100,9 @@ def test_slow_tests_are_tests(checkout: Path) -> None:
 def test_slowest_groups_come_first() -> None:
     life = "tests/e2e/test_migration.py::test_handed_over_and_back_without_a_restart"
     split = "tests/e2e/test_lifecycle.py::test_cluster_with_all_addresses_by_dhcp"
-    beside = "tests/e2e/test_migration.py::test_other"
+    other = "tests/e2e/test_migration.py::test_other"
     quick = "tests/integration/runtime/test_client.py::test_life_of_an_object"
-    nodeids = [quick, beside, split, life]
-    assert sorted(nodeids, key=scheduling.slowest_first(nodeids)) == [beside, life, split, quick]
-    assert scheduling.group_of(life) == scheduling.group_of(beside)
+    nodeids = [quick, other, split, life]
+    assert sorted(nodeids, key=scheduling.slowest_first(nodeids)) == [other, life, split, quick]
+    assert scheduling.group_of(life) == scheduling.group_of(other)
     assert scheduling.group_of(split) == split

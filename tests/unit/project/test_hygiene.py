@@ -16,9 +16,9 @@ FORBIDDEN = {
     "a folder of one machine": re.compile(
         r"(?<![\w.$}~-])/(work|root|home/\w+|Users/\w+|tmp/(?!k8s-webhook-server/))\b"
     ),
-    "something beside the checkout": re.compile(r"\.\./shared\b|\"shared\" /"),
+    "something outside the checkout": re.compile(r"\.\./shared\b|\"shared\" /"),
 }
-BESIDE = "something beside the checkout"
+OUTSIDE = "something outside the checkout"
 
 
 def sources(checkout: Path) -> list[Path]:
@@ -29,7 +29,7 @@ def sources(checkout: Path) -> list[Path]:
 
 
 def findings(text: str, *, in_tests: bool) -> list[str]:
-    patterns = {what: pattern for what, pattern in FORBIDDEN.items() if not (in_tests and what == BESIDE)}
+    patterns = {what: pattern for what, pattern in FORBIDDEN.items() if not (in_tests and what == OUTSIDE)}
     return [f"{what}: {match[0]}" for what, pattern in patterns.items() for match in pattern.finditer(text)]
 
 
@@ -42,7 +42,7 @@ def test_repository_stands_by_itself(checkout: Path) -> None:
     found = []
     for path in sources(checkout):
         where = path.relative_to(checkout)
-        # Bytes of a picture that are no text cannot name anything.
+        # Bytes of a picture that are not text cannot name anything.
         text = path.read_text(encoding="utf-8", errors="replace" if path.suffix == ".png" else "strict")
         found += [f"{where} names {what}" for what in findings(text, in_tests=where.parts[0] == "tests")]
     assert found == []

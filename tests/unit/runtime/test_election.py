@@ -237,7 +237,7 @@ async def test_a_note_of_who_waits_reaches_the_holder_and_delays_no_one() -> Non
     clock = asyncio.get_running_loop().time
     holder, waiting = contender(Wire(server), "a"), contender(Wire(server), "b")
     holder.on_sync_request = lambda: heard.append(clock())
-    waiting.on_sync_request = lambda: pytest.fail("who waits is not told")
+    waiting.on_sync_request = lambda: pytest.fail("a waiting replica gets no request")
     await holder.acquire()
     held = asyncio.create_task(holder.hold())
     takeover = asyncio.create_task(waiting.acquire())
@@ -299,19 +299,19 @@ async def test_gauge_says_whether_this_process_leads() -> None:
 
 
 LATENCY = st.sampled_from([0.01, 1.0, 4.0, 9.0, 14.0])
-TROUBLE = st.tuples(
+FAULT = st.tuples(
     st.integers(0, 2), st.sampled_from(["up", "down", "restart", "release"]), LATENCY, LATENCY, st.integers(1, 30)
 )
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(TROUBLE, max_size=25))
-async def test_there_are_never_two_holders(troubles: list[tuple[int, str, float, float, int]]) -> None:
+@given(st.lists(FAULT, max_size=25))
+async def test_there_are_never_two_holders(faults: list[tuple[int, str, float, float, int]]) -> None:
     server, holders = LeaseServer(), list[str]()
     wires = [Wire(server) for _ in range(3)]
     elections = [contender(wire, str(number)) for number, wire in enumerate(wires)]
     tasks = [asyncio.create_task(lead(e, str(number), holders)) for number, e in enumerate(elections)]
-    for number, what, there, back, seconds in troubles:
+    for number, what, there, back, seconds in faults:
         wires[number].there, wires[number].back, wires[number].up = there, back, what != "down"
         if what in ("restart", "release"):
             tasks[number].cancel()
@@ -326,7 +326,7 @@ async def test_there_are_never_two_holders(troubles: list[tuple[int, str, float,
     for wire in wires:
         wire.there, wire.back, wire.up = 0.01, 0.01, True
     await asyncio.sleep(60)
-    assert len(holders) == 1, "without trouble somebody holds the lease"
+    assert len(holders) == 1, "without faults exactly one holds the lease"
     cancel(tasks)
 
 

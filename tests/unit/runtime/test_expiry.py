@@ -17,7 +17,7 @@ from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
 
-PAIR = pki.CA.create("test").client("somebody")
+PAIR = pki.CA.create("test").client("user")
 CERTIFICATE = PAIR.certificate.decode()
 CERTIFICATE_ENDS = x509.load_pem_x509_certificate(PAIR.certificate).not_valid_after_utc
 

@@ -23,7 +23,7 @@ from tests.support.kubeconfigs import CA, CANARY, encoded, named, valid, with_cl
 
 pytestmark = pytest.mark.unit
 
-PAIR = CA.client("somebody", ["people"])
+PAIR = CA.client("user", ["people"])
 ENCRYPTED = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"
 
 
@@ -268,7 +268,7 @@ def attempt(raw: str | bytes) -> None:
     assert CANARY not in text
 
 
-# What becomes of it
+# What happens to it
 
 
 def test_neither_access_nor_client_show_credentials() -> None:

@@ -21,7 +21,7 @@ from tests.support import memory
 
 pytestmark = pytest.mark.unit
 
-GOOD, POOR = "token-of-prometheus", "token-of-nobody-special"
+GOOD, POOR = "token-of-prometheus", "token-of-a-guest"
 
 
 class Server:

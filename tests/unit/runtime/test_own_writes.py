@@ -123,7 +123,7 @@ class Server(Collection):
             self.delete(name)
             informer.forget("ns", name)
 
-    def trouble(self, what: str) -> None:
+    def disturb(self, what: str) -> None:
         if what == "break":
             self.end_watches(Unreachable("reset"))
         elif what == "end":
@@ -157,7 +157,7 @@ async def test_copy_and_reported_changes_become_the_truth_whatever_happens(
             if isinstance(step, tuple):
                 server.happen(*step, it.informer)
             elif isinstance(step, str):
-                server.trouble(step)
+                server.disturb(step)
             else:
                 await asyncio.sleep(step)
         await asyncio.sleep(600)

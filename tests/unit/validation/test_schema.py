@@ -41,13 +41,13 @@ def schemas(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     clear()
 
 
-def told(schema: str, obj: Any, **options: Any) -> list[str]:
+def reported(schema: str, obj: Any, **options: Any) -> list[str]:
     return [str(finding) for finding in compiled.load(f"{schema}.json").findings(obj, **options)]
 
 
-def test_all_errors_are_told_in_order_of_fields() -> None:
+def test_all_errors_are_reported_in_order_of_fields() -> None:
     obj = {"spec": {"cpu": "4", "more": 1, "volumes": [{"volumeType": "pvc", "volumeSize": True}, 5]}}
-    assert told("harvestermachine", obj) == [
+    assert reported("harvestermachine", obj) == [
         'spec.cpu: Invalid type: "4": must be of type integer, for example 4',
         'spec.memory: Required value: must be set, for example "8Gi"',
         "spec.more: Unknown field: there is no such field: correct its name or remove it",
@@ -63,23 +63,23 @@ def test_all_errors_are_told_in_order_of_fields() -> None:
 def test_versions_differ_where_the_schema_says_so() -> None:
     obj = json.loads((data.folder("schemas") / "harvestermachine.json").read_text())["examples"][0]
     obj["spec"]["volumes"][0]["volumeType"] = "pvc"
-    assert told("harvestermachine", obj, version="v1alpha1") == []
-    assert len(told("harvestermachine", obj, version="v1beta1")) == 1
+    assert reported("harvestermachine", obj, version="v1alpha1") == []
+    assert len(reported("harvestermachine", obj, version="v1beta1")) == 1
 
 
 def test_unknown_fields_can_be_let_through_and_metadata_is_open() -> None:
     obj = json.loads((data.folder("schemas") / "harvestercluster.json").read_text())["examples"][0]
     obj["metadata"]["anything"] = 1
-    assert told("harvestercluster", obj) == []
+    assert reported("harvestercluster", obj) == []
     obj["spec"]["vmNetworkConfig"]["mtu"] = 9000
-    assert told("harvestercluster", obj) == [
+    assert reported("harvestercluster", obj) == [
         "spec.vmNetworkConfig.mtu: Unknown field: there is no such field: correct its name or remove it"
     ]
-    assert told("harvestercluster", obj, unknown_fields=False) == []
+    assert reported("harvestercluster", obj, unknown_fields=False) == []
 
 
 def test_paths_begin_where_the_object_stands() -> None:
-    (found,) = told("harvestercluster", {}, root=("items", 3))
+    (found,) = reported("harvestercluster", {}, root=("items", 3))
     assert found.startswith("items[3].spec: Required value")
 
 
@@ -103,14 +103,14 @@ def test_paths_begin_where_the_object_stands() -> None:
 )
 def test_every_keyword_is_put_into_words(schemas: Any, schema: Obj, value: Any, text: str) -> None:
     schemas(a={"properties": {"field": schema}})
-    assert told("a", {"field": value}) == [f"field: {text}"]
+    assert reported("a", {"field": value}) == [f"field: {text}"]
 
 
 def test_fields_of_schemas_applied_in_place_are_known(schemas: Any) -> None:
     condition = {"if": {"properties": {"a": {"const": 1}}}, "then": {"properties": {"b": {"type": "integer"}}}}
     schemas(a={"type": "object", "properties": {"a": {}}, "allOf": [condition]})
-    assert told("a", {"a": 1, "b": 2}) == []
-    assert [text.partition(":")[0] for text in told("a", {"a": 1, "b": 2, "c": 3})] == ["c"]
+    assert reported("a", {"a": 1, "b": 2}) == []
+    assert [text.partition(":")[0] for text in reported("a", {"a": 1, "b": 2, "c": 3})] == ["c"]
 
 
 def test_references_are_resolved_among_the_files(schemas: Any) -> None:
@@ -118,7 +118,7 @@ def test_references_are_resolved_among_the_files(schemas: Any) -> None:
         a={"$id": "https://example.com/a.json", "properties": {"b": {"$ref": "b.json#/$defs/number"}}},
         b={"$id": "https://example.com/b.json", "$defs": {"number": {"type": "integer"}}},
     )
-    assert told("a", {"b": "x"}) == ['b: Invalid type: "x": must be of type integer']
+    assert reported("a", {"b": "x"}) == ['b: Invalid type: "x": must be of type integer']
 
 
 def test_a_file_that_is_not_there() -> None:

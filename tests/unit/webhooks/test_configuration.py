@@ -1,4 +1,4 @@
-"""Webhook configurations: what is registered, and what becomes of one that a user changed or deleted."""
+"""Webhook configurations: what is registered, and what happens to one that a user changed or deleted."""
 
 import base64
 from copy import deepcopy
@@ -112,7 +112,7 @@ def test_one_of_another_release_becomes_ours_once_and_keeps_its_bundle(change: s
     assert new["metadata"]["resourceVersion"] == "7"
 
 
-def test_a_new_authority_is_added_and_the_one_before_stays() -> None:
+def test_a_new_authority_is_added_and_the_previous_one_stays() -> None:
     found = stored(validating(), encoded(OLD))
     new = configuration.renewed(found, validating(), NEW, first=False)
     assert new is not None

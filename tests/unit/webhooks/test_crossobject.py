@@ -1,4 +1,4 @@
-"""What several objects have to do with each other: each check with a wrong case, and a right one beside it."""
+"""What several objects have to do with each other: each check with a wrong case, and a right one next to it."""
 
 import copy
 import json
@@ -131,7 +131,7 @@ topology:
 
 REF = "infrastructureRef"
 TEMPLATE = "spec.template.spec"
-# Name of the check, which object is changed where (values by path, None removes), and where it is told.
+# Name of the check, which object is changed where (values by path, None removes), and where it is reported.
 WRONG: list[tuple[str, str, Obj, str]] = [
     ("metadata", "template", {"metadata.name": None}, "metadata.name"),
     ("metadata", "template", {"metadata.name": "Upper"}, "metadata.name"),
@@ -271,8 +271,8 @@ def changed(obj: Obj, changes: Obj) -> None:
             place[last] = value
 
 
-def said(objects: dict[str, Obj]) -> set[tuple[str, str]]:
-    return {(remark.finding.rule, remark.finding.field) for remark in check_together(list(objects.values()))}
+def findings(objects: dict[str, Obj]) -> set[tuple[str, str]]:
+    return {(located.finding.rule, located.finding.field) for located in check_together(list(objects.values()))}
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ def objects() -> dict[str, Obj]:
 
 
 def second_cluster(objects: dict[str, Obj]) -> dict[str, Obj]:
-    """The same cluster once more, in another namespace."""
+    """The same cluster again, in another namespace."""
     more = {name: copy.deepcopy(objects[name]) for name in ("cluster", "infrastructure", "machine")}
     for obj in more.values():
         obj["metadata"]["namespace"] = "other"
@@ -290,14 +290,14 @@ def second_cluster(objects: dict[str, Obj]) -> dict[str, Obj]:
 
 
 def test_nothing_is_wrong_to_begin_with(objects: dict[str, Obj]) -> None:
-    assert said(objects) == set()
+    assert findings(objects) == set()
 
 
 @pytest.mark.parametrize(("rule", "name", "changes", "field"), WRONG)
-def test_wrong_is_told(objects: dict[str, Obj], rule: str, name: str, changes: Obj, field: str) -> None:
+def test_wrong_is_reported(objects: dict[str, Obj], rule: str, name: str, changes: Obj, field: str) -> None:
     changed(objects[name], changes)
-    told = said(objects)
-    assert any(one == rule and where.startswith(field) for one, where in told), told
+    found = findings(objects)
+    assert any(one == rule and where.startswith(field) for one, where in found), found
 
 
 def test_every_check_is_tested() -> None:
@@ -307,7 +307,7 @@ def test_every_check_is_tested() -> None:
 
 def test_two_clusters_in_one_target_namespace(objects: dict[str, Obj]) -> None:
     more = second_cluster(objects)
-    rules = {rule for rule, _ in said(objects | {f"second {name}": obj for name, obj in more.items()})}
+    rules = {rule for rule, _ in findings(objects | {f"second {name}": obj for name, obj in more.items()})}
     assert rules == {"machine-name-taken", "cluster-name-taken", "static-address-duplicate", "pool-overlap"}
 
 
@@ -315,36 +315,36 @@ def test_two_clusters_apart(objects: dict[str, Obj]) -> None:
     more = second_cluster(objects)
     # Another namespace is another VM network `net`, too.
     more["infrastructure"]["spec"]["targetNamespace"] = "other"
-    assert said(objects | {f"second {name}": obj for name, obj in more.items()}) == set()
+    assert findings(objects | {f"second {name}": obj for name, obj in more.items()}) == set()
 
 
-def test_an_endpoint_that_differs_from_the_infrastructure_is_told(objects: dict[str, Obj]) -> None:
+def test_an_endpoint_that_differs_from_the_infrastructure_is_reported(objects: dict[str, Obj]) -> None:
     changed(objects["cluster"], {"spec.controlPlaneEndpoint": {"host": "172.17.1.51", "port": 6443}})
-    assert said(objects) == set()
+    assert findings(objects) == set()
     changed(objects["infrastructure"], {"spec.controlPlaneEndpoint": {"host": "172.17.1.50"}})
-    assert said(objects) == {("cluster-endpoint-given", "spec.controlPlaneEndpoint.host")}
+    assert findings(objects) == {("cluster-endpoint-given", "spec.controlPlaneEndpoint.host")}
 
 
 def test_a_name_that_is_nearly_one_is_suggested(objects: dict[str, Obj]) -> None:
     changed(objects["workers"], {f"{TEMPLATE}.{REF}.name": "tempalte"})
-    (remark,) = check_together(list(objects.values()))
-    assert remark.finding.advice
-    assert 'did you mean "template"?' in remark.finding.detail
+    (located,) = check_together(list(objects.values()))
+    assert located.finding.advice
+    assert 'did you mean "template"?' in located.finding.detail
 
 
-def test_what_other_providers_do_is_not_judged(objects: dict[str, Obj]) -> None:
+def test_what_other_providers_do_is_not_checked(objects: dict[str, Obj]) -> None:
     foreign = {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "DockerCluster", "name": "x"}
     cluster = copy.deepcopy(objects["cluster"])
     cluster["spec"] |= {
         REF: foreign | {"apiGroup": "infrastructure.example.com"},
         "controlPlaneEndpoint": {"port": 443},
     }
-    assert said({"cluster": cluster}) == set()
+    assert findings({"cluster": cluster}) == set()
 
 
-def test_remarks_name_the_other_object(objects: dict[str, Obj]) -> None:
+def test_findings_name_the_other_object(objects: dict[str, Obj]) -> None:
     changed(objects["pool"], {"spec.ranges": [{"subnet": "172.17.1.0/24", "rangeStart": "172.17.1.55"}]})
     names = list(objects)
-    (remark,) = check_together(list(objects.values()))
-    assert remark.other is not None
-    assert {names[remark.place], names[remark.other]} == {"pool", "infrastructure"}
+    (located,) = check_together(list(objects.values()))
+    assert located.other is not None
+    assert {names[located.place], names[located.other]} == {"pool", "infrastructure"}

@@ -190,7 +190,7 @@ def test_another_kind_than_that_of_the_path_is_refused(kind: Any, webhook: handl
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
@@ -203,8 +203,8 @@ def test_another_kind_than_that_of_the_path_is_refused(kind: Any, webhook: handl
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": {}}', "request.uid: Required"),
     ],
 )
-def test_what_is_no_review_is_reported_why(body: bytes, told: str) -> None:
-    with pytest.raises(handler.BadReview, match=re.escape(told)):
+def test_what_is_not_a_review_is_reported_why(body: bytes, message: str) -> None:
+    with pytest.raises(handler.BadReview, match=re.escape(message)):
         handler.answer(next(iter(handler.TARGETS.values())), body)
 
 

@@ -96,7 +96,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "content_type", "body", "code", "told"),
+    ("method", "path", "content_type", "body", "code", "message"),
     [
         ("POST", "/", "application/json", b"{}", 404, "no webhook has this path"),
         ("POST", "/convert", "application/json", b"{}", 404, "no webhook has this path"),
@@ -110,7 +110,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_wrong_requests_are_reported_why(
-    method: str, path: str, content_type: str, body: bytes, code: int, told: str, tmp_path: Path
+    method: str, path: str, content_type: str, body: bytes, code: int, message: str, tmp_path: Path
 ) -> None:
     async with running(tmp_path) as it, it.client() as client:
         headers = {"Content-Type": content_type}
@@ -118,7 +118,7 @@ async def test_wrong_requests_are_reported_why(
             assert answer.status == code
             status = await answer.json()
         assert (status["kind"], status["code"]) == ("Status", code)
-        assert told in status["message"]
+        assert message in status["message"]
 
 
 async def test_a_body_without_length_is_bounded_too(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.unit
 Obj = dict[str, Any]
 
 
-def told(*objs: Obj) -> list[tuple[int, str, str]]:
+def located(*objs: Obj) -> list[tuple[int, str, str]]:
     found = [(finding.place, finding.finding.field, finding.finding.rule) for finding in check_together(objs)]
     assert {rule for *_, rule in found if not rule.startswith("schema-")} <= {rule.name for rule in rules()}
     return found
@@ -50,24 +50,24 @@ VALUES = "addons.caphv.io/values"
     ],
 )  # fmt: skip
 def test_a_wrong_setting_is_reported_of_the_cluster(made: Obj, field: str, rule: str) -> None:
-    assert told(on_harvester("right"), made) == [(1, field, rule)]
+    assert located(on_harvester("right"), made) == [(1, field, rule)]
 
 
 def test_what_other_objects_say_is_reported_of_them() -> None:
     control_plane = obj(CONTROL_PLANE, "RKE2ControlPlane", "demo", {"serverConfig": {"cni": "weave"}})
     ref = reference(CONTROL_PLANE, "RKE2ControlPlane", "v1beta2")
-    assert told(on_harvester(controlPlaneRef=ref), control_plane) == [(1, "spec.serverConfig.cni", "schema-enum")]
+    assert located(on_harvester(controlPlaneRef=ref), control_plane) == [(1, "spec.serverConfig.cni", "schema-enum")]
 
 
 def test_what_a_class_would_make_is_reported_of_the_cluster() -> None:
     made = on_harvester(topology={"class": "rke2", "variables": [{"name": "cni", "value": "weave"}]})
-    assert [(index, rule) for index, _, rule in told(CLASS, TEMPLATE, made)] == [(2, "schema-enum")]
+    assert [(index, rule) for index, _, rule in located(CLASS, TEMPLATE, made)] == [(2, "schema-enum")]
 
 
 def test_clusters_elsewhere_and_other_objects_are_none_of_ours() -> None:
     elsewhere = cluster(infrastructureRef=reference("other", "VSphereCluster", "v1beta2"))
     elsewhere["metadata"]["annotations"] = {VALUES: "cni: {mtu: 1}"}
-    assert told(elsewhere, {"kind": "Service", "apiVersion": "v1", "metadata": 1, "spec": 2}, {}) == []
+    assert located(elsewhere, {"kind": "Service", "apiVersion": "v1", "metadata": 1, "spec": 2}, {}) == []
     assert not concerns({"kind": "Cluster", "apiVersion": "provisioning.cattle.io/v1"})
     assert not concerns(service("a"))
     assert concerns(service("a", ipam="pool"))
@@ -76,9 +76,9 @@ def test_clusters_elsewhere_and_other_objects_are_none_of_ours() -> None:
 
 def test_services_that_share_an_address() -> None:
     ipam, ports = "metadata.annotations[cloudprovider.harvesterhci.io/ipam]", "spec.ports[0].port"
-    assert told(service("a", ipam="static")) == [(0, ipam, "service-ipam")]
+    assert located(service("a", ipam="static")) == [(0, ipam, "service-ipam")]
     first, second = service("a", ipam="pool"), service("b", primary_service="a")
-    assert told(first, second) == [(1, ports, "service-shared-port")]
-    assert told(first, service("b", 81, primary_service="a")) == []
+    assert located(first, second) == [(1, ports, "service-shared-port")]
+    assert located(first, service("b", 81, primary_service="a")) == []
     # Two clusters have such Services: who knows whose is whose.
-    assert told(first, second, first, second) == []
+    assert located(first, second, first, second) == []

@@ -157,7 +157,7 @@ def problems(found: Obj | None, readers: list[Obj] | None = None) -> tuple[str, 
 
 def test_what_fleet_says_of_a_bundle() -> None:
     assert problems(bundle()) == ()
-    assert problems(bundle(commit="c" * 40)) == (), "a commit that nobody here knows may be a newer one"
+    assert problems(bundle(commit="c" * 40)) == (), "a commit that is unknown here may be a newer one"
     assert problems(bundle(commit=OLDER)) == (f"cni: Fleet is still at commit {OLDER[:12]}",)
     assert problems(bundle(0, 0)) == ("cni: no cluster of Fleet matches it yet",)
     assert problems(bundle(1, 0, state="WaitApplied")) == ("cni: WaitApplied",)

@@ -68,8 +68,8 @@ def references(value: Any) -> list[Obj]:
 def test_the_webhook_accepts_everything(result: Built) -> None:
     objects = [*(obj for group in result.shared.values() for obj in group), *result.objects]
     assert [str(finding) for obj in objects for finding in crossobject.check(obj)] == []
-    remarks = [remark.finding for remark in crossobject.check_together(objects)]
-    assert [str(finding) for finding in remarks if finding.rule != "identity-absent"] == []
+    findings = [located.finding for located in crossobject.check_together(objects)]
+    assert [str(finding) for finding in findings if finding.rule != "identity-absent"] == []
 
 
 def test_no_secret_is_among_the_objects(result: Built) -> None:

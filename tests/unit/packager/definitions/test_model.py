@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Obj, str, str]] = {
     "pools": (definition(workers=[{"name": "a"}, {"name": "a"}]), "spec.workers[1].name", "definition-pool-name"),
     "dash in a pool": (definition(workers=[{"name": "a-b"}]), "spec.workers[0].name", "schema-pattern"),
     "cni of kubeadm": (kubeadm(addons=CALICO), "spec.addons.cni.name", "cni-fleet-agent"),
-    "cni that nobody installs": (
+    "cni that is not installed": (
         kubeadm(addons=CALICO, addonDelivery="None", rancherAutoImport=False),
         "spec.addons.cni.name",
         "definition-addons",

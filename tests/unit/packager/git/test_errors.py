@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("output", "kind"),
     [
         ("fatal: write error: No space left on device", errors.DiskFull),
         ("error: file write error: File too large", errors.DiskFull),
@@ -32,10 +32,10 @@ pytestmark = pytest.mark.unit
         ("something else", errors.GitError),
     ],
 )
-def test_what_a_remote_says(said: str, kind: type[errors.GitError]) -> None:
-    error = classified("pushing", said, local=False)
+def test_what_a_remote_says(output: str, kind: type[errors.GitError]) -> None:
+    error = classified("pushing", output, local=False)
     assert type(error) is kind
-    assert said in str(error)
+    assert output in str(error)
 
 
 def test_what_the_clone_says() -> None:

@@ -93,7 +93,7 @@ def test_a_hostile_name_does_not_leave_its_folder(name: str, namespace: str) -> 
 
 
 @pytest.mark.parametrize("segment", ["", ".", "..", ".git", "-x", "a/b", "a\\b", "a\n", "a..b", "ä", "a" * 300])
-def test_segments_that_are_no_names(segment: str) -> None:
+def test_segments_that_are_not_names(segment: str) -> None:
     with pytest.raises(ValueError, match="cannot be part of a path"):
         path_of("clusters", segment)
 

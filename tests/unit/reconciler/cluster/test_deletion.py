@@ -51,7 +51,7 @@ def test_what_passes_is_waited_for_all_the_same(reason: Reason) -> None:
 
 
 def test_all_that_may_be_left_is_named() -> None:
-    said = left_over(
+    message = left_over(
         cluster(
             controlPlaneEndpoint={"host": "10.0.0.9", "port": 6443},
             loadBalancerConfig={"ipamType": "pool", "ipPool": {"subnet": "10.0.0.0/24"}},
@@ -59,13 +59,13 @@ def test_all_that_may_be_left_is_named() -> None:
         )
     )
     for part in ("https://h", "vms/clusters-demo-lb", "10.0.0.9", "clusters-demo-ippool", "clusters-demo-vm-ippool"):
-        assert part in said
+        assert part in message
 
 
 def test_what_was_never_made_is_not_named() -> None:
-    said = left_over(cluster(controlPlaneEndpoint={"host": "10.0.0.9", "port": 6443}))
-    assert "10.0.0.9" not in said
-    assert "IPPool" not in said
+    message = left_over(cluster(controlPlaneEndpoint={"host": "10.0.0.9", "port": 6443}))
+    assert "10.0.0.9" not in message
+    assert "IPPool" not in message
 
 
 def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:

@@ -40,7 +40,7 @@ class Server:
         self.writes += 1
         if patch["metadata"]["resourceVersion"] != self.obj["metadata"]["resourceVersion"]:
             self.conflicts += 1
-            raise Conflict(409, "Conflict", "somebody was faster")
+            raise Conflict(409, "Conflict", "another client was faster")
         status = self.obj["status"]
         changed = {name: value for name, value in patch["status"].items() if name != "allocated"}
         held = {**status["allocated"], **patch["status"].get("allocated", {})}

@@ -136,7 +136,7 @@ def resize(vm: Obj) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda vm: spec_of(vm)["domain"]["cpu"].update(sockets=2), "cores is 8, not 4"),
         (lambda vm: spec_of(vm)["domain"]["resources"]["limits"].update(cpu="2"), "CPU limit is 2, not 4"),
@@ -166,14 +166,14 @@ def resize(vm: Obj) -> None:
         ),
     ],
 )
-def test_edit_is_named_with_both_values(change: Callable[[Obj], Any], said: str) -> None:
+def test_edit_is_named_with_both_values(change: Callable[[Obj], Any], message: str) -> None:
     wanted = virtual_machine(replace(inputs(nodeAffinity=ZONES), control_plane=True))
     made = on_harvester(wanted)
     before = copy.deepcopy(made)
     change(made)
     assert made != before
     (difference,) = drift(wanted, made)
-    assert said in difference
+    assert message in difference
 
 
 def test_changed_machine_is_drift_of_its_vm() -> None:

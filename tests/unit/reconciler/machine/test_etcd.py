@@ -159,7 +159,7 @@ def test_silence_is_waited_for() -> None:
     assert scope.warnings == []
 
 
-def test_silence_is_not_waited_for_for_ever() -> None:
+def test_silence_is_not_waited_for_forever() -> None:
     scope = scope_of(Silent(), seconds=etcd.PATIENCE + 1)
     asyncio.run(ensure_member_removed(scope))
     asyncio.run(ensure_member_removed(scope))
@@ -180,9 +180,17 @@ GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-
         {"draft": SimpleNamespace(is_true=lambda _: False)},
         {"cluster_key": None},
     ],
-    ids=["worker", "cluster goes", "infrastructure goes", "it is gone", "provider", "never made", "no cluster"],
+    ids=[
+        "worker",
+        "cluster in deletion",
+        "infrastructure in deletion",
+        "no infrastructure",
+        "provider",
+        "never made",
+        "no cluster",
+    ],
 )
-def test_nobody_is_asked_when_there_is_nothing_to_do(changes: dict[str, Any]) -> None:
+def test_no_member_is_asked_when_there_is_nothing_to_do(changes: dict[str, Any]) -> None:
     client = Silent()
     asyncio.run(ensure_member_removed(scope_of(client, seconds=1, **changes)))
     assert client.asked == 0

@@ -1,4 +1,4 @@
-"""What becomes of a machine's Node, as JSON patches."""
+"""What happens to a machine's Node, as JSON patches."""
 
 import copy
 from typing import Any

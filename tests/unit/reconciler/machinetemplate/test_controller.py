@@ -30,7 +30,7 @@ def test_storage_is_that_of_the_boot_disk(volumes: list[Obj], size: str) -> None
 
 
 @pytest.mark.parametrize("spec", [{}, {"cpu": 0, "memory": "", "volumes": []}, {"memory": "much", "volumes": [{}]}])
-def test_what_is_no_quantity_is_left_out(spec: Obj) -> None:
+def test_what_is_not_a_quantity_is_left_out(spec: Obj) -> None:
     assert capacity(spec) == {}
 
 

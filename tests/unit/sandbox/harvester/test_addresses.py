@@ -93,5 +93,5 @@ def test_expired_lease_is_followed_by_another_address() -> None:
     assert second != first
     addresses.release("one")
     assert addresses.lease("127.64.32.1-127.64.32.9", "one") == second
-    addresses.expire("nobody")
-    assert addresses.lease("127.64.32.1-127.64.32.9", "nobody") == first
+    addresses.expire("unknown")
+    assert addresses.lease("127.64.32.1-127.64.32.9", "unknown") == first

@@ -119,7 +119,7 @@ def test_quantities(text: str | int | None, value: float) -> None:
     assert number(text) == value
 
 
-def test_text_that_is_no_quantity() -> None:
+def test_text_that_is_not_a_quantity() -> None:
     with pytest.raises(ValueError, match="'4 GB' is not a quantity"):
         number("4 GB")
 
