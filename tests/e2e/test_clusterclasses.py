@@ -219,7 +219,7 @@ async def workers_of_another_class_have_their_own_size(scenario: Scenario) -> No
     found = await seen(
         *place, HEALTH_CHECKS, lambda obj: obj["spec"]["checks"].get("nodeStartupTimeoutSeconds") == 1200
     )
-    assert found["spec"]["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == "34%"
+    assert found["spec"]["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == 1
     assert {entry["timeoutSeconds"] for entry in found["spec"]["checks"]["unhealthyNodeConditions"]} == {300}
 
 

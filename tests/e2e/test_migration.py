@@ -208,7 +208,7 @@ async def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Pa
     scenario = Scenario(box.folder, in_network(OLD, box.status()["network"]), timeout=300)
     async with scenario.watching():
         # Where the lease is.
-        await scenario.management.create(NAMESPACES, {"metadata": {"name": "caphv-system"}})
+        await manifests.apply(scenario.management, [kinds.typed(NAMESPACES, {"metadata": {"name": "caphv-system"}})])
         async with go_provider(scenario, tmp_path, legacy=True):
             space = kinds.typed(NAMESPACES, {"metadata": {"name": OLD.namespace}})
             await manifests.apply(scenario.management, [space, *clusterclass.objects(OLD.namespace)])

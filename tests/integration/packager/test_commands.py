@@ -39,7 +39,7 @@ class Commands:
 
     folder: Path
     environment: dict[str, str]
-    reported: str = ""
+    output: str = ""
 
     def __call__(self, *arguments: str, expect: int = 0, stdin: str | None = None) -> str:
         command = [sys.executable, "-m", "caphv", "bundles", *arguments]

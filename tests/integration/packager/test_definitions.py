@@ -180,7 +180,7 @@ def test_a_push_becomes_a_commit_and_a_cluster(caphv: Caphv, management: ApiServ
         source.push(
             {
                 "one.yaml": text(definition("one", addons={"cni": {"mtu": 1400}})),
-                "two.yaml": pushed["two.yaml"].replace("v1.34.2", "newest"),
+                "two.yaml": text(definition("two", addonDelivery="Fleet", kubernetesVersion="newest")),
             }
         )
         done = caphv(*sync, expect=1)

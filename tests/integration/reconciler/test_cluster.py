@@ -112,7 +112,10 @@ def domains(*names: str, key: str, control_plane: Collection[str] = ()) -> list[
 
 async def until_domains(case: Case, expected: list[Obj]) -> None:
     await case.until(
-        HARVESTER_CLUSTERS, case.name, lambda obj: obj["status"]["failureDomains"] == expected, timeout=AT_ONCE
+        HARVESTER_CLUSTERS,
+        case.name,
+        lambda obj: obj.get("status", {}).get("failureDomains") == expected,
+        timeout=AT_ONCE,
     )
 
 
