@@ -156,7 +156,8 @@ async def test_outage_is_quiet_and_reported_and_nothing_to_others(
         await asyncio.sleep(seconds - (time.monotonic() - started))
         elapsed = time.monotonic() - started
         assert (proxy.requests - before) / elapsed < 2
-        assert requests_of(case, position) / elapsed < 2
+        # Each machine reports the outage once, after the grace period: in a short outage that outweighs all else.
+        assert (requests_of(case, position) - machines) / elapsed < 2
     over = time.monotonic()
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
     await case.vm("late")
