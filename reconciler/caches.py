@@ -8,8 +8,9 @@ from typing import Self
 
 from caphv.api import clusterapi, resources
 from caphv.api.object import SECRETS, Obj, Resource, key_of, owner_reference
-from caphv.runtime.cache import IndexFunction, Informer
+from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
+from caphv.runtime.store import IndexFunction
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj, key_of
-from caphv.runtime.cache import Store
+from caphv.runtime.store import Store
 from tests.support import memory
 
 pytestmark = pytest.mark.unit

@@ -1,0 +1,66 @@
+"""The objects of a cache by key, and by the values that index functions give; client-go calls it an indexer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from caphv.api.object import Key, Obj
+
+IndexFunction = Callable[[Obj], Iterable[str]]
+
+
+class Store:
+    """Objects by key, with indexes."""
+
+    def __init__(self, indexes: Mapping[str, IndexFunction] | None = None) -> None:
+        self._objects: dict[Key, Obj] = {}
+        self._index_functions = dict(indexes or {})
+        self._indexes: dict[str, dict[str, set[Key]]] = {name: {} for name in self._index_functions}
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def __iter__(self) -> Iterator[Obj]:
+        return iter(list(self._objects.values()))
+
+    def keys(self) -> set[Key]:
+        """Keys of all objects."""
+        return set(self._objects)
+
+    def get(self, namespace: str, name: str) -> Obj | None:
+        """The object, or None. It is shared: do not modify it."""
+        return self._objects.get(Key(namespace, name))
+
+    def by_index(self, index: str, value: str) -> list[Obj]:
+        """Objects for which the index function gave this value, ordered by key."""
+        return [self._objects[key] for key in sorted(self._indexes[index].get(value, ()))]
+
+    def put(self, key: Key, obj: Obj) -> Obj | None:
+        """Store an object; return the previous one."""
+        old = self._objects.get(key)
+        self._reindex(key, old, obj)
+        self._objects[key] = obj
+        return old
+
+    def remove(self, key: Key) -> Obj | None:
+        """Remove and return an object."""
+        old = self._objects.get(key)
+        if old is not None:
+            self._reindex(key, old, None)
+            del self._objects[key]
+        return old
+
+    def _reindex(self, key: Key, old: Obj | None, new: Obj | None) -> None:
+        # All functions first: one that raises must not leave the indexes half changed.
+        values = {
+            name: (set(function(old) if old is not None else ()), set(function(new) if new is not None else ()))
+            for name, function in self._index_functions.items()
+        }
+        for name, (before, after) in values.items():
+            index = self._indexes[name]
+            for value in before - after:
+                index[value].discard(key)
+                if not index[value]:
+                    del index[value]
+            for value in after - before:
+                index.setdefault(value, set()).add(key)
