@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.processes.apiserver import ApiServer
-from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, MACHINES, install
+from tests.support.fixtures import entered
+from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, MACHINES, Case, install, opened
 from tests.support.packager.repositories import Origin
 
 
@@ -29,3 +30,10 @@ def management(etcd_folder: Path) -> Iterator[ApiServer]:
     asyncio.run(install(server, CLUSTERS, MACHINES, CLASSES, CONTROL_PLANES))
     yield server
     asyncio.run(server.stop())
+
+
+@pytest.fixture
+def case(management: ApiServer, tmp_path: Path, origin: Origin, runner: asyncio.Runner) -> Iterator[Case]:
+    """A namespace and a repository of the test's own."""
+    with entered(opened(management, tmp_path, origin), runner) as case:
+        yield case

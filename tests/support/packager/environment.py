@@ -82,6 +82,19 @@ class Packager(Caphv):
         super().__init__(folder, f"packager-{next(_numbers)}", "--log-level=debug", *options, command=command)
         self.run_as(server, "packager", "system:masters")
 
+    async def until_idle(self) -> None:
+        """Wait until it has checked everything again and found nothing to do."""
+        before = await self._unchanged()
+
+        async def checked_again() -> bool:
+            # The sync that is under way may have begun before.
+            return await self._unchanged() >= before + 2
+
+        await until(checked_again, lambda: "the packager does not sync, or always finds a change")
+
+    async def _unchanged(self) -> float:
+        return await self.value("caphv_packager_syncs_total", result="unchanged") or 0
+
 
 class Case:
     """A namespace of a test's own, a repository, and the packagers that keep it true to that namespace."""
@@ -231,6 +244,14 @@ class Case:
         top = f"clusters/{self.namespace}/{name}/"
         files = self.origin.files() if self.count() else {}
         return {path.removeprefix(top) for path in files if path.startswith(top)}
+
+    async def until_pruned(self, *names: str) -> None:
+        """Wait until the repository has no file of these clusters."""
+
+        async def pruned() -> bool:
+            return not any(self.mine(name) for name in names)
+
+        await until(pruned, lambda: f"still there: {[name for name in names if self.mine(name)]}")
 
     async def until_count(self, number: int) -> None:
         await until(self._counts(number), lambda: f"wanted {number} commits, there are {self.count()}")
