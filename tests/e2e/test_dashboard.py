@@ -17,8 +17,9 @@ from tests.support.packager import environment as packagers
 from tests.support.packager.repositories import Origin
 from tests.support.promtool import promtool, written
 from tests.support.reconciler import environment as providers
-from tests.support.reconciler.case import HARVESTER_MACHINES, Case, holds, lacks
+from tests.support.reconciler.case import HARVESTER_MACHINES, Case
 from tests.support.reconciler.cases import opened
+from tests.support.reconciler.conditions import is_false, is_true
 from tests.support.reconciler.expiry import account_identity
 
 pytestmark = pytest.mark.e2e
@@ -57,9 +58,9 @@ async def provided(case: Case) -> str:
     await case.ready_machine(name)
     await case.register_node(name)
     await case.until(NODES, name, lambda node: node["spec"].get("providerID"), client=case.workload)
-    await case.until(HARVESTER_MACHINES, name, holds("Ready"))
+    await case.until(HARVESTER_MACHINES, name, is_true("Ready"))
     await case.create_machine("refused", networks=["default/nowhere"])
-    await case.until(HARVESTER_MACHINES, "refused", lacks("Ready", "VMProvisioningFailed"))
+    await case.until(HARVESTER_MACHINES, "refused", is_false("Ready", "VMProvisioningFailed"))
     return await case.environment.provider.exposition()
 
 

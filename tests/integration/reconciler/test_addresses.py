@@ -8,7 +8,8 @@ import pytest
 
 from caphv.api.object import Obj
 from sandbox.harvester import kinds
-from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, MASK, Case, holds, is_ready, lacks
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, MASK, Case
+from tests.support.reconciler.conditions import is_false, is_ready, is_true
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +29,7 @@ async def test_pools_are_used_in_order_and_the_next_when_one_is_full(case: Case)
         name = machine["metadata"]["name"]
         assert (machine["status"]["allocatedIPAddress"], machine["status"]["allocatedPoolRef"]) == (address, pool)
         assert address_of(machine) == address
-        assert holds("VMIPAllocated")(machine)
+        assert is_true("VMIPAllocated")(machine)
         assert await case.allocated(pool) == {address: f"{case.name}/{name}"}
     found = await case.harvester.get(kinds.IP_POOLS, small)
     assert (found["status"]["available"], found["status"]["lastAllocated"]) == (0, f"{case.subnet}.1")
@@ -83,9 +84,9 @@ async def test_exhausted_pool_is_reported_and_a_freed_address_taken_at_once(case
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.ready_machine("one")
     await case.create_machine("two")
-    says = lacks("VMIPAllocated", "VMIPPoolExhausted", pool)
+    says = is_false("VMIPAllocated", "VMIPPoolExhausted", pool)
     waiting = await case.until(HARVESTER_MACHINES, "two", says)
-    assert lacks("Ready", "VMIPPoolExhausted")(waiting)
+    assert is_false("Ready", "VMIPPoolExhausted")(waiting)
     assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
     await case.until_event("two", "Warning", "VMIPPoolExhausted")
     await case.reserve(pool, f"{case.subnet}.1", None)
@@ -116,7 +117,7 @@ async def test_static_address_takes_its_mask_from_the_cluster(case: Case) -> Non
     static = {"address": address, "gateway": case.gateway, "dnsServers": ["9.9.9.9"]}
     machine = await case.ready_machine("one", networkConfig=static)
     assert address_of(machine) == address
-    assert holds("VMIPAllocated")(machine)
+    assert is_true("VMIPAllocated")(machine)
     assert await case.allocated(pool) == {}
     _, network = await case.user_data("one")
     assert network["config"][0]["subnets"][0]["netmask"] == MASK

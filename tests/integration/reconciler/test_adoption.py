@@ -7,16 +7,8 @@ import pytest
 from caphv.api.object import EVENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, annotations_of, uid_of
 from sandbox.harvester import kinds
 from sandbox.processes import pki
-from tests.support.reconciler.case import (
-    AT_ONCE,
-    CLUSTERS,
-    HARVESTER_MACHINES,
-    Case,
-    condition_of,
-    holds,
-    is_ready,
-    lacks,
-)
+from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_MACHINES, Case
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 from tests.support.reconciler.ownership import CLUSTER, ELSEWHERE, OWNER, OWNER_UID, left_behind, recorded
 
 pytestmark = pytest.mark.integration
@@ -84,7 +76,7 @@ async def test_machine_left_behind_on_the_former_cluster_neither_takes_back_nor_
     ]:
         await case.patch(kind, name, {"metadata": {"annotations": taken}})
     since = case.environment.audit_position(case.environment.harvester)
-    await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", FAILED, "belongs to HarvesterMachine"))
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", FAILED, "belongs to HarvesterMachine"))
     await case.delete_machine("one")
     assert await case.writes(since) == []
     assert uid_of(await case.vm("one")) == uid_of(vm)
@@ -98,7 +90,7 @@ async def test_foreign_vm_is_taken_over_on_request_once(case: Case) -> None:
     vm = await left_behind(case, "one", recorded(case, "one"))
     await case.ready_cluster()
     await case.create_machine("one")
-    says = lacks("VMProvisioningReady", FAILED, 'annotation caphv.io/adopt: "true"')
+    says = is_false("VMProvisioningReady", FAILED, 'annotation caphv.io/adopt: "true"')
     await case.until(HARVESTER_MACHINES, "one", says)
     assert await owners(case, "one") == {ELSEWHERE}
     await case.patch(HARVESTER_MACHINES, "one", ADOPT)
@@ -135,10 +127,10 @@ async def test_vm_that_comes_while_its_machine_waits_for_an_address_ends_the_wai
     vm = await left_behind(case, "two", {})
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.create_machine("one")
-    await case.until(HARVESTER_MACHINES, "one", lacks("VMIPAllocated", "VMIPPoolExhausted"))
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMIPAllocated", "VMIPPoolExhausted"))
     vm["metadata"] |= {"name": "one", "annotations": {}, "resourceVersion": ""}
     await case.harvester.create(kinds.VIRTUAL_MACHINES, vm)
-    machine = await case.until(HARVESTER_MACHINES, "one", holds("MachineCreated"))
+    machine = await case.until(HARVESTER_MACHINES, "one", is_true("MachineCreated"))
     assert condition_of(machine, "VMIPAllocated") == {}
     await case.delete_machine("one")
     await case.reserve(pool, f"{case.subnet}.1", None)
@@ -152,7 +144,7 @@ async def test_vm_made_by_hand_is_neither_adopted_nor_deleted(case: Case) -> Non
     await left_behind(case, "one", {}, marked=False)
     await case.ready_cluster()
     await case.create_machine("one")
-    refused = lacks("VMProvisioningReady", "VMProvisioningFailed", "this provider did not create it")
+    refused = is_false("VMProvisioningReady", "VMProvisioningFailed", "this provider did not create it")
     await case.until(HARVESTER_MACHINES, "one", refused)
     await case.delete_machine("one")
     assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
@@ -202,7 +194,7 @@ async def test_machine_is_released_on_request_while_harvester_is_away(case: Case
     )
     await case.identity(away)
     await case.ask_deletion(HARVESTER_MACHINES, "one")
-    says = lacks("VMProvisioningReady", "HarvesterConnectionFailed", 'caphv.io/force-delete: "true"')
+    says = is_false("VMProvisioningReady", "HarvesterConnectionFailed", 'caphv.io/force-delete: "true"')
     await case.until(HARVESTER_MACHINES, "one", says)
     await case.patch(HARVESTER_MACHINES, "one", FORCE)
     await case.until_gone(HARVESTER_MACHINES, "one", timeout=AT_ONCE)
@@ -237,7 +229,7 @@ async def test_machine_without_its_cluster_waits_until_it_is_released(case: Case
     await case.ask_deletion(CLUSTERS, case.name)
     await case.until_gone(CLUSTERS, case.name)
     await case.ask_deletion(HARVESTER_MACHINES, "one")
-    says = lacks(
+    says = is_false(
         "VMProvisioningReady", "HarvesterConnectionFailed", "the Cluster or its HarvesterCluster no longer exists"
     )
     await case.until(HARVESTER_MACHINES, "one", says)

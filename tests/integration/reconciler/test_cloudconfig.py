@@ -12,7 +12,7 @@ import yaml
 from caphv.api.object import CONFIG_MAPS, EVENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource
 from caphv.runtime.errors import NotFound, Unauthorized
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
-from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case, holds, lacks
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case
 from tests.support.reconciler.cloudconfig import (
     ACCOUNTS,
     BINDINGS,
@@ -26,6 +26,7 @@ from tests.support.reconciler.cloudconfig import (
     update_field,
     workload_secret,
 )
+from tests.support.reconciler.conditions import is_false, is_true
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -87,7 +88,7 @@ def content(secret: Obj) -> str:
 
 async def test_manifests_get_credentials_that_end_with_the_cluster(case: Case) -> None:
     await case.ready_cluster(updateCloudProviderConfig=await config_map(case))
-    await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
     text = await manifests(case)
     assert text.startswith(DAEMON)
     access = await check(case, kubeconfig_in(text))
@@ -102,9 +103,9 @@ async def test_manifests_get_credentials_that_end_with_the_cluster(case: Case) -
 
 async def test_manifests_are_fixed_and_otherwise_left_alone(case: Case) -> None:
     await case.ready_cluster(updateCloudProviderConfig=update_field(case))
-    await case.until(HARVESTER_CLUSTERS, case.name, lacks(READY, "CloudProviderConfigGenerationFailed", "manifests"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false(READY, "CloudProviderConfigGenerationFailed", "manifests"))
     await config_map(case)
-    await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
     first = await case.management.get(CONFIG_MAPS, "manifests", case.name)
     # A user applies the manifests again, without the credentials.
     await case.management.patch(CONFIG_MAPS, "manifests", case.name, {"data": {"ccm.yaml": DAEMON}})
@@ -129,7 +130,7 @@ async def test_virtual_address_of_harvester_is_preferred(case: Case) -> None:
     await case.harvester.create(SERVICES, {"metadata": {**metadata, "annotations": notes}, "spec": ports})
     try:
         await case.ready_cluster(updateCloudProviderConfig=await config_map(case))
-        await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
         assert parse_kubeconfig(kubeconfig_in(await manifests(case))).server == "https://192.0.2.9:6443"
     finally:
         await case.harvester.delete(SERVICES, "ingress-expose", "kube-system")
@@ -139,7 +140,7 @@ async def test_account_of_another_client_is_left_alone(case: Case) -> None:
     await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
     theirs = await case.harvester.create(ACCOUNTS, {"metadata": {"name": case.name, "namespace": case.target}})
     await case.ready_cluster(updateCloudProviderConfig=await config_map(case))
-    await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
     user = await user_of(parse_kubeconfig(kubeconfig_in(await manifests(case))))
     assert user.startswith(f"system:serviceaccount:{case.target}:{case.name}-")
     assert await remove_infrastructure(case) == []
@@ -149,10 +150,10 @@ async def test_account_of_another_client_is_left_alone(case: Case) -> None:
 
 async def test_secret_in_the_workload_cluster_is_kept_right(case: Case) -> None:
     await case.ready_cluster(cloudConfig={"delivery": "Secret"})
-    waiting = lacks(READY, "CloudProviderConfigGenerationInProgress", "workload")
+    waiting = is_false(READY, "CloudProviderConfigGenerationInProgress", "workload")
     await case.until(HARVESTER_CLUSTERS, case.name, waiting)
     await connect(case)
-    await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
     secret = await workload_secret(case)
     first = await check(case, content(secret))
     assert secret["metadata"]["labels"]["caphv.io/owner-uid"]
@@ -186,12 +187,12 @@ async def test_secret_of_another_client_is_left_alone(case: Case) -> None:
     await case.until(
         HARVESTER_CLUSTERS,
         case.name,
-        lacks(READY, "CloudProviderConfigGenerationFailed", "not created by this provider"),
+        is_false(READY, "CloudProviderConfigGenerationFailed", "not created by this provider"),
     )
     await case.until_event(case.name, "Warning", "CloudProviderConfigGenerationFailed")
     assert content(await workload_secret(case)) == "theirs"
     await case.workload.delete(SECRETS, SECRET, "kube-system", uid=theirs["metadata"]["uid"])
-    await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
     await case.workload.delete(SECRETS, SECRET, "kube-system")
 
 
@@ -206,7 +207,7 @@ async def test_guests_find_the_file_at_their_first_boot(case: Case) -> None:
 
 async def test_credentials_go_when_the_spec_asks_for_none(case: Case) -> None:
     await case.ready_cluster(updateCloudProviderConfig=await config_map(case))
-    await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
     access = await check(case, kubeconfig_in(await manifests(case)))
     await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"updateCloudProviderConfig": None}})
     await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: READY not in str(obj["status"]["conditions"]))
@@ -216,7 +217,7 @@ async def test_credentials_go_when_the_spec_asks_for_none(case: Case) -> None:
 async def test_tokens_are_nowhere_to_be_seen(case: Case) -> None:
     await connect(case)
     await case.ready_cluster(updateCloudProviderConfig=await config_map(case), cloudConfig={"delivery": "Secret"})
-    found = await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+    found = await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
     texts = [kubeconfig_in(await manifests(case)), content(await workload_secret(case))]
     tokens = [parse_kubeconfig(text).token for text in texts]
     await case.until_event(case.name, "Normal", "CloudConfigWritten")

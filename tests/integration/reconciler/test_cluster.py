@@ -11,18 +11,8 @@ from caphv.api.names import CLUSTER_FINALIZER, LEGACY_CLUSTER_FINALIZER
 from caphv.api.object import NAMESPACES, NODES, SERVICES, Obj
 from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds
-from tests.support.reconciler.case import (
-    AT_ONCE,
-    CLUSTERS,
-    HARVESTER_CLUSTERS,
-    HARVESTER_MACHINES,
-    MACHINES,
-    Case,
-    condition_of,
-    holds,
-    is_ready,
-    lacks,
-)
+from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 
 pytestmark = pytest.mark.integration
 
@@ -90,7 +80,7 @@ async def test_failure_domains_are_hosts_where_not_all_have_a_zone(case: Case) -
 async def test_control_planes_may_be_kept_to_some_failure_domains_that_are_there(case: Case) -> None:
     await case.cluster(controlPlaneFailureDomains=["elsewhere"])
     refused = await case.until(
-        HARVESTER_CLUSTERS, case.name, lacks("InfrastructureReady", "InfrastructureProvisioningFailed")
+        HARVESTER_CLUSTERS, case.name, is_false("InfrastructureReady", "InfrastructureProvisioningFailed")
     )
     message = condition_of(refused, "InfrastructureReady")["message"]
     assert "elsewhere" in message
@@ -156,12 +146,12 @@ async def test_load_balancer_comes_with_the_first_control_plane_vm(case: Case) -
     balancer = {"ipamType": "pool", "ipPoolRef": POOL, "listeners": [listener], "description": "for tests"}
     await case.cluster(loadBalancerConfig=balancer)
     before = await case.ready()
-    assert lacks("InitMachineCreated", "MachineNotFound")(before)
+    assert is_false("InitMachineCreated", "MachineNotFound")(before)
     await case.ready_machine("worker")
     assert await case.names(kinds.LOAD_BALANCERS) == []
     await case.create_machine("first", control_plane=True)
     taken = await case.until(kinds.LOAD_BALANCERS, case.balancer, lambda obj: obj.get("status", {}).get("address"))
-    after = await case.until(HARVESTER_CLUSTERS, case.name, holds("InitMachineCreated"))
+    after = await case.until(HARVESTER_CLUSTERS, case.name, is_true("InitMachineCreated"))
     host = after["spec"]["controlPlaneEndpoint"]["host"]
     assert taken["status"]["address"] == host == before["spec"]["controlPlaneEndpoint"]["host"]
     assert (await case.allocated(POOL))[host] == f"{case.target}/{case.balancer}"
@@ -203,7 +193,7 @@ async def test_service_of_another_owner_is_refused_and_kept(case: Case) -> None:
     spec = {"type": "LoadBalancer", "loadBalancerIP": "0.0.0.0", "ports": [{"port": 6443}]}
     theirs = await case.harvester.create(SERVICES, {"metadata": metadata, "spec": spec})
     await case.cluster()
-    says = lacks("LoadBalancerReady", "InfrastructureProvisioningFailed", "belongs to HarvesterCluster/other/other")
+    says = is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", "belongs to HarvesterCluster/other/other")
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
     await case.until_gone(HARVESTER_CLUSTERS, case.name)
@@ -233,8 +223,8 @@ async def test_pools_of_the_description_are_created_used_and_deleted(case: Case)
     assert found["spec"]["loadBalancerConfig"]["ipPoolRef"] == balancers
     assert found["spec"]["vmNetworkConfig"]["ipPoolRef"] == machines
     assert condition_of(found, "CustomIPPoolCreated")["reason"] == "CustomIPPoolCreatedSuccessfully"
-    assert holds("VMIPPoolCreatedByController")(found)
-    assert holds("VMIPPoolReady")(found)
+    assert is_true("VMIPPoolCreatedByController")(found)
+    assert is_true("VMIPPoolReady")(found)
     assert found["spec"]["controlPlaneEndpoint"]["host"] == f"{case.subnet}.1"
     machine = await case.ready_machine("first", control_plane=True)
     assert machine["status"]["allocatedIPAddress"] == f"{case.subnet}.11"
@@ -257,7 +247,7 @@ async def test_pool_that_the_cluster_does_not_describe_is_not_deleted(case: Case
 
 async def test_missing_pool_is_named_and_picked_up_when_it_comes(case: Case) -> None:
     await case.cluster(vmNetworkConfig=case.vm_network(f"{case.name}-later"))
-    says = lacks("VMIPPoolReady", "VMIPPoolCreationFailed", f"IPPool {case.name}-later of vmNetworkConfig")
+    says = is_false("VMIPPoolReady", "VMIPPoolCreationFailed", f"IPPool {case.name}-later of vmNetworkConfig")
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await case.pool("later", 1, 5)
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
@@ -268,7 +258,7 @@ async def test_exhausted_load_balancer_pool_continues_when_an_address_is_free(ca
     await case.reserve(pool, f"{case.subnet}.1", "another/owner")
     await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": pool})
     await case.until(
-        HARVESTER_CLUSTERS, case.name, lacks("LoadBalancerReady", "InfrastructureProvisioningFailed", pool)
+        HARVESTER_CLUSTERS, case.name, is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", pool)
     )
     await case.reserve(pool, f"{case.subnet}.1", None)
     found = await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
@@ -290,7 +280,7 @@ async def test_deletion_waits_for_machines_and_leaves_nothing(case: Case) -> Non
     await case.until(
         HARVESTER_CLUSTERS,
         case.name,
-        lacks("InfrastructureReady", "InfrastructureProvisioningInProgress", "waiting for 1 HarvesterMachine(s)"),
+        is_false("InfrastructureReady", "InfrastructureProvisioningInProgress", "waiting for 1 HarvesterMachine(s)"),
     )
     assert await case.names(kinds.LOAD_BALANCERS) == [case.balancer]
     assert await case.names(SERVICES) == [case.balancer]

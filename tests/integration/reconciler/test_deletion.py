@@ -6,7 +6,8 @@ import pytest
 
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS
 from sandbox.harvester import kinds
-from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, condition_of, doubts, lacks
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
+from tests.support.reconciler.conditions import condition_of, is_false, is_unknown
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -46,7 +47,7 @@ async def test_disks_that_a_user_left_behind_go_with_the_machine(case: Case) -> 
     await case.ready_cluster()
     await case.ready_machine("one")
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
-    await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "MachineNotFound"))
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "MachineNotFound"))
     assert len(await case.names(PERSISTENT_VOLUME_CLAIMS)) == 1
     await case.delete_machine("one")
     assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []
@@ -109,7 +110,7 @@ async def test_deletion_waits_for_a_harvester_that_refuses_and_then_continues(ca
     await case.ready_cluster()
     await case.ready_machine("one")
     await case.identity(case.environment.identity(token="expired"))
-    reported = await case.until(HARVESTER_MACHINES, "one", doubts("Ready", "HarvesterAuthenticationFailed"))
+    reported = await case.until(HARVESTER_MACHINES, "one", is_unknown("Ready", "HarvesterAuthenticationFailed"))
     assert reported["status"]["ready"], "nothing shows that the VM is not well"
     await case.ask_deletion(HARVESTER_MACHINES, "one")
     await case.until(HARVESTER_MACHINES, "one", lambda obj: "deletionTimestamp" in obj["metadata"])

@@ -16,7 +16,8 @@ from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.machine.etcd import ETCDCTL
 from sandbox.harvester import kinds
 from sandbox.processes import pki
-from tests.support.reconciler.case import HARVESTER_MACHINES, MACHINES, Case, condition_of
+from tests.support.reconciler.case import HARVESTER_MACHINES, MACHINES, Case
+from tests.support.reconciler.conditions import condition_of
 from tests.support.simulation import joining
 from tests.support.waiting import until
 

@@ -13,16 +13,8 @@ import pytest
 from caphv.api.object import NAMESPACES, uid_of
 from sandbox.harvester import kinds
 from sandbox.processes import pki
-from tests.support.reconciler.case import (
-    AT_ONCE,
-    HARVESTER_CLUSTERS,
-    HARVESTER_MACHINES,
-    Case,
-    condition_of,
-    holds,
-    is_ready,
-    lacks,
-)
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 from tests.support.reconciler.expiry import EXPIRY, account_identity, series
 from tests.support.waiting import until
 
@@ -40,11 +32,11 @@ async def test_token_that_ends_soon_is_reported_and_a_lasting_identity_recovers(
     await case.identity(await account_identity(case))
     await case.create_cluster()
     found = await case.ready()
-    assert lacks("IdentityUpToDate", "IdentityExpiring", f"identity Secret {case.name}/identity")(found)
+    assert is_false("IdentityUpToDate", "IdentityExpiring", f"identity Secret {case.name}/identity")(found)
     await case.until_event(case.name, "Warning", "IdentityExpiring")
     assert await series(case, EXPIRY, identity=f"{case.name}/identity") is not None
     await case.identity(case.environment.harvester.kubeconfig("caphv", ["system:masters"]))
-    lasting = await case.until(HARVESTER_CLUSTERS, case.name, holds("IdentityUpToDate"), timeout=AT_ONCE)
+    lasting = await case.until(HARVESTER_CLUSTERS, case.name, is_true("IdentityUpToDate"), timeout=AT_ONCE)
     assert "valid until" in condition_of(lasting, "IdentityUpToDate")["message"]
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
 
@@ -75,13 +67,13 @@ async def test_series_go_with_their_cluster(case: Case) -> None:
 async def test_refused_credentials_are_reported_in_both_conditions(case: Case) -> None:
     await case.identity(case.environment.identity(token="expired"))
     await case.create_cluster()
-    says = lacks("HarvesterConnectionReady", "HarvesterAuthenticationFailed", "(401)")
+    says = is_false("HarvesterConnectionReady", "HarvesterAuthenticationFailed", "(401)")
     found = await case.until(HARVESTER_CLUSTERS, case.name, says)
-    assert lacks("IdentityUpToDate", "HarvesterAuthenticationFailed")(found)
+    assert is_false("IdentityUpToDate", "HarvesterAuthenticationFailed")(found)
     await case.until_event(case.name, "Warning", "HarvesterAuthenticationFailed")
     await case.identity()
     found = await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
-    assert holds("IdentityUpToDate")(found)
+    assert is_true("IdentityUpToDate")(found)
 
 
 async def test_identity_is_read_again_when_a_user_asks(case: Case) -> None:
@@ -119,7 +111,7 @@ async def test_another_harvester_is_refused_while_there_are_machines(case: Case)
     await case.ready_machine("one")
     await remember(case, OTHER)
     await case.identity(await account_identity(case))
-    says = lacks("HarvesterConnectionReady", "AnotherHarvester", OTHER)
+    says = is_false("HarvesterConnectionReady", "AnotherHarvester", OTHER)
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await case.until_event(case.name, "Warning", "AnotherHarvester")
     # What is missing there was never there: no machine may be taken for lost.
@@ -130,7 +122,7 @@ async def test_another_harvester_is_refused_while_there_are_machines(case: Case)
     await remember(case, before["status"]["harvester"]["uid"])
     await touch(case, "now")
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
-    await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "MachineNotFound"), timeout=AT_ONCE)
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "MachineNotFound"), timeout=AT_ONCE)
 
 
 async def test_cluster_without_machines_may_move_to_another_harvester(case: Case) -> None:

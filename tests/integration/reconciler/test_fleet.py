@@ -11,7 +11,8 @@ import pytest
 from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, labels_of
 from caphv.runtime.errors import NotFound
 from sandbox.capi.rancher import AUTO_IMPORT, FLEET, IMPORTS, MANAGED, Rancher, install, managed_name
-from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case, holds, lacks
+from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case
+from tests.support.reconciler.conditions import is_false, is_true
 from tests.support.reconciler.fleet import LABELS
 from tests.support.waiting import until
 
@@ -63,11 +64,13 @@ async def test_rancher_may_come_later(case: Case) -> None:
     if any(crd["metadata"]["name"].endswith("cattle.io") for crd in listed["items"]):
         pytest.skip("another test has installed Rancher's CRDs")
     await imported(case)
-    await case.until(HARVESTER_CLUSTERS, case.name, lacks(READY, "FleetIntegrationNotApplicable"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false(READY, "FleetIntegrationNotApplicable"))
     await install(case.management)
-    await case.until(HARVESTER_CLUSTERS, case.name, lacks(READY, "FleetIntegrationInProgress", "waiting for Rancher"))
+    await case.until(
+        HARVESTER_CLUSTERS, case.name, is_false(READY, "FleetIntegrationInProgress", "waiting for Rancher")
+    )
     async with rancher(case, turtles=True):
-        await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
 
 
 @pytest.mark.parametrize("turtles", [True, False], ids=["Turtles", "provisioning"])
@@ -79,7 +82,7 @@ async def test_fleet_cluster_gets_the_labels_and_keeps_them(case: Case, turtles:
         del wanted[AUTO_IMPORT]
         found = await until_labels(case, name, wanted)
         assert found["metadata"]["labels"]["management.cattle.io/cluster-name"] == name
-        await case.until(HARVESTER_CLUSTERS, case.name, holds(READY))
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
         managed = await case.management.get(MANAGED, name)
         assert managed["spec"]["fleetWorkspaceName"] == "fleet-default"
         await case.until_event(case.name, "Normal", "FleetClusterLabelled")

@@ -7,7 +7,8 @@ import copy
 import pytest
 
 from caphv.api.object import DEPLOYMENTS, NAMESPACES
-from tests.support.reconciler.case import AT_ONCE, HARVESTER_CLUSTERS, Case, holds, is_ready, lacks
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_CLUSTERS, Case
+from tests.support.reconciler.conditions import is_false, is_ready, is_true
 
 pytestmark = pytest.mark.integration
 
@@ -17,13 +18,13 @@ CONNECTION = "HarvesterConnectionReady"
 async def corrected(case: Case) -> None:
     """Write a Secret that works; the provider is not reported otherwise."""
     await case.identity()
-    await case.until(HARVESTER_CLUSTERS, case.name, holds(CONNECTION), timeout=AT_ONCE)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(CONNECTION), timeout=AT_ONCE)
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
 
 
 async def test_missing_secret_is_named_and_picked_up_when_it_comes(case: Case) -> None:
     await case.create_cluster()
-    says = lacks(CONNECTION, "HarvesterConnectionFailed", f"identity Secret {case.name}/identity: not found")
+    says = is_false(CONNECTION, "HarvesterConnectionFailed", f"identity Secret {case.name}/identity: not found")
     found = await case.until(HARVESTER_CLUSTERS, case.name, says)
     assert not found["status"]["ready"]
     await case.until_event(case.name, "Warning", "HarvesterConnectionFailed")
@@ -33,7 +34,7 @@ async def test_missing_secret_is_named_and_picked_up_when_it_comes(case: Case) -
 async def test_missing_key_is_named_and_picked_up_when_it_comes(case: Case) -> None:
     await case.identity(key="config")
     await case.create_cluster()
-    says = lacks(CONNECTION, "HarvesterConnectionFailed", "key kubeconfig is missing")
+    says = is_false(CONNECTION, "HarvesterConnectionFailed", "key kubeconfig is missing")
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await corrected(case)
 
@@ -45,7 +46,7 @@ async def test_kubeconfig_that_would_run_a_program_is_refused(case: Case) -> Non
     hostile["users"][0]["user"] = {"exec": program}
     await case.identity(hostile)
     await case.create_cluster()
-    says = lacks(CONNECTION, "HarvesterConnectionFailed", "users[caphv].user.exec: refused")
+    says = is_false(CONNECTION, "HarvesterConnectionFailed", "users[caphv].user.exec: refused")
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await corrected(case)
     assert not marker.exists()
@@ -54,7 +55,7 @@ async def test_kubeconfig_that_would_run_a_program_is_refused(case: Case) -> Non
 async def test_refused_token_is_reported_apart_and_a_new_one_is_taken(case: Case) -> None:
     await case.identity(case.environment.identity(token="expired"))
     await case.create_cluster()
-    says = lacks(CONNECTION, "HarvesterAuthenticationFailed", "the token may have expired")
+    says = is_false(CONNECTION, "HarvesterAuthenticationFailed", "the token may have expired")
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await corrected(case)
 
@@ -69,7 +70,7 @@ async def test_missing_target_namespace_is_created(case: Case) -> None:
     assert case.target not in await case.names(NAMESPACES)
     await case.cluster()
     found = await case.ready()
-    assert holds("TargetNamespaceReady")(found)
+    assert is_true("TargetNamespaceReady")(found)
     assert case.target in await case.names(NAMESPACES)
     await case.until_event(case.name, "Normal", "TargetNamespaceCreated")
 
@@ -77,7 +78,7 @@ async def test_missing_target_namespace_is_created(case: Case) -> None:
 async def test_existing_target_namespace_is_used(case: Case) -> None:
     mine = await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target, "labels": {"team": "a"}}})
     await case.cluster()
-    assert holds("TargetNamespaceReady")(await case.ready())
+    assert is_true("TargetNamespaceReady")(await case.ready())
     assert (await case.harvester.get(NAMESPACES, case.target))["metadata"]["uid"] == mine["metadata"]["uid"]
 
 
@@ -86,7 +87,7 @@ async def test_harvester_that_is_not_available_is_waited_for(case: Case) -> None
     await case.ready()
     await set_available(case, "False")
     try:
-        says = lacks(CONNECTION, "HarvesterConnectionFailed", "harvester-system/harvester")
+        says = is_false(CONNECTION, "HarvesterConnectionFailed", "harvester-system/harvester")
         found = await case.until(HARVESTER_CLUSTERS, case.name, says, timeout=AT_ONCE)
         assert not found["status"]["ready"]
         # Contract of Cluster API: once provisioned, always provisioned.

@@ -14,7 +14,8 @@ from caphv.runtime.errors import ApiError
 from sandbox.harvester import kinds
 from sandbox.harvester.faults import Fault, Faults
 from tests.support.reconciler import inprocess
-from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, UNINITIALIZED, Case, is_ready
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, UNINITIALIZED, Case
+from tests.support.reconciler.conditions import is_ready
 from tests.support.reconciler.environment import Environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runner")]

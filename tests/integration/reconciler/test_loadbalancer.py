@@ -9,17 +9,9 @@ import pytest
 
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, uid_of
 from sandbox.harvester import kinds
-from tests.support.reconciler.case import (
-    AT_ONCE,
-    CLUSTERS,
-    HARVESTER_CLUSTERS,
-    HARVESTER_MACHINES,
-    Case,
-    condition_of,
-    is_ready,
-    lacks,
-)
+from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
 from tests.support.reconciler.cases import opened
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready
 from tests.support.reconciler.environment import Environment
 from tests.support.reconciler.loadbalancer import place
 from tests.support.simulation import virtual_machine
@@ -129,7 +121,7 @@ async def test_vm_of_a_cluster_of_the_same_name_gets_no_traffic(case: Case) -> N
     theirs["spec"]["template"]["metadata"] = {"labels": labels}
     await case.harvester.create(kinds.VIRTUAL_MACHINES, theirs)
     await case.ready_cluster()
-    assert lacks("InitMachineCreated", "MachineNotFound")(await case.get(HARVESTER_CLUSTERS, case.name))
+    assert is_false("InitMachineCreated", "MachineNotFound")(await case.get(HARVESTER_CLUSTERS, case.name))
     assert await case.names(kinds.LOAD_BALANCERS) == []
     machine = await case.ready_machine("first", control_plane=True)
     (address,) = [entry["address"] for entry in machine["status"]["addresses"]]
@@ -199,7 +191,7 @@ async def test_what_another_management_cluster_recorded_is_taken_over_on_demand_
     owner = {**FOREIGN, "caphv.io/owner": f"HarvesterCluster/{case.name}/{case.name}"}
     service = await place(case, case.balancer, owner)
     await case.cluster()
-    says = lacks("LoadBalancerReady", "InfrastructureProvisioningFailed", "caphv.io/adopt")
+    says = is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", "caphv.io/adopt")
     found = await case.until(HARVESTER_CLUSTERS, case.name, says)
     assert f"HarvesterCluster/{case.name}/{case.name}" in condition_of(found, "LoadBalancerReady")["message"]
     await case.until_event(case.name, "Warning", "InfrastructureProvisioningFailed")
@@ -228,7 +220,7 @@ async def test_pool_of_a_lost_management_cluster_is_taken_over_and_deleted_in_th
     await case.harvester.create(kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, pool))
     await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPool": described})
     await case.until(
-        HARVESTER_CLUSTERS, case.name, lacks("CustomIPPoolCreated", "CustomPoolCreationInHarvesterFailed", name)
+        HARVESTER_CLUSTERS, case.name, is_false("CustomIPPoolCreated", "CustomPoolCreationInHarvesterFailed", name)
     )
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/adopt": "true"}}})
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
@@ -243,7 +235,7 @@ async def test_address_of_a_refused_service_stays_with_its_owner(case: Case) -> 
     await case.reserve(pool, address, holder)
     await place(case, case.balancer, {**FOREIGN, "caphv.io/owner": "HarvesterCluster/a/b"}, address)
     await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": pool})
-    await case.until(HARVESTER_CLUSTERS, case.name, lacks("LoadBalancerReady", "InfrastructureProvisioningFailed"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false("LoadBalancerReady", "InfrastructureProvisioningFailed"))
     await case.delete()
     assert await case.allocated(pool) == {address: holder}
     await case.ask_deletion(SERVICES, case.balancer)
@@ -304,9 +296,9 @@ async def test_cut_name_of_another_cluster_is_left_to_it(long: Case) -> None:
 async def test_deletion_without_harvester_waits_until_a_user_releases(case: Case) -> None:
     await case.ready_cluster()
     await case.identity(case.environment.identity(token="expired"))
-    await case.until(HARVESTER_CLUSTERS, case.name, lacks("Ready", "HarvesterAuthenticationFailed"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false("Ready", "HarvesterAuthenticationFailed"))
     await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
-    says = lacks("HarvesterConnectionReady", "HarvesterAuthenticationFailed", "caphv.io/force-delete")
+    says = is_false("HarvesterConnectionReady", "HarvesterAuthenticationFailed", "caphv.io/force-delete")
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})
     await case.until_gone(HARVESTER_CLUSTERS, case.name, timeout=AT_ONCE)
@@ -321,7 +313,7 @@ async def test_what_has_lost_its_cluster_waits_until_a_user_releases(case: Case)
     await case.ask_deletion(CLUSTERS, case.name)
     await case.until_gone(CLUSTERS, case.name)
     await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
-    says = lacks("InfrastructureReady", "InfrastructureProvisioningFailed", 'caphv.io/force-delete: "true"')
+    says = is_false("InfrastructureReady", "InfrastructureProvisioningFailed", 'caphv.io/force-delete: "true"')
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})
     await case.until_gone(HARVESTER_CLUSTERS, case.name, timeout=AT_ONCE)

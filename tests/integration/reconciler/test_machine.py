@@ -18,11 +18,8 @@ from tests.support.reconciler.case import (
     HARVESTER_MACHINES,
     MACHINES,
     Case,
-    condition_of,
-    holds,
-    is_ready,
-    lacks,
 )
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +33,7 @@ async def test_machine_waits_for_the_infrastructure_of_its_cluster(case: Case) -
     await case.cluster()
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
     await case.create_machine("one")
-    await case.until(HARVESTER_MACHINES, "one", lacks("InfrastructureReady", WAITS, "infrastructure of Cluster"))
+    await case.until(HARVESTER_MACHINES, "one", is_false("InfrastructureReady", WAITS, "infrastructure of Cluster"))
     assert await case.names(kinds.VIRTUAL_MACHINES) == []
     await case.ready()
     await case.vm("one", timeout=AT_ONCE)
@@ -45,9 +42,9 @@ async def test_machine_waits_for_the_infrastructure_of_its_cluster(case: Case) -
 async def test_machine_waits_for_its_bootstrap_data_to_be_named_and_to_be_there(case: Case) -> None:
     await case.ready_cluster()
     await case.create_machine("one", bootstrap=None)
-    await case.until(HARVESTER_MACHINES, "one", lacks("InfrastructureReady", WAITS, "dataSecretName"))
+    await case.until(HARVESTER_MACHINES, "one", is_false("InfrastructureReady", WAITS, "dataSecretName"))
     await case.management.patch(MACHINES, "one", case.name, {"spec": {"bootstrap": {"dataSecretName": "one-data"}}})
-    says = lacks("InfrastructureReady", WAITS, "waiting for bootstrap Secret one-data")
+    says = is_false("InfrastructureReady", WAITS, "waiting for bootstrap Secret one-data")
     await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
     assert await case.names(kinds.VIRTUAL_MACHINES) == []
     await case.write_secret("one-data", {"value": BOOTSTRAP, "format": "cloud-config"})
@@ -58,7 +55,9 @@ async def test_bootstrap_data_that_cannot_be_used_is_reported_and_replaced(case:
     await case.ready_cluster()
     await case.write_secret("bootstrap", {"value": "#!/bin/sh\necho\n"})
     await case.create_machine("one")
-    await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "VMProvisioningFailed", "a shell script"))
+    await case.until(
+        HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "VMProvisioningFailed", "a shell script")
+    )
     await case.write_secret("bootstrap", {"value": BOOTSTRAP})
     await case.vm("one", timeout=AT_ONCE)
 
@@ -79,7 +78,7 @@ async def test_hostile_bootstrap_data_is_refused_and_stops_no_other_machine(case
     await case.vm("one")
     for name in hostile:
         await case.until(
-            HARVESTER_MACHINES, name, lacks("VMProvisioningReady", "VMProvisioningFailed", "bootstrap data")
+            HARVESTER_MACHINES, name, is_false("VMProvisioningReady", "VMProvisioningFailed", "bootstrap data")
         )
 
 
@@ -88,7 +87,7 @@ async def test_image_that_appears_later_unblocks(case: Case) -> None:
     image = f"{case.name}-image"
     volume = {"volumeType": "image", "imageName": f"default/{image}", "volumeSize": "10Gi"}
     await case.create_machine("one", volumes=[volume])
-    says = lacks("VMProvisioningReady", "VMProvisioningFailed", f"spec.volumes[0].imageName is 'default/{image}'")
+    says = is_false("VMProvisioningReady", "VMProvisioningFailed", f"spec.volumes[0].imageName is 'default/{image}'")
     await case.until(HARVESTER_MACHINES, "one", says)
     obj = {
         "metadata": {"name": image, "namespace": "default"},
@@ -106,7 +105,7 @@ async def test_image_that_appears_later_unblocks(case: Case) -> None:
 async def test_key_pair_that_appears_later_unblocks(case: Case) -> None:
     await case.ready_cluster()
     await case.create_machine("one", sshKeyPair=f"default/{case.name}")
-    says = lacks("VMProvisioningReady", "VMProvisioningFailed", "Harvester has no such KeyPair")
+    says = is_false("VMProvisioningReady", "VMProvisioningFailed", "Harvester has no such KeyPair")
     await case.until(HARVESTER_MACHINES, "one", says)
     pair = {"metadata": {"name": case.name, "namespace": "default"}, "spec": {"publicKey": "ssh-ed25519 AAAAtest"}}
     await case.harvester.create(kinds.KEY_PAIRS, kinds.typed(kinds.KEY_PAIRS, pair))
@@ -123,7 +122,7 @@ async def test_spec_that_cannot_work_is_reported_in_full_and_can_be_corrected(ca
         {"volumeType": "storageClass", "storageClass": "harvester-longhorn"},
     ]
     await case.create_machine("one", volumes=volumes)
-    found = await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "VMProvisioningFailed"))
+    found = await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "VMProvisioningFailed"))
     message = condition_of(found, "VMProvisioningReady")["message"]
     assert "spec.volumes[0].volumeSize is not set" in message
     assert "spec.volumes[1].volumeSize is not set" in message
@@ -136,7 +135,7 @@ async def test_spec_that_cannot_work_is_reported_in_full_and_can_be_corrected(ca
 async def test_refusal_of_harvester_is_passed_on(case: Case) -> None:
     await case.ready_cluster()
     await case.create_machine("one", networks=["default/nowhere"])
-    says = lacks("VMProvisioningReady", "VMProvisioningFailed", "network default/nowhere not found")
+    says = is_false("VMProvisioningReady", "VMProvisioningFailed", "network default/nowhere not found")
     await case.until(HARVESTER_MACHINES, "one", says)
     await case.patch(HARVESTER_MACHINES, "one", {"spec": {"networks": ["default/production"]}})
     await case.until(HARVESTER_MACHINES, "one", is_ready)
@@ -289,7 +288,7 @@ async def test_stopped_vm_is_reported_and_ready_again_when_it_runs(case: Case) -
     await case.ready_cluster()
     ready = await case.ready_machine("one")
     await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Halted"}})
-    says = lacks("VMProvisioningReady", "VMProvisioningFailed", "the VM is stopped: start it on Harvester")
+    says = is_false("VMProvisioningReady", "VMProvisioningFailed", "the VM is stopped: start it on Harvester")
     stopped = await case.until(HARVESTER_MACHINES, "one", says)
     assert not stopped["status"]["ready"]
     assert stopped["status"]["initialization"]["provisioned"]
@@ -301,14 +300,14 @@ async def test_stopped_vm_is_reported_and_ready_again_when_it_runs(case: Case) -
 async def test_vm_that_fits_no_host_is_reported(case: Case) -> None:
     await case.ready_cluster()
     await case.create_machine("one", failure_domain="zone-9")
-    says = lacks("VMProvisioningReady", "VMProvisioningFailed", "no host of Harvester can run the VM")
+    says = is_false("VMProvisioningReady", "VMProvisioningFailed", "no host of Harvester can run the VM")
     await case.until(HARVESTER_MACHINES, "one", says)
 
 
 async def test_machine_of_an_old_style_cluster_status_keeps_running(case: Case) -> None:
     """Cores that speak v1beta1 say `infrastructureReady`."""
     await case.cluster()
-    await case.until(HARVESTER_CLUSTERS, case.name, holds("Ready"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Ready"))
     status = {"status": {"infrastructureReady": True}}
     await case.management.patch(CLUSTERS, case.name, case.name, status, subresource="status")
     await case.ready_machine("one")

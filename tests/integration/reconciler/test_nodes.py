@@ -8,7 +8,8 @@ import pytest
 
 from caphv.api.object import NODES, Obj
 from sandbox.processes import pki
-from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, UNINITIALIZED, Case, is_ready, lacks
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, UNINITIALIZED, Case
+from tests.support.reconciler.conditions import is_false, is_ready
 
 pytestmark = pytest.mark.integration
 
@@ -76,7 +77,7 @@ async def test_node_is_initialized_although_its_vm_reports_no_address(case: Case
     vm = await case.vm(name)
     await case.register_node(name)
     await until_initialized(case, name, f"harvester://{vm['metadata']['uid']}")
-    says = lacks("VMProvisioningReady", "VMProvisioningInProgress", "waiting for its address")
+    says = is_false("VMProvisioningReady", "VMProvisioningInProgress", "waiting for its address")
     machine = await case.until(HARVESTER_MACHINES, name, says)
     assert machine["spec"]["providerID"] == f"harvester://{vm['metadata']['uid']}"
     assert not machine["status"]["ready"]

@@ -17,7 +17,8 @@ from commands.main import cli
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
-from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case, lacks
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
+from tests.support.reconciler.conditions import is_false
 from tests.support.reconciler.environment import IDENTITY_TOKEN
 
 pytestmark = pytest.mark.integration
@@ -58,7 +59,9 @@ async def test_a_tree_reaches_down_to_disks_and_nodes(case: Case, tmp_path: Path
 async def test_an_identity_that_harvester_refuses_is_the_one_cause(case: Case, tmp_path: Path) -> None:
     await case.ready_cluster()
     await case.identity(case.environment.identity("no-such-token"))
-    await case.until(HARVESTER_CLUSTERS, case.name, lacks("HarvesterConnectionReady", "HarvesterAuthenticationFailed"))
+    await case.until(
+        HARVESTER_CLUSTERS, case.name, is_false("HarvesterConnectionReady", "HarvesterAuthenticationFailed")
+    )
     code, text = await run(case, tmp_path, "status", f"{case.name}/{case.name}", "--deep")
     assert code == 1
     assert text.count("✗") == 1
@@ -151,13 +154,15 @@ async def test_a_deletion_that_harvester_blocks_is_explained_and_forced(case: Ca
     await case.ready_machine("blocked")
     ref = f"{case.name}/{case.name}"
     await case.identity(case.environment.identity("no-such-token"))
-    await case.until(HARVESTER_CLUSTERS, case.name, lacks("HarvesterConnectionReady", "HarvesterAuthenticationFailed"))
+    await case.until(
+        HARVESTER_CLUSTERS, case.name, is_false("HarvesterConnectionReady", "HarvesterAuthenticationFailed")
+    )
     code, text = await run(case, tmp_path, "delete", ref, "--dry-run")
     assert (code, "1 VirtualMachine: blocked" in text) == (0, True)
 
     await case.ask_deletion(HARVESTER_MACHINES, "blocked")
     await case.ask_deletion(MACHINES, "blocked")
-    await case.until(HARVESTER_MACHINES, "blocked", lacks("VMProvisioningReady", "HarvesterConnectionFailed"))
+    await case.until(HARVESTER_MACHINES, "blocked", is_false("VMProvisioningReady", "HarvesterConnectionFailed"))
     _, text = await run(case, tmp_path, "delete", ref, "--explain")
     assert "HarvesterMachine/blocked waits for: Harvester" in text
 

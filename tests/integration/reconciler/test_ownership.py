@@ -8,7 +8,8 @@ import pytest
 
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, uid_of
 from sandbox.harvester import kinds
-from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, is_ready, lacks
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
+from tests.support.reconciler.conditions import is_false, is_ready
 from tests.support.simulation import virtual_machine
 
 pytestmark = pytest.mark.integration
@@ -19,8 +20,8 @@ async def test_vanished_vm_is_reported_and_never_recreated(case: Case) -> None:
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     before = await case.ready_machine("one")
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
-    found = await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "MachineNotFound"))
-    assert lacks("Ready", "MachineNotFound")(found)
+    found = await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "MachineNotFound"))
+    assert is_false("Ready", "MachineNotFound")(found)
     assert not found["status"]["ready"]
     assert found["status"]["initialization"]["provisioned"]
     assert found["spec"]["providerID"] == before["spec"]["providerID"]
@@ -43,7 +44,7 @@ async def test_machine_of_the_same_name_in_another_namespace_keeps_its_vm(case: 
     other.target = case.target
     await other.ready_cluster()
     await other.create_machine("one")
-    says = lacks("VMProvisioningReady", "VMProvisioningFailed", f"belongs to HarvesterMachine/{case.name}/one")
+    says = is_false("VMProvisioningReady", "VMProvisioningFailed", f"belongs to HarvesterMachine/{case.name}/one")
     await other.until(HARVESTER_MACHINES, "one", says)
     await other.delete()
     other.target = own

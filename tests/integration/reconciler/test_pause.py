@@ -7,16 +7,8 @@ import pytest
 from caphv.api.names import MANAGED_BY_ANNOTATION
 from caphv.api.object import Obj
 from sandbox.harvester import kinds
-from tests.support.reconciler.case import (
-    AT_ONCE,
-    CLUSTERS,
-    HARVESTER_CLUSTERS,
-    HARVESTER_MACHINES,
-    Case,
-    condition_of,
-    holds,
-    is_ready,
-)
+from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
+from tests.support.reconciler.conditions import condition_of, is_ready, is_true
 
 pytestmark = pytest.mark.integration
 
@@ -31,9 +23,9 @@ async def test_paused_cluster_is_not_touched_and_continues_afterwards(case: Case
     await case.ready_cluster()
     since = case.environment.audit_position(harvester)
     await case.pause(True)
-    await case.until(HARVESTER_CLUSTERS, case.name, holds("Paused"), timeout=AT_ONCE)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"), timeout=AT_ONCE)
     await case.create_machine("one", control_plane=True)
-    await case.until(HARVESTER_MACHINES, "one", holds("Paused"), timeout=AT_ONCE)
+    await case.until(HARVESTER_MACHINES, "one", is_true("Paused"), timeout=AT_ONCE)
     assert await case.names(kinds.VIRTUAL_MACHINES) == []
     assert await case.writes(since) == []
     await case.pause(False)
@@ -44,7 +36,7 @@ async def test_paused_cluster_is_not_touched_and_continues_afterwards(case: Case
 async def test_paused_from_the_beginning(case: Case) -> None:
     await case.identity()
     await case.create_cluster(paused=True)
-    await case.until(HARVESTER_CLUSTERS, case.name, holds("Paused"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"))
     found = await case.get(HARVESTER_CLUSTERS, case.name)
     assert "finalizers" not in found["metadata"]
     assert "controlPlaneEndpoint" not in found["spec"]
@@ -56,7 +48,7 @@ async def test_annotation_pauses_one_object(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
     await case.pause_object(HARVESTER_MACHINES, "one", paused=True)
-    await case.until(HARVESTER_MACHINES, "one", holds("Paused"), timeout=AT_ONCE)
+    await case.until(HARVESTER_MACHINES, "one", is_true("Paused"), timeout=AT_ONCE)
     since = case.environment.audit_position(case.environment.harvester)
     await case.ask_deletion(HARVESTER_MACHINES, "one")
     await case.ready_machine("two")
@@ -70,7 +62,7 @@ async def test_annotation_pauses_one_object(case: Case) -> None:
 async def test_annotation_pauses_the_infrastructure(case: Case) -> None:
     await case.ready_cluster()
     await case.pause_object(HARVESTER_CLUSTERS, case.name, paused=True)
-    await case.until(HARVESTER_CLUSTERS, case.name, holds("Paused"), timeout=AT_ONCE)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"), timeout=AT_ONCE)
     await case.pause_object(HARVESTER_CLUSTERS, case.name, paused=False)
     await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not_paused(obj) and is_ready(obj), timeout=AT_ONCE)
 
@@ -91,7 +83,7 @@ async def test_after_a_restart_machines_of_a_paused_harvestercluster_can_be_dele
     await case.ready_cluster()
     await case.ready_machine("one")
     await case.pause_object(HARVESTER_CLUSTERS, case.name, paused=True)
-    await case.until(HARVESTER_CLUSTERS, case.name, holds("Paused"), timeout=AT_ONCE)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"), timeout=AT_ONCE)
     await case.environment.provider.stop()
     await case.environment.provider.start()
     await case.ask_deletion(HARVESTER_MACHINES, "one")

@@ -48,12 +48,10 @@ from tests.support.reconciler.case import (
     HARVESTER_MACHINE_TEMPLATES,
     HARVESTER_MACHINES,
     Case,
-    holds,
-    is_ready,
-    lacks,
     machine_spec,
 )
 from tests.support.reconciler.cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
+from tests.support.reconciler.conditions import is_false, is_ready, is_true
 from tests.support.reconciler.environment import TIMES, Environment, core_crds
 from tests.support.reconciler.fleet import LABELS
 from tests.support.reconciler.loadbalancer import place
@@ -246,7 +244,7 @@ async def elsewhere(case: Case) -> None:
         reference = {"name": "identity", "namespace": namespace}
         await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"identitySecret": reference}})
         message = f"reads Secrets in namespace {case.name} only"
-        wrong = lacks("HarvesterConnectionReady", "HarvesterConnectionFailed", message)
+        wrong = is_false("HarvesterConnectionReady", "HarvesterConnectionFailed", message)
         await case.until(HARVESTER_CLUSTERS, case.name, wrong if namespace == "somewhere" else is_ready)
 
 
@@ -340,13 +338,13 @@ async def live(case: Case) -> None:
         updateCloudProviderConfig=await config_map(case),
         cloudConfig={"delivery": "Secret"},
     )
-    await case.until(HARVESTER_CLUSTERS, case.name, holds("CloudProviderConfigReady"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("CloudProviderConfigReady"))
     await until_workload_secret(case, lambda _: True)
     template = {"template": {"spec": machine_spec()}}
     await case.create(HARVESTER_MACHINE_TEMPLATES, "machines", template, labels={CLUSTER_LABEL: case.name})
     await case.until(HARVESTER_MACHINE_TEMPLATES, "machines", lambda obj: obj.get("status"))
     await case.ready_machine("cp", control_plane=True)
-    await case.until(HARVESTER_CLUSTERS, case.name, holds("InitMachineCreated"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("InitMachineCreated"))
     await repaired(case)
 
 
@@ -365,7 +363,7 @@ async def imported(case: Case) -> None:
     task = asyncio.create_task(rancher.Rancher(case.management, turtles=False).run())
     try:
         await case.patch(CLUSTERS, case.name, {"metadata": {"labels": LABELS}})
-        await case.until(HARVESTER_CLUSTERS, case.name, holds("FleetIntegrationReady"), timeout=60)
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true("FleetIntegrationReady"), timeout=60)
         fleet = await case.management.get(rancher.FLEET, name, "fleet-default")
         assert fleet["metadata"]["labels"]["cni"] == LABELS["cni"]
     finally:
@@ -379,7 +377,7 @@ async def recreated_after_quota(case: Case) -> None:
     await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
     await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo]\n"})
     await case.create_machine("late", bootstrap="late-data")
-    await case.until(HARVESTER_MACHINES, "late", lacks("VMProvisioningReady", "VMProvisioningFailed", "tight"))
+    await case.until(HARVESTER_MACHINES, "late", is_false("VMProvisioningReady", "VMProvisioningFailed", "tight"))
     await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo newer]\n"})
     await case.harvester.delete(kinds.RESOURCE_QUOTAS, "tight", case.target)
     await case.until(HARVESTER_MACHINES, "late", is_ready)
@@ -401,10 +399,10 @@ async def take_over(case: Case) -> None:
     await case.ready()
     # The same problem again is the same Event again.
     await case.identity("not a kubeconfig")
-    await case.until(HARVESTER_CLUSTERS, case.name, lacks("HarvesterConnectionReady", "HarvesterConnectionFailed"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false("HarvesterConnectionReady", "HarvesterConnectionFailed"))
     await case.identity()
-    await case.until(HARVESTER_CLUSTERS, case.name, holds("HarvesterConnectionReady"))
-    await case.until(HARVESTER_CLUSTERS, case.name, holds("CloudProviderConfigReady"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("HarvesterConnectionReady"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("CloudProviderConfigReady"))
     await case.ready_machine("one", providerID=f"harvester://{uid_of(vm)}")
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
     await case.until_gone(kinds.VIRTUAL_MACHINES, "one")

@@ -11,15 +11,8 @@ import pytest
 
 from caphv.api.object import EVENTS, NODES, uid_of
 from sandbox.harvester import kinds
-from tests.support.reconciler.case import (
-    HARVESTER_CLUSTERS,
-    HARVESTER_MACHINES,
-    UNINITIALIZED,
-    Case,
-    holds,
-    is_ready,
-    lacks,
-)
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, UNINITIALIZED, Case
+from tests.support.reconciler.conditions import is_false, is_ready, is_true
 from tests.support.reconciler.environment import IDENTITY_TOKEN, Environment, Provider
 from tests.support.waiting import until
 
@@ -52,7 +45,7 @@ async def test_restart_midway_continues_with_the_same_vm_and_address(case: Case)
         subresource="status",
     )
     await case.environment.provider.start()
-    machine = await case.until(HARVESTER_MACHINES, "one", lambda obj: is_ready(obj) and holds("VMIPAllocated")(obj))
+    machine = await case.until(HARVESTER_MACHINES, "one", lambda obj: is_ready(obj) and is_true("VMIPAllocated")(obj))
     assert uid_of(await case.vm("one")) == uid_of(vm)
     assert machine["spec"]["providerID"] == f"harvester://{uid_of(vm)}"
     assert await case.allocated(pool) == held == {machine["status"]["allocatedIPAddress"]: f"{case.name}/one"}
@@ -63,7 +56,7 @@ async def test_restart_between_reservation_and_vm_uses_the_reserved_address(case
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.create_machine("one", bootstrap="later")
-    await case.until(HARVESTER_MACHINES, "one", lacks("Ready", "InfrastructureProvisioningInProgress", "later"))
+    await case.until(HARVESTER_MACHINES, "one", is_false("Ready", "InfrastructureProvisioningInProgress", "later"))
     held = await case.allocated(pool)
     await case.environment.provider.stop()
     await case.write_secret("later", {"value": "#cloud-config\n"})
@@ -81,7 +74,7 @@ async def test_what_happened_while_it_was_away_is_seen(case: Case) -> None:
     await case.until_gone(kinds.VIRTUAL_MACHINES, "lost")
     await case.ask_deletion(HARVESTER_MACHINES, "unwanted")
     await case.environment.provider.start()
-    await case.until(HARVESTER_MACHINES, "lost", lacks("VMProvisioningReady", "MachineNotFound"))
+    await case.until(HARVESTER_MACHINES, "lost", is_false("VMProvisioningReady", "MachineNotFound"))
     await case.until_gone(HARVESTER_MACHINES, "unwanted")
     assert await case.names(kinds.VIRTUAL_MACHINES) == []
 
@@ -102,7 +95,7 @@ async def test_converged_objects_cost_no_requests(case: Case) -> None:
         await case.until(
             NODES, name, lambda node: UNINITIALIZED not in node["spec"].get("taints", []), client=case.workload
         )
-    await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: is_ready(obj) and holds("InitMachineCreated")(obj))
+    await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: is_ready(obj) and is_true("InitMachineCreated")(obj))
     await until_quiet(case.environment)
     since = positions(case.environment)
     before = requests(await case.environment.provider.metrics())
@@ -248,8 +241,8 @@ async def test_errors_are_counted(case: Case) -> None:
     await case.ready_cluster()
     await case.create_machine("refused", networks=["default/nowhere"])
     await case.create_machine("addressless", vmNetworkConfig=case.vm_network(pool))
-    await case.until(HARVESTER_MACHINES, "refused", lacks("Ready", "VMProvisioningFailed"))
-    await case.until(HARVESTER_MACHINES, "addressless", lacks("Ready", "VMIPPoolExhausted"))
+    await case.until(HARVESTER_MACHINES, "refused", is_false("Ready", "VMProvisioningFailed"))
+    await case.until(HARVESTER_MACHINES, "addressless", is_false("Ready", "VMIPPoolExhausted"))
     metrics = await counted(case.environment.provider, before, "machine_create_errors", "ippool_allocation_errors")
     status = {"cluster": f"{case.name}/{case.name}", "machine": f"{case.name}/refused"}
     assert value(metrics, "caphv_machine_status", **status) == 0
@@ -274,7 +267,7 @@ async def test_secrets_are_in_no_log_event_condition_or_metric(case: Case) -> No
     for name, text in broken.items():
         await case.write_secret(name, {"value": text})
         await case.create_machine(name, bootstrap=name)
-        await case.until(HARVESTER_MACHINES, name, lacks("Ready", "VMProvisioningFailed"))
+        await case.until(HARVESTER_MACHINES, name, is_false("Ready", "VMProvisioningFailed"))
     for identity in (
         case.environment.identity(token=token),
         {**case.environment.identity(token=token), "clusters": [{"name": "harvester", "cluster": {"server": token}}]},

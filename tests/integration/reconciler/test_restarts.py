@@ -15,11 +15,11 @@ from tests.support.reconciler.case import (
     HARVESTER_MACHINE_TEMPLATES,
     HARVESTER_MACHINES,
     Case,
-    is_ready,
     machine_spec,
     until,
 )
 from tests.support.reconciler.cases import opened
+from tests.support.reconciler.conditions import is_ready
 from tests.support.reconciler.environment import Environment
 
 pytestmark = pytest.mark.integration

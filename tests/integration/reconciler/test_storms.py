@@ -14,7 +14,8 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.harvester import kinds
 from sandbox.harvester.faultproxy import FaultProxy
 from sandbox.harvester.faults import Fault
-from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case, condition_of, is_ready, lacks
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready
 from tests.support.reconciler.environment import Environment
 
 pytestmark = pytest.mark.integration
@@ -79,7 +80,7 @@ async def test_all_continues_after_a_storm(proxy: FaultProxy, case: Case, name: 
         await case.create_machine("new")
         await case.ask_deletion(HARVESTER_MACHINES, "old")
         if says:
-            await case.until(HARVESTER_CLUSTERS, case.name, lacks(CONNECTION, says))
+            await case.until(HARVESTER_CLUSTERS, case.name, is_false(CONNECTION, says))
         await asyncio.sleep(STORM_SECONDS)
         assert proxy.requests - before < MOST_REQUESTS
     over = time.monotonic()
@@ -97,7 +98,7 @@ async def test_who_waits_for_what_is_refused_says_so(proxy: FaultProxy, case: Ca
         await case.create_machine("new")
         await case.ask_deletion(HARVESTER_MACHINES, "old")
         for name in ("new", "old"):
-            refused = lacks(
+            refused = is_false(
                 "VMProvisioningReady", "VMProvisioningFailed", "refused: injected by the sandbox's fault proxy: 403"
             )
             await case.until(HARVESTER_MACHINES, name, refused)
@@ -108,7 +109,9 @@ async def test_who_waits_for_what_is_refused_says_so(proxy: FaultProxy, case: Ca
 async def test_rights_that_a_new_cluster_lacks_are_reported(proxy: FaultProxy, case: Case) -> None:
     with disturbed(proxy, Fault("forbidden")):
         await new_cluster(case, proxy)
-        refused = lacks(CONNECTION, "HarvesterConnectionFailed", "refuses: injected by the sandbox's fault proxy: 403")
+        refused = is_false(
+            CONNECTION, "HarvesterConnectionFailed", "refuses: injected by the sandbox's fault proxy: 403"
+        )
         await case.until(HARVESTER_CLUSTERS, case.name, refused)
     await case.ready()
 
@@ -145,7 +148,7 @@ async def test_outage_is_quiet_and_reported_and_nothing_to_others(
         await asyncio.sleep(SETTLED)
         position, before = case.environment.audit_position(case.environment.management), proxy.requests
         started = time.monotonic()
-        await case.until(HARVESTER_CLUSTERS, case.name, lacks(CONNECTION, "HarvesterConnectionFailed", proxy.url))
+        await case.until(HARVESTER_CLUSTERS, case.name, is_false(CONNECTION, "HarvesterConnectionFailed", proxy.url))
         await case.create_machine("late")
         await case.until(HARVESTER_MACHINES, "late", is_in_doubt)
         await case.ask_deletion(HARVESTER_MACHINES, names[0])

@@ -9,7 +9,8 @@ import pytest
 from caphv.api import names
 from caphv.api.object import NODES, SECRETS, Obj, annotations_of, labels_of, uid_of
 from sandbox.harvester import fault_actions, kinds
-from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case, holds, is_ready, lacks
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
+from tests.support.reconciler.conditions import is_false, is_ready, is_true
 
 pytestmark = pytest.mark.integration
 
@@ -18,9 +19,9 @@ FAILED, IN_PROGRESS = "VMProvisioningFailed", "VMProvisioningInProgress"
 
 async def until_reported(case: Case, name: str, reason: str, text: str = "") -> Obj:
     """Wait for a machine that is not ready any more, and for the Event that says so."""
-    found = await case.until(HARVESTER_MACHINES, name, lacks("VMProvisioningReady", reason, text), timeout=AT_ONCE)
+    found = await case.until(HARVESTER_MACHINES, name, is_false("VMProvisioningReady", reason, text), timeout=AT_ONCE)
     await case.until_event(name, "Warning", reason)
-    assert lacks("Ready", reason)(found)
+    assert is_false("Ready", reason)(found)
     assert found["status"]["initialization"]["provisioned"]
     return found
 
@@ -59,13 +60,13 @@ async def test_stopped_vm_is_not_started_behind_the_operators_back(case: Case) -
     since = case.environment.audit_position(case.environment.harvester)
     await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Halted"}})
     await until_reported(case, "one", FAILED, "the VM is stopped")
-    found = await case.until(HARVESTER_MACHINES, "one", lacks("VMUpToDate", "VMDiffers"))
-    assert lacks("VMUpToDate", "VMDiffers", "runStrategy is Halted, not Always")(found)
+    found = await case.until(HARVESTER_MACHINES, "one", is_false("VMUpToDate", "VMDiffers"))
+    assert is_false("VMUpToDate", "VMDiffers", "runStrategy is Halted, not Always")(found)
     assert await case.writes(since) == []
     # Harvester turns the start into RerunOnFailure, which is as good.
     await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": {"runStrategy": "Always"}})
     found = await case.until(HARVESTER_MACHINES, "one", is_ready)
-    assert holds("VMUpToDate")(found)
+    assert is_true("VMUpToDate")(found)
     assert (await case.vm("one"))["spec"]["runStrategy"] == "RerunOnFailure"
 
 
@@ -102,7 +103,7 @@ async def test_another_vm_of_the_same_name_is_not_the_machines(case: Case) -> No
         kinds.VIRTUAL_MACHINES, kinds.typed(kinds.VIRTUAL_MACHINES, {"metadata": copied, "spec": vm["spec"]})
     )
     await case.until(kinds.VIRTUAL_MACHINES, "one", lambda obj: obj.get("status", {}).get("ready"))
-    found = await case.until(HARVESTER_MACHINES, "one", lacks("VMProvisioningReady", "MachineNotFound"))
+    found = await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "MachineNotFound"))
     assert found["spec"]["providerID"] == before["spec"]["providerID"] != f"harvester://{uid_of(again)}"
     # Restored from a backup, say: only a user who knows that can tell.
     await case.patch(HARVESTER_MACHINES, "one", {"metadata": {"annotations": {names.ADOPT_ANNOTATION: "true"}}})
@@ -166,7 +167,7 @@ async def test_vm_as_harvester_stores_it_is_up_to_date(case: Case) -> None:
         tpm={"enabled": True},
         nodeAffinity={"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}},
     )
-    assert holds("VMUpToDate")(machine)
+    assert is_true("VMUpToDate")(machine)
 
 
 async def test_drift_is_reported_in_both_directions_and_passes_without_a_request_to_harvester(case: Case) -> None:
@@ -175,16 +176,16 @@ async def test_drift_is_reported_in_both_directions_and_passes_without_a_request
     since = case.environment.audit_position(case.environment.harvester)
     cores = {"spec": {"template": {"spec": {"domain": {"cpu": {"cores": 4}}}}}}
     await case.patch(kinds.VIRTUAL_MACHINES, "one", cores)
-    says = lacks("VMUpToDate", "VMDiffers", "cores is 4, not 2")
+    says = is_false("VMUpToDate", "VMDiffers", "cores is 4, not 2")
     found = await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
     assert is_ready(found)  # a difference is for people; the machine works
     await case.until_event("one", "Warning", "VMDrifted")
     await case.patch(HARVESTER_MACHINES, "one", {"spec": {"cpu": 4}})
-    says = lacks("VMUpToDate", "VMDiffers", "CPU limit is 2, not 4")
+    says = is_false("VMUpToDate", "VMDiffers", "CPU limit is 2, not 4")
     await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
     limits = {"spec": {"template": {"spec": {"domain": {"resources": {"limits": {"cpu": "4"}}}}}}}
     await case.patch(kinds.VIRTUAL_MACHINES, "one", limits)
-    await case.until(HARVESTER_MACHINES, "one", holds("VMUpToDate"), timeout=AT_ONCE)
+    await case.until(HARVESTER_MACHINES, "one", is_true("VMUpToDate"), timeout=AT_ONCE)
     assert await case.writes(since) == []
 
 
@@ -213,10 +214,10 @@ async def test_other_formats_than_cloud_config_are_refused_by_their_name(case: C
     await case.ready_cluster()
     await case.write_secret("bootstrap", {"value": "{}", "format": "ignition"})
     await case.create_machine("one")
-    says = lacks("VMProvisioningReady", FAILED, "bootstrap Secret bootstrap: format is 'ignition', not cloud-config")
+    says = is_false("VMProvisioningReady", FAILED, "bootstrap Secret bootstrap: format is 'ignition', not cloud-config")
     await case.until(HARVESTER_MACHINES, "one", says)
     await case.write_secret("bootstrap", {"value": '{"ignition": {"version": "3.4.0"}}'})
-    says = lacks("VMProvisioningReady", FAILED, "bootstrap data is an Ignition configuration")
+    says = is_false("VMProvisioningReady", FAILED, "bootstrap data is an Ignition configuration")
     await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
 
 
@@ -225,7 +226,9 @@ async def test_machine_configuration_of_talos_reaches_the_guest_as_it_is(case: C
     text = "version: v1alpha1\nmachine:\n  type: worker # a join token follows\n  token: abc.def\ncluster: {}\n"
     await case.write_secret("bootstrap", {"value": text})
     await case.create_machine("one", guestConfig={"userData": "#cloud-config\nruncmd: [date]\n"})
-    says = lacks("VMProvisioningReady", FAILED, "spec.guestConfig.userData is cloud-config, which Talos does not read")
+    says = is_false(
+        "VMProvisioningReady", FAILED, "spec.guestConfig.userData is cloud-config, which Talos does not read"
+    )
     await case.until(HARVESTER_MACHINES, "one", says)
     await case.create_machine("two")
     await case.vm("two")
@@ -249,7 +252,7 @@ async def test_guest_config_is_in_the_user_data(case: Case) -> None:
 async def test_user_data_of_the_spec_that_is_broken_is_named(case: Case) -> None:
     await case.ready_cluster()
     await case.create_machine("one", guestConfig={"userData": "#!/bin/sh\n"})
-    says = lacks("VMProvisioningReady", FAILED, "spec.guestConfig.userData is a shell script")
+    says = is_false("VMProvisioningReady", FAILED, "spec.guestConfig.userData is a shell script")
     await case.until(HARVESTER_MACHINES, "one", says)
     await case.patch(HARVESTER_MACHINES, "one", {"spec": {"guestConfig": {"userData": "locale: C.UTF-8\n"}}})
     assert annotations_of(await case.vm("one", timeout=AT_ONCE))

@@ -26,6 +26,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds
 from sandbox.processes import pki
+from tests.support.reconciler.conditions import is_ready
 from tests.support.reconciler.environment import Environment
 from tests.support.waiting import PATIENCE, until
 
@@ -418,45 +419,6 @@ def machine_spec() -> Obj:
         "networks": ["default/production"],
         "volumes": [{"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1}],
     }
-
-
-def condition_of(obj: Obj, kind: str) -> Obj:
-    """A condition of an object, empty when it has none of that type."""
-    found = (obj.get("status") or {}).get("conditions") or ()
-    return next((condition for condition in found if condition["type"] == kind), {})
-
-
-def holds(kind: str) -> Callable[[Obj], bool]:
-    """A test for objects whose condition is true."""
-    return lambda obj: condition_of(obj, kind).get("status") == "True"
-
-
-def doubts(kind: str, reason: str) -> Callable[[Obj], bool]:
-    """A test for objects whose condition is unknown for a reason."""
-
-    def matches(obj: Obj) -> bool:
-        condition = condition_of(obj, kind)
-        return condition.get("status") == "Unknown" and condition["reason"] == reason
-
-    return matches
-
-
-def lacks(kind: str, reason: str, text: str = "") -> Callable[[Obj], bool]:
-    """A test for objects whose condition is false for a reason and with a text in its message."""
-
-    def matches(obj: Obj) -> bool:
-        condition = condition_of(obj, kind)
-        found = (condition.get("status"), condition.get("reason"))
-        return found == ("False", reason) and text in condition["message"]
-
-    return matches
-
-
-def is_ready(obj: Obj) -> bool:
-    """Whether a HarvesterCluster or HarvesterMachine is ready, in all the ways to say so."""
-    status = obj.get("status") or {}
-    provisioned = (status.get("initialization") or {}).get("provisioned")
-    return bool(status.get("ready") and provisioned and holds("Ready")(obj) and holds("InfrastructureReady")(obj))
 
 
 def _brief(obj: Obj | None) -> Any:
