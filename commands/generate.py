@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.object import Obj
 from commands.main import CONTEXT_SETTINGS
 from packager.definitions.flags import FLAGS, Flag
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from packager.apply import Applier, ApplyFailure
     from packager.definitions.build import Built
 
-Obj = dict[str, Any]
 DONE, INVALID, UNREADABLE = 0, 1, 2
 
 

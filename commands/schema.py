@@ -5,9 +5,8 @@ from typing import Any
 
 import click
 
+from caphv.api.object import Obj
 from commands.main import CONTEXT_SETTINGS
-
-Obj = dict[str, Any]
 
 
 @click.group(

@@ -5,10 +5,11 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
+from caphv.api.object import Obj
 from commands.main import CONTEXT_SETTINGS
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from caphv.validation.yaml.loader import Source
     from commands.output.validate import Report
 
-Obj = dict[str, Any]
 
 VALID, INVALID, UNREADABLE = 0, 1, 2
 _LARGE = 1024 * 1024

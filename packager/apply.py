@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from caphv.api.object import Resource, key_of
+from caphv.api.object import Obj, Resource, key_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import ApiError, NotFound
-from packager.addons.merge import Obj
 
 MANAGER = "caphv-generate"
 _CLUSTERS = "cluster.x-k8s.io/v1beta2"

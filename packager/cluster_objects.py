@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from packager.addons.gather import CAAPF, RANCHER, ClusterFacts
-from packager.addons.merge import Obj, at, merged
+from packager.addons.merge import at, merged
 
 CLUSTER_API_GROUP = "cluster.x-k8s.io"
 FLEET_GROUP = "fleet.cattle.io"

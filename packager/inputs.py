@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.validation.finding import FieldPath, Finding
 from caphv.validation.yaml.loader import Source, read_all
 from caphv.validation.yaml.tree import Document
 from packager.addons.gather import holder
-from packager.addons.merge import Obj, at
+from packager.addons.merge import at
 from packager.addons.settings import ClusterFacts
 from packager.cluster_objects import CLUSTER_API_GROUP, facts_of
 

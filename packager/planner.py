@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from packager import move_marker
 from packager.addons.gather import ClusterFacts
-from packager.addons.merge import Obj
 from packager.addons.versions import Versions
 from packager.bundler import Batch, Bundler
 from packager.definitions import files, protection, statusfile

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import yaml
 
 from caphv import data
+from caphv.api.object import Obj
 from caphv.validation import documentation
 from caphv.validation import schema as compiled
 from caphv.validation.finding import Finding
@@ -20,8 +20,6 @@ from packager.definitions import validation as definitions
 from webhooks.admission import KINDS, RULES
 from webhooks.crossobject import CROSS_OBJECT_RULES
 from webhooks.rules.model import CLUSTER, MACHINE, Subject
-
-Obj = dict[str, Any]
 
 _MUCH = 1024 * 1024
 # What the schemas refuse, each form of it once or more: kind, and fields of a right object to change or remove (null).

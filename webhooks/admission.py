@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from caphv.api.bounds import beyond
+from caphv.api.object import Obj
 from caphv.validation import schema as compiled
 from caphv.validation.finding import Fault, Finding, in_order
 from caphv.validation.rule import Rule
@@ -29,8 +30,6 @@ from webhooks.rules.model import (
     Subject,
     as_advice,
 )
-
-Obj = dict[str, Any]
 
 CLONED_FROM_ANNOTATION = "cluster.x-k8s.io/cloned-from-name"
 API_PORT = 6443

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from caphv.api.object import Obj
+
 MOST_ITEMS = 256
 LONGEST_TEXT = 4096
 LONGEST_FREE_TEXT = 256 * 1024
@@ -17,7 +19,6 @@ FREE_TEXTS = frozenset({"userData", "annotations"})
 MOST_VALUES = 20_000
 """Of a whole spec."""
 
-Obj = dict[str, Any]
 Path = tuple[str | int, ...]
 
 

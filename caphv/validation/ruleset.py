@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+from caphv.api.object import Obj
 from caphv.validation.finding import Finding, LocatedFinding
 from caphv.validation.rule import Rule
-
-Obj = dict[str, Any]
 
 
 class RuleSet(Protocol):

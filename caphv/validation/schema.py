@@ -21,9 +21,8 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
 from caphv import data
+from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean, in_order
-
-Obj = dict[str, Any]
 
 # Says in words what a pattern wants.
 _FORM = "x-caphv-form"

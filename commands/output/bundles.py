@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from caphv.api import names
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from commands.options.clusters import SelectedClusters
 from commands.output.validate import colour, printable
 from packager.addons.versions import Versions
@@ -24,7 +24,6 @@ from packager.rendering.renderer import TEMPLATE_RULE, Rendered
 
 __all__ = ["DIFFERENCES", "LISTED", "PUSHED", "RENDERED", "VERIFIED", "colour", "problems", "summary", "wave"]
 
-Obj = dict[str, Any]
 _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
 
 

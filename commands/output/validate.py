@@ -11,13 +11,12 @@ from urllib.parse import quote
 
 import click
 
+from caphv.api.object import Obj
 from caphv.validation.finding import Fault, Finding
 from caphv.validation.yaml import yaml_rules
 from caphv.validation.yaml.loader import Source
 from caphv.validation.yaml.tree import Document, FieldPath
 from caphv.validation.yaml.yaml_rules import Position, TextFinding, text_finding
-
-Obj = dict[str, Any]
 
 _WIDEST_EXCERPT = 120
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.runtime.text import Limits, TextError, load_yaml
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
-from packager.addons.merge import Obj, Origins, at, leaves, merged
+from packager.addons.merge import Origins, at, leaves, merged
 
 RULES = Rules()
 METADATA = RULES.declare("addons-metadata", "Labels and annotations must be text.", kinds=("Cluster",))

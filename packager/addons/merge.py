@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from caphv.api.object import Obj
 from caphv.validation.finding import FieldPath
 
-Obj = dict[str, Any]
 Origins = dict[FieldPath, FieldPath]
 """Path of a field in the settings → path in the object that it was read from."""
 

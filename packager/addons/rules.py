@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import Any
 
 from caphv.api import names
+from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
 from packager.addons.gather import CAAPF, ClusterFacts, Gathered, labels_of_cluster
-from packager.addons.merge import Obj, at, origin
+from packager.addons.merge import at, origin
 from packager.rendering import secretscan
 
 RULES = Rules()

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from caphv.api.object import Key, annotations_of, key_of
+from caphv.api.object import Key, Obj, annotations_of, key_of
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rule, Rules
-from packager.addons.merge import Obj
 
 IPAM_ANNOTATION = "cloudprovider.harvesterhci.io/ipam"
 PRIMARY_ANNOTATION = "cloudprovider.harvesterhci.io/primary-service"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.validation.finding import Finding, in_order
 from packager.addons import rules
 from packager.addons.gather import ClusterFacts, gather
-from packager.addons.merge import Obj, Origins
+from packager.addons.merge import Origins
 
 __all__ = ["Ccm", "CloudConfig", "ClusterFacts", "Cni", "Csi", "Fleet", "Packaging", "Settings", "settings_of"]
 

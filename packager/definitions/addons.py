@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from caphv.api import names
+from caphv.api.object import Obj
 from caphv.validation.finding import Finding
-from packager.addons.merge import Obj
 from packager.addons.settings import Packaging, Settings
 from packager.definitions.model import CLUSTER_RESOURCE_SET, Definition
 from packager.definitions.nodeconfig import NodeConfig

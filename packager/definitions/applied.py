@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from caphv.api import names
+from caphv.api.object import Obj
 from packager.addons.gather import ClusterFacts, annotations_of_cluster, labels_of_cluster
-from packager.addons.merge import Obj, at, merged
+from packager.addons.merge import at, merged
 from packager.cluster_objects import facts_of
 
 

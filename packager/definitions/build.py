@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api import names
+from caphv.api.object import Obj
 from caphv.validation.finding import FieldPath, Finding, in_order
-from packager.addons.merge import Obj
 from packager.addons.settings import ClusterFacts
 from packager.definitions import addons, model, shared
 from packager.definitions import objects as individual

@@ -11,10 +11,10 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.runtime.text import Limits, TextError, load_yaml_all
 from caphv.validation.finding import Fault, Finding
-from packager.addons.merge import Obj, at
+from packager.addons.merge import at
 from packager.cluster_objects import facts_of, is_suspended
 from packager.definitions import files
 from packager.definitions.build import build

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from packager.addons.merge import Obj
+from caphv.api.object import Obj
 from packager.definitions.build import Built
 from packager.definitions.protection import protected, unprotected
 from packager.rendering import yaml

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from caphv.api.object import Obj
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
-from packager.addons.merge import Obj, merged
+from packager.addons.merge import merged
 from packager.definitions.model import API_VERSION, KIND, SCHEMA
 
 KUBERNETES_VERSION = "v1.34.2"

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.validation import schema
 from caphv.validation.finding import Finding, in_order
-from packager.addons.merge import Obj
 from packager.definitions import rules
 from packager.rendering import secretscan
 

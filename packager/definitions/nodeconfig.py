@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from packager.addons.merge import Obj, at
+from caphv.api.object import Obj
+from packager.addons.merge import at
 from packager.definitions.model import NONE, Definition
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Rendered

@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 
 from caphv.api.names import API_VERSION, GROUP
-from packager.addons.merge import Obj, merged
+from caphv.api.object import Obj
+from packager.addons.merge import merged
 from packager.definitions.model import Definition, Pool
 from packager.definitions.nodeconfig import NodeConfig
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from caphv.api import names
-from packager.addons.merge import Obj, at
+from caphv.api.object import Obj
+from packager.addons.merge import at
 
 POLICY, KEEP = "helm.sh/resource-policy", "keep"
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from caphv.api import names
+from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
-from packager.addons.merge import Obj
 from packager.rendering import secretscan
 from packager.rendering.gitrepo import GitRepoOptions
 

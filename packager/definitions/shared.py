@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from caphv import data
-from packager.addons.merge import Obj
+from caphv.api.object import Obj
 from packager.definitions.model import Definition
 
 NAMESPACE = "namespace"

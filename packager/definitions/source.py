@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.yaml.loader import SUFFIXES, parsed
 from caphv.validation.yaml.tree import Document
-from packager.addons.merge import Obj, at
+from packager.addons.merge import at
 from packager.cluster_objects import CLUSTER_API_GROUP
 from packager.definitions import model
 from packager.rendering import secretscan

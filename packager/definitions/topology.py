@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from packager.addons.merge import Obj
+from caphv.api.object import Obj
 from packager.definitions.model import Definition, Pool
 from packager.definitions.nodeconfig import NodeConfig
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from caphv.api.object import Obj
 from caphv.validation.finding import Fault, Finding, LocatedFinding
 from caphv.validation.rule import Rule
-from packager.addons.merge import Obj
 from packager.definitions import model
 from packager.definitions import rules as definition_rules
 from packager.definitions.build import build

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
 from packager.addons.gather import RANCHER
-from packager.addons.merge import Obj
 from packager.addons.settings import Settings
 from packager.addons.versions import Chart, Table, Versions
 from packager.addons.versions import chart as chart_of

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from packager.addons.merge import Obj
+from caphv.api.object import Obj
 from packager.addons.settings import Settings
 from packager.rendering.bundles import workspace
 from packager.tree import cluster_folder, path_of

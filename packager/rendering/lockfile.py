@@ -12,9 +12,10 @@ from typing import Any
 
 import yaml
 
+from caphv.api.object import Obj
 from caphv.validation.finding import Fault, Finding
 from packager.addons.gather import parsed
-from packager.addons.merge import Obj, origin
+from packager.addons.merge import origin
 from packager.addons.settings import Settings
 from packager.addons.versions import Versions, pinned
 from packager.rendering import yaml as yamltext

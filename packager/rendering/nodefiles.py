@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from packager.addons.merge import Obj
+from caphv.api.object import Obj
 from packager.addons.settings import Settings
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML

@@ -18,10 +18,10 @@ import orjson
 
 from caphv import data
 from caphv.api import names
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.validation.finding import Fault, Finding, in_order
 from packager.addons.gather import annotations_of_cluster
-from packager.addons.merge import Obj, merged
+from packager.addons.merge import merged
 from packager.addons.settings import ClusterFacts, Settings, settings_of
 from packager.addons.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
 from packager.rendering import bundles, lockfile, render_cache, secretscan, yaml

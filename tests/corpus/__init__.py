@@ -19,8 +19,7 @@ from typing import Any
 import yaml
 
 from caphv.api.names import GROUP, VERSIONS
-
-Obj = dict[str, Any]
+from caphv.api.object import Obj
 
 FOLDER = Path(__file__).parent
 _KINDS = {

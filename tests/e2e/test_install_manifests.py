@@ -5,18 +5,17 @@ import os
 import ssl
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from cryptography import x509
 
+from caphv.api.object import Obj
 from release.__main__ import contents
 from sandbox.processes import binaries
 
 pytestmark = pytest.mark.e2e
 
-Obj = dict[str, Any]
 SPREAD = {
     "maxSkew": 1,
     "topologyKey": "kubernetes.io/hostname",

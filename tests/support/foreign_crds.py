@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Obj = dict[str, Any]
-
+from caphv.api.object import Obj
 
 TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str,

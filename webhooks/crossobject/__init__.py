@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caphv.api.names import GROUP, VERSIONS
+from caphv.api.object import Obj
 from caphv.validation import schema
 from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean, in_order
 from caphv.validation.rule import Rule
 from webhooks.admission import KINDS, RULES, Review, validate
 from webhooks.crossobject import machines, networks, objects, references, topology
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Inventory, Obj, locate
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Inventory, locate
 
 CROSS_OBJECT_RULES: tuple[Rule, ...] = (
     *objects.RULES,

@@ -6,14 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from caphv.api.names import CLUSTER_NAME_LABEL, GROUP
+from caphv.api.object import Obj
 from caphv.validation.finding import LocatedFinding, did_you_mean
 from caphv.validation.rule import Rule
 from webhooks.rules.model import Field
-
-Obj = dict[str, Any]
 
 CORE_GROUP = "cluster.x-k8s.io"
 CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
-
-Obj = dict[str, Any]
 
 CLUSTER, CLUSTER_TEMPLATE = "HarvesterCluster", "HarvesterClusterTemplate"
 MACHINE, MACHINE_TEMPLATE = "HarvesterMachine", "HarvesterMachineTemplate"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +23,6 @@ from tests.support.packager.repositories import Origin
 
 pytestmark = pytest.mark.integration
 
-Obj = dict[str, Any]
 REPO = management_git_repo(GitRepoOptions("https://git.example.com/fleet.git"))
 
 

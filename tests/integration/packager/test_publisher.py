@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from commands.main import cli
 from packager.addons.gather import ClusterFacts
 from packager.controller import definition_source
@@ -28,7 +28,6 @@ from tests.support.packager.repositories import Origin, git
 
 pytestmark = pytest.mark.integration
 
-Obj = dict[str, Any]
 ONE = Key("team-a", "one")
 BUNDLES, MANIFEST = "clusters/team-a/one", "manifests/team-a/one"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from caphv.api.object import Obj
 from caphv.validation.yaml.loader import files
 from commands.main import cli
 from packager.definitions.protection import is_protected, unprotected
@@ -20,7 +20,6 @@ from tests.support.packager.repositories import Origin, git
 
 pytestmark = pytest.mark.integration
 
-Obj = dict[str, Any]
 STATUS = "caphv-status.yaml"
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 from click.testing import CliRunner, Result
 
+from caphv.api.object import Obj
 from commands.main import cli
 from tests.support.packager.examples import cluster
-
-Obj = dict[str, Any]
 
 
 def call(*arguments: object, stdin: str | None = None) -> Result:

@@ -5,10 +5,10 @@ import json
 from typing import Any
 
 from caphv import data
+from caphv.api.object import Obj
 from packager.definitions.build import Built, build
 from packager.rendering.renderer import Renderer
 
-Obj = dict[str, Any]
 RENDERER = Renderer()
 _EXAMPLE: Obj = json.loads((data.folder("schemas") / "clusterdefinition.json").read_text())["examples"][0]
 

@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from caphv.api.object import Obj
 from packager.addons.settings import ClusterFacts
 from packager.rendering import yaml
 from packager.rendering.gitrepo import GitRepoOptions, git_repos
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Rendered, Renderer, RenderOptions
 
-Obj = dict[str, Any]
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Obj = dict[str, Any]
-
+from caphv.api.object import Obj
 
 INFRASTRUCTURE, CONTROL_PLANE = "infrastructure.cluster.x-k8s.io", "controlplane.cluster.x-k8s.io"
 

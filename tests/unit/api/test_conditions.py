@@ -3,7 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -13,10 +13,10 @@ from jsonschema import Draft202012Validator
 from caphv import data
 from caphv.api import names
 from caphv.api.conditions import MAX_MESSAGE, get_condition, is_true, rfc3339, set_condition
+from caphv.api.object import Obj
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 SCHEMA = json.loads((data.folder("schemas") / "definitions.json").read_text())["$defs"]["condition"]
 T0 = datetime(2026, 11, 21, 9, 0, tzinfo=UTC)
 T1 = T0 + timedelta(minutes=5)

@@ -10,11 +10,11 @@ from jsonschema import Draft202012Validator
 
 from caphv import data
 from caphv.api import bounds, crds, names
+from caphv.api.object import Obj
 from tests.support.openapi import example_object, fields, object_schema
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 CRDS = {crd["spec"]["names"]["plural"]: crd for crd in crds.custom_resource_definitions()}
 VERSIONED = [(plural, version) for plural in CRDS for version in names.VERSIONS]
 GUEST_CONFIG = {".guestConfig"} | {

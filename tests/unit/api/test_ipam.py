@@ -22,10 +22,9 @@ from caphv.api.ipam import (
     plan_releases,
     pool_capacity,
 )
+from caphv.api.object import Obj
 
 pytestmark = pytest.mark.unit
-
-Obj = dict[str, Any]
 
 
 def pool(name: str = "p", *ranges: Obj, allocated: dict[str, str] | None = None, history: Any = None) -> Obj:

@@ -10,10 +10,10 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
 from caphv import data
+from caphv.api.object import Obj
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 FILES: dict[str, Obj] = {
     path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(data.folder("schemas").glob("*.json"))
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from caphv.api.object import Obj
 from packager.addons.settings import ClusterFacts
 from packager.bundler import Bundler
 from packager.git.directory import Directory
@@ -15,7 +16,7 @@ from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.planner import ManagementState, Planner
 from packager.planner import publish as publish_bundles
-from tests.support.packager.commands import Obj, call, manifest, write
+from tests.support.packager.commands import call, manifest, write
 from tests.support.packager.examples import cluster
 from tests.support.packager.repositories import Origin
 from tests.support.packager.tables import older_table

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -11,12 +10,12 @@ import yaml
 from click.testing import CliRunner, Result
 
 from caphv import data
+from caphv.api.object import Obj
 from commands.main import cli
 from tests.support.packager.commands import call, manifest, write
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 SHIPPED = data.folder("fleet-bundles") / "v2"
 DASHBOARD = """name: {{ bundle_name("dashboard") }}
 defaultNamespace: dashboard

@@ -15,6 +15,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from caphv import data
+from caphv.api.object import Obj
 from commands.generate import generate
 from commands.main import cli
 from packager.definitions.flags import FLAGS
@@ -22,7 +23,6 @@ from packager.definitions.model import check
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 TOKEN = "kubeconfig-user-abcde:0123456789"
 KUBECONFIG = f"""\
 apiVersion: v1

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from packager.addons.settings import Settings, settings_of
 from packager.cluster_objects import facts_of, fleet_managers, is_suspended
-from tests.support.packager.objects import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, Obj, cluster, obj, reference
+from tests.support.packager.objects import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, cluster, obj, reference
 
 pytestmark = pytest.mark.unit
 

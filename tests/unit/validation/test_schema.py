@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caphv import data
+from caphv.api.object import Obj
 from caphv.validation import schema as compiled
 
 pytestmark = pytest.mark.unit
-
-Obj = dict[str, Any]
 
 
 @pytest.fixture

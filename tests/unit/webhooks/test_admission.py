@@ -12,13 +12,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caphv.api.object import Obj
 from tests import corpus
 from tests.support.reconciler.case import machine_spec
 from webhooks.admission import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, validate
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 ADVICE = {
     "small-machine": ("HarvesterMachine", {"cpu": 1, "memory": "2Gi"}, {"spec.cpu", "spec.memory"}),
     "ssh-user-root": ("HarvesterMachine", {"sshUser": "root"}, {"spec.sshUser"}),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from caphv.api.object import Obj
 from caphv.runtime import certwatcher
 from sandbox.processes import pki
 from webhooks import configuration
@@ -16,7 +17,6 @@ pytestmark = pytest.mark.unit
 
 SERVICE = {"service": {"namespace": "caphv-system", "name": "caphv-webhook-service"}}
 OLD, NEW = (pki.CA.create(name).certificate for name in ("old", "new"))
-Obj = dict[str, Any]
 
 
 def encoded(*pems: bytes) -> str:

@@ -2,16 +2,15 @@
 
 import copy
 import json
-from typing import Any
 
 import pytest
 import yaml
 
+from caphv.api.object import Obj
 from webhooks.crossobject import CROSS_OBJECT_RULES, check_together
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 
 # One cluster with all that belongs to it. Each case changes it.
 OBJECTS = """\

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from caphv.api import crds
 from caphv.api.names import GROUP, VERSIONS
+from caphv.api.object import Obj
 from caphv.validation.finding import Fault, Finding
 from tests.support.openapi import example_object
 from webhooks import handler
@@ -22,7 +23,6 @@ from webhooks.admission import KINDS, Verdict
 pytestmark = pytest.mark.unit
 
 CASES = int(os.environ.get("CAPHV_TEST_FUZZ", "2000"))
-Obj = dict[str, Any]
 
 
 def request(kind: str = "HarvesterMachine", version: str = "v1beta1", **fields: Any) -> Obj:

@@ -1,19 +1,17 @@
 """Settings of a cluster: sources in their order, every fault at the place where a user wrote it."""
 
 import copy
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.object import Obj
 from packager.addons.merge import merged
 from packager.addons.settings import ClusterFacts, Packaging, Settings, settings_of
 from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.unit
-
-Obj = dict[str, Any]
 
 
 def settings(facts: ClusterFacts) -> Settings:

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
+from caphv.api.object import Obj
 from packager.addons.validation import check_together, concerns, rules
 from tests.support.packager.objects import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, cluster, obj, reference
 
 pytestmark = pytest.mark.unit
-
-Obj = dict[str, Any]
 
 
 def located(*objs: Obj) -> list[tuple[int, str, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from caphv.api.names import Reason
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from packager.controller import condition, fleet, loop
 from packager.controller import state as view
 from packager.controller.condition import Outcome
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.unit
 ONE, TWO = Key("team", "one"), Key("team", "two")
 COMMIT, OLDER = "b" * 40, "a" * 40
 WANTED = Wanted("team", (("ccm", "ccm-one-1"), ("cni", "cni-one-2")), "fleet/clusters/team/one", COMMIT)
-Obj = dict[str, Any]
 
 
 class Clock:

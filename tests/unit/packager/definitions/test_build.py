@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caphv.api import crds
+from caphv.api.object import Obj
 from packager.definitions.build import Built, build
 from tests.support.foreign_crds import violations
 from tests.support.openapi import object_schema
@@ -20,7 +21,6 @@ from webhooks import crossobject
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 CASES = {
     "class": definition(),
     "class-sets": definition(addonDelivery="ClusterResourceSet"),

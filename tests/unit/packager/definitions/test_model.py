@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from caphv.api.object import Obj
 from packager.definitions import rules, validation
 from packager.definitions.model import check
 from tests.support.packager.definitions import built, definition, k3s, kubeadm
@@ -14,7 +13,6 @@ pytestmark = pytest.mark.unit
 
 CALICO = {"cni": {"name": "calico"}}
 
-Obj = dict[str, Any]
 CASES: dict[str, tuple[Obj, str, str]] = {
     "class and objects": (
         definition(clusterClass="mine", individualObjects=True),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
+from caphv.api.object import Obj
 from packager.rendering.gitrepo import git_repos
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Renderer
@@ -20,7 +21,6 @@ pytestmark = [
     pytest.mark.skipif(not SHARED.is_dir(), reason="the CRDs and charts of others are not at hand"),
 ]
 
-Obj = dict[str, Any]
 # Fields of fleet.yaml that are not of a Bundle's spec.
 OF_THE_FILE = {"name", "labels", "overrideTargets"}
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
+from caphv.api.object import Obj
 from packager.addons.settings import ClusterFacts
 from packager.rendering.renderer import Renderer
 from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 RENDERER = Renderer()
 KINDS = {

@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from caphv import data
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from packager.addons.versions import checked_repository
 from packager.rendering import secretscan
 from packager.rendering import yaml as yamltext
@@ -25,7 +25,6 @@ from tests.support.packager.examples import OPTIONS, cluster
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(

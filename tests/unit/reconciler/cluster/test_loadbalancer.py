@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.object import Obj
 from reconciler.cluster.loadbalancer import drift, load_balancer_spec
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 SELECTOR = {"harvestercluster/machinetype": ["controlplane-demo"], "caphv.io/cluster": ["clusters.demo"]}
 LISTENER = {"name": "rke2", "port": 9345, "protocol": "TCP", "backendPort": 9345}
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from caphv.api import ipam
+from caphv.api.object import Obj
 from caphv.runtime.errors import Conflict, Forbidden, Unreachable
 from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
 
 pytestmark = pytest.mark.unit
-
-Obj = dict[str, Any]
 
 
 def pool(size: int) -> Obj:

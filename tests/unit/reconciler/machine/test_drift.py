@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.object import Obj
 from reconciler.machine.drift import drift
 from reconciler.machine.vm import VirtualMachineInputs, virtual_machine
 from sandbox.harvester.mutations import mutated
@@ -17,7 +18,6 @@ from tests.support.reconciler.machines import inputs
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 STRATEGY = "harvesterhci.io/vmRunStrategy"
 CLAIMS = "harvesterhci.io/volumeClaimTemplates"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

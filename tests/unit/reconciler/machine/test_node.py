@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.object import Obj
 from reconciler.machine.node import initialization, labelling, topology
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from reconciler.harvester.ownership import record
 from reconciler.machine.disks import pvc_name
 from reconciler.machine.placement import label_value
@@ -23,7 +23,6 @@ from tests.support.reconciler.machines import OWNER, inputs
 
 pytestmark = pytest.mark.unit
 
-Obj = dict[str, Any]
 DEPLOYMENT = {"cluster.x-k8s.io/deployment-name": "md-0"}
 
 

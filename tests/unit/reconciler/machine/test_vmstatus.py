@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.object import Obj
 from reconciler.machine.vmstatus import VmPhase, addresses, vm_state
 
 pytestmark = pytest.mark.unit
-
-Obj = dict[str, Any]
 
 
 def vmi(*interfaces: Obj, phase: str = "Running", **status: Any) -> Obj:
