@@ -12,13 +12,14 @@ import yaml
 
 from bench.environment import Bench, encoded, join_token
 from caphv.api.object import NODES, SECRETS, Obj, being_deleted
+from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from sandbox import manifests
+from sandbox.capi.resources import CLUSTERS, MACHINES
 from sandbox.cluster import CLUSTER_LABEL, CORE_VERSION, IDENTITY, KUBERNETES_VERSION
 from sandbox.guest.join import JOIN_FILE, WORKER
 from sandbox.harvester import kinds
-from sandbox.scenario.view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES
 
 TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
 _IN_FLIGHT = 16

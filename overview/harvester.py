@@ -24,15 +24,13 @@ from overview.reader import list_all, unseen
 HARVESTER_SECONDS = 15.0
 WORKLOAD_SECONDS = 6.0
 _SERVERS_AT_ONCE = 16
-NETWORKS = Resource("k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition")
-SETTINGS = Resource("harvesterhci.io", "v1beta1", "settings", "Setting", namespaced=False)
 _CLUSTER_WIDE: dict[str, Resource] = {"hosts": NODES, "pools": resources.IP_POOLS}
 # What only checks of a whole Harvester need.
 _SURROUNDINGS: dict[str, Resource] = {
     "images": resources.IMAGES,
     "key_pairs": resources.KEY_PAIRS,
-    "networks": NETWORKS,
-    "settings": SETTINGS,
+    "networks": resources.NETWORKS,
+    "settings": resources.HARVESTER_SETTINGS,
 }
 _IN_NAMESPACE: dict[str, Resource] = {
     "vms": resources.VIRTUAL_MACHINES,

@@ -49,11 +49,10 @@ async def kinds_of(client: ApiClient) -> dict[str, Resource]:
     except NotFound:
         msg = f"{client.server} does not serve Cluster API: is it the management cluster? Choose it with --kubeconfig"
         raise NoClusterApiError(f"{msg} or --context") from None
-    group = resources.CLUSTER_API_GROUP
     return {
         "clusters": resources.clusters(version),
         "machines": resources.machines(version),
-        "machine_deployments": Resource(group, version, "machinedeployments", "MachineDeployment"),
+        "machine_deployments": resources.machine_deployments(version),
         "harvester_clusters": resources.HARVESTER_CLUSTERS,
         "harvester_machines": resources.HARVESTER_MACHINES,
     }

@@ -13,11 +13,10 @@ from typing import Any
 
 from caphv.api import names
 from caphv.api.object import Key, Obj
+from caphv.api.resources import CLUSTER_API_GROUP, FLEET_GROUP
 from packager.addons.gather import CAAPF, RANCHER, ClusterFacts
 from packager.addons.merge import at, merged
 
-CLUSTER_API_GROUP = "cluster.x-k8s.io"
-FLEET_GROUP = "fleet.cattle.io"
 _TEMPLATE = "Template"
 
 Find = Callable[[str, str, Key], Obj | None]

@@ -8,11 +8,11 @@ from typing import Any
 
 from caphv.api import names
 from caphv.api.object import Obj, Resource
+from caphv.api.resources import CLUSTER_API_GROUP, FLEET_GROUP
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import find_resource
 from caphv.runtime.errors import Forbidden, NotFound
 from packager.addons.merge import at
-from packager.cluster_objects import CLUSTER_API_GROUP, FLEET_GROUP
 from packager.rendering.bundles import RANCHER_WORKSPACE
 
 log = logging.getLogger(__name__)

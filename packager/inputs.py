@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from caphv.api.object import Key, Obj
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import FieldPath, Finding
 from caphv.validation.yaml.loader import Source, read_all
 from caphv.validation.yaml.tree import Document
 from packager.addons.gather import holder
 from packager.addons.merge import at
 from packager.addons.settings import ClusterFacts
-from packager.cluster_objects import CLUSTER_API_GROUP, facts_of
+from packager.cluster_objects import facts_of
 
 _Place = tuple[Source, Document, FieldPath]
 

@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, Resource, key_of
+from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from sandbox.harvester import kinds
 from sandbox.harvester.informers import claims_of
-from sandbox.scenario.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 
 
 async def problems(management: ApiClient, harvester: ApiClient, namespaces: Iterable[str]) -> list[str]:

@@ -15,19 +15,22 @@ from copy import deepcopy
 from urllib.parse import urlsplit
 
 from caphv.api.names import GROUP, VERSIONS
-from caphv.api.object import Obj, Resource, annotations_of
+from caphv.api.object import (
+    MUTATING_WEBHOOK_CONFIGURATIONS,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
+    Obj,
+    Resource,
+    annotations_of,
+)
 from caphv.runtime.certwatcher import certificates_in
 from webhooks.admission import KINDS
 from webhooks.handler import WEBHOOKS, Webhook, path_of
 
 ADMISSION_GROUP = "admissionregistration.k8s.io"
-VALIDATING = Resource(
-    ADMISSION_GROUP, "v1", "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", namespaced=False
-)
-MUTATING = Resource(
-    ADMISSION_GROUP, "v1", "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", namespaced=False
-)
-RESOURCES: dict[Webhook, Resource] = {"validate": VALIDATING, "mutate": MUTATING}
+RESOURCES: dict[Webhook, Resource] = {
+    "validate": VALIDATING_WEBHOOK_CONFIGURATIONS,
+    "mutate": MUTATING_WEBHOOK_CONFIGURATIONS,
+}
 NAMES: dict[Webhook, str] = {
     "validate": "caphv-validating-webhook-configuration",
     "mutate": "caphv-mutating-webhook-configuration",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from caphv.api.names import GROUP, STORED_VERSION
 from caphv.api.object import Resource
 
-INFRASTRUCTURE_GROUP = "infrastructure.cluster.x-k8s.io"
 CLUSTER_API_GROUP = "cluster.x-k8s.io"
+FLEET_GROUP = "fleet.cattle.io"
 # Newest first; the management cluster decides which one is used.
 CLUSTER_API_VERSIONS = ("v1beta2", "v1beta1")
 
-HARVESTER_CLUSTERS = Resource(INFRASTRUCTURE_GROUP, "v1beta1", "harvesterclusters", "HarvesterCluster")
-HARVESTER_MACHINES = Resource(INFRASTRUCTURE_GROUP, "v1beta1", "harvestermachines", "HarvesterMachine")
-HARVESTER_MACHINE_TEMPLATES = Resource(
-    INFRASTRUCTURE_GROUP, "v1beta1", "harvestermachinetemplates", "HarvesterMachineTemplate"
-)
+HARVESTER_CLUSTERS = Resource(GROUP, STORED_VERSION, "harvesterclusters", "HarvesterCluster")
+HARVESTER_MACHINES = Resource(GROUP, STORED_VERSION, "harvestermachines", "HarvesterMachine")
+HARVESTER_MACHINE_TEMPLATES = Resource(GROUP, STORED_VERSION, "harvestermachinetemplates", "HarvesterMachineTemplate")
 
 VIRTUAL_MACHINES = Resource("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
 VIRTUAL_MACHINE_INSTANCES = Resource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
@@ -21,10 +20,13 @@ IMAGES = Resource("harvesterhci.io", "v1beta1", "virtualmachineimages", "Virtual
 KEY_PAIRS = Resource("harvesterhci.io", "v1beta1", "keypairs", "KeyPair")
 IP_POOLS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "ippools", "IPPool", namespaced=False)
 LOAD_BALANCERS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "loadbalancers", "LoadBalancer")
+NETWORKS = Resource("k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition")
+HARVESTER_SETTINGS = Resource("harvesterhci.io", "v1beta1", "settings", "Setting", namespaced=False)
 
 RANCHER_CLUSTERS = Resource("provisioning.cattle.io", "v1", "clusters", "Cluster")
 MANAGED_CLUSTERS = Resource("management.cattle.io", "v3", "clusters", "Cluster", namespaced=False)
-FLEET_CLUSTERS = Resource("fleet.cattle.io", "v1alpha1", "clusters", "Cluster")
+FLEET_CLUSTERS = Resource(FLEET_GROUP, "v1alpha1", "clusters", "Cluster")
+CERTIFICATES = Resource("cert-manager.io", "v1", "certificates", "Certificate")
 
 
 def clusters(version: str) -> Resource:
@@ -35,3 +37,13 @@ def clusters(version: str) -> Resource:
 def machines(version: str) -> Resource:
     """Cluster API's Machine in one of its versions."""
     return Resource(CLUSTER_API_GROUP, version, "machines", "Machine")
+
+
+def machine_deployments(version: str) -> Resource:
+    """Cluster API's MachineDeployment in one of its versions."""
+    return Resource(CLUSTER_API_GROUP, version, "machinedeployments", "MachineDeployment")
+
+
+def cluster_classes(version: str) -> Resource:
+    """Cluster API's ClusterClass in one of its versions."""
+    return Resource(CLUSTER_API_GROUP, version, "clusterclasses", "ClusterClass")

@@ -24,7 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from caphv.api.object import Obj, Resource
+from caphv.api.object import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Obj, Resource
 from caphv.runtime.certwatcher import CertWatcher, server_context
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
@@ -32,8 +32,6 @@ from caphv.runtime.runnable import Runnable
 
 log = logging.getLogger(__name__)
 
-TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
-ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False)
 # Scrapes come every few seconds with the same token. An account that loses the right is let in for so long.
 _REMEMBER_ALLOWED = 60.0
 _REMEMBER_REFUSED = 10.0
@@ -95,7 +93,7 @@ class TokenAuthorizer:
             "extra": user.get("extra") or {},
             "nonResourceAttributes": {"path": path, "verb": "get"},
         }
-        review = await self._review(ACCESS_REVIEWS, attributes)
+        review = await self._review(SUBJECT_ACCESS_REVIEWS, attributes)
         return Decision.ALLOWED if review.get("allowed") else Decision.FORBIDDEN
 
     async def _review(self, resource: Resource, spec: Obj) -> Obj:

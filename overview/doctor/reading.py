@@ -10,7 +10,10 @@ from caphv.api import names, resources
 from caphv.api.object import (
     CUSTOM_RESOURCE_DEFINITIONS,
     DEPLOYMENTS,
+    ENDPOINT_SLICES,
     LEASES,
+    STORAGE_CLASSES,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
     Key,
     Obj,
     Resource,
@@ -27,16 +30,6 @@ from overview.objects import ManagementObjects
 from overview.poolreader import Machines, read_machines, read_pools
 from overview.reader import list_all, unseen
 
-_WEBHOOKS = Resource(
-    "admissionregistration.k8s.io",
-    "v1",
-    "validatingwebhookconfigurations",
-    "ValidatingWebhookConfiguration",
-    namespaced=False,
-)
-_ENDPOINTS = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
-_CERTIFICATES = Resource("cert-manager.io", "v1", "certificates", "Certificate")
-_STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
 _HARVESTER = Key("harvester-system", "harvester")
 
@@ -52,15 +45,15 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
         asyncio.gather(*(_get(client, facts, CUSTOM_RESOURCE_DEFINITIONS, "", str(kind)) for kind in kinds)),
         _get(client, facts, DEPLOYMENTS, namespace, "caphv-controller-manager"),
         _get(client, facts, LEASES, namespace, names.LEASE),
-        _get(client, facts, _WEBHOOKS, "", _WEBHOOK_CONFIGURATION),
+        _get(client, facts, VALIDATING_WEBHOOK_CONFIGURATIONS, "", _WEBHOOK_CONFIGURATION),
     )
     facts.crds = [crd for crd in crds if crd]
-    facts.certificates = await _list(client, facts, _CERTIFICATES, namespace)
+    facts.certificates = await _list(client, facts, resources.CERTIFICATES, namespace)
     entries = (facts.webhooks or {}).get("webhooks") or []
     service = next(((entry.get("clientConfig") or {}).get("service") for entry in entries), None)
     if service:
         selector = f"kubernetes.io/service-name={service['name']}"
-        facts.endpoints = await _list(client, facts, _ENDPOINTS, str(service["namespace"]), selector)
+        facts.endpoints = await _list(client, facts, ENDPOINT_SLICES, str(service["namespace"]), selector)
     return facts
 
 
@@ -120,7 +113,7 @@ async def _ask(facts: HarvesterFacts, access: Kubeconfig, machines: Machines | N
             )
             facts.deployment = next(iter(listed["items"]), None)
         with suppress(ApiError):
-            facts.storage_classes = await list_all(harvester, _STORAGE_CLASSES)
+            facts.storage_classes = await list_all(harvester, STORAGE_CLASSES)
         if machines is not None:
             with suppress(ApiError):
                 facts.pools = (await read_pools(harvester, machines, namespaces)).reports()

@@ -8,13 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv import data
-from caphv.api.object import Obj, Resource
+from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.text import load_yaml_all
 
-_REVIEWS = Resource(
-    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
-)
 _IN_NAMESPACES = "caphv-identity-namespace"
 
 
@@ -42,7 +39,7 @@ def needed(namespaces: Iterable[str]) -> list[Right]:
 async def denied(client: ApiClient, rights: Iterable[Right]) -> list[Right]:
     """Ask Harvester which of these rights the client's account lacks. Raises `ApiError`, `Unreachable`."""
     wanted = list(rights)
-    answers = await asyncio.gather(*(client.create(_REVIEWS, _review(right)) for right in wanted))
+    answers = await asyncio.gather(*(client.create(SELF_SUBJECT_ACCESS_REVIEWS, _review(right)) for right in wanted))
     return [right for right, answer in zip(wanted, answers, strict=True) if not answer["status"].get("allowed")]
 
 
@@ -82,8 +79,8 @@ def _review(right: Right) -> Obj:
         "name": right.name,
     }
     return {
-        "apiVersion": _REVIEWS.api_version,
-        "kind": _REVIEWS.kind,
+        "apiVersion": SELF_SUBJECT_ACCESS_REVIEWS.api_version,
+        "kind": SELF_SUBJECT_ACCESS_REVIEWS.kind,
         "metadata": {},
         "spec": {"resourceAttributes": {name: value for name, value in attributes.items() if value}},
     }

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from caphv.api.object import Obj, key_of
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Finding, LocatedFinding, in_order
 from caphv.validation.rule import Rule
 from packager.addons import gather, services
@@ -17,7 +18,7 @@ from packager.addons.gather import holder
 from packager.addons.merge import at
 from packager.addons.services import IPAM_ANNOTATION, PRIMARY_ANNOTATION, check_services
 from packager.addons.settings import ClusterFacts, settings_of
-from packager.cluster_objects import CLUSTER_API_GROUP, facts_of
+from packager.cluster_objects import facts_of
 
 Located = LocatedFinding[int]
 

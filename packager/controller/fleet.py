@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from caphv.api.object import Key, Obj, labels_of
+from caphv.api.resources import FLEET_GROUP
 from caphv.runtime.cache import Change
 from packager.addons.merge import at
-from packager.controller.informers import FLEET_GROUP, OptionalKinds
+from packager.controller.informers import OptionalKinds
 from packager.rendering.bundles import BUNDLE_LABEL
 
 _BUNDLE = (FLEET_GROUP, "Bundle")

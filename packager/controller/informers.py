@@ -1,4 +1,4 @@
-"""The kinds that the packager reads, and caches of optional ones: control planes and Fleet's."""
+"""Caches of kinds that may be missing: control planes and Fleet's."""
 
 from __future__ import annotations
 
@@ -14,25 +14,10 @@ from caphv.runtime.errors import ApiError, NotFound, Unreachable
 
 log = logging.getLogger(__name__)
 
-CLUSTER_API_GROUP = "cluster.x-k8s.io"
-# Newest first; the management cluster decides which one is used.
-CLUSTER_API_VERSIONS = ("v1beta2", "v1beta1")
-FLEET_GROUP = "fleet.cattle.io"
-HARVESTER_CLUSTERS = Resource("infrastructure.cluster.x-k8s.io", "v1beta1", "harvesterclusters", "HarvesterCluster")
 _RETRY = 2.0
 _SEARCHES = 30
 _KEPT = ("name", "namespace", "uid", "resourceVersion", "generation", "labels", "annotations", "deletionTimestamp")
 _Handler = Callable[[Change], None]
-
-
-def clusters(version: str) -> Resource:
-    """Cluster API's Cluster in one of its versions."""
-    return Resource(CLUSTER_API_GROUP, version, "clusters", "Cluster")
-
-
-def cluster_classes(version: str) -> Resource:
-    """Cluster API's ClusterClass in one of its versions."""
-    return Resource(CLUSTER_API_GROUP, version, "clusterclasses", "ClusterClass")
 
 
 def without_status(obj: Obj) -> Obj:

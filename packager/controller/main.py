@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 
 from caphv.api import names
 from caphv.api.object import Key
+from caphv.api.resources import CLUSTER_API_GROUP, CLUSTER_API_VERSIONS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import served_version
 from caphv.runtime.election import LeaderElection
@@ -29,7 +30,6 @@ from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable
 from packager.controller import metrics, state
 from packager.controller.fleet import Fleet
-from packager.controller.informers import CLUSTER_API_GROUP, CLUSTER_API_VERSIONS
 from packager.controller.loop import SyncIntervals, SyncLoop
 from packager.controller.publisher import Publisher, PublisherOptions
 from packager.controller.push_relay import PushRelay

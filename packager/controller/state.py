@@ -12,19 +12,19 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from caphv.api import clusterapi, names
+from caphv.api import clusterapi, names, resources
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from packager.addons.gather import ClusterFacts
 from packager.cluster_objects import fleet_managers, is_on_harvester, is_suspended
 from packager.controller import informers
-from packager.controller.informers import FLEET_GROUP, OptionalKinds
+from packager.controller.informers import OptionalKinds
 from packager.definitions.protection import is_protected
 
 log = logging.getLogger(__name__)
 
-_FLEET_CLUSTER = (FLEET_GROUP, "Cluster")
+_FLEET_CLUSTER = (resources.FLEET_GROUP, "Cluster")
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class ClusterCache:
         self.kinds = OptionalKinds(client, settled)
         self.clusters = Informer(
             client,
-            informers.clusters(version),
+            resources.clusters(version),
             namespace=options.namespace,
             transform=informers.without_status,
             indexes={"infrastructure": _infrastructure, "control plane": _control_plane, "class": _class},
         )
-        self.harvester_clusters = Informer(client, informers.HARVESTER_CLUSTERS, namespace=options.namespace)
-        self.classes = Informer(client, informers.cluster_classes(version), transform=informers.without_status)
+        self.harvester_clusters = Informer(client, resources.HARVESTER_CLUSTERS, namespace=options.namespace)
+        self.classes = Informer(client, resources.cluster_classes(version), transform=informers.without_status)
 
     @property
     def informers(self) -> tuple[Informer, ...]:
@@ -189,7 +189,7 @@ class ClusterCache:
 
     def _find(self, group: str, kind: str, key: Key) -> Obj | None:
         """Look up the class of a Cluster without infrastructure: it tells whether the Cluster is on Harvester."""
-        return self.classes.get(*key) if (group, kind) == (informers.CLUSTER_API_GROUP, "ClusterClass") else None
+        return self.classes.get(*key) if (group, kind) == (resources.CLUSTER_API_GROUP, "ClusterClass") else None
 
     # Changes
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from caphv.api import conditions
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj, being_deleted, key_of
+from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.runtime.cache import Change
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
@@ -22,7 +23,6 @@ from caphv.runtime.events import EventRecorder, EventType
 from packager.controller import metrics
 from packager.controller.condition import ConditionUpdate, Outcome, commit_in, condition_of
 from packager.controller.fleet import Fleet
-from packager.controller.informers import HARVESTER_CLUSTERS
 from packager.controller.state import ClusterCache
 
 _READY = ConditionType.ADDON_BUNDLES_READY

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caphv.api.object import Key, Obj
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.yaml.loader import SUFFIXES, parsed
 from caphv.validation.yaml.tree import Document
 from packager.addons.merge import at
-from packager.cluster_objects import CLUSTER_API_GROUP
 from packager.definitions import model
 from packager.rendering import secretscan
 from packager.tree import Tree, path_of

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.api.object import NAMESPACES, Resource, uid_of
+from caphv.api.object import NAMESPACES, SELF_SUBJECT_ACCESS_REVIEWS, uid_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.errors import ApiError, Forbidden, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -43,9 +43,6 @@ from reconciler.harvester.views import TargetNamespace, View, sync_error_of
 
 log = logging.getLogger(__name__)
 
-ACCESS_REVIEWS = Resource(
-    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
-)
 # Rights that end are noticed by a 403, or after this many seconds.
 _REVIEW_SECONDS = 600.0
 _REVIEW_AGAIN = 30.0
@@ -336,12 +333,14 @@ class Session:
             "namespace": collection.namespace,
         }
         body = {
-            "apiVersion": ACCESS_REVIEWS.api_version,
-            "kind": ACCESS_REVIEWS.kind,
+            "apiVersion": SELF_SUBJECT_ACCESS_REVIEWS.api_version,
+            "kind": SELF_SUBJECT_ACCESS_REVIEWS.kind,
             "spec": {"resourceAttributes": attributes},
         }
         try:
-            review = await self.client.request("POST", ACCESS_REVIEWS.path(), resource=ACCESS_REVIEWS, body=body)
+            review = await self.client.request(
+                "POST", SELF_SUBJECT_ACCESS_REVIEWS.path(), resource=SELF_SUBJECT_ACCESS_REVIEWS, body=body
+            )
         except (ApiError, Unreachable) as error:
             log.debug("cannot review whether %s may %s %s: %s", self.identity, verb, collection.resource, error)
             return False

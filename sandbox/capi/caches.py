@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 
 from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
 from caphv.api.object import SECRETS, Key, Obj, key_of, labels_of
+from caphv.api.resources import HARVESTER_MACHINES
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from sandbox.capi.distribution import Distribution
-from sandbox.capi.resources import CLUSTERS, HARVESTER_MACHINES, MACHINES
+from sandbox.capi.resources import CLUSTERS, MACHINES
 
 _BY_CLUSTER = "cluster"
 

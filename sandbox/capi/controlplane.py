@@ -12,6 +12,7 @@ import secrets as random
 import string
 
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, owner_reference, uid_of
+from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import AlreadyExists, NotFound
@@ -22,7 +23,6 @@ from sandbox.capi.caches import Caches, cluster_key
 from sandbox.capi.plan import Create, Delete, Member, Step, Wait, next_step
 from sandbox.capi.resources import (
     CLUSTERS,
-    HARVESTER_MACHINE_TEMPLATES,
     MACHINES,
     alive,
     merged_conditions,

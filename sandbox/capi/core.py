@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from caphv.api.object import Obj, Resource
+from caphv.api import resources
+from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from sandbox import manifests
@@ -32,7 +33,7 @@ LABELS = {
     manifests.MOVE_LABEL: "",
 }
 # The older served version, so that the probe covers conversion as well as admission.
-PROBE_RESOURCE = Resource("cluster.x-k8s.io", "v1beta1", "clusters", "Cluster")
+PROBE_RESOURCE = resources.clusters("v1beta1")
 PROBE = {
     "apiVersion": "cluster.x-k8s.io/v1beta1",
     "kind": "Cluster",

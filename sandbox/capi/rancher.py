@@ -13,18 +13,16 @@ import hashlib
 from pathlib import Path
 
 from caphv.api.object import NAMESPACES, Key, Obj, Resource, key_of, labels_of
+from caphv.api.resources import FLEET_CLUSTERS, MANAGED_CLUSTERS, RANCHER_CLUSTERS
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import AlreadyExists
 from sandbox import manifests
+from sandbox.capi.resources import CLUSTERS
 
 AUTO_IMPORT = "cluster-api.cattle.io/rancher-auto-import"
 OWNER, OWNER_NAMESPACE = "cluster-api.cattle.io/capi-cluster-owner", "cluster-api.cattle.io/capi-cluster-owner-ns"
-CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
-IMPORTS = Resource("provisioning.cattle.io", "v1", "clusters", "Cluster")
-MANAGED = Resource("management.cattle.io", "v3", "clusters", "Cluster", namespaced=False)
-FLEET = Resource("fleet.cattle.io", "v1alpha1", "clusters", "Cluster")
 CRDS = Path(__file__).parent.parent / "crds" / "rancher"
 
 
@@ -40,7 +38,7 @@ class Rancher:
         self._client = client
         self._turtles = turtles
         self._clusters = Informer(client, CLUSTERS, max_backoff=2)
-        self._managed = Informer(client, MANAGED, max_backoff=2)
+        self._managed = Informer(client, MANAGED_CLUSTERS, max_backoff=2)
         self._controller = Controller("rancher", self._reconcile, concurrency=2)
 
     async def run(self) -> None:
@@ -67,11 +65,15 @@ class Rancher:
     async def _import(self, key: Key) -> None:
         name = managed_name(key)
         labels = {OWNER: key.name, OWNER_NAMESPACE: key.namespace} if self._turtles else {}
-        await self._ensure(MANAGED, {"metadata": {"name": name, "labels": labels}, "spec": {"displayName": key.name}})
+        await self._ensure(
+            MANAGED_CLUSTERS, {"metadata": {"name": name, "labels": labels}, "spec": {"displayName": key.name}}
+        )
         if not self._turtles:
-            await self._ensure(IMPORTS, {"metadata": {"name": key.name, "namespace": key.namespace}, "spec": {}})
+            await self._ensure(
+                RANCHER_CLUSTERS, {"metadata": {"name": key.name, "namespace": key.namespace}, "spec": {}}
+            )
             status = {"status": {"clusterName": name}}
-            await self._client.patch(IMPORTS, key.name, key.namespace, status, subresource="status")
+            await self._client.patch(RANCHER_CLUSTERS, key.name, key.namespace, status, subresource="status")
 
     async def _join_fleet(self, name: str) -> None:
         managed = self._managed.get("", name)
@@ -80,7 +82,7 @@ class Rancher:
             return
         await self._ensure(NAMESPACES, {"metadata": {"name": workspace}})
         metadata = {"name": name, "namespace": workspace, "labels": {"management.cattle.io/cluster-name": name}}
-        await self._ensure(FLEET, {"metadata": metadata, "spec": {"clientID": key_of(managed).name}})
+        await self._ensure(FLEET_CLUSTERS, {"metadata": metadata, "spec": {"clientID": key_of(managed).name}})
 
     async def _ensure(self, resource: Resource, obj: Obj) -> None:
         typed = {"apiVersion": resource.api_version, "kind": resource.kind, **obj}

@@ -5,16 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
-from caphv.api import names
-from caphv.api.object import Obj, Resource, annotations_of, being_deleted, owner_reference, uid_of
+from caphv.api import names, resources
+from caphv.api.object import Obj, annotations_of, being_deleted, owner_reference, uid_of
 
-CORE = "cluster.x-k8s.io"
-CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
-MACHINES = Resource(CORE, "v1beta2", "machines", "Machine")
-HARVESTER_MACHINES = Resource(names.GROUP, names.STORED_VERSION, "harvestermachines", "HarvesterMachine")
-HARVESTER_MACHINE_TEMPLATES = Resource(
-    names.GROUP, names.STORED_VERSION, "harvestermachinetemplates", "HarvesterMachineTemplate"
-)
+CORE = resources.CLUSTER_API_GROUP
+CLUSTERS = resources.clusters("v1beta2")
+MACHINES = resources.machines("v1beta2")
 
 CLONED_FROM_NAME = "cluster.x-k8s.io/cloned-from-name"
 CLONED_FROM_KIND = "cluster.x-k8s.io/cloned-from-groupkind"

@@ -7,13 +7,12 @@ from collections.abc import Collection
 
 from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
+from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES
 from sandbox.capi.distribution import Distribution
 from sandbox.capi.plan import Member
 from sandbox.capi.resources import (
     CLONED_FROM_KIND,
     CLONED_FROM_NAME,
-    HARVESTER_MACHINE_TEMPLATES,
-    HARVESTER_MACHINES,
     MACHINES,
     condition,
     reference,

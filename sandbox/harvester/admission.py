@@ -17,7 +17,13 @@ from pathlib import Path
 import orjson
 from aiohttp import web
 
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, Resource
+from caphv.api.object import (
+    MUTATING_WEBHOOK_CONFIGURATIONS,
+    PERSISTENT_VOLUME_CLAIMS,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
+    Obj,
+    Resource,
+)
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
 from sandbox.harvester import admission_rules, kinds
@@ -27,20 +33,6 @@ from sandbox.harvester.mutations import mutated
 from sandbox.processes import pki
 
 ADDRESS = "127.0.0.1"
-MUTATING = Resource(
-    "admissionregistration.k8s.io",
-    "v1",
-    "mutatingwebhookconfigurations",
-    "MutatingWebhookConfiguration",
-    namespaced=False,
-)
-VALIDATING = Resource(
-    "admissionregistration.k8s.io",
-    "v1",
-    "validatingwebhookconfigurations",
-    "ValidatingWebhookConfiguration",
-    namespaced=False,
-)
 # Harvester's webhooks ignore changes of status and finalizers; without this condition each would cost a call.
 SPEC_CHANGES = {
     "name": "spec-changes",
@@ -152,8 +144,8 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
         webhook("claims", "claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
         webhook("pools", "pools", kinds.IP_POOLS, [*changes, "DELETE"], **only_spec),
     ]
-    await _put(client, MUTATING, "harvester-mutator", [mutator])
-    await _put(client, VALIDATING, "harvester-validator", validators)
+    await _put(client, MUTATING_WEBHOOK_CONFIGURATIONS, "harvester-mutator", [mutator])
+    await _put(client, VALIDATING_WEBHOOK_CONFIGURATIONS, "harvester-validator", validators)
 
 
 async def _put(client: ApiClient, resource: Resource, name: str, webhooks: list[Obj]) -> None:

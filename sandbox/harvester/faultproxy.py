@@ -20,6 +20,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from caphv.api.object import CONFIG_MAPS
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -97,9 +98,7 @@ class FaultProxy:
     async def follow(self, client: ApiClient) -> None:
         """Apply the faults recorded on Harvester until cancelled; `client` is an administrator's."""
         selector = f"metadata.name={faults.NAME}"
-        informer = Informer(
-            client, faults.CONFIG_MAPS, namespace=faults.NAMESPACE, field_selector=selector, max_backoff=2
-        )
+        informer = Informer(client, CONFIG_MAPS, namespace=faults.NAMESPACE, field_selector=selector, max_backoff=2)
         informer.add_handler(self._recorded)
         await informer.run()
 

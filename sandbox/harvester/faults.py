@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.api.object import Obj, Resource
+from caphv.api.object import CONFIG_MAPS, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.harvester import fault_actions, kinds
 from sandbox.harvester.fault_actions import FaultError
 
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 NAMESPACE, NAME, FIELD = "harvester-system", "caphv-sandbox-faults", "faults"
 
 VM = "NAMESPACE/VM"

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from caphv.api.object import Obj, Resource
+from caphv.api import resources
+from caphv.api.object import RESOURCE_QUOTAS, STORAGE_CLASSES, Obj, Resource
+from caphv.api.resources import IMAGES, IP_POOLS, KEY_PAIRS, LOAD_BALANCERS, NETWORKS, VIRTUAL_MACHINES
 
-VIRTUAL_MACHINES = Resource("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
-INSTANCES = Resource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
-IMAGES = Resource("harvesterhci.io", "v1beta1", "virtualmachineimages", "VirtualMachineImage")
-KEY_PAIRS = Resource("harvesterhci.io", "v1beta1", "keypairs", "KeyPair")
-LOAD_BALANCERS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "loadbalancers", "LoadBalancer")
-IP_POOLS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "ippools", "IPPool", namespaced=False)
-NETWORKS = Resource("k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition")
-STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
-RESOURCE_QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
+__all__ = [
+    "IMAGES",
+    "INSTANCES",
+    "IP_POOLS",
+    "KEY_PAIRS",
+    "LOAD_BALANCERS",
+    "NETWORKS",
+    "RESOURCE_QUOTAS",
+    "STORAGE_CLASSES",
+    "VIRTUAL_MACHINES",
+]
 
+INSTANCES = resources.VIRTUAL_MACHINE_INSTANCES
 CLAIM_TEMPLATES = "harvesterhci.io/volumeClaimTemplates"
 REMOVED_CLAIMS = "harvesterhci.io/removedPersistentVolumeClaims"
 RUN_STRATEGY = "harvesterhci.io/vmRunStrategy"

@@ -15,10 +15,12 @@ import contextlib
 import logging
 
 from caphv.api.object import (
+    CONFIG_MAPS,
     CUSTOM_RESOURCE_DEFINITIONS,
     NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
     SECRETS,
+    SERVICE_ACCOUNTS,
     SERVICES,
     Key,
     Obj,
@@ -39,8 +41,8 @@ CORE = (
     SECRETS,
     SERVICES,
     PERSISTENT_VOLUME_CLAIMS,
-    Resource("", "v1", "configmaps", "ConfigMap"),
-    Resource("", "v1", "serviceaccounts", "ServiceAccount"),
+    CONFIG_MAPS,
+    SERVICE_ACCOUNTS,
 )
 FOREGROUND = "foregroundDeletion"
 

@@ -18,9 +18,10 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import cluster, manifests
+from sandbox.capi.resources import CLUSTERS
 from sandbox.harvester import kinds
 from sandbox.scenario.gitops import GitOps, SyncError
-from sandbox.scenario.view import CLUSTERS, Step, View
+from sandbox.scenario.view import Step, View
 
 
 class ScenarioError(AssertionError):

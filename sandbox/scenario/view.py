@@ -5,18 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from caphv.api.object import Obj, Resource, being_deleted, labels_of
+from caphv.api.object import Obj, being_deleted, labels_of
+from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from sandbox import cluster
+from sandbox.capi.resources import CLUSTERS, MACHINES
 from sandbox.harvester import kinds
-
-CORE = "cluster.x-k8s.io"
-CLUSTERS = Resource(CORE, "v1beta2", "clusters", "Cluster")
-MACHINES = Resource(CORE, "v1beta2", "machines", "Machine")
-_GROUP, _VERSION = cluster.INFRASTRUCTURE_VERSION.split("/")
-HARVESTER_CLUSTERS = Resource(_GROUP, _VERSION, "harvesterclusters", "HarvesterCluster")
-HARVESTER_MACHINES = Resource(_GROUP, _VERSION, "harvestermachines", "HarvesterMachine")
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from caphv.api.object import NODES, SECRETS, Resource
+from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import clusterclass, manifests
 from sandbox.capi.distribution import ALL
+from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import CLASS_NAMESPACE, CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.scenario.view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from sandbox.state import Settings
 from tests.support.e2e import HEALTH_CHECKS, holds, seen
 

@@ -13,12 +13,12 @@ import pytest
 
 from caphv.api.object import NAMESPACES, Obj
 from sandbox import clusterclass, manifests
+from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario
-from sandbox.scenario.view import CLUSTERS
 from sandbox.state import Settings
 from tests.support.e2e import HEALTH_CHECKS, TALOS, admitted, holds, seen
 from tests.support.paths import CHECKOUT

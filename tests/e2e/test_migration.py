@@ -22,6 +22,7 @@ from caphv.api.object import (
     annotations_of,
     uid_of,
 )
+from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.errors import TooManyRequests
 from sandbox import cluster, manifests
 from sandbox.cluster import ClusterSpec
@@ -30,7 +31,6 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.scenario.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from sandbox.state import Settings
 from tests.support import doccommands
 from tests.support.e2e import our_provider

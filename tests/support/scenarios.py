@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from caphv.api.object import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, Resource
+from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.errors import Forbidden, Invalid
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import manifests
 from sandbox.cluster import IDENTITY
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario
-from sandbox.scenario.view import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from tests.support.e2e import seen
 from tests.support.reconciler.case import UNINITIALIZED
 

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from caphv.api.names import GROUP, VERSIONS
 from caphv.api.object import Obj
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation import schema
 from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean, in_order
 from caphv.validation.rule import Rule
 from webhooks.admission import KINDS, RULES, Review, validate
 from webhooks.crossobject import machines, networks, objects, references, topology
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Inventory, locate
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, Inventory, locate
 
 CROSS_OBJECT_RULES: tuple[Rule, ...] = (
     *objects.RULES,
@@ -27,7 +28,7 @@ CROSS_OBJECT_RULES: tuple[Rule, ...] = (
 
 def concerns(obj: Obj) -> bool:
     """Whether an object is one that rules here are about: of this provider, or of Cluster API's own groups."""
-    return _group(obj) in (GROUP, CORE_GROUP, CONTROL_PLANE_GROUP)
+    return _group(obj) in (GROUP, CLUSTER_API_GROUP, CONTROL_PLANE_GROUP)
 
 
 def check(obj: Obj) -> list[Finding]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
-from webhooks.crossobject.model import CORE_GROUP, STORAGE_GROUP, Entry, Inventory, Located
+from webhooks.crossobject.model import STORAGE_GROUP, Entry, Inventory, Located
 from webhooks.crossobject.networks import harvester
 from webhooks.crossobject.owners import cluster_of, is_control_plane, users
 from webhooks.crossobject.references import references
@@ -20,7 +21,7 @@ def _control_plane_replicas(inventory: Inventory) -> Iterator[tuple[Entry, Field
     for entry in inventory.entries:
         if is_control_plane(entry) and entry.index in on_harvester:
             yield entry, entry.field.at("spec", "replicas")
-    for cluster in inventory.of_kind("Cluster", CORE_GROUP):
+    for cluster in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
         class_of = topology_class(inventory, cluster)
         if class_of is None or class_of.index in on_harvester:
             yield cluster, cluster.field.at("spec", "topology", "controlPlane", "replicas")
@@ -37,7 +38,7 @@ def topology_class(inventory: Inventory, cluster: Entry) -> Entry | None:
     topology = cluster.field.at("spec", "topology")
     name = topology_class_name(cluster)
     namespace = topology.at("classRef", "namespace").text or topology.at("classNamespace").text or cluster.namespace
-    return inventory.find("ClusterClass", namespace, name, CORE_GROUP) if name else None
+    return inventory.find("ClusterClass", namespace, name, CLUSTER_API_GROUP) if name else None
 
 
 @RULES.rule(

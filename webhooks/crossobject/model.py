@@ -9,11 +9,11 @@ from functools import cached_property
 
 from caphv.api.names import CLUSTER_NAME_LABEL, GROUP
 from caphv.api.object import Obj
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import LocatedFinding, did_you_mean
 from caphv.validation.rule import Rule
 from webhooks.rules.model import Field
 
-CORE_GROUP = "cluster.x-k8s.io"
 CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"
 POOL_GROUP = "loadbalancer.harvesterhci.io"
 STORAGE_GROUP = "storage.k8s.io"
@@ -60,7 +60,7 @@ class Entry:
     @cached_property
     def cluster_name(self) -> str:
         """Name of the Cluster it belongs to: a Cluster's own, else by field or label."""
-        if (self.group, self.kind) == (CORE_GROUP, "Cluster"):
+        if (self.group, self.kind) == (CLUSTER_API_GROUP, "Cluster"):
             return self.name
         labels = self.field.at("metadata", "labels").mapping
         return self.field.at("spec", "clusterName").text or str(labels.get(CLUSTER_NAME_LABEL, ""))
@@ -103,7 +103,7 @@ class Inventory:
     def clusters(self) -> list[tuple[Entry, Entry]]:
         """Each Cluster that lives on Harvester, with its HarvesterCluster."""
         found = []
-        for cluster in self.of_kind("Cluster", CORE_GROUP):
+        for cluster in self.of_kind("Cluster", CLUSTER_API_GROUP):
             ref = cluster.field.at("spec", "infrastructureRef")
             if ref.at("kind").text == "HarvesterCluster":
                 namespace = ref.at("namespace").text or cluster.namespace

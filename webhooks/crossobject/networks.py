@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding
 from caphv.validation.rule import Rules
-from webhooks.crossobject.model import CORE_GROUP, POOL_GROUP, Entry, Inventory, Located
+from webhooks.crossobject.model import POOL_GROUP, Entry, Inventory, Located
 from webhooks.crossobject.owners import machine_templates, users
 from webhooks.rules.model import CLUSTER, MACHINE, MACHINE_TEMPLATE, Field
 
@@ -49,7 +50,7 @@ def _blocks(cluster: Entry) -> list[Field]:
     example="`pods.cidrBlocks: [10.42.0.0/15]` with `services.cidrBlocks: [10.43.0.0/16]`: choose separate ones",
 )
 def _cluster_network(inventory: Inventory) -> Iterator[Located]:
-    for cluster in inventory.of_kind("Cluster", CORE_GROUP):
+    for cluster in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
         blocks = _blocks(cluster)
         for block in blocks:
             if network(block.text) is None:

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from caphv.api.names import GROUP
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Entry, Inventory, Located
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, Entry, Inventory, Located
 from webhooks.rules.model import KINDS, Field
 from webhooks.rules.values import is_label_key
 
 RULES = Rules()
-GROUPS = frozenset({GROUP, CORE_GROUP, CONTROL_PLANE_GROUP})
+GROUPS = frozenset({GROUP, CLUSTER_API_GROUP, CONTROL_PLANE_GROUP})
 API_SERVER_PORT = 6443
 # Groups of Cluster API differ from one another by more than this.
 _NEARLY = 0.93
@@ -151,7 +152,7 @@ def _endpoint_given(inventory: Inventory) -> Iterator[Located]:
 
 
 def _endpoints(inventory: Inventory) -> Iterator[tuple[Entry, Field]]:
-    for entry in inventory.of_kind("Cluster", CORE_GROUP):
+    for entry in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
         if entry.field.at("spec", "infrastructureRef", "kind").text == "HarvesterCluster":
             yield entry, entry.field.at("spec", "controlPlaneEndpoint")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Entry, Inventory
+from caphv.api.resources import CLUSTER_API_GROUP
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, Entry, Inventory
 from webhooks.crossobject.references import references
 from webhooks.rules.model import MACHINE_TEMPLATE, Field
 
@@ -34,8 +35,8 @@ def _users(inventory: Inventory) -> Iterator[tuple[Entry, Entry, Field]]:
 def cluster_of(inventory: Inventory, owner: Entry) -> Entry | None:
     """The Cluster of a user: by its name or label, and of a control plane by the Cluster's reference to it."""
     if owner.cluster_name:
-        return inventory.find("Cluster", owner.namespace, owner.cluster_name, CORE_GROUP)
-    for cluster in inventory.of_kind("Cluster", CORE_GROUP):
+        return inventory.find("Cluster", owner.namespace, owner.cluster_name, CLUSTER_API_GROUP)
+    for cluster in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
         ref = cluster.field.at("spec", "controlPlaneRef")
         if (ref.at("kind").text, ref.at("name").text) == (owner.kind, owner.name):
             return cluster

@@ -7,9 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 from caphv.api.names import GROUP, VERSIONS
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, CORE_GROUP, Entry, Inventory, Located
+from webhooks.crossobject.model import CONTROL_PLANE_GROUP, Entry, Inventory, Located
 from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, KINDS, MACHINE, MACHINE_TEMPLATE, Field
 
 RULES = Rules()
@@ -29,7 +30,7 @@ _EXPECTED = {
 @lru_cache(maxsize=1)
 def references(inventory: Inventory) -> tuple[tuple[Entry, Field], ...]:
     """Return every reference of an object of Cluster API to a kind of this provider, right or wrong."""
-    owners = (entry for entry in inventory.entries if entry.group in (CORE_GROUP, CONTROL_PLANE_GROUP))
+    owners = (entry for entry in inventory.entries if entry.group in (CLUSTER_API_GROUP, CONTROL_PLANE_GROUP))
     found = ((entry, field) for entry in owners for field in _refs(entry.field.at("spec")))
     return tuple(pair for pair in found if _group(pair[1]) == GROUP or pair[1].at("kind").text.startswith("Harvester"))
 
@@ -85,10 +86,10 @@ def _kind(inventory: Inventory) -> Iterator[Located]:
 )
 def _api(inventory: Inventory) -> Iterator[Located]:
     for entry, field in references(inventory):
-        new = entry.api == (CORE_GROUP, "v1beta2") and entry.kind != "ClusterClass"
+        new = entry.api == (CLUSTER_API_GROUP, "v1beta2") and entry.kind != "ClusterClass"
         right, wrong = field.at("apiGroup" if new else "apiVersion"), field.at("apiVersion" if new else "apiGroup")
         wanted = GROUP if new else f"{GROUP}/{VERSIONS[-1]}"
-        if wrong.present and entry.group == CORE_GROUP:
+        if wrong.present and entry.group == CLUSTER_API_GROUP:
             instead = f'write {right.path[-1]} "{wanted}" in its place in {entry.field.at("apiVersion").text}'
             yield LocatedFinding(entry, wrong.problem(Fault.UNKNOWN, instead))
         elif not right.present and not wrong.present:

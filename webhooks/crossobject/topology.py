@@ -11,11 +11,12 @@ from jsonschema import Draft4Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 
 from caphv import data
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.runtime.text import load_yaml_all
 from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
 from webhooks.crossobject.machines import topology_class, topology_class_name
-from webhooks.crossobject.model import CORE_GROUP, Entry, Inventory, Located
+from webhooks.crossobject.model import Entry, Inventory, Located
 from webhooks.crossobject.references import references
 from webhooks.rules.model import Field
 
@@ -26,7 +27,7 @@ _TOPOLOGIES = ("machineDeployments", "machinePools")
 def _by_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
     """Clusters with their ClusterClass, where that creates them on Harvester."""
     classes = {owner.index for owner, _ in references(inventory) if owner.kind == "ClusterClass"}
-    for cluster in inventory.of_kind("Cluster", CORE_GROUP):
+    for cluster in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
         found = topology_class(inventory, cluster)
         if found is None:
             found = shipped_class(topology_class_name(cluster))

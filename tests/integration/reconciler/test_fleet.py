@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, labels_of
+from caphv.api.resources import FLEET_CLUSTERS, MANAGED_CLUSTERS, RANCHER_CLUSTERS
 from caphv.runtime.errors import NotFound
-from sandbox.capi.rancher import AUTO_IMPORT, FLEET, IMPORTS, MANAGED, Rancher, install, managed_name
+from sandbox.capi.rancher import AUTO_IMPORT, Rancher, install, managed_name
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case
 from tests.support.reconciler.conditions import is_false, is_true
 from tests.support.reconciler.fleet import LABELS
@@ -32,9 +33,9 @@ async def rancher(case: Case, *, turtles: bool) -> AsyncIterator[str]:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         for resource, space, of in (
-            (FLEET, "fleet-default", name),
-            (IMPORTS, case.name, case.name),
-            (MANAGED, "", name),
+            (FLEET_CLUSTERS, "fleet-default", name),
+            (RANCHER_CLUSTERS, case.name, case.name),
+            (MANAGED_CLUSTERS, "", name),
         ):
             with contextlib.suppress(NotFound):
                 await case.management.delete(resource, of, space)
@@ -51,7 +52,7 @@ async def until_labels(case: Case, name: str, wanted: dict[str, str]) -> Obj:
     async def there() -> bool:
         nonlocal found
         with contextlib.suppress(NotFound):
-            found = await case.management.get(FLEET, name, "fleet-default")
+            found = await case.management.get(FLEET_CLUSTERS, name, "fleet-default")
             return wanted.items() <= labels_of(found).items()
         return False
 
@@ -83,13 +84,13 @@ async def test_fleet_cluster_gets_the_labels_and_keeps_them(case: Case, turtles:
         found = await until_labels(case, name, wanted)
         assert found["metadata"]["labels"]["management.cattle.io/cluster-name"] == name
         await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
-        managed = await case.management.get(MANAGED, name)
+        managed = await case.management.get(MANAGED_CLUSTERS, name)
         assert managed["spec"]["fleetWorkspaceName"] == "fleet-default"
         await case.until_event(case.name, "Normal", "FleetClusterLabelled")
         # Labels of the Cluster change; a user removes one of them.
         await case.patch(CLUSTERS, case.name, {"metadata": {"labels": {"cni": "cilium"}}})
         await until_labels(case, name, {**wanted, "cni": "cilium"})
-        await case.management.patch(FLEET, name, "fleet-default", {"metadata": {"labels": {"csi": None}}})
+        await case.management.patch(FLEET_CLUSTERS, name, "fleet-default", {"metadata": {"labels": {"csi": None}}})
         await until_labels(case, name, {**wanted, "cni": "cilium"})
         await case.patch(CLUSTERS, case.name, {"metadata": {"labels": {AUTO_IMPORT: None}}})
         await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: READY not in str(obj["status"]["conditions"]))

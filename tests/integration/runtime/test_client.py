@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource, uid_of
+from caphv.api.object import CONFIG_MAPS, NAMESPACES, SECRETS, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import (
     AlreadyExists,
@@ -24,8 +24,6 @@ from sandbox.processes.children import free_ports
 from tests.support.fixtures import entered
 
 pytestmark = pytest.mark.integration
-
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 
 def config_map(name: str, **data: str) -> Obj:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from caphv.api.object import NAMESPACES, Key, Resource, key_of
+from caphv.api.object import CONFIG_MAPS, NAMESPACES, Key, key_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.errors import Unreachable
 from sandbox.processes.apiserver import ApiServer
@@ -13,8 +13,6 @@ from tests.support.configmaps import config_map, namespace
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
-
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 
 async def test_copy_follows_the_server_and_own_writes_are_reported_once(api_server: ApiServer) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 
-from caphv.api.object import EVENTS, LEASES, Key, Obj, Resource
+from caphv.api.object import CONFIG_MAPS, EVENTS, LEASES, Key, Obj
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
@@ -21,7 +21,6 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 FAST = Timing(duration=3, deadline=2, retry=0.3)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
+from caphv.api.object import CONFIG_MAPS, NAMESPACES, SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -20,8 +20,6 @@ from sandbox.processes.tokens import ACCOUNT, SECRET_TYPE, SERVICE_ACCOUNTS, Tok
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
-
-CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap")
 
 
 async def test_token_secret_is_filled_and_ends_with_its_account(api_server: ApiServer) -> None:

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 import pytest
 
-from caphv.api.object import Obj
+from caphv.api.object import MUTATING_WEBHOOK_CONFIGURATIONS, VALIDATING_WEBHOOK_CONFIGURATIONS, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError
 from sandbox.processes import pki
@@ -21,7 +21,7 @@ from sandbox.processes.apiserver import ApiServer
 from tests.support.waiting import until
 from tests.support.webhooks import VERSIONS, Server, example, resource, wrong
 from webhooks.admission import KINDS
-from webhooks.configuration import MUTATING, NAMES, VALIDATING
+from webhooks.configuration import NAMES
 
 pytestmark = pytest.mark.integration
 
@@ -144,7 +144,9 @@ async def test_deletion_ends_although_the_object_is_wrong_and_no_webhook_is_ther
     async with management.client() as client:
         await webhook.stop()
         try:
-            for kind, name in zip((VALIDATING, MUTATING), NAMES.values(), strict=True):
+            for kind, name in zip(
+                (VALIDATING_WEBHOOK_CONFIGURATIONS, MUTATING_WEBHOOK_CONFIGURATIONS), NAMES.values(), strict=True
+            ):
                 await client.delete(kind, name)
 
             async def made() -> bool:

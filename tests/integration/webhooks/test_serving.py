@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from caphv.api.object import Obj, Resource, uid_of
+from caphv.api.object import MUTATING_WEBHOOK_CONFIGURATIONS, VALIDATING_WEBHOOK_CONFIGURATIONS, Obj, Resource, uid_of
 from caphv.runtime.certwatcher import certificates_in
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
@@ -20,11 +20,11 @@ from sandbox.webhooks import provider_options
 from tests.support.reconciler.environment import core_crds
 from tests.support.waiting import until
 from tests.support.webhooks import Server, settled, validated, write_certificate
-from webhooks.configuration import INJECT_ANNOTATION, MUTATING, NAMES, VALIDATING
+from webhooks.configuration import INJECT_ANNOTATION, NAMES
 
 pytestmark = pytest.mark.integration
 
-BOTH = {NAMES["validate"]: VALIDATING, NAMES["mutate"]: MUTATING}
+BOTH = {NAMES["validate"]: VALIDATING_WEBHOOK_CONFIGURATIONS, NAMES["mutate"]: MUTATING_WEBHOOK_CONFIGURATIONS}
 VALIDATING_NAME = NAMES["validate"]
 
 
@@ -55,7 +55,7 @@ async def test_a_deleted_configuration_comes_back_as_it_was(name: str, managemen
 
 
 async def test_a_bundle_of_cert_manager_is_kept(management: ApiServer, webhook: Server) -> None:
-    kind, name = VALIDATING, VALIDATING_NAME
+    kind, name = VALIDATING_WEBHOOK_CONFIGURATIONS, VALIDATING_NAME
     async with management.client() as client:
         await until(lambda: validated(client, "injected"), "objects are validated")
         found = await client.get(kind, name)
@@ -139,8 +139,8 @@ async def test_two_replicas_serve_without_a_leader_and_neither_fights(
                     "resourceVersion"
                 ]
             await webhook.stop()
-            before = await client.get(VALIDATING, VALIDATING_NAME)
-            await client.delete(VALIDATING, VALIDATING_NAME)
+            before = await client.get(VALIDATING_WEBHOOK_CONFIGURATIONS, VALIDATING_NAME)
+            await client.delete(VALIDATING_WEBHOOK_CONFIGURATIONS, VALIDATING_NAME)
             await restored(client, VALIDATING_NAME, before)
     finally:
         await second.stop()

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj, Resource
+from caphv.api.resources import HARVESTER_MACHINES
 from sandbox import chaos
 from sandbox.consistency import problems
 from sandbox.harvester import kinds
 from sandbox.harvester.faults import KINDS
-from sandbox.scenario.view import HARVESTER_MACHINES
 
 pytestmark = pytest.mark.unit
 
