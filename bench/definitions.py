@@ -82,7 +82,7 @@ def _committed(published: Published) -> Published:
 
 def _definition(number: int, mtu: int) -> str:
     spec = {
-        "kubernetesVersion": "v1.34.2",
+        "kubernetesVersion": "v1.36.2",
         "identitySecret": {"name": "harvester-identity"},
         "targetNamespace": "vms",
         "controlPlane": {"replicas": 3, "cpu": 4, "memory": "8Gi"},

@@ -142,11 +142,11 @@ def facts_of(number: int, mtu: int = 1450) -> ClusterFacts:
                     "pods": {"cidrBlocks": ["10.42.0.0/16"]},
                     "services": {"cidrBlocks": ["10.43.0.0/16"]},
                 },
-                "topology": {"version": "v1.34.2+rke2r1"},
+                "topology": {"version": "v1.36.2+rke2r1"},
             },
         },
         {"metadata": {"name": name, "namespace": namespace}, "spec": {"targetNamespace": namespace}},
-        {"kind": "RKE2ControlPlane", "spec": {"replicas": 3, "version": "v1.34.2+rke2r1"}},
+        {"kind": "RKE2ControlPlane", "spec": {"replicas": 3, "version": "v1.36.2+rke2r1"}},
     )
 
 

@@ -1,6 +1,7 @@
 """One version of Kubernetes in all examples: `versions.json` has it, with the version that examples upgrade to.
 
-`python website/versions.py KUBERNETES UPGRADE` writes new versions into the file and into all pages and examples.
+`python website/versions.py KUBERNETES UPGRADE` writes new versions into the file and into all pages, examples and
+defaults.
 """
 
 import json
@@ -17,6 +18,11 @@ COVERED = (
     "clusterclass/README.md",
     "examples/*",
     "schemas/clusterdefinition.json",
+    # The default of `caphv generate`, help texts and comments, and what the sandbox and the benchmarks run.
+    "commands/**/*.py",
+    "packager/**/*.py",
+    "sandbox/cluster.py",
+    "bench/*.py",
 )
 _VERSION = re.compile(r"\bv1\.[3-9]\d\.\d+\b")
 
@@ -27,7 +33,7 @@ def current() -> dict[str, str]:
 
 
 def covered() -> list[Path]:
-    """Return all files with examples."""
+    """Return all files with examples and defaults."""
     return sorted(path for pattern in COVERED for path in CHECKOUT.glob(pattern))
 
 

@@ -76,7 +76,7 @@ class ClusterFacts:
 
     @property
     def kubernetes_version(self) -> str:
-        """Wanted version, such as `v1.34.2+rke2r1`; empty when neither topology nor control plane says it."""
+        """Wanted version, such as `v1.36.2+rke2r1`; empty when neither topology nor control plane says it."""
         topology = at(self.cluster, "spec", "topology", "version")
         return str(topology or at(self.control_plane, "spec", "version") or "")
 

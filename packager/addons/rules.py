@@ -59,7 +59,7 @@ def check(facts: ClusterFacts, gathered: Gathered) -> list[Finding]:
 
 
 def minor_version(version: str) -> tuple[int, int] | None:
-    """Return major and minor of a version such as `v1.34.2+rke2r1`, None for none."""
+    """Return major and minor of a version such as `v1.36.2+rke2r1`, None for none."""
     match = re.match(r"v?(\d{1,4})\.(\d{1,4})", version)
     return (int(match[1]), int(match[2])) if match else None
 

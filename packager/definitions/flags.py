@@ -15,7 +15,7 @@ from caphv.validation.finding import Fault, FieldPath, Finding
 from packager.addons.merge import merged
 from packager.definitions.model import API_VERSION, KIND, SCHEMA
 
-KUBERNETES_VERSION = "v1.34.2"
+KUBERNETES_VERSION = "v1.36.2"
 
 
 def _text(text: str) -> Any:

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 
+from packager.definitions.flags import KUBERNETES_VERSION
 from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.unit
@@ -28,3 +29,7 @@ def test_the_versions_are_used() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in versions.covered())
     assert len(versions.covered()) > 20
     assert [version for version in versions.current().values() if version not in text] == []
+
+
+def test_new_clusters_get_the_version_of_the_examples() -> None:
+    assert load().current()["kubernetes"] == KUBERNETES_VERSION
