@@ -30,7 +30,7 @@ from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import manifests
-from sandbox.environment import Settings, State
+from sandbox.environment import SandboxSettings, State
 from sandbox.processes import children, network, pki
 from sandbox.processes.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes.binaries import cluster_api_manifests
@@ -138,7 +138,7 @@ class Bench:
 async def environment(*, workloads: int, boot_seconds: float, boot_spread: float) -> AsyncIterator[Bench]:
     """Start all but the provider, in a folder that is deleted afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="caphv-bench-"))
-    settings = Settings(provider=False, audit=True, boot_seconds=boot_seconds, boot_spread=boot_spread)
+    settings = SandboxSettings(provider=False, audit=True, boot_seconds=boot_seconds, boot_spread=boot_spread)
     try:
         async with contextlib.AsyncExitStack() as stack:
             etcd = Etcd(folder)

@@ -130,7 +130,7 @@ def webhook_runnables(flags: dict[str, Any]) -> Callable[[ApiClient], list[Runna
     from webhooks import process
 
     target = client_config(flags)
-    settings = process.Settings(
+    settings = process.ServerSettings(
         flags["webhook_bind_address"], flags["webhook_cert_dir"], flags["log_level"], flags["log_format"]
     )
 

@@ -28,7 +28,7 @@ from sandbox.processes import children, network, pki
 from sandbox.processes.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes.children import Process
 from sandbox.restart import SIMULATOR_READY_FILE, START_SECONDS, answers, record, restart
-from sandbox.state import STATE_FILE, Settings, State
+from sandbox.state import STATE_FILE, SandboxSettings, State
 
 # The kubeconfig of the simulation itself, which no fault affects.
 DIRECT = "harvester-direct"
@@ -53,9 +53,9 @@ def default_folder(name: str = "default") -> Path:
 class Sandbox:
     """One sandbox, identified by its `folder`, which has all its files."""
 
-    def __init__(self, folder: Path, settings: Settings | None = None) -> None:
+    def __init__(self, folder: Path, settings: SandboxSettings | None = None) -> None:
         self.folder = folder.resolve()
-        self.settings = settings or Settings()
+        self.settings = settings or SandboxSettings()
 
     def kubeconfig(self, server: str) -> Path:
         """Return the administrator's kubeconfig file of the API server `management` or `harvester`.

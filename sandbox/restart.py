@@ -14,7 +14,7 @@ from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox.capi import core
 from sandbox.processes import apiserver, children, network
 from sandbox.processes.children import Process, ProcessError
-from sandbox.state import Part, State
+from sandbox.state import ProcessRecord, State
 
 SIMULATOR_READY_FILE = "simulator.ready"
 START_SECONDS = {"provider": 30.0, "simulator": 60.0}
@@ -45,9 +45,9 @@ async def restart(folder: Path, state: State, name: str) -> State:
     return state
 
 
-def record(process: Process) -> Part:
+def record(process: Process) -> ProcessRecord:
     """What `sandbox.json` keeps of a process."""
-    return Part(process.pid, list(process.command), dict(process.env))
+    return ProcessRecord(process.pid, list(process.command), dict(process.env))
 
 
 def probe(folder: Path, state: State, name: str) -> Probe:
@@ -70,7 +70,7 @@ async def answers(url: str) -> bool:
         return False
 
 
-async def _stop(folder: Path, name: str, part: Part) -> None:
+async def _stop(folder: Path, name: str, part: ProcessRecord) -> None:
     found = [process for process in children.find(folder) if process.pid == part.pid]
     if name == "simulator":
         (folder / SIMULATOR_READY_FILE).unlink(missing_ok=True)
@@ -99,7 +99,7 @@ async def _core_is_ready(folder: Path) -> bool:
         await client.close()
 
 
-def _provider_url(part: Part) -> str:
+def _provider_url(part: ProcessRecord) -> str:
     option = "--health-probe-bind-address="
     (address,) = (word.removeprefix(option) for word in part.command if word.startswith(option))
     return f"http://{address}/readyz"

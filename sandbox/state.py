@@ -1,4 +1,4 @@
-"""Settings and recorded state of a sandbox: the file `sandbox.json` in its folder."""
+"""SandboxSettings and recorded state of a sandbox: the file `sandbox.json` in its folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATE_FILE = "sandbox.json"
 
 
 @dataclass(frozen=True)
-class Settings:
+class SandboxSettings:
     """Settings of a sandbox.
 
     A simulated VM boots in `boot_seconds`, varied by up to the fraction `boot_spread`, and its Node registers
@@ -32,7 +32,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Part:
+class ProcessRecord:
     """A process of a sandbox, with the command that starts it again."""
 
     pid: int
@@ -47,12 +47,12 @@ class State:
     `network` is the loopback network for VM addresses; `servers` has the URL of each API server.
     """
 
-    settings: Settings
+    settings: SandboxSettings
     network: str = ""
     created: str = ""
     ready: bool = False
     servers: dict[str, str] = field(default_factory=dict)
-    processes: dict[str, Part] = field(default_factory=dict)
+    processes: dict[str, ProcessRecord] = field(default_factory=dict)
 
     @classmethod
     def load(cls, folder: Path) -> State | None:
@@ -60,7 +60,7 @@ class State:
         try:
             raw: dict[str, Any] = json.loads((folder / STATE_FILE).read_bytes())
             parts = {name: _part(part) for name, part in raw.get("processes", {}).items()}
-            return cls(**{**raw, "settings": Settings(**raw["settings"]), "processes": parts})
+            return cls(**{**raw, "settings": SandboxSettings(**raw["settings"]), "processes": parts})
         except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -69,6 +69,6 @@ class State:
         private_file(folder / STATE_FILE, json.dumps(dataclasses.asdict(self), indent=2).encode())
 
 
-def _part(recorded: Any) -> Part:
+def _part(recorded: Any) -> ProcessRecord:
     # caphv 0.11 recorded the pid only.
-    return Part(recorded) if isinstance(recorded, int) else Part(**recorded)
+    return ProcessRecord(recorded) if isinstance(recorded, int) else ProcessRecord(**recorded)

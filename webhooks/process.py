@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     """What the server's process has to know; `address` is `[host]:port`."""
 
     address: str
@@ -28,12 +28,12 @@ class Settings:
     log_format: logs.Format = "auto"
 
 
-def child_process(settings: Settings) -> ChildProcess:
+def child_process(settings: ServerSettings) -> ChildProcess:
     """Return what runs the server's process."""
     return ChildProcess("webhook", "webhooks.process", dataclasses.asdict(settings))
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: ServerSettings) -> None:
     server = WebhookServer(settings.address, Path(settings.folder))
 
     async def work(stop: asyncio.Event) -> None:
@@ -50,7 +50,7 @@ async def _serve(settings: Settings) -> None:
 
 def main() -> None:
     """Serve with the settings in the first argument. Exit status: 0 stopped as asked, 1 could not start or continue."""
-    settings = Settings(**orjson.loads(sys.argv[1]))  # noqa: TID251 - our own parent process
+    settings = ServerSettings(**orjson.loads(sys.argv[1]))  # noqa: TID251 - our own parent process
     logs.configure(settings.log_level, settings.log_format)
     try:
         eventloop.run(_serve(settings))

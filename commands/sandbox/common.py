@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from sandbox.environment import Sandbox
     from sandbox.processes.gobuild import Report
-    from sandbox.state import Settings
+    from sandbox.state import SandboxSettings
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -35,7 +35,7 @@ def _check_name(_ctx: click.Context, _option: click.Parameter, name: str | None)
     return name
 
 
-def named_sandbox(name: str | None, folder: Path | None, settings: "Settings | None" = None) -> "Sandbox":
+def named_sandbox(name: str | None, folder: Path | None, settings: "SandboxSettings | None" = None) -> "Sandbox":
     """The sandbox that `sandbox_options` select; it may not exist."""
     from sandbox.environment import Sandbox, default_folder
 

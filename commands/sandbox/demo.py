@@ -50,11 +50,11 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
     from commands.sandbox.common import build_report, failures, print_part
     from sandbox.environment import Sandbox
     from sandbox.processes import binaries
-    from sandbox.state import Settings
+    from sandbox.state import SandboxSettings
 
     # Unix sockets below the folder limit the length of its path.
     folder = Path(tempfile.mkdtemp(prefix="caphv-demo-"))
-    box = Sandbox(folder, Settings(boot_seconds=boot_seconds))
+    box = Sandbox(folder, SandboxSettings(boot_seconds=boot_seconds))
     with failures():
         with build_report() as report:
             binaries.prepare(report)

@@ -79,11 +79,11 @@ def up(name: str | None, folder: Path | None, *, fresh: bool, **settings: Any) -
     removes it.
     """
     from sandbox.processes import binaries
-    from sandbox.state import Settings
+    from sandbox.state import SandboxSettings
 
     if settings["webhooks"] and not settings["provider"]:
         raise click.UsageError("--webhooks has no effect with --no-provider: the provider serves the webhooks")
-    box = named_sandbox(name, folder, Settings(**settings))
+    box = named_sandbox(name, folder, SandboxSettings(**settings))
     with failures():
         with build_report() as report:
             binaries.prepare(report)

@@ -17,7 +17,7 @@ from packager.addons import rules
 from packager.addons.gather import ClusterFacts, gather
 from packager.addons.merge import Origins
 
-__all__ = ["Ccm", "CloudConfig", "ClusterFacts", "Cni", "Csi", "Fleet", "Packaging", "Settings", "settings_of"]
+__all__ = ["AddonSettings", "Ccm", "CloudConfig", "ClusterFacts", "Cni", "Csi", "Fleet", "Packaging", "settings_of"]
 
 
 class Packaging(StrEnum):
@@ -97,7 +97,7 @@ class Fleet:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AddonSettings:
     """All settings of one cluster's add-ons."""
 
     cluster: Key
@@ -124,7 +124,7 @@ class Settings:
         }
 
 
-def settings_of(facts: ClusterFacts) -> tuple[Settings | None, list[Finding]]:
+def settings_of(facts: ClusterFacts) -> tuple[AddonSettings | None, list[Finding]]:
     """Return the settings of a cluster and all that is wrong or unwise with them, paths as in the source.
 
     There are no settings when a finding is more than advice.
@@ -139,9 +139,9 @@ def settings_of(facts: ClusterFacts) -> tuple[Settings | None, list[Finding]]:
     return _settings(facts, gathered.values, gathered.origins), findings
 
 
-def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> Settings:
+def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> AddonSettings:
     cloud = values["cloudConfig"]
-    return Settings(
+    return AddonSettings(
         cluster=facts.key,
         distribution=values["distribution"],
         packaging=_packaging(values),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from caphv.api.conditions import Status
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key
-from packager.addons.settings import Settings
+from packager.addons.settings import AddonSettings
 from packager.controller.fleet import Report, Wanted
 from packager.controller.publisher import Published
 from packager.controller.state import ClusterState
@@ -87,7 +87,7 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     return Outcome(None, "; ".join(staying), commit, _wanted(rendered, rendered.settings, commit, path), changed)
 
 
-def _wanted(rendered: Rendered, settings: Settings, commit: str, path: str) -> Wanted:
+def _wanted(rendered: Rendered, settings: AddonSettings, commit: str, path: str) -> Wanted:
     names = sorted(file.split("/")[-2] for file in rendered.tree if file.endswith(f"/{FLEET_YAML}"))
     bundles = tuple((name, bundle_name(rendered.cluster, name)) for name in names)
     folder = joined(path, cluster_folder(*rendered.cluster))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from caphv.api import names
 from caphv.api.object import Obj
 from caphv.validation.finding import Finding
-from packager.addons.settings import Packaging, Settings
+from packager.addons.settings import AddonSettings, Packaging
 from packager.definitions.model import CLUSTER_RESOURCE_SET, Definition
 from packager.definitions.nodeconfig import NodeConfig
 from packager.definitions.rules import ADDONS_LABEL
@@ -72,7 +72,7 @@ def _resource_set(definition: Definition, bundle: str, texts: list[str]) -> Iter
     }
 
 
-def git_repo(definition: Definition, settings: Settings) -> Obj | None:
+def git_repo(definition: Definition, settings: AddonSettings) -> Obj | None:
     """Return the GitRepo by which Fleet reads the cluster's bundles; None where the definition names no repository."""
     source = definition.fleet
     if source is None:

@@ -11,7 +11,7 @@ from caphv.api.object import Key, Obj
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
 from packager.addons.gather import RANCHER
-from packager.addons.settings import Settings
+from packager.addons.settings import AddonSettings
 from packager.addons.versions import Chart, Table, Versions
 from packager.addons.versions import chart as chart_of
 from packager.rendering import secretscan
@@ -33,7 +33,7 @@ def bundle_name(cluster: Key, bundle: str) -> str:
     return f"{readable[: _LONGEST_NAME - _NAME_HASH - 1].rstrip('-')}-{digest}"
 
 
-def targets(settings: Settings) -> list[Obj]:
+def targets(settings: AddonSettings) -> list[Obj]:
     """The one Fleet Cluster that the bundles of a cluster go to, for `overrideTargets`.
 
     CAAPF's has the Cluster's own name in a workspace of its namespace. Rancher's has a generated name, and labels that
@@ -48,12 +48,12 @@ def targets(settings: Settings) -> list[Obj]:
     return [{"clusterSelector": {"matchLabels": owner}}]
 
 
-def workspace(settings: Settings) -> str:
+def workspace(settings: AddonSettings) -> str:
     """Namespace on the management cluster in which the GitRepo of a cluster must be."""
     return RANCHER_WORKSPACE if settings.fleet.imported_by == RANCHER else settings.cluster.namespace
 
 
-def context(settings: Settings, versions: Versions, table: Table, mirror: str) -> dict[str, Any]:
+def context(settings: AddonSettings, versions: Versions, table: Table, mirror: str) -> dict[str, Any]:
     """Names that templates may use: `cluster`, `settings`, `targets`, `bundle_name()`, `labels()`, `chart()`."""
 
     def chart(name: str, version: str = "") -> Chart:
@@ -75,7 +75,7 @@ def context(settings: Settings, versions: Versions, table: Table, mirror: str) -
     }
 
 
-def check_fleet_yaml(document: Any, path: FieldPath, settings: Settings, bundle: str) -> list[Finding]:
+def check_fleet_yaml(document: Any, path: FieldPath, settings: AddonSettings, bundle: str) -> list[Finding]:
     """Return what is wrong with a rendered fleet.yaml: its form, its name, its target, and secrets in it."""
     found = schema.load("fleet-yaml.json").findings(document, root=path)
     if found:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from caphv.api.object import Obj
-from packager.addons.settings import Settings
+from packager.addons.settings import AddonSettings
 from packager.rendering.bundles import workspace
 from packager.tree import cluster_folder, path_of
 
@@ -62,7 +62,7 @@ class GitRepoOptions:
             path_of(*self.folder.split("/"))
 
 
-def git_repos(clusters: Iterable[Settings], options: GitRepoOptions) -> list[Obj]:
+def git_repos(clusters: Iterable[AddonSettings], options: GitRepoOptions) -> list[Obj]:
     """Return one GitRepo a workspace and group, sorted, each with the folders of its clusters' bundles."""
     paths: dict[tuple[str, str], list[str]] = {}
     for settings in clusters:
@@ -72,7 +72,7 @@ def git_repos(clusters: Iterable[Settings], options: GitRepoOptions) -> list[Obj
     return [git_repo(options, *place, sorted(found)) for place, found in sorted(paths.items())]
 
 
-def group_of(settings: Settings, groups: int) -> str:
+def group_of(settings: AddonSettings, groups: int) -> str:
     """Group of a cluster: that of its settings, else one of `0` … `groups - 1`, the same as long as the number is."""
     if settings.fleet.group:
         return settings.fleet.group

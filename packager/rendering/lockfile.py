@@ -16,7 +16,7 @@ from caphv.api.object import Obj
 from caphv.validation.finding import Fault, Finding
 from packager.addons.gather import parsed
 from packager.addons.merge import origin
-from packager.addons.settings import Settings
+from packager.addons.settings import AddonSettings
 from packager.addons.versions import Versions, pinned
 from packager.rendering import yaml as yamltext
 from packager.tree import cluster_folder
@@ -41,12 +41,12 @@ class Record:
     content_hash: str
 
 
-def record_path(settings: Settings) -> str:
+def record_path(settings: AddonSettings) -> str:
     """Path of a cluster's record in the repository."""
     return f"{cluster_folder(*settings.cluster)}/{FILE}"
 
 
-def write(settings: Settings, record: Record) -> bytes:
+def write(settings: AddonSettings, record: Record) -> bytes:
     """Return the content of the file."""
     content = {
         "cluster": {"namespace": settings.cluster.namespace, "name": settings.cluster.name},
@@ -70,7 +70,7 @@ def read(content: bytes) -> Record:
         raise ValueError(msg) from None
 
 
-def changes(settings: Settings, before: Mapping[str, Any]) -> list[Finding]:
+def changes(settings: AddonSettings, before: Mapping[str, Any]) -> list[Finding]:
     """Return a refusal for each change that would break a live cluster's network."""
     now: Obj = settings.network
     if now["cni"] == "none" or before.get("cni") in (None, "none"):

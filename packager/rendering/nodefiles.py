@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from caphv.api.object import Obj
-from packager.addons.settings import Settings
+from packager.addons.settings import AddonSettings
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.renderer import Rendered
@@ -51,7 +51,7 @@ def node_files(rendered: Rendered) -> NodeFiles:
     )
 
 
-def _manifests(rendered: Rendered, settings: Settings) -> dict[str, bytes]:
+def _manifests(rendered: Rendered, settings: AddonSettings) -> dict[str, bytes]:
     folder = cluster_folder(*settings.cluster)
     found = {}
     for path, content in sorted(rendered.tree.items()):
@@ -124,7 +124,7 @@ def _skip_script(distribution: str) -> dict[str, bytes]:
     return {script: content.encode(), unit: _UNIT.format(script=script).encode()}
 
 
-def _rke2_config(settings: Settings) -> Obj:
+def _rke2_config(settings: AddonSettings) -> Obj:
     external = settings.packaging.value == "Chart"
     # RKE2's own cloud provider and, without kube-proxy, its replacement's rival are turned off.
     disabled = ["cloudController"] if external and settings.ccm.enabled else []
@@ -136,7 +136,7 @@ def _rke2_config(settings: Settings) -> Obj:
     }
 
 
-def _k3s_config(settings: Settings) -> tuple[Obj, Obj]:
+def _k3s_config(settings: AddonSettings) -> tuple[Obj, Obj]:
     """Settings of servers and agents, the first four as the document of Harvester's cloud provider has them."""
     agent: Obj = {}
     server: Obj = {}

@@ -16,7 +16,7 @@ import orjson
 from jinja2 import nodes
 
 from caphv.api.object import Key
-from packager.addons.settings import Settings
+from packager.addons.settings import AddonSettings
 from packager.addons.versions import Versions
 from packager.rendering import yaml
 from packager.rendering.bundles import bundle_name
@@ -35,7 +35,7 @@ def is_plain(cluster: Key) -> bool:
     return all(_PLAIN.fullmatch(name) and not yaml.is_part_of_ambiguous(name) for name in cluster)
 
 
-def key(settings: Settings, versions: Versions) -> bytes | None:
+def key(settings: AddonSettings, versions: Versions) -> bytes | None:
     """Return what tells settings apart, whosever they are; None where they hold a name of the stand-in themselves."""
     try:
         content = orjson.dumps([replace(settings, cluster=_NO_CLUSTER, origins={}), versions], default=list)

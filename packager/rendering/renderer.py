@@ -22,7 +22,7 @@ from caphv.api.object import Key, Obj
 from caphv.validation.finding import Fault, Finding, in_order
 from packager.addons.gather import annotations_of_cluster
 from packager.addons.merge import merged
-from packager.addons.settings import ClusterFacts, Settings, settings_of
+from packager.addons.settings import AddonSettings, ClusterFacts, settings_of
 from packager.addons.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
 from packager.rendering import bundles, lockfile, render_cache, secretscan, yaml
 from packager.rendering.templates import SUFFIX, TemplateError, Templates, check_folder
@@ -58,7 +58,7 @@ class Rendered:
     cluster: Key
     tree: Tree = field(default_factory=dict)
     hash: str = ""
-    settings: Settings | None = None
+    settings: AddonSettings | None = None
     versions: Versions | None = None
     findings: tuple[Finding, ...] = ()
 
@@ -162,11 +162,13 @@ class Renderer:
             self._templates[version] = Templates(folders)
         return self._templates[version]
 
-    def files(self, settings: Settings, versions: Versions) -> tuple[dict[str, bytes], list[Finding]]:
+    def files(self, settings: AddonSettings, versions: Versions) -> tuple[dict[str, bytes], list[Finding]]:
         """Return the files that settings make with these versions, whatever the repository holds, and findings."""
         return self._files(settings, versions, cluster_folder(*settings.cluster))
 
-    def _files(self, settings: Settings, versions: Versions, folder: str) -> tuple[dict[str, bytes], list[Finding]]:
+    def _files(
+        self, settings: AddonSettings, versions: Versions, folder: str
+    ) -> tuple[dict[str, bytes], list[Finding]]:
         try:
             templates = self.templates(versions.templates)
         except TemplateError as error:
@@ -181,7 +183,7 @@ class Renderer:
             made, findings = self._bundles(templates, settings, versions)
         return {f"{folder}/{path}": content for path, content in made.items()}, findings
 
-    def _shared(self, templates: Templates, settings: Settings, versions: Versions) -> dict[str, bytes] | None:
+    def _shared(self, templates: Templates, settings: AddonSettings, versions: Versions) -> dict[str, bytes] | None:
         """Return what was rendered for all clusters of these settings; None when they have to be rendered alone."""
         if versions.templates not in self.shareable:
             parsed = templates.parsed.values()
@@ -200,7 +202,7 @@ class Renderer:
         return None if common is None else render_cache.renamed(common, settings.cluster, templates.bundles)
 
     def _bundles(
-        self, templates: Templates, settings: Settings, versions: Versions
+        self, templates: Templates, settings: AddonSettings, versions: Versions
     ) -> tuple[dict[str, bytes], list[Finding]]:
         """Render all bundles: files by `<bundle>/<name>`."""
         context = bundles.context(settings, versions, self.table, self.options.chart_repository)
@@ -216,14 +218,14 @@ class Renderer:
         return files, findings
 
 
-def user_values(settings: Settings, bundle: str) -> Mapping[str, object]:
+def user_values(settings: AddonSettings, bundle: str) -> Mapping[str, object]:
     """Free values of the user for a bundle's chart; empty for bundles that have none."""
     values = {"cni": settings.cni.values, "ccm": settings.ccm.values, "csi": settings.csi.values}
     return values.get(bundle, {})
 
 
 def _bundle(
-    templates: Templates, bundle: str, context: Obj, settings: Settings
+    templates: Templates, bundle: str, context: Obj, settings: AddonSettings
 ) -> tuple[dict[str, bytes], list[Finding]]:
     """Files of one bundle by name, none for a bundle whose fleet.yaml is empty, and what is wrong with them."""
     full = {**context, "values": _values(templates, bundle, context, settings)}
@@ -252,7 +254,7 @@ def _bundle(
         raise TemplateError(bundle, f"cannot be written: {error}") from None
 
 
-def _values(templates: Templates, bundle: str, context: Obj, settings: Settings) -> Obj:
+def _values(templates: Templates, bundle: str, context: Obj, settings: AddonSettings) -> Obj:
     """Values of a bundle's chart: what its template makes, and the user's over them."""
     file = f"{bundle}/{_VALUES}"
     made = templates.render(file, context) if _VALUES in templates.bundles[bundle] else []

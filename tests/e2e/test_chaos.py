@@ -20,7 +20,7 @@ from sandbox.environment import Sandbox
 from sandbox.harvester.faults import Faults
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 
 pytestmark = pytest.mark.e2e
 
@@ -37,7 +37,7 @@ SPEC = ClusterSpec(
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("chaos"), Settings(boot_seconds=0.5, register_seconds=0.2))
+    box = Sandbox(tmp_path_factory.mktemp("chaos"), SandboxSettings(boot_seconds=0.5, register_seconds=0.2))
     try:
         asyncio.run(box.up())
         yield box

@@ -23,13 +23,13 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 from tests.support.e2e import HEALTH_CHECKS, holds, seen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PATIENCE = 200.0
-SETTINGS = Settings(webhooks=True, boot_seconds=0.3, register_seconds=0.1)
+SETTINGS = SandboxSettings(webhooks=True, boot_seconds=0.3, register_seconds=0.1)
 TEMPLATES = Resource(
     HARVESTER_MACHINES.group, HARVESTER_MACHINES.version, "harvestermachinetemplates", "HarvesterMachineTemplate"
 )

@@ -13,7 +13,7 @@ from sandbox.cluster import EARLIER_VERSION, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.unmodified_core, pytest.mark.timeout(1800)]
 
@@ -23,7 +23,7 @@ def box(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv(CORE_VARIABLE, request.param)
     binaries.prepare()
     binaries.binary(request.param)
-    box = Sandbox(tmp_path / "box", Settings(boot_seconds=0.5, register_seconds=0.2))
+    box = Sandbox(tmp_path / "box", SandboxSettings(boot_seconds=0.5, register_seconds=0.2))
     try:
         asyncio.run(box.up())
         yield box

@@ -19,14 +19,14 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 from tests.support.e2e import HEALTH_CHECKS, TALOS, admitted, holds, seen
 from tests.support.paths import CHECKOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PATIENCE = 400.0
-SETTINGS = Settings(webhooks=True, boot_seconds=0.3, register_seconds=0.1)
+SETTINGS = SandboxSettings(webhooks=True, boot_seconds=0.3, register_seconds=0.1)
 EXAMPLES = sorted(path.stem for path in (CHECKOUT / "examples").glob("*.yaml"))
 
 

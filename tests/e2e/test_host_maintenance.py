@@ -14,7 +14,7 @@ from sandbox.harvester import maintenance
 from sandbox.harvester.faults import Fault, Faults
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -25,7 +25,7 @@ HOSTS = ("harvester-1", "harvester-2", "harvester-3")
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("hosts"), Settings(boot_seconds=0.5, register_seconds=0.2))
+    box = Sandbox(tmp_path_factory.mktemp("hosts"), SandboxSettings(boot_seconds=0.5, register_seconds=0.2))
     try:
         asyncio.run(box.up())
         yield box

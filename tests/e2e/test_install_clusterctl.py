@@ -30,7 +30,7 @@ from sandbox.capi import core
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 from tests.support.clusterctl import CONTROL_PLANES, INVENTORY, NEXT, VERSION, Clusterctl, prepare, repository
 from tests.support.e2e import TALOS, admitted, holds, our_provider, seen
 from tests.support.waiting import until
@@ -48,7 +48,7 @@ NAME = "moved"
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("clusterctl"), Settings())
+    box = Sandbox(tmp_path_factory.mktemp("clusterctl"), SandboxSettings())
     try:
         asyncio.run(box.up())
         yield box

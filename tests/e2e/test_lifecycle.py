@@ -15,11 +15,11 @@ from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, Cluste
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = Settings(boot_seconds=0.5, register_seconds=0.2)
+SETTINGS = SandboxSettings(boot_seconds=0.5, register_seconds=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 from tests.support import doccommands
 from tests.support.e2e import our_provider
 from tests.support.predecessor import clusterclass, crds
@@ -40,7 +40,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = Settings(provider=False, boot_seconds=0.5, register_seconds=0.2)
+SETTINGS = SandboxSettings(provider=False, boot_seconds=0.5, register_seconds=0.2)
 PATIENCE = 60.0
 OLD = ClusterSpec(
     name="old",

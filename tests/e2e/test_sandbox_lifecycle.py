@@ -19,11 +19,11 @@ from caphv.runtime.kubeconfig import own_configuration, parse_kubeconfig
 from commands.sandbox.group import sandbox
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = Settings(provider=False)
+SETTINGS = SandboxSettings(provider=False)
 CLUSTERS = {version: Resource("cluster.x-k8s.io", version, "clusters", "Cluster") for version in ("v1beta1", "v1beta2")}
 CLUSTER: Obj = {
     "apiVersion": "cluster.x-k8s.io/v1beta1",

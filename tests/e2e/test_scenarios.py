@@ -15,14 +15,14 @@ from caphv.runtime.errors import NotFound
 from sandbox.cluster import EARLIER_VERSION, LATER_VERSION
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
-from sandbox.state import Settings
+from sandbox.state import SandboxSettings
 from tests.support.installation import PREFIX, Live, client_of, live, obstacles, telling
 from tests.support.scenarios import GROUPS, SCRIPT, Run, Telling, scenarios, tell
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = Settings(webhooks=True, boot_seconds=0.5, register_seconds=0.2)
+SETTINGS = SandboxSettings(webhooks=True, boot_seconds=0.5, register_seconds=0.2)
 
 
 @pytest.fixture(scope="module")

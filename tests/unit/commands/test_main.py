@@ -18,7 +18,7 @@ from reconciler import manager
 from sandbox import webhooks
 from sandbox.environment import Sandbox
 from sandbox.harvester.faults import KINDS, Kind
-from sandbox.state import Part, Settings, State
+from sandbox.state import ProcessRecord, SandboxSettings, State
 
 pytestmark = pytest.mark.unit
 
@@ -147,7 +147,7 @@ def test_status_of_nothing_exits_with_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("output", ["table", "yaml"])
 def test_status_of_a_broken_sandbox_names_the_missing_part(tmp_path: Path, output: str) -> None:
-    State(Settings(), network="127.10.0.0/16", ready=True, processes={"etcd": Part(1)}).save(tmp_path)
+    State(SandboxSettings(), network="127.10.0.0/16", ready=True, processes={"etcd": ProcessRecord(1)}).save(tmp_path)
     result = call("sandbox", "status", "--dir", str(tmp_path), "-o", output)
     assert result.exit_code == 1
     assert "127.10.0.0/16" in result.output
@@ -164,8 +164,8 @@ def test_kubeconfig_of_nothing_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_broken_sandbox_names_the_command_that_fixes_it(tmp_path: Path) -> None:
-    parts = {"etcd": Part(1), "core": Part(os.getpid())}
-    State(Settings(), network="127.10.0.0/16", ready=True, processes=parts).save(tmp_path)
+    parts = {"etcd": ProcessRecord(1), "core": ProcessRecord(os.getpid())}
+    State(SandboxSettings(), network="127.10.0.0/16", ready=True, processes=parts).save(tmp_path)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "etcd.log").write_text("first\nlast\n")
     status = call("sandbox", "status", "--dir", str(tmp_path))

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Key, Obj
-from packager.addons.settings import Settings, settings_of
+from packager.addons.settings import AddonSettings, settings_of
 from packager.cluster_objects import facts_of, fleet_managers, is_suspended
 from tests.support.packager.objects import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, cluster, obj, reference
 
 pytestmark = pytest.mark.unit
 
 
-def only(*objs: Obj) -> Settings:
+def only(*objs: Obj) -> AddonSettings:
     (facts,) = facts_of(objs)
     settings, findings = settings_of(facts)
     assert settings, findings

@@ -9,19 +9,19 @@ import yaml
 from sandbox.capi import core
 from sandbox.environment import Sandbox, default_folder
 from sandbox.processes import children, network
-from sandbox.state import Part, Settings, State
+from sandbox.state import ProcessRecord, SandboxSettings, State
 
 pytestmark = pytest.mark.unit
 
 
 def test_state_survives_the_file(tmp_path: Path) -> None:
     state = State(
-        Settings(boot_seconds=7.5),
+        SandboxSettings(boot_seconds=7.5),
         "127.10.0.0/16",
         "now",
         ready=True,
         servers={"a": "b"},
-        processes={"c": Part(1, ["c"], {"A": "b"})},
+        processes={"c": ProcessRecord(1, ["c"], {"A": "b"})},
     )
     state.save(tmp_path)
     assert State.load(tmp_path) == state
@@ -40,7 +40,7 @@ def test_status_without_a_sandbox(tmp_path: Path) -> None:
 
 def test_status_knows_when_the_recorded_processes_no_longer_exist(tmp_path: Path) -> None:
     # pid 1 runs for sure, but carries no mark of this sandbox.
-    State(Settings(), ready=True, processes={"etcd": Part(1)}).save(tmp_path)
+    State(SandboxSettings(), ready=True, processes={"etcd": ProcessRecord(1)}).save(tmp_path)
     found = Sandbox(tmp_path).status()
     assert found["status"] == "broken"
     assert found["processes"] == [{"name": "etcd", "pid": 1, "running": False}]

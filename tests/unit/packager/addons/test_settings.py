@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from caphv.api.object import Obj
 from packager.addons.merge import merged
-from packager.addons.settings import ClusterFacts, Packaging, Settings, settings_of
+from packager.addons.settings import AddonSettings, ClusterFacts, Packaging, settings_of
 from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.unit
 
 
-def settings(facts: ClusterFacts) -> Settings:
+def settings(facts: ClusterFacts) -> AddonSettings:
     found, findings = settings_of(facts)
     assert found is not None, findings
     return found
