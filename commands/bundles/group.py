@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.bundles.check import check
 from commands.bundles.common import (
     DIFFERENT,
     DONE,
@@ -43,6 +44,7 @@ Examples:
   caphv bundles diff clusters/ --repo https://git.example.com/fleet.git
   caphv bundles push clusters/ --repo https://git.example.com/fleet.git
   caphv bundles verify --repo https://git.example.com/fleet.git    against the management cluster
+  caphv bundles check clusters/ --charts charts/                   with the real charts
   caphv bundles list --repo https://git.example.com/fleet.git
   caphv bundles upgrade --repo https://git.example.com/fleet.git -l wave=1
 
@@ -60,6 +62,9 @@ def bundles() -> None:
     logging.basicConfig(format="caphv bundles: %(message)s", level=logging.WARNING)
     # The output already lists what was changed and what was skipped.
     logging.getLogger("packager.git.publish").setLevel(logging.ERROR)
+
+
+bundles.add_command(check)
 
 
 @bundles.command(

@@ -22,7 +22,19 @@ from packager.inventory import RepositoryCluster, Wave
 from packager.rendering import yaml
 from packager.rendering.renderer import TEMPLATE_RULE, Rendered
 
-__all__ = ["DIFFERENCES", "LISTED", "PUSHED", "RENDERED", "VERIFIED", "colour", "problems", "summary", "wave"]
+__all__ = [
+    "DIFFERENCES",
+    "LISTED",
+    "PUSHED",
+    "RENDERED",
+    "VERIFIED",
+    "colour",
+    "count",
+    "formats",
+    "problems",
+    "summary",
+    "wave",
+]
 
 _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
 
@@ -50,22 +62,22 @@ def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
             kind = "advice" if finding.advice else "error"
             yield printable(": ".join(filter(None, (place, f"cluster {result.cluster}", kind, str(finding)))))
         seen[result.cluster] += 1
-    for text, count in of_templates.items():
-        yield printable(f"error: {text} ({_count(count, 'cluster')})")
+    for text, times in of_templates.items():
+        yield printable(f"error: {text} ({count(times, 'cluster')})")
 
 
 def summary(batch: Batch, folder: Path) -> str:
     """Say what was written into a folder."""
     written = [result for result in batch.rendered if result.ok]
     files = sum(len(result.tree) for result in written)
-    return f"wrote {files} files of {_count(len(written), 'cluster')} into {folder}\n"
+    return f"wrote {files} files of {count(len(written), 'cluster')} into {folder}\n"
 
 
 def wave(wave: Wave, target: Versions) -> str:
     """Say what is left to be upgraded."""
     more = f", {wave.waiting} more wait" if wave.waiting else ""
     new = f"; {wave.unknown} are not in the repository yet and will begin with the newest" if wave.unknown else ""
-    return f"{_count(len(wave.chosen), 'cluster')} for release {target.release}{more}{new}"
+    return f"{count(len(wave.chosen), 'cluster')} for release {target.release}{more}{new}"
 
 
 # Rendered bundles
@@ -252,7 +264,8 @@ def _newer(one: RepositoryCluster, newest: Versions) -> str:
 # Forms
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """Return `1 cluster` or `2 clusters`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -277,9 +290,10 @@ def _as_json(*content: Any) -> str:
     return json.dumps(*content, indent=2, ensure_ascii=False) + "\n"
 
 
-def _formats(
+def formats(
     text: Callable[..., str], content: Callable[..., Any], name: str = "table"
 ) -> dict[str, Callable[..., str]]:
+    """Return what `-o` offers: the text for people under its name, and the same content as JSON and YAML."""
     return {
         name: text,
         "json": lambda *found: _as_json(content(*found)),
@@ -287,8 +301,8 @@ def _formats(
     }
 
 
-RENDERED = {**_formats(_tree, _files, "tree"), "yaml": _streamed}
-DIFFERENCES = {**_formats(_changed, _changes), "diff": _unified}
-VERIFIED = _formats(_verdicts, _proof)
-PUSHED = _formats(_pushed, _result)
-LISTED = _formats(_listed, _inventory)
+RENDERED = {**formats(_tree, _files, "tree"), "yaml": _streamed}
+DIFFERENCES = {**formats(_changed, _changes), "diff": _unified}
+VERIFIED = formats(_verdicts, _proof)
+PUSHED = formats(_pushed, _result)
+LISTED = formats(_listed, _inventory)

@@ -1,0 +1,94 @@
+"""Changes that an API server refuses: Helm's upgrade of such an object fails until the change is reverted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from caphv.api.object import Obj, annotations_of
+from caphv.validation.finding import Fault, Finding
+from packager.addons.merge import at
+
+IMMUTABLE = "immutable-field"
+Identity = tuple[str, str, str, str]
+
+_SELECTOR = ("spec", "selector")
+FIELDS: Mapping[tuple[str, str], Mapping[tuple[str, ...], Any]] = {
+    ("storage.k8s.io", "StorageClass"): {
+        ("provisioner",): None,
+        ("parameters",): None,
+        ("reclaimPolicy",): "Delete",
+        ("volumeBindingMode",): "Immediate",
+    },
+    ("storage.k8s.io", "CSIDriver"): {
+        ("spec", "attachRequired"): True,
+        ("spec", "volumeLifecycleModes"): ["Persistent"],
+    },
+    ("storage.k8s.io", "VolumeAttributesClass"): {("driverName",): None, ("parameters",): None},
+    ("apps", "Deployment"): {_SELECTOR: None},
+    ("apps", "DaemonSet"): {_SELECTOR: None},
+    ("apps", "ReplicaSet"): {_SELECTOR: None},
+    ("apps", "StatefulSet"): {
+        _SELECTOR: None,
+        ("spec", "serviceName"): None,
+        ("spec", "podManagementPolicy"): "OrderedReady",
+        ("spec", "volumeClaimTemplates"): None,
+    },
+    ("batch", "Job"): {_SELECTOR: None, ("spec", "template"): None},
+    ("", "PersistentVolumeClaim"): {
+        _SELECTOR: None,
+        ("spec", "accessModes"): None,
+        ("spec", "storageClassName"): None,
+        ("spec", "volumeMode"): "Filesystem",
+    },
+    ("", "Secret"): {("type",): "Opaque"},
+    ("rbac.authorization.k8s.io", "RoleBinding"): {("roleRef",): None},
+    ("rbac.authorization.k8s.io", "ClusterRoleBinding"): {("roleRef",): None},
+    ("scheduling.k8s.io", "PriorityClass"): {("value",): 0, ("preemptionPolicy",): "PreemptLowerPriority"},
+    ("node.k8s.io", "RuntimeClass"): {("handler",): None},
+    ("networking.k8s.io", "IngressClass"): {("spec", "controller"): None},
+    ("apiextensions.k8s.io", "CustomResourceDefinition"): {
+        ("spec", "group"): None,
+        ("spec", "scope"): None,
+        ("spec", "names", "kind"): None,
+        ("spec", "names", "plural"): None,
+    },
+}
+"""Fields that cannot change, by group and kind, with the value that an unset field has."""
+
+
+def identity(obj: Obj, namespace: str) -> Identity:
+    """Group, kind, namespace and name of an object; `namespace` is that of its release."""
+    metadata = obj.get("metadata") or {}
+    group = str(obj.get("apiVersion") or "").rpartition("/")[0]
+    return group, str(obj.get("kind")), str(metadata.get("namespace") or namespace), str(metadata.get("name"))
+
+
+def changes(before: Mapping[Identity, Obj], now: Mapping[Identity, Obj]) -> Iterator[tuple[Identity, Finding]]:
+    """Yield each immutable field that differs between two versions of an object."""
+    for key, obj in now.items():
+        old = before.get(key)
+        # Helm recreates hooks.
+        if old is None or "helm.sh/hook" in annotations_of(obj):
+            continue
+        fields = dict(FIELDS.get(key[:2], {}))
+        if old.get("immutable") is True and key[1] in ("ConfigMap", "Secret"):
+            fields["data",] = None
+        for path, default in fields.items():
+            was, is_now = _value(old, path, default), _value(obj, path, default)
+            if was != is_now:
+                detail = (
+                    f"cannot change in a {key[1]} that exists ({_shown(was)} before): restore it, use another "
+                    "metadata.name, or delete the object in the cluster first"
+                )
+                yield key, Finding(path, Fault.FORBIDDEN, detail, IMMUTABLE, is_now)
+
+
+def _value(obj: Obj, path: Sequence[str], default: Any) -> Any:
+    found = at(obj, *path)
+    return default if found in (None, "", {}, []) else found
+
+
+def _shown(value: Any) -> str:
+    text = "unset" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

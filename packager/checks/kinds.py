@@ -1,0 +1,72 @@
+"""Kinds that a cluster serves: those of Kubernetes in its version, of its distribution, and of CRDs in its bundles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from caphv.api.object import Obj
+from packager.addons.rules import minor_version
+
+KIND = "kind-served"
+Kind = tuple[str, str]
+"""API version and kind: `("apps/v1", "Deployment")`."""
+
+_ALWAYS = {
+    "v1": "Binding ConfigMap Endpoints Event LimitRange Namespace Node PersistentVolume PersistentVolumeClaim Pod "
+    "PodTemplate ReplicationController ResourceQuota Secret Service ServiceAccount",
+    "admissionregistration.k8s.io/v1": "MutatingWebhookConfiguration ValidatingWebhookConfiguration",
+    "apiextensions.k8s.io/v1": "CustomResourceDefinition",
+    "apiregistration.k8s.io/v1": "APIService",
+    "apps/v1": "ControllerRevision DaemonSet Deployment ReplicaSet StatefulSet",
+    "autoscaling/v1": "HorizontalPodAutoscaler",
+    "autoscaling/v2": "HorizontalPodAutoscaler",
+    "batch/v1": "CronJob Job",
+    "certificates.k8s.io/v1": "CertificateSigningRequest",
+    "coordination.k8s.io/v1": "Lease",
+    "discovery.k8s.io/v1": "EndpointSlice",
+    "events.k8s.io/v1": "Event",
+    "networking.k8s.io/v1": "Ingress IngressClass NetworkPolicy",
+    "node.k8s.io/v1": "RuntimeClass",
+    "policy/v1": "PodDisruptionBudget",
+    "rbac.authorization.k8s.io/v1": "ClusterRole ClusterRoleBinding Role RoleBinding",
+    "scheduling.k8s.io/v1": "PriorityClass",
+    "storage.k8s.io/v1": "CSIDriver CSINode CSIStorageCapacity StorageClass VolumeAttachment",
+}
+"""Served without a flag by every version of Kubernetes that is supported."""
+_SINCE = {
+    (1, 29): {"flowcontrol.apiserver.k8s.io/v1": "FlowSchema PriorityLevelConfiguration"},
+    (1, 30): {"admissionregistration.k8s.io/v1": "ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding"},
+    (1, 33): {"networking.k8s.io/v1": "IPAddress ServiceCIDR"},
+    (1, 34): {
+        "resource.k8s.io/v1": "DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice",
+        "storage.k8s.io/v1": "VolumeAttributesClass",
+    },
+    (1, 36): {"admissionregistration.k8s.io/v1": "MutatingAdmissionPolicy MutatingAdmissionPolicyBinding"},
+}
+_HELM_CONTROLLER = {"helm.cattle.io/v1": "HelmChart HelmChartConfig", "k3s.cattle.io/v1": "Addon ETCDSnapshotFile"}
+_OF_DISTRIBUTION = {
+    "rke2": {
+        **_HELM_CONTROLLER,
+        "snapshot.storage.k8s.io/v1": "VolumeSnapshot VolumeSnapshotClass VolumeSnapshotContent",
+    },
+    "k3s": _HELM_CONTROLLER,
+}
+
+
+def served(distribution: str, version: str) -> frozenset[Kind]:
+    """Return the kinds that a new cluster serves; of an unknown version, those of the newest."""
+    minor = minor_version(version)
+    tables = [_ALWAYS, *(table for since, table in _SINCE.items() if minor is None or since <= minor)]
+    tables.append(_OF_DISTRIBUTION.get(distribution, {}))
+    return frozenset((name, kind) for table in tables for name, kinds in table.items() for kind in kinds.split())
+
+
+def defined(objects: Iterable[Obj]) -> Iterator[Kind]:
+    """Yield the kinds that CRDs among some objects define."""
+    for obj in objects:
+        spec = obj.get("spec")
+        if obj.get("kind") != "CustomResourceDefinition" or not isinstance(spec, dict):
+            continue
+        for version in spec.get("versions") or ():
+            if version.get("served", True):
+                yield f"{spec.get('group')}/{version.get('name')}", str((spec.get("names") or {}).get("kind"))
