@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from caphv.api.object import Key
 from caphv.runtime.errors import Unreachable
+from caphv.runtime.etcd import Member, members, members_of, pods_to_ask
 from caphv.runtime.exec import ExecError
 from reconciler import metrics
 from reconciler.machine import etcd
-from reconciler.machine.etcd import Member, ensure_member_removed, members, members_of, pods_to_ask, removed_by_provider
+from reconciler.machine.etcd import ensure_member_removed, removed_by_provider
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked
 from reconciler.wake import WakeSource
@@ -166,6 +167,14 @@ def test_silence_is_not_waited_for_forever() -> None:
     assert scope.warnings == ["EtcdMemberRemovalFailed"]
 
 
+def test_for_rke2_a_member_that_may_be_left_is_reported_without_delay() -> None:
+    """Its provider removes members itself, so nothing waits; the metric and the alert tell what it could not do."""
+    before, scope = failures(), scope_of(Silent(), seconds=0, machine=owned_by("RKE2ControlPlane"))
+    asyncio.run(ensure_member_removed(scope))
+    assert scope.warnings == ["EtcdMemberRemovalFailed"]
+    assert failures() == before + 1
+
+
 GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
 
 
@@ -176,7 +185,7 @@ GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-
         {"cluster": GOING},
         {"harvester_cluster": GOING},
         {"harvester_cluster": None},
-        {"machine": owned_by("RKE2ControlPlane")},
+        {"machine": owned_by("KubeadmControlPlane")},
         {"draft": SimpleNamespace(is_true=lambda _: False)},
         {"cluster_key": None},
     ],
