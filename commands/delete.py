@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.options.changes import confirm
 from commands.options.management import (
     Selection,
     management_client,
@@ -78,10 +79,7 @@ def delete(cluster: str, **flags: Any) -> None:
     _announce(parts, force=flags["force"])
     if flags["dry_run"]:
         return
-    if not flags["yes"]:
-        if not sys.stdin.isatty():
-            raise click.UsageError("confirmation needs a terminal: use --yes or --dry-run")
-        click.confirm(f"Delete cluster {parts.key}?", abort=True)
+    confirm(flags, f"Delete cluster {parts.key}?")
     if flags["force"]:
         _save(parts, flags["save"] or Path(f"{parts.key.namespace}-{parts.key.name}-leftovers.yaml"))
     run(_delete(parts, chosen, flags))

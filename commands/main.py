@@ -20,6 +20,8 @@ COMMANDS = {
         "commands.support_bundle:support_bundle",
         "Collect what is needed to get help into one archive.",
     ),
+    "scale": ("commands.scale:scale", "Change the number of a cluster's machines."),
+    "upgrade": ("commands.upgrade:upgrade", "Upgrade the Kubernetes of a cluster."),
     "delete": ("commands.delete:delete", "Delete a cluster, or say what its deletion waits for."),
     "pools": ("commands.pools:pools", "Addresses of IPPools: whose they are, and what has leaked."),
     "identity": ("commands.identity:identity", "Manage accounts for the provider on Harvester."),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.options.changes import confirm
 from commands.options.clusters import InputError, Step
 from commands.options.management import (
     context_namespace,
@@ -121,10 +122,7 @@ def release(names: tuple[str, ...], **flags: Any) -> None:
     out.show_plan(plans)
     if flags["dry_run"]:
         return
-    if not flags["yes"]:
-        if not sys.stdin.isatty():
-            raise click.UsageError("confirmation needs a terminal: use --yes or --dry-run")
-        click.confirm("Write this to Harvester?", abort=True)
+    confirm(flags, "Write this to Harvester?")
     for report in run(_release(plans, flags)):
         count = len(report.leaked)
         click.echo(f"IPPool {report.name}: released {count} address{'es' * (count != 1)}")

@@ -1,0 +1,138 @@
+"""Checks before a cluster is changed: will the change be made at all, does it last, and is there room for it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from caphv.api.names import generated_names
+from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
+from overview.deep import pools_of
+from overview.diagnosis import Parts, paused
+from overview.doctor.model import Check, Result, ok, skipped
+from overview.model import Cluster, Severity
+from overview.objects import HarvesterObjects
+from overview.room import Size, hosts_of, requested, unplaced
+
+# Who applies an object from Git, by an annotation or label that it leaves.
+_GITOPS = {
+    "objectset.rio.cattle.io/id": "Fleet",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+    "argocd.argoproj.io/tracking-id": "Argo CD",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Machines that exist in addition while a change is under way: how many, and how large each is."""
+
+    machines: int
+    size: Size
+
+
+def general(parts: Parts) -> Iterator[Check]:
+    """Whether anything would happen at all, and whether it would last."""
+    subject = f"Cluster {parts.key}"
+    if being_deleted(parts.cluster):
+        yield Check("deletion", subject, Result.ERROR, "the cluster is being deleted", "Create another cluster")
+    if paused(parts):
+        message = "the cluster is paused: no controller would act on the change"
+        remedy = f"Resume it: kubectl patch cluster {parts.key.name} -n {parts.key.namespace} --type=merge "
+        yield Check("paused", subject, Result.ERROR, message, f'{remedy}-p \'{{"spec":{{"paused":false}}}}\'')
+    marks = labels_of(parts.cluster) | annotations_of(parts.cluster)
+    for mark, tool in _GITOPS.items():
+        if mark in marks:
+            message = f"{tool} applies this cluster from Git and would revert the change"
+            yield Check("gitops", subject, Result.WARNING, message, "Make the change in the repository")
+            return
+
+
+def health(cluster: Cluster) -> Iterator[Check]:
+    """What is wrong with the cluster now: a rollout would stop at it, or make it worse."""
+    subject, wrong = f"Cluster {cluster.key}", [each for each in cluster.problems if each.severity.wrong]
+    for problem in wrong:
+        result = Result.ERROR if problem.severity is Severity.ERROR else Result.WARNING
+        yield Check("health", subject, result, f"{problem.objects[0]}: {problem.cause}", problem.next_step)
+    if not wrong:
+        yield ok(
+            "health", subject, f"{cluster.state}; {cluster.control_plane} control plane, {cluster.workers} workers"
+        )
+
+
+def room(parts: Parts, harvester: HarvesterObjects | None, demand: Demand) -> Iterator[Check]:
+    """Whether Harvester has addresses and hosts for additional machines."""
+    subject = f"Cluster {parts.key}"
+    if not demand.machines:
+        return
+    if harvester is None:
+        yield skipped("addresses", subject, "Harvester cannot be read")
+        yield skipped("capacity", subject, "Harvester cannot be read")
+        return
+    yield from _addresses(parts, harvester, demand.machines)
+    yield _capacity(subject, harvester, demand)
+
+
+def _addresses(parts: Parts, harvester: HarvesterObjects, wanted: int) -> Iterator[Check]:
+    own = parts.harvester_cluster or {}
+    network = (own.get("spec") or {}).get("vmNetworkConfig") or {}
+    names = [str(each) for each in (network.get("ipPoolRef"), *(network.get("ipPoolRefs") or ())) if each]
+    if network.get("ipPool") and own:
+        names.append(generated_names(own, "vm-ippool")[0])
+    if not names:
+        return  # machines use DHCP
+    subject = f"Cluster {parts.key}"
+    pools = [pool for pool in pools_of(harvester) if pool.name in names]
+    if not pools:
+        yield skipped("addresses", subject, f"IPPool {', '.join(names)} cannot be read")
+        return
+    free = sum(pool.free or 0 for pool in pools)
+    message = f"free addresses in IPPool {', '.join(pool.name for pool in pools)}: {free}, needed: {wanted}"
+    if free < wanted:
+        remedy = "Find leaked addresses: caphv pools audit; otherwise add a range or a pool to ipPoolRefs"
+        yield Check("addresses", subject, Result.ERROR, message, remedy)
+    else:
+        yield ok("addresses", subject, message)
+
+
+def _capacity(subject: str, harvester: HarvesterObjects, demand: Demand) -> Check:
+    hosts = hosts_of(harvester)
+    if not hosts or not demand.size:
+        return skipped(
+            "capacity", subject, "hosts cannot be read" if not hosts else "the size of machines is not known"
+        )
+    left = unplaced(hosts, [demand.size] * demand.machines)
+    number = f"{demand.machines} more VM{'s' * (demand.machines != 1)} of {demand.size}"
+    if left:
+        message = (
+            f"hosts have no room for {left} of {number}" if left < demand.machines else f"no host has room for {number}"
+        )
+        remedy = "Stop other VMs, end the maintenance of hosts, or add a host"
+        return Check("capacity", subject, Result.ERROR, message, remedy)
+    return ok("capacity", subject, f"hosts have room for {number}, by the VMs that the identity may see")
+
+
+def surge_of(replicas: int, value: object, default: int = 1) -> int:
+    """Return how many machines a rolling update may add: a number, or a percentage that is rounded up."""
+    if isinstance(value, str) and value.endswith("%") and value[:-1].isdigit():
+        return math.ceil(replicas * int(value[:-1]) / 100)
+    if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+        return int(value)
+    return default
+
+
+def size_of(parts: Parts, machines: Iterable[Obj], harvester: HarvesterObjects | None) -> Size:
+    """Return what the largest VM of some HarvesterMachines requests; without its instance, the size in its spec.
+
+    Harvester overcommits, so that a VM requests less than its guest sees.
+    """
+    target = str(((parts.harvester_cluster or {}).get("spec") or {}).get("targetNamespace") or "")
+    instances = {key_of(obj): obj for obj in harvester.instances} if harvester else {}
+    sizes = []
+    for machine in machines:
+        instance = instances.get(Key(target, key_of(machine).name))
+        spec = machine.get("spec") or {}
+        size = requested(instance.get("spec") or {}) if instance else Size()
+        sizes.append(size or Size.of(spec.get("cpu"), spec.get("memory")))
+    return max(sizes, default=Size())
