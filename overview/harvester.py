@@ -128,15 +128,20 @@ async def nodes_of(access: Kubeconfig) -> list[Obj]:
         await client.close()
 
 
-async def read_access(client: ApiClient, secret: Key, field_name: str = "kubeconfig") -> Kubeconfig:
-    """Read a kubeconfig in a Secret. Raises `ApiError`, `Unreachable`, `KubeconfigError`."""
+async def read_access(
+    client: ApiClient, secret: Key, field_name: str = "kubeconfig", *, verified: bool = False
+) -> Kubeconfig:
+    """Read a kubeconfig in a Secret; with `verified`, one that verifies its server, as writing needs.
+
+    Raises `ApiError`, `Unreachable`, `KubeconfigError`.
+    """
     obj = await client.get(SECRETS, secret.name, secret.namespace)
     content = (obj.get("data") or {}).get(field_name)
     if not content:
         raise KubeconfigError(f"Secret {secret} has no key {field_name}")
     try:
         # A read-only view of a server without verification harms less than no view of it.
-        return parse_kubeconfig(base64.b64decode(content), allow_insecure=True)
+        return parse_kubeconfig(base64.b64decode(content), allow_insecure=not verified)
     except binascii.Error:
         raise KubeconfigError(f"Secret {secret}: key {field_name} is not base64") from None
 

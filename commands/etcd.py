@@ -1,0 +1,219 @@
+"""`caphv etcd`: members of a cluster's etcd against its machines, and the removal of those that were left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options.changes import change_options, confirm
+from commands.options.clusters import InputError
+from commands.options.management import (
+    management_client,
+    management_options,
+    patient_progress,
+    print_data,
+    run,
+    selection,
+)
+
+if TYPE_CHECKING:
+    from caphv.api.object import Key, Obj
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.etcd import Member
+    from overview.etcd import EtcdMember
+    from overview.model import Cluster
+
+_NAMESPACE = click.option("-n", "--namespace", default="", help="Namespace of the cluster.  [default: the context's]")
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  caphv etcd members team-a/production
+  caphv etcd remove team-a/production --dry-run
+"""
+)
+def etcd() -> None:
+    """Members of a cluster's etcd: which machine each has, and which were left behind."""
+
+
+@etcd.command(
+    short_help="List the members of a cluster's etcd with their machines.",
+    epilog="""\b
+Examples:
+  caphv etcd members team-a/production
+  caphv etcd members team-a/production -o json | jq '.[] | select(.wrong)'
+
+\b
+Exit status: 0 all members are healthy, 1 one is not, 2 etcd cannot be asked.
+""",
+)
+@click.argument("cluster")
+@_NAMESPACE
+@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@management_options
+def members(cluster: str, **flags: Any) -> None:
+    """List the members of a cluster's etcd: `stale` ones have no machine, count for the quorum, and never answer.
+
+    It runs etcdctl in an etcd Pod of the workload cluster, with the kubeconfig that Cluster API keeps for it.
+    """
+    key = selection((cluster,), {**flags, "all_namespaces": False}).keys[0]
+    with patient_progress() as step:
+        step("asking etcd")
+        found = run(_members(flags, key))
+    from commands.output import etcd as out
+
+    if flags["output"] == "text":
+        out.show(found)
+    else:
+        print_data(found, flags["output"])
+    sys.exit(1 if any(member.wrong for member in found) else 0)
+
+
+@etcd.command(
+    short_help="Remove members of etcd that have no machine.",
+    epilog="""\b
+Examples:
+  caphv etcd remove team-a/production --dry-run
+  caphv etcd remove team-a/production                         all stale members
+  caphv etcd remove team-a/production w-7xk2p-1a2b3c4d --yes
+
+\b
+Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd cannot be asked.
+""",
+)
+@click.argument("cluster")
+@click.argument("names", metavar="[MEMBER]...", nargs=-1)
+@_NAMESPACE
+@click.option("--force", is_flag=True, help="Remove them although a check failed.")
+@change_options
+@management_options
+def remove(cluster: str, names: tuple[str, ...], **flags: Any) -> None:
+    """Remove members from a cluster's etcd: by name or id, by default all that have no machine.
+
+    Checked before: that no machine uses the member, and that the remaining ones have a quorum. Members are removed one
+    by one, and etcd is asked again before each.
+    """
+    from commands.output import changes
+    from commands.output import etcd as out
+    from overview.changes import ChangeError
+    from overview.doctor.model import Result
+    from overview.etcd import chosen, removal_checks
+    from overview.model import as_json
+
+    key = selection((cluster,), {**flags, "all_namespaces": False}).keys[0]
+    found = run(_members(flags, key))
+    try:
+        wanted = chosen(found, names)
+    except ChangeError as error:
+        raise InputError("\n".join(error.problems)) from None
+    checks = removal_checks(f"Cluster {key}", found, wanted) if wanted else []
+
+    def report(*, applied: bool) -> None:
+        if flags["output"] != "text":
+            print_data({"remove": as_json(wanted), "checks": as_json(checks), "applied": applied}, flags["output"])
+
+    if flags["output"] == "text":
+        changes.show_checks(checks)
+        out.show_removal(wanted)
+    if not wanted or flags["dry_run"]:
+        report(applied=False)
+        return
+    if any(check.result is Result.ERROR for check in checks) and not flags["force"]:
+        report(applied=False)
+        click.echo("Not changed: a check failed. Correct it, or give --force to remove them nevertheless.", err=True)
+        sys.exit(1)
+    confirm(flags, f"Remove {len(wanted)} member{'s' * (len(wanted) != 1)} from the etcd of cluster {key}?")
+    run(_remove(flags, key, {member.id for member in wanted}))
+    report(applied=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What one etcd Pod says, and how to ask it again."""
+
+    client: ApiClient
+    pod: Obj
+    program: tuple[str, ...]
+    found: list[Member]
+
+
+async def _members(flags: dict[str, Any], key: Key) -> tuple[EtcdMember, ...]:
+    from overview.etcd import members_with_machines
+
+    cluster = await _cluster(flags, key)
+    async with _asked(flags, key, cluster) as answer:
+        return members_with_machines(cluster, answer.found)
+
+
+async def _remove(flags: dict[str, Any], key: Key, ids: set[str]) -> None:
+    from caphv.runtime.errors import ApiError, Unreachable
+    from caphv.runtime.etcd import remove_member
+    from caphv.runtime.exec import ExecError
+
+    cluster = await _cluster(flags, key)
+    for wanted in sorted(ids):
+        async with _asked(flags, key, cluster) as answer:
+            member = next((each for each in answer.found if f"{each.id:x}" == wanted), None)
+            if member is None:
+                continue  # removed meanwhile
+            try:
+                await remove_member(answer.client, answer.pod, member, answer.program)
+            except (ApiError, Unreachable, ExecError) as error:
+                raise click.ClickException(f"member {member.name} was not removed: {error}") from None
+            click.echo(f"removed member {member.name} ({wanted})", err=flags["output"] != "text")
+
+
+async def _cluster(flags: dict[str, Any], key: Key) -> Cluster:
+    from commands.options.management import Selection
+    from overview.query import Query, ask
+
+    async with management_client(flags) as client:
+        found = (await ask(client, Query(key.namespace, frozenset({key})))).overview.clusters
+    Selection(key.namespace, (key,)).require({cluster.key for cluster in found})
+    return found[0]
+
+
+@asynccontextmanager
+async def _asked(flags: dict[str, Any], key: Key, cluster: Cluster) -> AsyncIterator[_Answer]:
+    """Lend the first etcd Pod that answers. Raises `InputError` when none does."""
+    from caphv.api.object import Key as ObjectKey
+    from caphv.runtime.errors import ApiError, Unreachable
+    from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, find_pods, list_members
+    from caphv.runtime.exec import ExecError
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from overview.harvester import read_access
+
+    kind = next((group.kind for group in cluster.groups if group.kind != "MachineDeployment"), "")
+    program = ETCDCTL_KUBEADM if kind == "KubeadmControlPlane" else ETCDCTL
+    async with management_client(flags) as management:
+        try:
+            access = await read_access(
+                management, ObjectKey(key.namespace, f"{key.name}-kubeconfig"), "value", verified=True
+            )
+        except (ApiError, KubeconfigError) as error:
+            raise InputError(f"the workload cluster cannot be asked: {error}") from None
+    client = access.client(name="workload", user_agent="caphv-cli", timeout=10)
+    try:
+        errors = []
+        try:
+            pods = await find_pods(client)
+        except (ApiError, Unreachable) as error:
+            raise InputError(f"the workload cluster cannot be asked: {error}") from None
+        for pod in pods:
+            try:
+                found = await list_members(client, pod, program)
+            except (ApiError, Unreachable, ExecError) as error:
+                errors.append(f"Pod {pod['metadata']['name']}: {error}")
+                continue
+            yield _Answer(client, pod, program, found)
+            return
+        hint = "no Pod of etcd in kube-system: K3s and Talos run it outside of Pods, ask it on a server"
+        raise InputError(f"etcd cannot be asked: {'; '.join(errors) or hint}")
+    finally:
+        await client.close()

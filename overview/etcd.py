@@ -1,0 +1,103 @@
+"""Members of a cluster's etcd against its machines, and which of them may be removed: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from caphv.runtime.etcd import Member, members_of
+from overview.changes import ChangeError
+from overview.doctor.model import Check, Result, ok
+from overview.model import Cluster, Machine
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdMember:
+    """A member; `state` is `healthy`, `unhealthy` (its Node is not ready), `learner`, `unstarted` or `stale`.
+
+    A stale member has no machine: it counts for the quorum and never answers.
+    """
+
+    id: str
+    name: str
+    state: str
+    machine: str = ""
+    peer: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether action is needed."""
+        return self.state in ("stale", "unhealthy", "unstarted")
+
+
+def members_with_machines(cluster: Cluster, found: Iterable[Member]) -> tuple[EtcdMember, ...]:
+    """Return the members, by name, with the control plane machine of each."""
+    found = list(found)
+    machines = [machine for machine in cluster.machines if machine.control_plane]
+    names = {name for machine in machines for name in _names(machine)}
+    owners: dict[int, Machine] = {}
+    for machine in machines:
+        for name in _names(machine):
+            owners |= {member.id: machine for member in members_of(name, found, names - {name})}
+    return tuple(
+        sorted(
+            (
+                EtcdMember(
+                    f"{member.id:x}",
+                    member.name,
+                    _state(member, owners.get(member.id)),
+                    owners[member.id].name if member.id in owners else "",
+                    member.peer,
+                )
+                for member in found
+            ),
+            key=lambda member: (member.name, member.id),
+        )
+    )
+
+
+def chosen(members: Sequence[EtcdMember], wanted: Iterable[str]) -> tuple[EtcdMember, ...]:
+    """Return the members of these names or ids, by default those that are stale. Raises `ChangeError`."""
+    names = list(wanted)
+    if not names:
+        return tuple(member for member in members if member.state == "stale")
+    unknown = [name for name in names if not any(name in (each.id, each.name) for each in members)]
+    if unknown:
+        known = ", ".join(f"{member.name} ({member.id})" for member in members)
+        raise ChangeError([f"etcd has no member {name}; there are {known}" for name in unknown])
+    return tuple(member for member in members if {member.id, member.name} & set(names))
+
+
+def removal_checks(subject: str, members: Sequence[EtcdMember], removed: Sequence[EtcdMember]) -> list[Check]:
+    """Say what speaks against removing members: machines that still use them, and the quorum."""
+    found = []
+    for member in removed:
+        if member.machine:
+            message = f"member {member.name} belongs to Machine {member.machine}, which exists"
+            remedy = (
+                f"Delete the machine instead, its member is removed with it: kubectl delete machine {member.machine}"
+            )
+            found.append(Check("machine", subject, Result.ERROR, message, remedy))
+    voting = [member for member in members if member.state != "learner"]
+    staying = [member for member in voting if member not in removed]
+    healthy = sum(member.state == "healthy" for member in staying)
+    message = f"{healthy} of {len(staying)} remaining members are healthy"
+    if not staying or 2 * healthy <= len(staying):
+        remedy = "Start the others first, or restore a snapshot of etcd"
+        found.append(Check("quorum", subject, Result.ERROR, f"{message}: etcd would have no quorum", remedy))
+    else:
+        found.append(ok("quorum", subject, message))
+    return found
+
+
+def _state(member: Member, machine: Machine | None) -> str:
+    if member.learner:
+        return "learner"
+    if machine is None:
+        return "stale" if member.name else "unstarted"
+    ready = machine.node.ready if machine.node else ""
+    return "healthy" if ready == "True" else "unhealthy"
+
+
+def _names(machine: Machine) -> set[str]:
+    return {machine.name, machine.node.name} if machine.node else {machine.name}
