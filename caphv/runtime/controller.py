@@ -88,6 +88,7 @@ class Controller:
         try:
             with logs.context(controller=self.name, object=str(key)):
                 answer = await self._guarded(key)
+                log.debug("reconciled in %.3f s", time.monotonic() - started)
             if answer is not None and answer.requeue_after is not None:
                 result = "requeue"
                 self.queue.add_after(key, answer.requeue_after)

@@ -152,6 +152,15 @@ async def test_unexpected_error_is_logged_once_in_full_and_then_in_short(caplog:
     assert "RuntimeError: broken" in caplog.messages[1]
 
 
+async def test_each_reconcile_is_a_debug_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "caphv.runtime.controller"):
+        async with running(Recorder()) as controller:
+            controller.enqueue(A)
+            await settle()
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+    assert caplog.messages[0].startswith("reconciled in 0.0")
+
+
 async def test_conflict_is_no_news_and_tried_again_soon(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         reconcile = Recorder(raising(Conflict(409, "Conflict", "the object has been modified")))
