@@ -24,7 +24,7 @@ from commands.options.management import (
 )
 
 if TYPE_CHECKING:
-    from overview.deletion import Left, Wait
+    from overview.deletion import Leftover, PendingDeletion
     from overview.diagnosis import Parts
 
 
@@ -69,11 +69,11 @@ def delete(cluster: str, **flags: Any) -> None:
     with patient_progress() as step:
         objects = read_overview(flags, chosen, step, deep=False).objects
     from overview.assembly import parts_of
-    from overview.deletion import waits_of
+    from overview.deletion import pending_deletions
 
     parts = next(each for each in parts_of(objects) if each.key in chosen.keys)
     if flags["explain"]:
-        waits = waits_of(parts, datetime.now(UTC))
+        waits = pending_deletions(parts, datetime.now(UTC))
         _explain(parts, waits)
         sys.exit(1 if any(wait.stuck for wait in waits) else 0)
     _announce(parts, force=flags["force"])
@@ -86,7 +86,7 @@ def delete(cluster: str, **flags: Any) -> None:
     click.echo(f"Deletion of cluster {parts.key} has begun: caphv delete {parts.key} --explain says what it waits for")
 
 
-def _explain(parts: Parts, waits: Iterable[Wait]) -> None:
+def _explain(parts: Parts, waits: Iterable[PendingDeletion]) -> None:
     from caphv.api.object import being_deleted
     from commands.output.overview import age
 
@@ -105,11 +105,11 @@ def _explain(parts: Parts, waits: Iterable[Wait]) -> None:
 
 def _announce(parts: Parts, *, force: bool) -> None:
     from caphv.api.object import being_deleted
-    from overview.deletion import forcible, left_of
+    from overview.deletion import forcible, leftovers_of
 
     click.echo(f"Cluster {parts.key}: {len(parts.machines)} machines")
     server = ((parts.harvester_cluster or {}).get("spec") or {}).get("server")
-    for line in _lines(left_of(parts)):
+    for line in _lines(leftovers_of(parts)):
         click.echo(f"  {'may remain' if force else 'deletes'} on Harvester {server}: {line}")
     if force:
         click.echo(f"  sets annotation caphv.io/force-delete on {len(forcible(parts))} objects")
@@ -117,7 +117,7 @@ def _announce(parts: Parts, *, force: bool) -> None:
         click.echo("  its deletion was requested before")
 
 
-def _lines(left: Iterable[Left]) -> Iterable[str]:
+def _lines(left: Iterable[Leftover]) -> Iterable[str]:
     found = list(left)
     counted = Counter(each.kind for each in found)
     for kind, count in counted.items():
@@ -130,14 +130,14 @@ def _save(parts: Parts, file: Path) -> None:
     """Write the list of what may remain before anything is forced: afterwards no object knows it any more."""
     import yaml
 
-    from overview.deletion import left_of
+    from overview.deletion import leftovers_of
     from overview.model import as_json
 
     spec = (parts.harvester_cluster or {}).get("spec") or {}
     content = {
         "cluster": str(parts.key),
         "harvester": str(spec.get("server") or ""),
-        "objects": as_json(left_of(parts)),
+        "objects": as_json(leftovers_of(parts)),
     }
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
         yaml.safe_dump(content, target, sort_keys=False, allow_unicode=True)

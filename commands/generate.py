@@ -212,7 +212,7 @@ def _line(finding: Finding, given: Mapping[str, str], document: Document | None)
 
 
 def _secret(found: Built, identity: str) -> list[Obj]:
-    from reconciler.harvester.accounts import identity_secret
+    from reconciler.harvester.identityaccount import identity_secret
 
     if not identity or found.definition is None:
         return []

@@ -23,7 +23,7 @@ from commands.options.management import (
 
 if TYPE_CHECKING:
     from overview.identities import Identity
-    from reconciler.harvester.accounts import Account
+    from reconciler.harvester.identityaccount import Account
 
 
 def _check_names(_ctx: click.Context, _option: click.Parameter, value: Any) -> Any:
@@ -108,17 +108,17 @@ def create(**options: Any) -> None:
     """
     import yaml
 
-    from reconciler.harvester import accounts
+    from reconciler.harvester import identityaccount
 
-    account = accounts.Account(options["name"], options["namespace"], options["targets"])
+    account = identityaccount.Account(options["name"], options["namespace"], options["targets"])
     if options["dry_run"]:
-        objects = accounts.objects(account, lasting_token=not options["expires_in"])
+        objects = identityaccount.objects(account, lasting_token=not options["expires_in"])
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
     seconds = (options["expires_in"] or 0) * 24 * 3600
     content = asyncio.run(_create(account, options["harvester_kubeconfig"], options["server"], seconds))
     if options["output"] == "secret":
-        secret = accounts.identity_secret(options["secret_name"], options["secret_namespace"], content)
+        secret = identityaccount.identity_secret(options["secret_name"], options["secret_namespace"], content)
         content = yaml.safe_dump(secret, sort_keys=False)
     _write(content, options["file"])
 
@@ -170,17 +170,19 @@ async def _create(account: Account, kubeconfig: str, server: str, expires_in: in
     from caphv.runtime.client import ApiClient
     from caphv.runtime.errors import ApiError, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
-    from reconciler.harvester import accounts
+    from reconciler.harvester import identityaccount
 
     try:
         connection = await own_configuration(kubeconfig)
         client = ApiClient(connection, name="harvester")
-        url = server or accounts.api_server(client.server)
+        url = server or identityaccount.api_server(client.server)
         try:
-            return await accounts.create(client, account, url, expires_in=expires_in, ca=_trusted(connection.tls))
+            return await identityaccount.create(
+                client, account, url, expires_in=expires_in, ca=_trusted(connection.tls)
+            )
         finally:
             await client.close()
-    except (KubeconfigError, ApiError, Unreachable, accounts.AccountError) as error:
+    except (KubeconfigError, ApiError, Unreachable, identityaccount.AccountError) as error:
         raise click.ClickException(str(error)) from error
 
 

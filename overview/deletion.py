@@ -18,7 +18,7 @@ _DRAIN_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/"
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class PendingDeletion:
     """An object whose deletion is under way: since when, what it waits for, and what helps."""
 
     object: str
@@ -29,7 +29,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Leftover:
     """An object on Harvester that a forced deletion may leave behind."""
 
     kind: str
@@ -38,7 +38,7 @@ class Left:
     pool: str = ""
 
 
-def waits_of(parts: Parts, now: datetime) -> tuple[Wait, ...]:
+def pending_deletions(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
     """Return what a deletion waits for, in the order in which it proceeds: machines before their cluster."""
     found = [*_machines(parts, now)]
     own = parts.harvester_cluster
@@ -50,7 +50,7 @@ def waits_of(parts: Parts, now: datetime) -> tuple[Wait, ...]:
     return tuple(found)
 
 
-def left_of(parts: Parts) -> tuple[Left, ...]:
+def leftovers_of(parts: Parts) -> tuple[Leftover, ...]:
     """Return what a cluster has on its Harvester, as far as its objects say."""
     spec = (parts.harvester_cluster or {}).get("spec") or {}
     target = str(spec.get("targetNamespace") or "")
@@ -68,7 +68,7 @@ def forcible(parts: Parts) -> tuple[tuple[str, Obj], ...]:
     return tuple((kind, obj) for kind, obj in candidates if annotations_of(obj).get(FORCE_DELETE_ANNOTATION) != "true")
 
 
-def _machines(parts: Parts, now: datetime) -> Iterator[Wait]:
+def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
     for machine in parts.machines:
         if not being_deleted(machine):
             if being_deleted(parts.cluster):
@@ -87,7 +87,7 @@ def _machines(parts: Parts, now: datetime) -> Iterator[Wait]:
         yield _wait(machine, "Machine", reason or "Cluster API's core", step, now)
 
 
-def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> Wait:
+def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> PendingDeletion:
     order = (ConditionType.HARVESTER_CONNECTION_READY, ConditionType.VM_PROVISIONING_READY, ConditionType.READY)
     conditions = [condition for each in order if (condition := condition_of(obj, each)).get("status", "True") != "True"]
     condition = conditions[0] if conditions else {}
@@ -99,36 +99,36 @@ def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> Wait:
     return _wait(obj, kind, message, step, now)
 
 
-def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> Wait:
+def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> PendingDeletion:
     since = str(obj["metadata"].get("deletionTimestamp") or "")
     stuck = bool(since) and now - datetime.fromisoformat(since) > PATIENCE
-    return Wait(f"{kind}/{obj['metadata']['name']}", since, reason, step, stuck)
+    return PendingDeletion(f"{kind}/{obj['metadata']['name']}", since, reason, step, stuck)
 
 
-def _of_machine(machine: Obj, target: str) -> Iterator[Left]:
+def _of_machine(machine: Obj, target: str) -> Iterator[Leftover]:
     name, status = str(machine["metadata"]["name"]), machine.get("status") or {}
     if not ((machine.get("spec") or {}).get("providerID") or status.get("virtualMachine")):
         return
-    yield Left(resources.VIRTUAL_MACHINES.kind, name, target)
+    yield Leftover(resources.VIRTUAL_MACHINES.kind, name, target)
     for number, _ in enumerate((machine.get("spec") or {}).get("volumes") or ()):
-        yield Left("PersistentVolumeClaim", f"{name}-disk-{number}-*", target)
-    yield Left("Secret", f"{name}-cloud-init", target)
+        yield Leftover("PersistentVolumeClaim", f"{name}-disk-{number}-*", target)
+    yield Leftover("Secret", f"{name}-cloud-init", target)
     if address := status.get("allocatedIPAddress"):
-        yield Left("address", str(address), pool=str(status.get("allocatedPoolRef") or ""))
+        yield Leftover("address", str(address), pool=str(status.get("allocatedPoolRef") or ""))
 
 
-def _of_cluster(obj: Obj, target: str) -> Iterator[Left]:
+def _of_cluster(obj: Obj, target: str) -> Iterator[Leftover]:
     spec = obj.get("spec") or {}
     if not spec.get("server"):
         return  # it never reached Harvester
     name = generated_names(obj, "lb")[0]
-    yield Left(resources.LOAD_BALANCERS.kind, name, target)
-    yield Left("Service", name, target)
+    yield Leftover(resources.LOAD_BALANCERS.kind, name, target)
+    yield Leftover("Service", name, target)
     balancer = spec.get("loadBalancerConfig") or {}
     host = (spec.get("controlPlaneEndpoint") or {}).get("host")
     if host and balancer.get("ipamType") == "pool":
-        yield Left("address", str(host), pool=str(balancer.get("ipPoolRef") or generated_names(obj, "ippool")[0]))
+        yield Leftover("address", str(host), pool=str(balancer.get("ipPoolRef") or generated_names(obj, "ippool")[0]))
     if balancer.get("ipPool"):
-        yield Left("IPPool", generated_names(obj, "ippool")[0])
+        yield Leftover("IPPool", generated_names(obj, "ippool")[0])
     if (spec.get("vmNetworkConfig") or {}).get("ipPool"):
-        yield Left("IPPool", generated_names(obj, "vm-ippool")[0])
+        yield Leftover("IPPool", generated_names(obj, "vm-ippool")[0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
-from overview.deep import pools_of
+from overview.details import pools_of
 from overview.diagnosis import Parts, paused
 from overview.doctor.model import Check, Result, ok, skipped
 from overview.model import Cluster, Severity

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from caphv.api.object import Key, key_of
 from caphv.runtime.client import ApiClient
 from overview.assembly import overview_of
-from overview.deep import deepened
+from overview.details import with_details
 from overview.harvester import Harvesters, read_harvesters, read_nodes
 from overview.model import Overview
 from overview.objects import ManagementObjects
@@ -56,6 +56,6 @@ async def answer_of(
     clusters = [obj for obj in objects.harvester_clusters if key_of(obj) in own]
     working = [cluster.key for cluster in overview.clusters if any(each.node for each in cluster.machines)]
     harvesters, nodes = await asyncio.gather(read_harvesters(client, clusters, step), read_nodes(client, working))
-    deep = deepened(overview, harvesters.by_identity, nodes)
+    deep = with_details(overview, harvesters.by_identity, nodes)
     hidden = tuple(map(str, harvesters.unseen))
     return Answer(replace(deep, unseen=(*deep.unseen, *hidden)), objects, harvesters)

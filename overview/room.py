@@ -13,7 +13,7 @@ from decimal import Decimal
 from caphv.api.names import MAINTENANCE_ANNOTATION, WITNESS_LABEL
 from caphv.api.object import Obj, annotations_of, labels_of
 from caphv.api.quantity import quantity
-from overview.deep import host_ready
+from overview.details import host_ready
 from overview.objects import HarvesterObjects
 
 _GIB = Decimal(1024) ** 3

@@ -47,7 +47,7 @@ def _held(snapshot: Snapshot, name: str) -> RepositoryCluster:
 
 
 @dataclass(frozen=True)
-class Wave:
+class UpgradeWave:
     """Clusters whose versions change now, and how many more of those given have other versions, or no bundles yet."""
 
     chosen: tuple[ClusterFacts, ...]
@@ -55,7 +55,7 @@ class Wave:
     unknown: int
 
 
-def wave(clusters: Iterable[ClusterFacts], previous: Tree, target: Versions, count: int | None) -> Wave:
+def wave(clusters: Iterable[ClusterFacts], previous: Tree, target: Versions, count: int | None) -> UpgradeWave:
     """Choose clusters for an upgrade: the first `count` by namespace and name, all for None.
 
     Left out are those that have the target's versions, that are suspended, and those that the repository does not hold:
@@ -70,7 +70,7 @@ def wave(clusters: Iterable[ClusterFacts], previous: Tree, target: Versions, cou
         elif pinned != target and not is_suspended(facts.cluster):
             outdated.append(facts)
     chosen = outdated if count is None else outdated[:count]
-    return Wave(tuple(chosen), len(outdated) - len(chosen), unknown)
+    return UpgradeWave(tuple(chosen), len(outdated) - len(chosen), unknown)
 
 
 def _pinned(facts: ClusterFacts, previous: Tree) -> Versions | None:

@@ -17,7 +17,7 @@ from reconciler.remote.objectwatch import ObjectWatches
 from reconciler.remote.rancher import Rancher
 from reconciler.remote.workloadcluster import WorkloadClusters
 from reconciler.status import StatusDraft
-from reconciler.wake import Topics
+from reconciler.triggers import Topics
 
 
 @dataclass(slots=True)

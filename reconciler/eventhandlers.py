@@ -1,6 +1,6 @@
 """Event handlers: from a change of an object to the keys that have to be reconciled.
 
-Neither the provider's own writes nor noise (heartbeats, managed fields) may wake a converged object, so each handler
+Neither the provider's own writes nor noise (heartbeats, managed fields) may requeue a converged object, so each handler
 first compares the fields that reconciles read.
 """
 
@@ -13,7 +13,7 @@ from caphv.api import clusterapi, names, resources
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
-from reconciler import wake
+from reconciler import triggers
 from reconciler.cluster.scope import LOAD_BALANCER
 from reconciler.context import Context
 from reconciler.harvester.session import Session, SessionEvents
@@ -138,10 +138,10 @@ class EventHandlers:
     def _pool(self, sessions: Mapping[Session, None], change: Change) -> None:
         if _may_serve_more(change):
             for session in sessions:
-                self._context.topics.notify(wake.pool(session.fingerprint, change.key.name))
+                self._context.topics.notify(triggers.pool(session.fingerprint, change.key.name))
 
     def _image_or_key_pair(self, sessions: Mapping[Session, None], change: Change) -> None:
-        topic = wake.images if change.resource.kind == "VirtualMachineImage" else wake.key_pairs
+        topic = triggers.images if change.resource.kind == "VirtualMachineImage" else triggers.key_pairs
         for session in sessions:
             self._context.topics.notify(topic(session.fingerprint))
 
@@ -165,7 +165,7 @@ class EventHandlers:
 
     def caches(self, session: Session) -> None:
         """A cache of a Harvester became current, or failed for the first time."""
-        self._context.topics.notify(wake.caches(session.fingerprint))
+        self._context.topics.notify(triggers.caches(session.fingerprint))
 
     # Workload clusters
 
@@ -183,7 +183,7 @@ class EventHandlers:
 
     def rancher(self) -> None:
         """Something that Rancher knows about clusters."""
-        self._context.topics.notify(wake.RANCHER)
+        self._context.topics.notify(triggers.RANCHER)
 
     def _add_machines_on(self, session: Session) -> None:
         for cluster in self._clusters_using(session):
@@ -311,5 +311,5 @@ def _architecture(obj: Obj) -> str | None:
 
 
 def _node_fields(obj: Obj) -> list[Any]:
-    # Not the labels: with another client that sets zone and region, too, each would wake the other forever.
+    # Not the labels: with another client that sets zone and region, too, each would answer the other forever.
     return [obj["spec"].get("providerID"), obj["spec"].get("taints"), obj["metadata"].get("uid")]

@@ -25,7 +25,7 @@ from caphv.runtime.kubeconfig import own_configuration, own_namespace
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable
-from reconciler import safetynet
+from reconciler import resync
 from reconciler.caches import Caches
 from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.pools import used_pools
@@ -127,7 +127,7 @@ class Provider:
         for controller in self._controllers(options.concurrency):
             self.manager.add_controller(controller)
         self.manager.add_task(self.context.events.run)
-        self.manager.add_task(lambda: safetynet.run(caches, queues))
+        self.manager.add_task(lambda: resync.run(caches, queues))
         self.manager.on_start(self._start)
         self.manager.on_scrape(lambda: poolmetrics.report(used_pools(self.context)))
         self.manager.on_stop(self._stop)

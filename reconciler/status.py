@@ -1,7 +1,7 @@
 """How a reconcile reports that it cannot continue, and how it writes its findings: once, at the end.
 
 A phase either completes or raises `Blocked`, which is not an error: its condition tells the user what is missing, and
-its wake source requeues the object.
+its trigger requeues the object.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import orjson
 from caphv.api import conditions
 from caphv.api.names import ConditionType, Reason, reason_when_true
 from caphv.api.object import Obj
-from reconciler.wake import Delay, WakeSource
+from reconciler.triggers import Delay, Trigger
 
 
 class Blocked(Exception):
-    """The rest of this reconcile has to wait for `wake`, which requeues the object.
+    """The rest of this reconcile has to wait for one of `triggers`, which requeues the object.
 
     `warn`: a user has to act. `unknown`: the state cannot be determined, for example while Harvester does not answer;
     what was ready may still be.
@@ -29,20 +29,20 @@ class Blocked(Exception):
         condition: ConditionType,
         reason: Reason,
         message: str,
-        first: WakeSource,
-        *others: WakeSource,
+        first: Trigger,
+        *others: Trigger,
         warn: bool = False,
         unknown: bool = False,
     ) -> None:
         super().__init__(message)
         self.condition, self.reason, self.message = condition, reason, message
         self.warn, self.unknown = warn, unknown
-        self.wake = (first, *others)
+        self.triggers = (first, *others)
 
     @property
     def requeue_after(self) -> float | None:
         """Delay in seconds, None if only events requeue the object."""
-        return min((source.seconds for source in self.wake if isinstance(source, Delay)), default=None)
+        return min((trigger.seconds for trigger in self.triggers if isinstance(trigger, Delay)), default=None)
 
 
 class StatusDraft:

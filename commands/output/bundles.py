@@ -18,7 +18,7 @@ from packager.addons.versions import Versions
 from packager.bundler import Batch
 from packager.diff import ClusterDiff, FileChange, State
 from packager.git.repository import Result
-from packager.inventory import RepositoryCluster, Wave
+from packager.inventory import RepositoryCluster, UpgradeWave
 from packager.rendering import yaml
 from packager.rendering.renderer import TEMPLATE_RULE, Rendered
 
@@ -73,7 +73,7 @@ def summary(batch: Batch, folder: Path) -> str:
     return f"wrote {files} files of {count(len(written), 'cluster')} into {folder}\n"
 
 
-def wave(wave: Wave, target: Versions) -> str:
+def wave(wave: UpgradeWave, target: Versions) -> str:
     """Say what is left to be upgraded."""
     more = f", {wave.waiting} more wait" if wave.waiting else ""
     new = f"; {wave.unknown} are not in the repository yet and will begin with the newest" if wave.unknown else ""

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from caphv.api import names
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from caphv.runtime.kubeconfig import Kubeconfig
-from overview.deep import host_ready
+from overview.details import host_ready
 from overview.doctor.model import Check, Result, ok, skipped
 from overview.doctor.rights import Right, describe
 from overview.objects import HarvesterObjects, Unseen, condition_of

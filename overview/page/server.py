@@ -22,7 +22,7 @@ from aiohttp import web
 from caphv.api.object import Key, Obj, key_of
 from caphv.runtime.client import ApiClient
 from overview.assembly import overview_of
-from overview.deep import deepened
+from overview.details import with_details
 from overview.follow import Follower
 from overview.harvester import Harvesters, read_harvesters, read_nodes
 from overview.model import Overview, as_json
@@ -121,7 +121,7 @@ class LivePage:
         return Overview(whole.server, clusters, unseen=whole.unseen)
 
     def _publish(self) -> None:
-        found = deepened(self._overview(), self._harvesters.by_identity, self._nodes)
+        found = with_details(self._overview(), self._harvesters.by_identity, self._nodes)
         hidden = (*found.unseen, *map(str, self._harvesters.unseen))
         content: dict[str, Any] = {**as_json(found), "unseen": list(dict.fromkeys(hidden))}
         content["events"] = latest_events(self._objects.events)

@@ -10,7 +10,7 @@ from caphv.api.conditions import Status
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key
 from packager.addons.settings import AddonSettings
-from packager.controller.fleet import Report, Wanted
+from packager.controller.fleet import ExpectedBundles, Report
 from packager.controller.publisher import Published
 from packager.controller.state import ClusterState
 from packager.git.paths import joined
@@ -29,7 +29,7 @@ class Outcome:
     reason: Reason | None = None
     message: str = ""
     commit: str = ""
-    wanted: Wanted | None = None
+    wanted: ExpectedBundles | None = None
     changed: bool = False
     """Whether the last commit changed its files."""
 
@@ -87,11 +87,11 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     return Outcome(None, "; ".join(staying), commit, _wanted(rendered, rendered.settings, commit, path), changed)
 
 
-def _wanted(rendered: Rendered, settings: AddonSettings, commit: str, path: str) -> Wanted:
+def _wanted(rendered: Rendered, settings: AddonSettings, commit: str, path: str) -> ExpectedBundles:
     names = sorted(file.split("/")[-2] for file in rendered.tree if file.endswith(f"/{FLEET_YAML}"))
     bundles = tuple((name, bundle_name(rendered.cluster, name)) for name in names)
     folder = joined(path, cluster_folder(*rendered.cluster))
-    return Wanted(workspace(settings), bundles, folder, commit)
+    return ExpectedBundles(workspace(settings), bundles, folder, commit)
 
 
 def condition_of(outcome: Outcome, report: Report | None) -> ConditionUpdate:

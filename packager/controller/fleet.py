@@ -20,7 +20,7 @@ _LONGEST = 300
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExpectedBundles:
     """Bundles of one cluster that Fleet should have: pairs of bundle and its name in the workspace, as of a commit."""
 
     workspace: str
@@ -53,7 +53,7 @@ class Fleet:
         self._kinds.want(*_BUNDLE, self._bundle_changed, transform=slim_bundle)
         self._kinds.want(*_GIT_REPO, self._git_repo_changed, transform=slim_git_repo)
 
-    def report(self, wanted: Wanted, is_before: Callable[[str, str], bool]) -> Report | None:
+    def report(self, wanted: ExpectedBundles, is_before: Callable[[str, str], bool]) -> Report | None:
         """Return Fleet's status of a cluster's bundles; None when it is not visible."""
         bundles = self._kinds.get(*_BUNDLE)
         if bundles is None or not bundles.synced:
@@ -78,7 +78,7 @@ class Fleet:
 def evaluate(
     found: dict[str, Obj | None],
     readers: list[Obj] | None,
-    wanted: Wanted,
+    wanted: ExpectedBundles,
     is_before: Callable[[str, str], bool],
 ) -> Report:
     """Return all problems by bundle; `readers` are the GitRepos that read the cluster's folder."""
@@ -92,7 +92,7 @@ def evaluate(
     return Report(tuple(problems))
 
 
-def _why_missing(readers: list[Obj] | None, wanted: Wanted) -> str:
+def _why_missing(readers: list[Obj] | None, wanted: ExpectedBundles) -> str:
     if readers == []:
         return f"no GitRepo in namespace {wanted.workspace} has the path {wanted.folder}/*; create one"
     for repo in readers or ():
@@ -101,7 +101,7 @@ def _why_missing(readers: list[Obj] | None, wanted: Wanted) -> str:
     return "Fleet has not read it yet"
 
 
-def _problem(bundle: Obj, wanted: Wanted, is_before: Callable[[str, str], bool]) -> str:
+def _problem(bundle: Obj, wanted: ExpectedBundles, is_before: Callable[[str, str], bool]) -> str:
     status = bundle["status"]
     commit = labels_of(bundle).get(_COMMIT_LABEL, "")
     if commit and is_before(commit, wanted.commit):

@@ -39,7 +39,7 @@ _RACES = ("cannot lock ref", "failed to update ref", "incorrect old value", "ref
 
 
 @dataclass(frozen=True)
-class Heads:
+class BranchHeads:
     """Commits at the remote: of the branch, and of the branch for review; empty where there is no such branch."""
 
     target: str = ""
@@ -62,7 +62,7 @@ class Result:
 class _State:
     """The last known state of the remote."""
 
-    heads: Heads
+    heads: BranchHeads
     target: Snapshot
     review: Snapshot
 
@@ -91,13 +91,13 @@ class Repository:
         self._state = None
         self._clone.close()
 
-    def heads(self) -> Heads:
+    def heads(self) -> BranchHeads:
         """Return the heads at the remote without fetching: one short exchange, for polling."""
         branches = [branch for branch in (self.remote.branch, self.remote.review) if branch]
         arguments = ["ls-remote", "--", self.remote.url, *(f"refs/heads/{branch}" for branch in branches)]
         lines = self._clone.remotely("reading branches", arguments).decode().splitlines()
         found = {ref: commit for commit, _, ref in (line.partition("\t") for line in lines)}
-        return Heads(*(found.get(f"refs/heads/{branch}", "") for branch in branches))
+        return BranchHeads(*(found.get(f"refs/heads/{branch}", "") for branch in branches))
 
     def sync(self) -> Snapshot:
         """Return a snapshot of the newest commit of the branch, below the remote's path."""
@@ -132,7 +132,7 @@ class Repository:
             self._state = self._fetched(heads)
         return self._state
 
-    def _fetched(self, heads: Heads) -> _State:
+    def _fetched(self, heads: BranchHeads) -> _State:
         objects = self._clone.objects
         wanted = [(self.remote.branch, _TARGET_REF, heads.target), (self.remote.review, _REVIEW_REF, heads.review)]
         refs = [f"+refs/heads/{branch}:{ref}" for branch, ref, commit in wanted if commit]
@@ -143,7 +143,7 @@ class Repository:
         # A branch may have moved between the two requests: what was fetched counts.
         target, review = (self._clone.ref(ref) if commit else "" for _, ref, commit in wanted)
         return _State(
-            Heads(target, review),
+            BranchHeads(target, review),
             Snapshot(objects, target, self.remote.path),
             Snapshot(objects, review, self.remote.path),
         )
@@ -231,9 +231,9 @@ class Repository:
         """Take the pushed commit as the remote's head, without fetching it."""
         snapshot = Snapshot(self._clone.objects, commit, self.remote.path)
         if self.remote.review:
-            self._state = replace(state, heads=Heads(state.heads.target, commit), review=snapshot)
+            self._state = replace(state, heads=BranchHeads(state.heads.target, commit), review=snapshot)
         else:
-            self._state = replace(state, heads=Heads(commit, state.heads.review), target=snapshot)
+            self._state = replace(state, heads=BranchHeads(commit, state.heads.review), target=snapshot)
         with contextlib.suppress(GitError):  # the push succeeded; a failure here only costs time later
             ref = _REVIEW_REF if self.remote.review else _TARGET_REF
             self._clone.locally("remembering the commit", ["update-ref", ref, commit])

@@ -14,7 +14,7 @@ from caphv.runtime.errors import NotFound
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name, wants_adoption
 from reconciler.status import Blocked
-from reconciler.wake import WakeSource, Watched
+from reconciler.triggers import Trigger, Watched
 
 
 def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
@@ -50,7 +50,7 @@ def _moved(scope: ClusterScope, obj: Obj) -> bool:
 
 
 async def adopt_or_refuse(
-    scope: ClusterScope, informer: Informer, obj: Obj, condition: ConditionType, reason: Reason, *wake: WakeSource
+    scope: ClusterScope, informer: Informer, obj: Obj, condition: ConditionType, reason: Reason, *triggers: Trigger
 ) -> Obj:
     """Write the cluster's record on an object that lacks it. Raises `Blocked` if it has another owner."""
     what = f"{informer.resource.kind} {key_of(obj)}"
@@ -62,7 +62,7 @@ async def adopt_or_refuse(
             f"{what} on Harvester belongs to {owner}; rename this HarvesterCluster, or, if the object belongs to this "
             f'cluster, set annotation {names.ADOPT_ANNOTATION}: "true" on the HarvesterCluster',
             Watched.SELF,
-            *(wake or (Watched.LOAD_BALANCER,)),
+            *(triggers or (Watched.LOAD_BALANCER,)),
             warn=True,
         )
     if ownership_of(obj, scope.owner) is Ownership.OURS:

@@ -31,13 +31,13 @@ from caphv.api.object import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, bei
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from caphv.runtime.text import off_loop
-from reconciler import wake
-from reconciler.cluster import account
+from reconciler import triggers
+from reconciler.cluster import cloudaccount
 from reconciler.cluster.manifest import SECRET_NAMESPACE, ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.kubeconfig import kubeconfig
 from reconciler.status import Blocked
-from reconciler.wake import Delay, WakeSource, Watched
+from reconciler.triggers import Delay, Trigger, Watched
 
 SECRET = Key(SECRET_NAMESPACE, "harvester-cloud-config")
 SECRET_KEYS = ("cloud-config", "cloud-provider-config")
@@ -113,7 +113,7 @@ async def delete_cloud_config(scope: ClusterScope) -> None:
         return
     scope.context.memory.forget_cluster(scope.key)
     await scope.context.object_watches.forget(scope.key)
-    await account.delete_account(scope)
+    await cloudaccount.delete_account(scope)
 
 
 def renewal(secret: Obj, inputs: str, now: datetime) -> float | None:
@@ -221,8 +221,8 @@ async def _secret(scope: ClusterScope, *, create: bool = True) -> float | None:
         raise _in_progress(
             f"Secret {SECRET} of the workload cluster was modified right after it was written", Delay(_PAUSE)
         )
-    name = await account.ensure_account(scope)
-    credentials = await account.bound_credentials(scope, name, TOKEN_SECONDS)
+    name = await cloudaccount.ensure_account(scope)
+    credentials = await cloudaccount.bound_credentials(scope, name, TOKEN_SECONDS)
     now = datetime.now(UTC)
     life = (credentials.expires or now) - now
     content = await _kubeconfig(scope, credentials)
@@ -268,7 +268,7 @@ async def _check_account(scope: ClusterScope) -> None:
         scope.requeue_within(memory.account_checked_at + _ACCOUNT_CHECK - now)
         return
     lasting = [step for step in _steps(scope.obj["spec"]) if step is not _secret]
-    if memory.verified_cloud_configs and not await account.exists(scope, token=bool(lasting)):
+    if memory.verified_cloud_configs and not await cloudaccount.exists(scope, token=bool(lasting)):
         log.warning("the account of guests of HarvesterCluster %s was deleted on Harvester; recreating it", scope.key)
         memory.verified_cloud_configs.clear()
         memory.account_lost = True
@@ -281,7 +281,7 @@ async def _file(scope: ClusterScope) -> float | None:
     if scope.memory.verified_cloud_configs.get(_file.__name__) != ("", inputs):
         scope.memory.guest_kubeconfig = await _lasting_kubeconfig(scope)
         scope.memory.verified_cloud_configs[_file.__name__] = ("", inputs)
-        scope.context.topics.notify(wake.cloud_config(scope.key))
+        scope.context.topics.notify(triggers.cloud_config(scope.key))
     return None
 
 
@@ -310,13 +310,13 @@ def _inputs(scope: ClusterScope) -> str:
 
 
 async def _lasting_kubeconfig(scope: ClusterScope) -> str:
-    name = await account.ensure_account(scope)
-    return await _kubeconfig(scope, await account.lasting_credentials(scope, name))
+    name = await cloudaccount.ensure_account(scope)
+    return await _kubeconfig(scope, await cloudaccount.lasting_credentials(scope, name))
 
 
-async def _kubeconfig(scope: ClusterScope, credentials: account.Credentials) -> str:
+async def _kubeconfig(scope: ClusterScope, credentials: cloudaccount.Credentials) -> str:
     return kubeconfig(
-        server=await account.server(scope),
+        server=await cloudaccount.server(scope),
         ca=credentials.ca,
         token=credentials.token,
         namespace=scope.target_namespace,
@@ -332,7 +332,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def _in_progress(message: str, source: WakeSource, *, unknown: bool = False) -> Blocked:
+def _in_progress(message: str, source: Trigger, *, unknown: bool = False) -> Blocked:
     return Blocked(_READY, Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS, message, source, unknown=unknown)
 
 

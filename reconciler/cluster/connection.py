@@ -5,11 +5,11 @@ from __future__ import annotations
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import NAMESPACES, being_deleted, key_of
 from caphv.runtime.errors import AlreadyExists, NotFound, Unreachable
-from reconciler import wake
+from reconciler import triggers
 from reconciler.cluster.identity import failed, secret_of
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
-from reconciler.wake import WakeSource, Watched
+from reconciler.triggers import Trigger, Watched
 
 _CONNECTION = ConditionType.HARVESTER_CONNECTION_READY
 
@@ -23,7 +23,7 @@ async def ensure_connection(scope: ClusterScope) -> None:
         away = isinstance(session.error, Unreachable)
         how = "Harvester is unreachable" if away else f"Harvester at {session.server} refuses"
         raise failed(f"{how}: {session.error}", Watched.CONNECTION, unknown=away)
-    with scope.subscribe(wake.caches(session.fingerprint)) as caches:
+    with scope.subscribe(triggers.caches(session.fingerprint)) as caches:
         if not session.synced and session.sync_error:
             raise failed(f"Harvester at {session.server} cannot be read: {session.sync_error}", caches)
         if not session.synced:
@@ -56,7 +56,7 @@ async def ensure_namespace(scope: ClusterScope) -> None:
     scope.draft.set_true(ConditionType.TARGET_NAMESPACE_READY)
 
 
-def refused(scope: ClusterScope, *sources: WakeSource) -> Blocked:
+def refused(scope: ClusterScope, *sources: Trigger) -> Blocked:
     """What to report after Harvester answered 401."""
     message = (
         f"Harvester rejects the credentials in identity Secret {secret_of(scope.obj)} (401): "

@@ -28,7 +28,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
 from reconciler.harvester.ownership import wants_adoption
 from reconciler.status import Blocked, StatusDraft
-from reconciler.wake import Delay, Watched
+from reconciler.triggers import Delay, Watched
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class ClusterReconciler:
     async def _blocked(self, scope: ClusterScope, blocked: Blocked) -> Result | None:
         scope.requeue_within(blocked.requeue_after)
         if being_deleted(scope.obj):
-            if deletion.nothing_was_made(scope.obj) and not self._context.caches.machines_of(scope.cluster):
+            if deletion.never_provisioned(scope.obj) and not self._context.caches.machines_of(scope.cluster):
                 await self._remove_finalizer(scope.obj)
                 return None
             if deletion.may_force_delete(scope.obj, blocked):

@@ -9,7 +9,7 @@ from reconciler.cluster import loadbalancer, pools
 from reconciler.cluster.endpoint import delete_placeholder, release_address
 from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
 from reconciler.status import Blocked
-from reconciler.wake import Watched
+from reconciler.triggers import Watched
 
 # Reasons that are temporary; with any other, a requested force-deletion does not wait.
 # Conditions that are true only after something was read from Harvester, or created on it.
@@ -52,7 +52,7 @@ async def delete_infrastructure(scope: ClusterScope) -> None:
     await pools.delete_pool(scope, ConditionType.VM_IP_POOL_CREATED, pools.VM_SUFFIX)
 
 
-def nothing_was_made(obj: Obj) -> bool:
+def never_provisioned(obj: Obj) -> bool:
     """Whether the cluster never reached Harvester, so that nothing can be left there.
 
     A move loses the status, but keeps the endpoint and the names of created pools in the spec.

@@ -11,13 +11,13 @@ from caphv.api import ipam, names
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
-from reconciler import wake
+from reconciler import triggers
 from reconciler.cluster import adoption
 from reconciler.cluster.pools import adopt_load_balancer_pool, ensure_load_balancer_pool
 from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
 from reconciler.harvester.ownership import record
 from reconciler.status import Blocked
-from reconciler.wake import Watched
+from reconciler.triggers import Watched
 
 API_PORT = 6443
 _READY = ConditionType.LOAD_BALANCER_READY
@@ -120,7 +120,7 @@ async def _create_placeholder(scope: ClusterScope) -> Obj:
     address = "0.0.0.0"
     if scope.obj["spec"]["loadBalancerConfig"]["ipamType"] == "pool":
         pool = await ensure_load_balancer_pool(scope)
-        with scope.subscribe(wake.pool(session.fingerprint, pool)) as released:
+        with scope.subscribe(triggers.pool(session.fingerprint, pool)) as released:
             # A recreated Service asks for its address again: the endpoint cannot change.
             request = ipam.AddressRequest(scope.reservation(name), (pool,), known_address(scope.obj))
             answer = await session.allocator.allocate(request)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.failuredomains import failure_domains
+from reconciler.harvester.topology import failure_domains
 from reconciler.status import Blocked
-from reconciler.wake import Watched
+from reconciler.triggers import Watched
 
 
 def ensure_failure_domains(scope: ClusterScope) -> None:

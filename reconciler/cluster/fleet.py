@@ -16,7 +16,7 @@ from caphv.api.object import Key, Obj, key_of, labels_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound
 from reconciler.cluster.scope import ClusterScope
-from reconciler.wake import RANCHER
+from reconciler.triggers import RANCHER
 
 _READY = ConditionType.FLEET_INTEGRATION_READY
 DEFAULT_WORKSPACE = "fleet-default"

@@ -21,7 +21,7 @@ from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconf
 from reconciler import metrics
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
-from reconciler.wake import WakeSource, Watched
+from reconciler.triggers import Trigger, Watched
 
 WARN_AHEAD = timedelta(days=7)
 
@@ -145,10 +145,10 @@ def secret_of(obj: Obj) -> Key:
     return Key(str(reference.get("namespace") or ""), str(reference.get("name") or ""))
 
 
-def failed(message: str, *wake: WakeSource, unknown: bool = False) -> Blocked:
-    """The connection fails until a user changes the identity, or until another wake source."""
+def failed(message: str, *triggers: Trigger, unknown: bool = False) -> Blocked:
+    """The connection fails until a user changes the identity, or until another trigger."""
     condition, reason = ConditionType.HARVESTER_CONNECTION_READY, Reason.HARVESTER_CONNECTION_FAILED
-    return Blocked(condition, reason, message, Watched.SECRET, Watched.SELF, *wake, warn=True, unknown=unknown)
+    return Blocked(condition, reason, message, Watched.SECRET, Watched.SELF, *triggers, warn=True, unknown=unknown)
 
 
 def _seconds_until(moment: datetime) -> Callable[[], float]:

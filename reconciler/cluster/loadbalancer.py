@@ -15,7 +15,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.ownership import Ownership, ownership_of, record
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
 from reconciler.status import Blocked
-from reconciler.wake import Delay
+from reconciler.triggers import Delay
 
 _READY = ConditionType.LOAD_BALANCER_READY
 _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")

@@ -9,7 +9,7 @@ from caphv.api import ipam, resources
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Obj, key_of, uid_of
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound
-from reconciler import wake
+from reconciler import triggers
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
@@ -17,7 +17,7 @@ from reconciler.harvester.ownership import Ownership, ownership_of, record, same
 from reconciler.harvester.session import Session
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.status import Blocked
-from reconciler.wake import Delay, Watched
+from reconciler.triggers import Delay, Watched
 
 LOAD_BALANCER_SUFFIX = "ippool"
 VM_SUFFIX = "vm-ippool"
@@ -38,7 +38,7 @@ async def ensure_vm_pool(scope: ClusterScope) -> None:
     names = network.pools if isinstance(network, PoolNetwork) else ()
     session = scope.connected()
     # Not as a context manager: some pools may be missing while the cluster is ready.
-    created = scope.subscribe(*(wake.pool(session.fingerprint, name) for name in names))
+    created = scope.subscribe(*(triggers.pool(session.fingerprint, name) for name in names))
     missing = [name for name in names if session.pools.get("", name) is None]
     if not missing:
         created.cancel()
@@ -156,7 +156,7 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
             message = f"Harvester refuses IPPool {name}: {error.message}"
             raise Blocked(condition, reason, message, Delay(60.0), warn=True) from None
         session.pools.observe(existing)
-    with scope.subscribe(wake.pool(session.fingerprint, name)) as changed:
+    with scope.subscribe(triggers.pool(session.fingerprint, name)) as changed:
         await adoption.adopt_or_refuse(scope, session.pools, existing, condition, reason, changed)
     return name
 
@@ -166,7 +166,7 @@ async def _adopt_created(scope: ClusterScope, suffix: str, condition: ConditionT
     pool = _created(scope, suffix, condition)
     if pool:
         session = scope.connected()
-        with scope.subscribe(wake.pool(session.fingerprint, pool["metadata"]["name"])) as changed:
+        with scope.subscribe(triggers.pool(session.fingerprint, pool["metadata"]["name"])) as changed:
             await adoption.adopt_or_refuse(scope, session.pools, pool, condition, _failure(condition), changed)
         scope.draft.set_true(condition)
 

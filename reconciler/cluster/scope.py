@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from caphv.api import resources
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Key, Obj, key_of
-from reconciler import wake
+from reconciler import triggers
 from reconciler.context import Context, with_kind
 from reconciler.harvester.ownership import Owner, same_name
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import ClusterMemory
 from reconciler.status import Blocked, StatusDraft
-from reconciler.wake import Subscription, Watched
+from reconciler.triggers import Subscription, Watched
 
 LOAD_BALANCER = "lb"
 
@@ -90,7 +90,7 @@ class ClusterScope:
     def namespace(self) -> TargetNamespace:
         """Caches of the target namespace. Raises `Blocked` until they are filled."""
         session = self.connected()
-        with self.subscribe(wake.caches(session.fingerprint)) as caches:
+        with self.subscribe(triggers.caches(session.fingerprint)) as caches:
             namespace = session.watch_namespace(self.target_namespace)
             if not namespace.synced:
                 raise Blocked(
@@ -106,7 +106,7 @@ class ClusterScope:
     def current_namespace(self) -> TargetNamespace:
         """Caches in which absence means absence on Harvester, now. Raises `Blocked` while a watch is not connected."""
         session = self.connected()
-        with self.subscribe(wake.caches(session.fingerprint)) as current:
+        with self.subscribe(triggers.caches(session.fingerprint)) as current:
             namespace = self.namespace()
             if not (namespace.current and session.pools.current and session.services.current):
                 raise Blocked(

@@ -300,7 +300,7 @@ class Session:
         self._spawn(self._announce(views))
 
     async def _announce(self, views: Iterable[View]) -> None:
-        """Wake the clusters and machines that wait for these caches."""
+        """Requeue the clusters and machines that wait for these caches."""
         for view in views:
             await view.informer.wait_synced()
         self._events.health(self)

@@ -20,7 +20,7 @@ from reconciler.machine.disks import is_machine_pvc
 from reconciler.machine.ipaddress import adopt_address
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked
-from reconciler.wake import Watched
+from reconciler.triggers import Watched
 
 
 def vm_lost(scope: MachineScope) -> Blocked:

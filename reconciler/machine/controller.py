@@ -19,7 +19,7 @@ from reconciler.machine.status import observe, report_drift
 from reconciler.machine.vmstatus import VmPhase, vm_state
 from reconciler.memory import GRACE_SECONDS, MachineMemory
 from reconciler.status import Blocked, StatusDraft
-from reconciler.wake import Watched
+from reconciler.triggers import Watched
 
 # States that do not end without a user's action.
 _FAILED = (
@@ -61,7 +61,7 @@ class MachineReconciler:
             await self._write(scope)
             return None
         if not being_deleted(obj) and (scope.machine is None or scope.cluster is None):
-            return None  # Cluster API sets owner and label first, and that change wakes us
+            return None  # Cluster API sets owner and label first, and that change requeues it
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
         try:
             if being_deleted(obj):

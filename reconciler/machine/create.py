@@ -26,19 +26,19 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from caphv.runtime.text import off_loop
-from reconciler import metrics, wake
-from reconciler.harvester.failuredomains import has_single_host
+from reconciler import metrics, triggers
 from reconciler.harvester.ownership import Ownership, ownership_of
+from reconciler.harvester.topology import has_single_host
 from reconciler.machine import cloudinit, talos
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
 from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
 from reconciler.machine.guest import guest_config
-from reconciler.machine.ipaddress import ensure_address, recall_address
+from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import InvalidSpecError, VirtualMachineInputs, spec_errors, virtual_machine
 from reconciler.status import Blocked
-from reconciler.wake import Delay, Watched
+from reconciler.triggers import Delay, Watched
 
 # Seconds until a refused creation is retried, and until a Secret on Harvester is read again, which nothing watches.
 _REFUSED = 15.0
@@ -51,7 +51,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
     vm = namespace.vms.get(scope.target_namespace, scope.name)
     if vm is not None:
         vm = await adopt_or_refuse(scope, vm)
-        await recall_address(scope)
+        await restore_address(scope)
         return vm
     if scope.spec.get("providerID") or scope.draft.is_true(ConditionType.MACHINE_CREATED):
         scope.current_namespace()
@@ -64,7 +64,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
 
 
 def _checked_inputs(scope: MachineScope) -> VirtualMachineInputs:
-    with scope.subscribe(wake.images(scope.session().fingerprint)) as uploaded:
+    with scope.subscribe(triggers.images(scope.session().fingerprint)) as uploaded:
         inputs = inputs_of(scope)
         errors = spec_errors(scope.obj, inputs.images)
         if errors:
@@ -104,7 +104,7 @@ def _public_key(scope: MachineScope) -> str:
         return ""
     session = scope.session()
     namespace, name = qualified(reference, scope.target_namespace)
-    with scope.subscribe(wake.key_pairs(session.fingerprint)) as created:
+    with scope.subscribe(triggers.key_pairs(session.fingerprint)) as created:
         pair = session.key_pairs.get(namespace, name)
         if pair is None:
             raise scope.failed(
@@ -152,7 +152,7 @@ def _guest_files(scope: MachineScope) -> list[Obj]:
     if (scope.cluster_spec.get("cloudConfig") or {}).get("delivery") != "File" or scope.harvester_cluster is None:
         return []
     cluster = key_of(scope.harvester_cluster)
-    with scope.subscribe(wake.cloud_config(cluster)) as delivered:
+    with scope.subscribe(triggers.cloud_config(cluster)) as delivered:
         content = scope.context.memory.cluster(scope.harvester_cluster).guest_kubeconfig
         if content is None:
             message = "waiting for the cloud config; see CloudProviderConfigReady of the HarvesterCluster"

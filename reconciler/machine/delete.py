@@ -18,7 +18,7 @@ from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import is_machine_pvc
 from reconciler.status import Blocked
-from reconciler.wake import Delay, WakeSource, Watched
+from reconciler.triggers import Delay, Trigger, Watched
 
 # Seconds that Harvester gets to delete the disks that it should delete with a VM.
 _HARVESTER_DELETES = 5.0
@@ -26,7 +26,7 @@ _HARVESTER_DELETES = 5.0
 
 async def delete_machine(scope: MachineScope) -> None:
     """Delete everything on Harvester. Raises `Blocked` while something of the machine exists, or may exist."""
-    if _nothing_was_made(scope) or _force_delete(scope):
+    if _never_provisioned(scope) or _force_delete(scope):
         return
     namespace = scope.current_namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name) or await _unconfirmed_vm(scope, namespace)
@@ -55,7 +55,7 @@ async def _unconfirmed_vm(scope: MachineScope, namespace: TargetNamespace) -> Ob
     return vm
 
 
-def _nothing_was_made(scope: MachineScope) -> bool:
+def _never_provisioned(scope: MachineScope) -> bool:
     """Whether nothing was ever created on Harvester."""
     touched = (names.ConditionType.MACHINE_CREATED, names.ConditionType.VM_IP_ALLOCATED)
     return (
@@ -175,7 +175,7 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace, *, ours
         raise _disks_left(scope, left, Watched.VM)
 
 
-def _disks_left(scope: MachineScope, left: list[Obj], source: WakeSource) -> Blocked:
+def _disks_left(scope: MachineScope, left: list[Obj], source: Trigger) -> Blocked:
     names_left = ", ".join(claim["metadata"]["name"] for claim in left)
     return scope.in_progress(f"waiting for disks on Harvester to be deleted: {names_left}", source)
 

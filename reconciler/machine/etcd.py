@@ -18,7 +18,7 @@ from caphv.runtime.etcd import find_pods, list_members, members_of, remove_membe
 from caphv.runtime.exec import ExecError
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
-from reconciler.wake import Delay
+from reconciler.triggers import Delay
 
 _CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"
 _RKE2 = "RKE2ControlPlane"

@@ -8,7 +8,7 @@ from caphv.api import ipam, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, key_of
 from caphv.runtime.errors import Forbidden
-from reconciler import metrics, wake
+from reconciler import metrics, triggers
 from reconciler.harvester.ownership import record
 from reconciler.machine.network import (
     Network,
@@ -20,7 +20,7 @@ from reconciler.machine.network import (
 )
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked
-from reconciler.wake import Watched
+from reconciler.triggers import Watched
 
 # Characters of a management cluster's uid that mark its addresses: random, and short for pools of thousands.
 _SHORT = 8
@@ -36,7 +36,7 @@ async def ensure_address(scope: MachineScope) -> Network:
         return network
     session = scope.session()
     # All pools, also those that do not serve the machine yet: their selector may be corrected.
-    with scope.subscribe(*(wake.pool(session.fingerprint, pool) for pool in network.pools)) as changed:
+    with scope.subscribe(*(triggers.pool(session.fingerprint, pool) for pool in network.pools)) as changed:
         answer = await _allocate(scope, network)
         if isinstance(answer, ipam.Refusal):
             metrics.IPPOOL_ALLOCATION_ERRORS.inc()
@@ -65,7 +65,7 @@ async def _allocate(scope: MachineScope, network: PoolNetwork) -> ipam.Grant | i
     return await session.allocator.allocate(request)
 
 
-async def recall_address(scope: MachineScope) -> None:
+async def restore_address(scope: MachineScope) -> None:
     """Restore the address of a machine with a VM in its status.
 
     A process that ended between reservation and status write leaves the address only in the pool.

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, key_of
-from reconciler import wake
+from reconciler import triggers
 from reconciler.context import Context, with_kind
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked, StatusDraft
-from reconciler.wake import Subscription, WakeSource, Watched
+from reconciler.triggers import Subscription, Trigger, Watched
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class MachineScope:
     def namespace(self) -> TargetNamespace:
         """Caches of the target namespace. Raises `Blocked` until they have been filled."""
         session = self.session()
-        with self.subscribe(wake.caches(session.fingerprint)) as filled:
+        with self.subscribe(triggers.caches(session.fingerprint)) as filled:
             namespace = session.watch_namespace(self.target_namespace)
             if not namespace.synced or not session.synced:
                 raise self._caches_not_ready(namespace.sync_error or session.sync_error, filled)
@@ -126,7 +126,7 @@ class MachineScope:
         Raises `Blocked` while a watch is not connected: what cannot be undone must not follow from an old state.
         """
         session = self.session()
-        with self.subscribe(wake.caches(session.fingerprint)) as current:
+        with self.subscribe(triggers.caches(session.fingerprint)) as current:
             namespace = self.namespace()
             if not namespace.current or not session.pools.current:
                 raise self._caches_not_ready("", current)
@@ -147,12 +147,12 @@ class MachineScope:
         name = (vmi or {}).get("status", {}).get("nodeName")
         return self.session().hosts.get("", name) if name else None
 
-    def in_progress(self, message: str, source: WakeSource, *, warn: bool = False) -> Blocked:
+    def in_progress(self, message: str, source: Trigger, *, warn: bool = False) -> Blocked:
         """Provisioning waits for something temporary."""
         reason = Reason.VM_PROVISIONING_IN_PROGRESS
         return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, source, warn=warn)
 
-    def failed(self, message: str, *sources: WakeSource) -> Blocked:
+    def failed(self, message: str, *sources: Trigger) -> Blocked:
         """Provisioning fails until a user corrects the machine, or something else that `sources` report."""
         reason = Reason.VM_PROVISIONING_FAILED
         return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, Watched.SELF, *sources, warn=True)

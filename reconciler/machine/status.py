@@ -11,7 +11,7 @@ from typing import Any
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, uid_of
-from reconciler.harvester.failuredomains import domain_of_host
+from reconciler.harvester.topology import domain_of_host
 from reconciler.machine.create import inputs_of
 from reconciler.machine.drift import drift
 from reconciler.machine.scope import MachineScope

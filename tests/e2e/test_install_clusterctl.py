@@ -24,7 +24,7 @@ from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.kubeconfig import own_configuration
-from reconciler.harvester.accounts import identity_secret
+from reconciler.harvester.identityaccount import identity_secret
 from sandbox import manifests
 from sandbox.capi import core
 from sandbox.environment import Sandbox

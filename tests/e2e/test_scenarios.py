@@ -17,7 +17,7 @@ from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
 from sandbox.state import SandboxSettings
 from tests.support.installation import PREFIX, Live, client_of, live, obstacles, telling
-from tests.support.scenarios import GROUPS, SCRIPT, Run, Telling, scenarios, tell
+from tests.support.scenarios import GROUPS, SCRIPT, Run, Step, run_step, scenarios
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -128,8 +128,8 @@ def test_a_kubeconfig_that_leads_nowhere_is_named(
 
 
 @pytest.mark.parametrize("scenario", scenarios(), ids=lambda scenario: scenario.__name__)
-def test_scenario(run: Run, runner: asyncio.Runner, scenario: Telling) -> None:
-    runner.run(tell(run, scenario))
+def test_scenario(run: Run, runner: asyncio.Runner, scenario: Step) -> None:
+    runner.run(run_step(run, scenario))
 
 
 def test_the_script_has_eighteen() -> None:

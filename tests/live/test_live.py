@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.installation import KUBECONFIGS, PREFIX, live, telling
-from tests.support.scenarios import Run, Telling, scenarios, tell
+from tests.support.scenarios import Run, Step, run_step, scenarios
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3 * 3600)]
 
@@ -41,5 +41,5 @@ def run(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Ite
 @pytest.mark.parametrize(
     "scenario", scenarios(os.environ.get("CAPHV_E2E_STORIES", "").split()), ids=lambda scenario: scenario.__name__
 )
-def test_scenario(run: Run, runner: asyncio.Runner, scenario: Telling) -> None:
-    runner.run(tell(run, scenario))
+def test_scenario(run: Run, runner: asyncio.Runner, scenario: Step) -> None:
+    runner.run(run_step(run, scenario))

@@ -1,4 +1,4 @@
-"""The scenarios that a Harvester with this provider has to tell, for the sandbox and for real ones.
+"""The scenarios that a Harvester with this provider has to pass, for the sandbox and for real ones.
 
 Four groups are those of the Go provider's test script, 18 scenarios in all: webhook, scale, multidisk, remediation. The
 others are about the cluster that these need. Scenarios of a group build on each other.
@@ -289,11 +289,11 @@ async def deletes_everything(run: Run) -> None:
     assert await run.scenario.leftovers() == []
 
 
-Telling = Callable[[Run], Awaitable[None]]
+Step = Callable[[Run], Awaitable[None]]
 # Those of `BEGIN` and `END` are reported whenever one of a group is that needs a cluster.
 WEBHOOK = "webhook"
-BEGIN: list[Telling] = [gives_the_control_plane_an_address_first, brings_up_all_machines]
-GROUPS: dict[str, list[Telling]] = {
+BEGIN: list[Step] = [gives_the_control_plane_an_address_first, brings_up_all_machines]
+GROUPS: dict[str, list[Step]] = {
     WEBHOOK: [
         refuses_a_machine_without_cpu,
         refuses_a_machine_without_volumes,
@@ -314,12 +314,12 @@ GROUPS: dict[str, list[Telling]] = {
     "remediation": [notices_a_vm_that_is_lost, runs_all_machines_again, replaces_the_machine_by_another],
     "upgrade": [rolls_out_another_version],
 }
-END: list[Telling] = [deletes_everything]
+END: list[Step] = [deletes_everything]
 # The groups of the Go provider's test script.
 SCRIPT = (WEBHOOK, "scale", "multidisk", "remediation")
 
 
-def scenarios(groups: Sequence[str] = ()) -> list[Telling]:
+def scenarios(groups: Sequence[str] = ()) -> list[Step]:
     """The scenarios of some groups in their order, by default of all. Raises ValueError for an unknown group."""
     if unknown := sorted(set(groups) - set(GROUPS)):
         raise ValueError(f"no scenarios {', '.join(unknown)}: there are {', '.join(GROUPS)}")
@@ -329,7 +329,7 @@ def scenarios(groups: Sequence[str] = ()) -> list[Telling]:
     return [*first, *(BEGIN + others + END if others else [])]
 
 
-async def tell(run: Run, scenario: Telling) -> None:
+async def run_step(run: Run, scenario: Step) -> None:
     """Run one scenario; after one that failed, the others would only wait for what never comes."""
     if run.failed:
         pytest.fail(f"not run, because {run.failed} failed")

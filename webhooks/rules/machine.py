@@ -13,9 +13,9 @@ from webhooks.rules.values import MI, NO_QUANTITY, TI
 
 RULES = Rules()
 
-_MOST_CORES = 512
-_LEAST_MEMORY, _MOST_MEMORY = 256 * MI, 16 * TI
-_MOST_ITEMS, _MOST = {"networks": 16, "dnsServers": 16, "dnsSearch": 16, "values": 64}, 32
+_MAX_CORES = 512
+_MIN_MEMORY, _MAX_MEMORY = 256 * MI, 16 * TI
+_MAX_ITEMS, _MAX = {"networks": 16, "dnsServers": 16, "dnsSearch": 16, "values": 64}, 32
 _USER = re.compile(r"[A-Za-z_][-A-Za-z0-9_.]{0,31}")
 _PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
 
@@ -27,10 +27,10 @@ _PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
     "cpu",
     example="cpu: 4000",
 )
-def _cpu_most(subject: Subject) -> Iterator[Finding]:
+def _cpu_maximum(subject: Subject) -> Iterator[Finding]:
     cpu = subject.spec.at("cpu")
-    if cpu.number is not None and cpu.number > _MOST_CORES:
-        yield cpu.invalid(f"must be at most {_MOST_CORES}: give whole cores, not thousandths of one")
+    if cpu.number is not None and cpu.number > _MAX_CORES:
+        yield cpu.invalid(f"must be at most {_MAX_CORES}: give whole cores, not thousandths of one")
 
 
 @RULES.rule(
@@ -46,7 +46,7 @@ def _memory_size(subject: Subject) -> Iterator[Finding]:
     if size is None:
         if memory.text:
             yield memory.invalid(NO_QUANTITY)
-    elif not _LEAST_MEMORY <= size <= _MOST_MEMORY:
+    elif not _MIN_MEMORY <= size <= _MAX_MEMORY:
         yield memory.invalid("must be from 256Mi to 16Ti; without a suffix it counts bytes, so write for example 4Gi")
 
 
@@ -65,7 +65,7 @@ def _small_machine(subject: Subject) -> Iterator[Finding]:
         yield cpu.invalid("RKE2 wants at least 2 cores for a node")
     size = quantity(memory.text)
     # Decimal units a little below are meant as four, too.
-    if size is not None and _LEAST_MEMORY <= size < 4 * 1000**3:
+    if size is not None and _MIN_MEMORY <= size < 4 * 1000**3:
         yield memory.invalid("RKE2 wants at least 4Gi of memory for a node")
 
 
@@ -206,7 +206,7 @@ def _static_address_of_template(subject: Subject) -> Iterator[Finding]:
 
 def _too_long(field: Field, name: str) -> Iterator[Finding]:
     """What is too long in a field of that name, and below it."""
-    most = _MOST_ITEMS.get(name, _MOST)
+    most = _MAX_ITEMS.get(name, _MAX)
     counted = isinstance(field.value, list) or (name == "matchLabels" and isinstance(field.value, dict))
     if counted and len(field.value) > most:
         yield Finding(field.path, Fault.TOO_MANY, f"must have at most {most} items")

@@ -13,7 +13,7 @@ from webhooks.rules.values import MI, NO_QUANTITY, TI
 RULES = Rules()
 
 IMAGE, STORAGE_CLASS = "image", "storageClass"
-_LEAST, _MOST = 10 * MI, 100 * TI
+_MIN, _MAX = 10 * MI, 100 * TI
 _BOOT_DISK = 20 * 1000**3
 
 
@@ -100,7 +100,7 @@ def _volume_size(subject: Subject) -> Iterator[Finding]:
         number = quantity(size.value)
         if number is None and size.text:
             yield size.invalid(NO_QUANTITY)
-        elif number is not None and not _LEAST <= number <= _MOST:
+        elif number is not None and not _MIN <= number <= _MAX:
             yield size.invalid(
                 "must be from 10Mi to 100Ti; without a suffix it counts bytes, so write for example 40Gi"
             )
@@ -160,7 +160,7 @@ def _boot_disk(subject: Subject) -> Iterator[Finding]:
         )
         return
     size = quantity(first.at("volumeSize").value)
-    if size is not None and _LEAST <= size < _BOOT_DISK:
+    if size is not None and _MIN <= size < _BOOT_DISK:
         yield first.at("volumeSize").invalid("a node needs 20Gi or more for its system, container images and logs")
 
 

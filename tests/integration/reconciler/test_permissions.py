@@ -26,7 +26,7 @@ from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from caphv.runtime.manager import BindAddresses
 from commands.webhook import webhook_runnables
-from reconciler.harvester import accounts
+from reconciler.harvester import identityaccount
 from reconciler.manager import Provider, ProviderOptions
 from release.components import objects
 from sandbox import manifests
@@ -73,8 +73,8 @@ HARVESTER = [
 ]
 MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
 LIMITED = "system:serviceaccount:caphv-system:limited"
-ACCOUNT = accounts.Account("caphv", "caphv-system")
-NARROW = accounts.Account("narrow", "caphv-system", ("narrow-3-vms",))
+ACCOUNT = identityaccount.Account("caphv", "caphv-system")
+NARROW = identityaccount.Account("narrow", "caphv-system", ("narrow-3-vms",))
 ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
 # Asked by the API server within another request, so that no request of its own shows it: without the right the
 # binding of a cloud provider's account is refused, and the scenario does not come to its end.
@@ -146,7 +146,7 @@ async def start(folder: Path, claimed: str) -> Restricted:
     await environment._simulate(folder)
     found = Restricted(folder, management, harvester, workload, SimulatorConfig.from_settings(claimed, TIMES), None)  # type: ignore[arg-type]
     async with harvester.client() as client:
-        found.kubeconfig = await accounts.create(client, ACCOUNT, harvester.url)
+        found.kubeconfig = await identityaccount.create(client, ACCOUNT, harvester.url)
     return found
 
 
@@ -413,7 +413,7 @@ async def take_over(case: Case) -> None:
 async def stay_in(case: Case) -> None:
     """A cluster by an account that has its rights in this target namespace only."""
     assert NARROW.targets == (case.target,)
-    identity = await accounts.create(case.harvester, NARROW, case.environment.harvester.url)
+    identity = await identityaccount.create(case.harvester, NARROW, case.environment.harvester.url)
     await case.identity(identity)
     await case.write_secret("bootstrap", {"value": "#cloud-config\nruncmd: [echo]\n"})
     await case.create_cluster(cloudConfig={"delivery": "File"})

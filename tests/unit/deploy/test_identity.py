@@ -7,7 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from commands.identity import identity
-from reconciler.harvester.accounts import Account, api_server, identity_secret, objects
+from reconciler.harvester.identityaccount import Account, api_server, identity_secret, objects
 
 pytestmark = pytest.mark.unit
 

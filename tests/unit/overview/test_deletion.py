@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overview.assembly import parts_of
-from overview.deletion import Wait, forcible, left_of, waits_of
+from overview.deletion import PendingDeletion, forcible, leftovers_of, pending_deletions
 from overview.diagnosis import Parts
 from tests.support.clusters import NOW, Builder, ago, condition
 
@@ -13,8 +13,8 @@ def parts(builder: Builder) -> Parts:
     return found
 
 
-def waits(builder: Builder) -> tuple[Wait, ...]:
-    return waits_of(parts(builder), NOW)
+def waits(builder: Builder) -> tuple[PendingDeletion, ...]:
+    return pending_deletions(parts(builder), NOW)
 
 
 def deleting(builder: Builder, *names: str, **delta: float) -> Builder:
@@ -82,7 +82,7 @@ def test_what_may_remain_is_named_with_its_place() -> None:
         "controlPlaneEndpoint": {"host": "10.0.0.9"},
         "loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "load-balancers"},
     }
-    found = {(left.kind, left.name, left.namespace or left.pool) for left in left_of(parts(builder))}
+    found = {(left.kind, left.name, left.namespace or left.pool) for left in leftovers_of(parts(builder))}
     address = builder.harvester_machines["cp-1"]["status"]["allocatedIPAddress"]
     assert found == {
         ("VirtualMachine", "cp-1", "vms"),
@@ -100,7 +100,7 @@ def test_a_cluster_that_never_reached_harvester_leaves_nothing() -> None:
     builder = Builder(workers=0)
     del builder.harvester_cluster["spec"]["server"]
     del builder.harvester_machines["cp-1"]["status"]["virtualMachine"]
-    assert left_of(parts(builder)) == ()
+    assert leftovers_of(parts(builder)) == ()
 
 
 def test_what_is_forced_already_is_not_forced_again() -> None:

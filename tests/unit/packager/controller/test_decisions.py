@@ -12,13 +12,13 @@ from packager.controller import condition, fleet, loop
 from packager.controller import state as view
 from packager.controller.condition import Outcome
 from packager.controller.debouncer import Debouncer
-from packager.controller.fleet import Report, Wanted
+from packager.controller.fleet import ExpectedBundles, Report
 
 pytestmark = pytest.mark.unit
 
 ONE, TWO = Key("team", "one"), Key("team", "two")
 COMMIT, OLDER = "b" * 40, "a" * 40
-WANTED = Wanted("team", (("ccm", "ccm-one-1"), ("cni", "cni-one-2")), "fleet/clusters/team/one", COMMIT)
+WANTED = ExpectedBundles("team", (("ccm", "ccm-one-1"), ("cni", "cni-one-2")), "fleet/clusters/team/one", COMMIT)
 
 
 class Clock:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from caphv.api import names
 from caphv.api.object import Key
 from caphv.runtime.kubeconfig import parse_kubeconfig
-from reconciler.cluster.account import usable
+from reconciler.cluster.cloudaccount import usable
 from reconciler.cluster.cloudconfig import intact, renewal, secret_object
 from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address

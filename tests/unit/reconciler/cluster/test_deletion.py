@@ -8,9 +8,9 @@ import pytest
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
-from reconciler.cluster.deletion import advice, left_over, may_force_delete, nothing_was_made
+from reconciler.cluster.deletion import advice, left_over, may_force_delete, never_provisioned
 from reconciler.status import Blocked
-from reconciler.wake import Watched
+from reconciler.triggers import Watched
 
 pytestmark = pytest.mark.unit
 
@@ -70,7 +70,7 @@ def test_what_was_never_made_is_not_named() -> None:
 
 def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:
     never = cluster(controlPlaneEndpoint={"host": "0.0.0.0", "port": 6443})
-    assert nothing_was_made({**never, "status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+    assert never_provisioned({**never, "status": {"conditions": [{"type": "Ready", "status": "False"}]}})
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:
     ids=["moved with an endpoint", "moved with a pool", "connected", "namespace created"],
 )
 def test_cluster_that_may_have_something_on_harvester_is_not_simply_deleted(spec: Obj, status: Obj) -> None:
-    assert not nothing_was_made({**cluster(**spec), "status": status})
+    assert not never_provisioned({**cluster(**spec), "status": status})

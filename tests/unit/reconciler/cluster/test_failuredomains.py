@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import Obj
-from reconciler.harvester.failuredomains import failure_domains, has_single_host
+from reconciler.harvester.topology import failure_domains, has_single_host
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,7 @@ from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import Memory
 from reconciler.status import Blocked, StatusDraft
-from reconciler.wake import Subscription, Topics
+from reconciler.triggers import Subscription, Topics
 
 pytestmark = pytest.mark.unit
 
@@ -81,7 +81,7 @@ async def test_absence_in_a_cache_that_is_not_connected_releases_nothing() -> No
     with pytest.raises(Blocked) as blocked:
         await delete.delete_machine(scope)
     assert blocked.value.unknown
-    assert isinstance(blocked.value.wake[0], Subscription)
+    assert isinstance(blocked.value.triggers[0], Subscription)
     assert harvester.allocator.released == []
 
 

@@ -21,7 +21,7 @@ from reconciler.machine import etcd
 from reconciler.machine.etcd import ensure_member_removed, removed_by_provider
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked
-from reconciler.wake import WakeSource
+from reconciler.triggers import Trigger
 
 pytestmark = pytest.mark.unit
 
@@ -121,7 +121,7 @@ def scope_of(client: Any, *, seconds: float, **changes: Any) -> Any:
     async def ensure(_: Key) -> None:
         return None
 
-    def in_progress(message: str, source: WakeSource) -> Blocked:
+    def in_progress(message: str, source: Trigger) -> Blocked:
         return Blocked(etcd.ConditionType.VM_PROVISIONING_READY, "VMProvisioningInProgress", message, source)  # type: ignore[arg-type]
 
     deleted = datetime.now(UTC) - timedelta(seconds=seconds)

@@ -1,6 +1,6 @@
 """Requeues objects that have not converged, now and then.
 
-Every stop has a wake source, so this should find nothing to do: it turns a defect in that into a delay. It reads caches
+Every stop has a trigger, so this should find nothing to do: it turns a defect in that into a delay. It reads caches
 only, and adds keys over the whole interval, so that no burst follows.
 """
 

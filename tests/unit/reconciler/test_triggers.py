@@ -1,4 +1,4 @@
-"""Every stop has a waker: no machine waits for an address while one is free, in whatever order things happen."""
+"""Every stop has a trigger: no machine waits for an address while one is free, in whatever order things happen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from reconciler.harvester.ownership import Owner
 from reconciler.machine.ipaddress import ensure_address, release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked, StatusDraft
-from reconciler.wake import Topics
+from reconciler.triggers import Topics
 from tests.support.virtualtime import run, settle
 
 pytestmark = pytest.mark.unit

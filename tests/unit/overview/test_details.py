@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caphv.api.object import Key, Obj
 from overview.assembly import overview_of
-from overview.deep import deepened, pools_of, with_harvester, with_nodes
+from overview.details import pools_of, with_details, with_harvester, with_nodes
 from overview.model import Cluster, Severity
 from overview.objects import HarvesterObjects, Unseen
 from tests.support.clusters import NOW, VERSION, Builder, condition
@@ -108,7 +108,7 @@ def test_a_node_that_is_not_ready_is_a_problem_of_its_machine() -> None:
 def test_a_cluster_that_does_not_answer_keeps_what_its_machines_remember() -> None:
     overview = overview_of(Builder().objects(), NOW)
     silent = Unseen("Nodes of cluster team/shop", "no answer within 6 s")
-    found = deepened(overview, {Key("team", "identity"): harvester(*ALL)}, {Key("team", "shop"): silent})
+    found = with_details(overview, {Key("team", "identity"): harvester(*ALL)}, {Key("team", "shop"): silent})
     assert found.unseen == ("Nodes of cluster team/shop: no answer within 6 s",)
     assert found.clusters[0].machines[0].node is not None
     assert found.clusters[0].machines[0].vm is not None

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from caphv.api.object import Key, Obj
-from reconciler import safetynet
+from reconciler import resync
 from reconciler.caches import Caches
 from reconciler.queues import Queues
 
@@ -50,7 +50,7 @@ async def test_what_has_not_converged_is_requeued_within_ten_minutes() -> None:
         obj("deleted", "True", deletionTimestamp="2026-01-01T00:00:00Z"),
         obj("paused", "False", annotations={"cluster.x-k8s.io/paused": ""}),
     ]
-    task = asyncio.create_task(safetynet.run(caches([obj("failed", "False")], machines), queues))
+    task = asyncio.create_task(resync.run(caches([obj("failed", "False")], machines), queues))
     assert {key.name for key in await requeued(queues.machines, 600)} == {"unknown", "new", "deleted"}
     assert {key.name for key in await requeued(queues.clusters, 0)} == {"failed"}
     task.cancel()
@@ -59,5 +59,5 @@ async def test_what_has_not_converged_is_requeued_within_ten_minutes() -> None:
 async def test_requeues_are_spread_over_the_interval() -> None:
     queues = Queues()
     machines = [obj(f"m{number}") for number in range(200)]
-    safetynet.requeue(caches([], machines), queues, within=300)
+    resync.requeue(caches([], machines), queues, within=300)
     assert 60 <= len(await requeued(queues.machines, 150)) <= 140

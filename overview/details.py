@@ -69,7 +69,7 @@ def pools_of(harvester: HarvesterObjects) -> tuple[Pool, ...]:
     return tuple(sorted(found, key=lambda pool: pool.name))
 
 
-def deepened(
+def with_details(
     overview: Overview, harvesters: dict[Key, HarvesterObjects], nodes: dict[Key, list[Obj] | Unseen]
 ) -> Overview:
     """Return an overview with what Harvesters (by identity) and workload clusters say."""

@@ -1,7 +1,7 @@
-"""Wake sources: what requeues an object whose reconcile could not continue.
+"""Triggers: what requeues an object whose reconcile could not continue.
 
-Nothing polls, so a stop without a wake source would be permanent. Therefore `Blocked` requires one, and the type
-checker finds a stop without it. A source has to be registered before the state is read on which the stop depends:
+Nothing polls, so a stop without a trigger would be permanent. Therefore `Blocked` requires one, and the type
+checker finds a stop without it. A trigger has to be registered before the state is read on which the stop depends:
 event handlers (`Watched`) always are, and a `Subscription` exists only once it is registered.
 """
 
@@ -65,7 +65,7 @@ class Subscription:
             self.cancel()
 
 
-WakeSource = Watched | Delay | Subscription
+Trigger = Watched | Delay | Subscription
 Subscriber = tuple[WorkQueue[Key], Key]
 
 

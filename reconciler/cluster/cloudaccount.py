@@ -31,7 +31,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.kubeconfig import virtual_address
 from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record
 from reconciler.status import Blocked
-from reconciler.wake import Delay
+from reconciler.triggers import Delay
 
 CLUSTER_ROLE = "harvesterhci.io:cloudprovider"
 _INGRESS = Key("kube-system", "ingress-expose")
