@@ -83,7 +83,7 @@ def cluster_name(obj: Obj) -> str:
 
 def _slim_secret(secret: Obj) -> Obj:
     metadata = secret["metadata"]
-    kept = ("name", "namespace", "uid", "resourceVersion")
+    kept = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "finalizers")
     return {"metadata": {name: metadata[name] for name in kept if name in metadata}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from caphv.api import names
 from caphv.api.object import Obj, Resource
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
@@ -25,7 +26,7 @@ class Context:
     """Everything around a reconcile.
 
     `management_cluster` is the uid of namespace `kube-system` there. `namespace` is the only one that this process may
-    read, empty for all.
+    read, empty for all. `identity_finalizer` is set on identity Secrets in use.
     """
 
     client: ApiClient
@@ -38,6 +39,7 @@ class Context:
     object_watches: ObjectWatches
     rancher: Rancher
     namespace: str = ""
+    identity_finalizer: str = names.identity_finalizer()
     allow_insecure_identities: bool = False
     topics: Topics = field(default_factory=Topics)
     memory: Memory = field(default_factory=Memory)

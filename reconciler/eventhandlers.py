@@ -14,6 +14,7 @@ from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
 from reconciler import triggers
+from reconciler.cluster.identity import secret_of
 from reconciler.cluster.scope import LOAD_BALANCER
 from reconciler.context import Context
 from reconciler.harvester.session import Session, SessionEvents
@@ -30,11 +31,8 @@ class EventHandlers:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._caches = context.caches
-        self._clusters, self._machines, self._templates = (
-            context.queues.clusters,
-            context.queues.machines,
-            context.queues.templates,
-        )
+        self._clusters, self._machines = context.queues.clusters, context.queues.machines
+        self._templates, self._identities = context.queues.templates, context.queues.identities
 
     def connect(self) -> None:
         """Install the handlers on all sources of events."""
@@ -55,6 +53,8 @@ class EventHandlers:
         """The cluster; its machines and their templates when its spec, readiness or failure domains change."""
         if _differs(change, _metadata):
             self._clusters.add(change.key)
+            for obj in filter(None, (change.old, change.new)):
+                self._identities.add(secret_of(obj))
         if _differs(change, _fields_for_machines):
             cluster = self._caches.cluster_of(change.obj)
             if cluster:
@@ -97,6 +97,8 @@ class EventHandlers:
     def secret(self, change: Change) -> None:
         """Identity Secrets, bootstrap data, and kubeconfigs of workload clusters."""
         identity = str(change.key)
+        if change.new is not None and change.new["metadata"].get("finalizers"):
+            self._identities.add(change.key)
         for cluster in self._caches.harvester_clusters.store.by_index("identity", identity):
             self._clusters.add(key_of(cluster))
         if change.new is None:

@@ -28,6 +28,7 @@ from caphv.runtime.runnable import Runnable
 from reconciler import resync
 from reconciler.caches import Caches
 from reconciler.cluster.controller import ClusterReconciler
+from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.pools import used_pools
 from reconciler.context import Context
 from reconciler.eventhandlers import EventHandlers
@@ -114,6 +115,7 @@ class Provider:
             object_watches=ObjectWatches(),
             rancher=Rancher(client),
             namespace=options.namespace,
+            identity_finalizer=names.identity_finalizer(options.watch_filter),
             allow_insecure_identities=options.allow_insecure_identities,
         )
         self.manager = Manager(
@@ -134,9 +136,10 @@ class Provider:
 
     def _controllers(self, concurrency: int) -> Iterator[Controller]:
         context, queues = self.context, self.context.queues
+        protection = IdentityProtection(context)
         yield Controller(
             "harvestercluster",
-            ClusterReconciler(context).reconcile,
+            ClusterReconciler(context, protection).reconcile,
             queue=queues.clusters,
             concurrency=concurrency,
         )
@@ -152,6 +155,7 @@ class Provider:
             queue=queues.templates,
             concurrency=2,
         )
+        yield Controller("identity", protection.reconcile, queue=queues.identities, concurrency=2)
 
     @classmethod
     async def connect(cls, client: ApiClient, options: ProviderOptions, health: HealthServer | None = None) -> Provider:

@@ -16,4 +16,5 @@ class Queues:
         self.machines: WorkQueue[Key] = WorkQueue(
             "harvestermachine", group_of=harvester_of, group_limit=max(1, concurrency * 3 // 4)
         )
+        self.identities: WorkQueue[Key] = WorkQueue("identity")
         self.templates: WorkQueue[Key] = WorkQueue("harvestermachinetemplate")

@@ -25,6 +25,9 @@ MACHINE_FINALIZER = "harvestermachine.infrastructure.cluster.x-k8s.io/finalizer"
 # Written by early releases of the Go provider; swapped for the ones above on sight.
 LEGACY_CLUSTER_FINALIZER = "harvester.infrastructure.cluster.x-k8s.io"
 LEGACY_MACHINE_FINALIZER = "harvestermachine.infrastructure.cluster.x-k8s.io"
+# On identity Secrets while a HarvesterCluster uses them: without it, a namespace could not be deleted. Deployments that
+# share the load by a watch filter each have a finalizer, of the filter's name.
+IDENTITY_FINALIZER_PREFIX = "identity.caphv.io/"
 
 # Cluster API: labels
 CLUSTER_NAME_LABEL = "cluster.x-k8s.io/cluster-name"
@@ -172,6 +175,11 @@ def reason_when_true(condition_type: ConditionType) -> str:
         ConditionType.CUSTOM_IP_POOL_CREATED: Reason.CUSTOM_IP_POOL_CREATED,
     }
     return str(exceptions.get(condition_type, condition_type))
+
+
+def identity_finalizer(watch_filter: str = "") -> str:
+    """Return the finalizer that a provider with this watch filter sets on identity Secrets."""
+    return f"{IDENTITY_FINALIZER_PREFIX}{watch_filter or 'in-use'}"
 
 
 def rfc1035(text: str) -> str:

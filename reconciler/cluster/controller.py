@@ -24,6 +24,7 @@ from reconciler.cluster import (
     loadbalancer,
     pools,
 )
+from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
 from reconciler.harvester.ownership import wants_adoption
@@ -40,8 +41,9 @@ _FINALIZERS = {names.CLUSTER_FINALIZER, names.LEGACY_CLUSTER_FINALIZER}
 class ClusterReconciler:
     """`reconcile` takes the key of a HarvesterCluster."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, protection: IdentityProtection) -> None:
         self._context = context
+        self._protection = protection
         self._identities = identity.Identities(
             allow_insecure=context.allow_insecure_identities, namespace=context.namespace
         )
@@ -91,7 +93,7 @@ class ClusterReconciler:
     async def _connect(self, scope: ClusterScope) -> None:
         """Give the cluster and its machines a session to its Harvester. Raises `Blocked` while there is none."""
         try:
-            await identity.ensure_session(scope, self._identities)
+            await identity.ensure_session(scope, self._identities, self._protection)
             await connection.ensure_connection(scope)
         except Blocked as blocked:
             self._connection_result(scope, "" if blocked.unknown else blocked.message)

@@ -19,6 +19,7 @@ from caphv.api.object import SECRETS, Key, Obj, annotations_of, being_deleted
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from reconciler import metrics
+from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
 from reconciler.triggers import Trigger, Watched
@@ -112,10 +113,13 @@ class Identities:
             metrics.IDENTITY_EXPIRY.remove(str(secret))
 
 
-async def ensure_session(scope: ClusterScope, identities: Identities) -> None:
+async def ensure_session(scope: ClusterScope, identities: Identities, protection: IdentityProtection) -> None:
     """Read the identity and assign a session to the cluster; `spec.server` follows the kubeconfig (contract)."""
     identity = await open_session(scope, identities)
-    _report_expiry(scope, identity)
+    protected = scope.read_only or being_deleted(scope.obj) or await protection.ensure(secret_of(scope.obj))
+    _report_expiry(scope, identity, "" if protected else f"; {MISSING_RIGHT}")
+    if not protected:
+        scope.requeue_within(RETRY_SECONDS)
     server = identity.access.server
     fixed = scope.read_only or being_deleted(scope.obj)
     if scope.obj["spec"].get("server") != server and not fixed:
@@ -172,9 +176,9 @@ def expiry_of(expires: datetime | None, now: datetime) -> Expiry:
     return Expiry(message, Reason.IDENTITY_EXPIRED)
 
 
-def _report_expiry(scope: ClusterScope, identity: Identity) -> None:
+def _report_expiry(scope: ClusterScope, identity: Identity, note: str) -> None:
     expiry = expiry_of(identity.expires, datetime.now(UTC))
-    message = f"identity Secret {secret_of(scope.obj)}: {expiry.message}"
+    message = f"identity Secret {secret_of(scope.obj)}: {expiry.message}{note}"
     scope.requeue_after = expiry.check_after
     if expiry.reason is None:
         scope.draft.set_true(ConditionType.IDENTITY_UP_TO_DATE, message)

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from caphv import data
+from caphv.api.names import identity_finalizer
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
@@ -51,7 +52,7 @@ from tests.support.reconciler.case import (
     machine_spec,
 )
 from tests.support.reconciler.cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
-from tests.support.reconciler.conditions import is_false, is_ready, is_true
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 from tests.support.reconciler.environment import TIMES, Environment, core_crds
 from tests.support.reconciler.fleet import LABELS
 from tests.support.reconciler.loadbalancer import place
@@ -73,6 +74,7 @@ HARVESTER = [
 ]
 MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
 LIMITED = "system:serviceaccount:caphv-system:limited"
+FORMER = "system:serviceaccount:caphv-system:former"
 ACCOUNT = identityaccount.Account("caphv", "caphv-system")
 NARROW = identityaccount.Account("narrow", "caphv-system", ("narrow-3-vms",))
 ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
@@ -238,6 +240,38 @@ async def test_roles_in_one_namespace_are_enough_for_its_clusters(
     await client.close()
 
 
+@pytest.mark.usefixtures("runner")
+async def test_roles_of_0_11_are_enough_for_all_but_the_finalizers_of_identities(
+    restricted: Restricted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inprocess.install(monkeypatch)
+    (port,) = children.free_ports(1)
+    case = Case(restricted, 4, "former")
+    await case.open()
+    try:
+        await manifests.apply(case.management, without_identity_rights(limited_to(case.name, FORMER)))
+        async with provider(restricted.management, port, account=FORMER, namespace=case.name):
+            await case.ready_cluster()
+            found = await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+            assert "may not patch Secrets" in condition_of(found, "IdentityUpToDate")["message"]
+            assert is_true("IdentityUpToDate")(found)
+            assert await case.remove() == []
+    finally:
+        await case.close()
+
+
+def without_identity_rights(roles: list[Obj]) -> list[Obj]:
+    """Roles without the rights that came with 0.12."""
+    for role in roles:
+        for rule in role.get("rules") or ():
+            if rule.get("resources") == ["secrets"]:
+                rule["verbs"].remove("patch")
+        if "rules" in role:
+            new = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]}
+            role["rules"] = [rule for rule in role["rules"] if rule != new]
+    return roles
+
+
 async def elsewhere(case: Case) -> None:
     """The identity is in another namespace for a while, which is reported and not tried."""
     for namespace in ("somewhere", case.name):
@@ -248,7 +282,7 @@ async def elsewhere(case: Case) -> None:
         await case.until(HARVESTER_CLUSTERS, case.name, wrong if namespace == "somewhere" else is_ready)
 
 
-def limited_to(namespace: str) -> list[Obj]:
+def limited_to(namespace: str, account: str = LIMITED) -> list[Obj]:
     """The shipped rights as component `one-namespace` has them, bound to an account of their own."""
     found = [copy.deepcopy(obj) for obj in BASE if obj["kind"].startswith(("ClusterRole", "Role"))]
     for obj in found:
@@ -258,9 +292,9 @@ def limited_to(namespace: str) -> list[Obj]:
             if "roleRef" in obj:
                 obj["roleRef"]["kind"] = "Role"
         elif "subjects" in obj:
-            obj["metadata"]["name"] += "-limited"
+            obj["metadata"]["name"] += f"-{account.rpartition(':')[2]}"
         for subject in obj.get("subjects", ()):
-            subject["name"] = LIMITED.rpartition(":")[2]
+            subject["name"] = account.rpartition(":")[2]
     return found
 
 
@@ -346,6 +380,23 @@ async def live(case: Case) -> None:
     await case.ready_machine("cp", control_plane=True)
     await case.until(HARVESTER_CLUSTERS, case.name, is_true("InitMachineCreated"))
     await repaired(case)
+    await rotated(case)
+
+
+async def rotated(case: Case) -> None:
+    """The identity is replaced by deletion and creation, which its finalizer does not delay."""
+    before = await case.management.get(SECRETS, "identity", case.name)
+    assert before["metadata"]["finalizers"] == [identity_finalizer()]
+    await case.management.delete(SECRETS, "identity", case.name)
+
+    async def released() -> bool:
+        with contextlib.suppress(NotFound):
+            return uid_of(await case.management.get(SECRETS, "identity", case.name)) != uid_of(before)
+        return True
+
+    await until(released, "the Secret is released")
+    await case.identity()
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
 
 
 async def repaired(case: Case) -> None:

@@ -84,10 +84,12 @@ class Case:
 
     # Cluster
 
-    async def identity(self, kubeconfig: Obj | str | None = None, *, key: str = "kubeconfig") -> None:
+    async def identity(
+        self, kubeconfig: Obj | str | None = None, *, key: str = "kubeconfig", name: str = "identity"
+    ) -> None:
         """Write the identity Secret, by default with a kubeconfig that works."""
         content = kubeconfig if isinstance(kubeconfig, str) else _yaml(kubeconfig or self.environment.identity())
-        await self.write_secret("identity", {key: content})
+        await self.write_secret(name, {key: content})
 
     async def cluster(self, **options: Any) -> None:
         """Create identity, bootstrap data, Cluster and HarvesterCluster; `options` are those of `create_cluster`."""
@@ -381,7 +383,7 @@ class Case:
         for pool in self._pools:
             await self.harvester.delete(kinds.IP_POOLS, pool)
         await _quietly(lambda: self.harvester.delete(NAMESPACES, self.target))
-        await self.management.delete(NAMESPACES, self.name)
+        await _quietly(lambda: self.management.delete(NAMESPACES, self.name))
         return left
 
     async def leftovers(self) -> list[str]:
