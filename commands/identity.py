@@ -152,6 +152,72 @@ def list_identities(**flags: Any) -> None:
     sys.exit(1 if any(each.wrong for each in found) else 0)
 
 
+@identity.command(
+    "remove-finalizers",
+    short_help="Remove the provider's finalizers from Secrets, before it is uninstalled.",
+    epilog="""\b
+Examples:
+  kubectl scale deployment caphv-controller-manager -n caphv-system --replicas 0
+  caphv identity remove-finalizers -A --dry-run
+  caphv identity remove-finalizers -A
+
+\b
+Exit status: 0 done, 1 aborted, or a Secret could not be changed, 2 the management cluster cannot be read.
+""",
+)
+@namespace_options
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="List the Secrets, and change nothing.")
+@management_options
+def remove_finalizers(**flags: Any) -> None:
+    """Remove the finalizers that the provider has set on identity Secrets in use.
+
+    They keep credentials until all clusters that use them are deleted. Without the provider, no one would remove them,
+    and a deleted Secret or namespace would stay. Run this command before you uninstall the provider or return to the Go
+    provider, and stop the provider first: while it runs, it sets the finalizers again.
+    """
+    from reconciler.cluster import identityprotection
+
+    chosen = selection((), flags)
+    with patient_progress():
+        found, running = run(_protected(flags, chosen.namespace))
+    if not found:
+        click.echo("No Secret has a finalizer of the provider")
+        return
+    for secret in found:
+        click.echo(f"Secret {secret['metadata']['namespace']}/{secret['metadata']['name']}")
+    if running:
+        click.echo(
+            f"caphv: a provider is running (Lease {running}) and sets the finalizers again; stop it first: "
+            "kubectl scale deployment caphv-controller-manager -n caphv-system --replicas 0",
+            err=True,
+        )
+    if flags["dry_run"]:
+        return
+    if not flags["yes"]:
+        if not sys.stdin.isatty():
+            raise click.UsageError("confirmation needs a terminal: use --yes or --dry-run")
+        click.confirm(f"Remove the finalizers of {len(found)} Secret(s)?", abort=True)
+
+    async def remove() -> list[str]:
+        async with management_client(flags) as client:
+            return await identityprotection.remove_all(client, found)
+
+    errors = run(remove())
+    for error in errors:
+        click.echo(f"caphv: {error}", err=True)
+    click.echo(f"removed the finalizers of {len(found) - len(errors)} Secret(s)")
+    sys.exit(1 if errors else 0)
+
+
+async def _protected(flags: dict[str, Any], namespace: str) -> tuple[list[dict[str, Any]], str]:
+    """Secrets with finalizers of the provider, and the Lease of a provider that runs, empty for none."""
+    from reconciler.cluster import identityprotection
+
+    async with management_client(flags) as client:
+        return await identityprotection.protected(client, namespace), await identityprotection.running(client)
+
+
 async def _identities(flags: dict[str, Any], namespace: str) -> tuple[Identity, ...]:
     from datetime import UTC, datetime
 
