@@ -65,7 +65,7 @@ class World:
         self.drafts: dict[str, StatusDraft] = {}
         cache = SimpleNamespace(get=self.known, store=self, observe=self.observe)
         self.allocator = AddressAllocator(cast(Any, self), lambda: cast(Any, cache), set)
-        queues = SimpleNamespace(clusters=None, machines=self.queue, templates=None)
+        queues = SimpleNamespace(clusters=None, machines=self.queue, templates=None, identities=None)
         context = cast(Context, SimpleNamespace(caches=None, queues=queues, topics=self.topics))
         self.handlers = EventHandlers(context)
         self.session = SimpleNamespace(fingerprint=HARVESTER, allocator=self.allocator, pools=cache)
