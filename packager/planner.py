@@ -31,6 +31,7 @@ from packager.git.publish import changes, log_result
 from packager.git.repository import Result
 from packager.git.snapshot import Snapshot
 from packager.tree import CLUSTER_ROOT, CLUSTERS
+from packager.uninstall import policies_of, staging
 
 Pins = Mapping[Key, Versions]
 """Versions that clusters get instead of those in their lockfile: an upgrade or a rollback."""
@@ -54,6 +55,8 @@ class ManagementState:
     were deleted while paused, `confirmed` those whose definition may be removed, `protected` those that Fleet keeps
     even without their manifest. `why` explains a commit.
 
+    `uninstallable` are names of the Fleet bundles that Fleet would uninstall, None if that is unknown.
+
     `live`: the facts come from the management cluster that applies the repository's manifests. `pruning` overrides
     what may be removed.
     """
@@ -64,6 +67,7 @@ class ManagementState:
     moved: frozenset[Key] = frozenset()
     confirmed: frozenset[Key] = frozenset()
     protected: frozenset[Key] = frozenset()
+    uninstallable: frozenset[str] | None = None
     why: str = ""
     live: bool = True
     pruning: Pruning | None = None
@@ -114,7 +118,10 @@ class Planner:
             removable = self._bundles(snapshot) - {*pruning.keep}
             removable -= {f"{CLUSTERS}/{name}" for name in wanted[CLUSTER_ROOT]}
             moved = move_marker.moved(removable, {f"{CLUSTERS}/{key}" for key in state.moved}, snapshot)
-        plan = changes(snapshot, wanted, replace(pruning, keep={*pruning.keep, *moved}))
+        policies = {str(key): policy for key, policy in built.uninstall.items()} if built else {}
+        policies |= policies_of(batch.rendered)
+        pruning = replace(pruning, keep={*pruning.keep, *moved})
+        plan = changes(snapshot, wanted, pruning, staging(policies, snapshot, state.uninstallable))
         plan = move_marker.with_marks(plan, moved, snapshot)
         plan = replace(plan, held=(*plan.held, *waiting))
         return Planned(batch, built, statusfile.with_status(plan, built, snapshot) if built else plan)

@@ -120,6 +120,7 @@ def _rendered(flags: dict[str, Any], given: SelectedClusters, step: Step) -> Bat
     from packager.git.prune import Pruning
     from packager.git.publish import changes
     from packager.tree import CLUSTER_ROOT, CLUSTERS
+    from packager.uninstall import policies_of, staging
 
     bundler = bundler_of(flags, step)
     target = Directory(flags["to"], names=(CLUSTERS,)) if flags["to"] else None
@@ -131,14 +132,15 @@ def _rendered(flags: dict[str, Any], given: SelectedClusters, step: Step) -> Bat
             batch = bundler.render(given.clusters, target.sync().tree if target else {})
         if target:
             pruning = Pruning(complete=True, budget=EVERYTHING, scope=batch.trees)
-            target.commit(lambda now: changes(now, {CLUSTER_ROOT: bundler.folders(batch)}, pruning), Reason(""))
+            wanted, policies = {CLUSTER_ROOT: bundler.folders(batch)}, policies_of(batch.rendered)
+            target.commit(lambda now: changes(now, wanted, pruning, staging(policies, now, None)), Reason(""))
     except GitError as error:
         raise InputError(str(error)) from None
     return batch
 
 
 def _gitrepos(flags: dict[str, Any], given: SelectedClusters) -> tuple[str, Batch]:
-    """Return the GitRepos of all clusters, none if one is invalid: Fleet uninstalls what a GitRepo drops."""
+    """Return the GitRepos of all clusters, none if one is invalid: Fleet forgets what a GitRepo drops."""
     from packager.addons.settings import settings_of
     from packager.bundler import Batch
     from packager.rendering import yaml
@@ -229,7 +231,7 @@ Examples:
 @click.option(
     "--prune",
     is_flag=True,
-    help="Remove (and so uninstall) bundles of clusters that were not given (in the namespace).",
+    help="Remove bundles of clusters that were not given (in the namespace).",
 )
 @prune_option
 @output("table", "json", "yaml")

@@ -88,12 +88,20 @@ class Csi:
 
 @dataclass(frozen=True)
 class Fleet:
-    """How Fleet reaches the cluster; `imported_by` is `caapf` or `rancher`, `group` may be empty."""
+    """How Fleet reaches the cluster; `imported_by` is `caapf` or `rancher`, `group` may be empty.
+
+    `keep_removed`: add-ons stay installed when they are disabled.
+    """
 
     imported_by: str
     take_ownership: bool
-    keep_resources: bool
+    keep_removed: bool
     group: str
+
+    @property
+    def keep_resources(self) -> bool:
+        """Always true: no bundle may be uninstalled because its GitRepo, branch or path was lost."""
+        return True
 
 
 @dataclass(frozen=True)
@@ -221,6 +229,6 @@ def _fleet(values: Obj) -> Fleet:
     return Fleet(
         imported_by=values["importedBy"],
         take_ownership=values.get("takeOwnership", False),
-        keep_resources=values.get("keepResources", True),
+        keep_removed=values.get("keepResources", False),
         group=values.get("group", ""),
     )

@@ -66,6 +66,13 @@ class Fleet:
             readers = [repo for repo in there if reads(repo, wanted.folder)]
         return evaluate(found, readers, wanted, is_before)
 
+    def uninstallable(self) -> frozenset[str] | None:
+        """Return the names of bundles that Fleet deployed without `keepResources`; None when Fleet is not visible."""
+        bundles = self._kinds.get(*_BUNDLE)
+        if bundles is None or not bundles.synced:
+            return None
+        return frozenset(obj["metadata"]["name"] for obj in bundles.store if obj["spec"]["uninstallable"])
+
     def _bundle_changed(self, change: Change) -> None:
         if change.old is None or change.new is None or _relevant(change.old) != _relevant(change.new):
             self._changed(change.key)
@@ -134,6 +141,7 @@ def slim_bundle(bundle: Obj) -> Obj | None:
     summary = at(bundle, "status", "summary") or {}
     return {
         "metadata": _metadata(bundle, {name: labels[name] for name in (BUNDLE_LABEL, _COMMIT_LABEL) if name in labels}),
+        "spec": {"uninstallable": _is_uninstallable(bundle, summary)},
         "status": {
             "desired": int(summary.get("desiredReady") or 0),
             "ready": int(summary.get("ready") or 0),
@@ -141,6 +149,13 @@ def slim_bundle(bundle: Obj) -> Obj | None:
             "message": _first(row.get("message") for row in summary.get("nonReadyResources") or ()),
         },
     }
+
+
+def _is_uninstallable(bundle: Obj, summary: Obj) -> bool:
+    """Whether all agents have deployed a bundle that has no `keepResources`."""
+    current = at(bundle, "status", "observedGeneration") == at(bundle, "metadata", "generation")
+    undeployed = any(summary.get(state) for state in ("waitApplied", "errApplied", "outOfSync", "pending"))
+    return bool(current and not undeployed and not at(bundle, "spec", "keepResources"))
 
 
 def slim_git_repo(git_repo: Obj) -> Obj:

@@ -25,6 +25,7 @@ from packager.definitions.source import SourceProblem
 from packager.git.errors import GitError
 from packager.planner import ManagementState
 from packager.rendering.renderer import Rendered
+from packager.uninstall import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +50,24 @@ class SyncLoop:
     """Publishes the state of `clusters`, by `publisher` in its own thread, and has `reporter` report the result."""
 
     def __init__(
-        self, clusters: ClusterCache, publisher: Publisher, reporter: Reporter, intervals: SyncIntervals, path: str
+        self,
+        clusters: ClusterCache,
+        publisher: Publisher,
+        reporter: Reporter,
+        intervals: SyncIntervals,
+        path: str,
+        *,
+        waiting: Waiting,
     ) -> None:
         self.debouncer = Debouncer(intervals.debounce, intervals.longest)
         self._clusters, self._publisher, self._reporter = clusters, publisher, reporter
-        self._intervals, self._path = intervals, path
+        self._intervals, self._path, self._waiting = intervals, path, waiting
         self._thread = ThreadPoolExecutor(1, "git")
         self._rendered: dict[Key, Rendered] = {}
         self._held: set[str] = set()
         self._problems: frozenset[SourceProblem] = frozenset()
         self._failures = 0
+        self._told: dict[str, float] = {}
         metrics.LAG.set_function(lambda: self.debouncer.lag)
 
     async def run(self) -> None:
@@ -105,7 +114,10 @@ class SyncLoop:
         keep = frozenset(self._clusters.keys() - {found.key for found in facts} - incomplete)
         moved, confirmed = frozenset(self._clusters.moved()), frozenset(self._clusters.confirmed())
         protected = frozenset(self._clusters.protected())
-        return ManagementState(facts, keep, incomplete, moved, confirmed, protected, condition.why(changed))
+        uninstallable = self._waiting.over()
+        return ManagementState(
+            facts, keep, incomplete, moved, confirmed, protected, uninstallable, condition.why(changed)
+        )
 
     def _done(self, published: Published, states: dict[Key, ClusterState]) -> None:
         self._count(published)
@@ -126,6 +138,7 @@ class SyncLoop:
             metrics.PUSH_SECONDS.observe(result.push_seconds)
             metrics.REMOVED.inc(len(result.plan.removed))
         metrics.HELD.set(len(result.plan.held))
+        self._waiting.note(result.plan.held)
         # An unchanged cluster has the very same result object as before.
         before, self._rendered = self._rendered, {found.cluster: found for found in published.batch.rendered}
         for key, rendered in self._rendered.items():

@@ -36,6 +36,7 @@ from packager.controller.push_relay import PushRelay
 from packager.controller.receiver import Receiver
 from packager.controller.state import ClusterCache
 from packager.controller.status import Reporter
+from packager.uninstall import Waiting
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,12 @@ class Process:
         self._fleet = Fleet(self._clusters.kinds, self._fleet_changed)
         self._reporter = Reporter(client, self._clusters, self._fleet, events, publisher.is_before)
         self.loop = SyncLoop(
-            self._clusters, publisher, self._reporter, options.intervals, options.publisher.place.remote.path
+            self._clusters,
+            publisher,
+            self._reporter,
+            options.intervals,
+            options.publisher.place.remote.path,
+            waiting=Waiting(self._fleet.uninstallable),
         )
         self._events = events
         for informer in self._clusters.informers:

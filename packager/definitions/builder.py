@@ -30,6 +30,7 @@ from packager.rendering.gitrepo import GitRepoOptions, git_repo
 from packager.rendering.lockfile import FILE as RECORD
 from packager.rendering.renderer import Rendered, Renderer
 from packager.tree import CLUSTER_ROOT, CLUSTERS, path_of
+from packager.uninstall import UninstallPolicy, policy_of
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class BuildResult:
     problems: list[SourceProblem] = field(default_factory=list)
     invalid: set[Key] = field(default_factory=set)
     suspended: set[Key] = field(default_factory=set)
+    uninstall: dict[Key, UninstallPolicy] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[SourceProblem]:
@@ -74,6 +76,7 @@ class _ClusterBuild:
     bundles: Folder | None = None
     suspended: bool = False
     workspace: str = ""
+    uninstall: UninstallPolicy = field(default_factory=UninstallPolicy)
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,9 @@ class Builder:
         top = f"{CLUSTERS}/{key}/"
         bundles = Folder({path.removeprefix(top): content for path, content in rendered.tree.items()})
         place = "" if own_repo else workspace(rendered.settings)
-        return _ClusterBuild(objects=objects, manifest=manifest, bundles=bundles, workspace=place)
+        return _ClusterBuild(
+            objects=objects, manifest=manifest, bundles=bundles, workspace=place, uninstall=policy_of(rendered)
+        )
 
     def _add(self, key: Key, found: _ClusterBuild, built: BuildResult, snapshot: Snapshot) -> None:
         built.problems += found.problems
@@ -194,6 +199,7 @@ class Builder:
             built.suspended.add(key)
         if found.bundles is not None:
             built.wanted[CLUSTER_ROOT][str(key)] = found.bundles
+            built.uninstall[key] = found.uninstall
         if found.workspace and self._git_repos:
             known = self._known_repos
             if (found.workspace, key.namespace) not in known:

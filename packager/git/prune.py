@@ -8,7 +8,7 @@ stay recorded as the packager's, so that a later commit can remove them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from caphv.api import names
@@ -74,6 +74,18 @@ class Skipped:
 
 
 @dataclass(frozen=True)
+class Stay:
+    """Why a bundle is not removed yet, and files of its folder to write first."""
+
+    why: str
+    write: Mapping[str, bytes] = field(default_factory=dict)
+
+
+Staging = Callable[[Removal], Stay | None]
+"""Tells why a removal must wait; None if it need not."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """Changes of files by path relative to the remote's path, and their summary."""
 
@@ -92,19 +104,29 @@ class Plan:
 
 
 def difference(
-    current: Mapping[str, Current], wanted: Mapping[str, Folder], pruning: Pruning, definitions: Collection[str] = ()
+    current: Mapping[str, Current],
+    wanted: Mapping[str, Folder],
+    pruning: Pruning,
+    definitions: Collection[str] = (),
+    staging: Staging = lambda _: None,
 ) -> Plan:
     """Compare existing folders with wanted ones.
 
     `current` holds every folder that differs or is not wanted; folders that already match are left out. `definitions`
-    are the folders, wanted or not, whose removal deletes a cluster.
+    are the folders, wanted or not, whose removal deletes a cluster. `staging` delays the removal of single bundles.
     """
     refused = {folder: why for folder in wanted if (why := _clash(current.get(folder), wanted[folder]))}
     asked = sorted(_removals(current, wanted, pruning, definitions, refused))
-    held = _held(asked, pruning)
+    staged = {removal: stay for removal in asked if removal.bundle and (stay := staging(removal))}
+    # What waits uses nothing of the budget.
+    held = _held([removal for removal in asked if removal not in staged or staged[removal].write], pruning)
+    held = {removal: stay.why for removal, stay in staged.items()} | held
     kept = {removal.folder: set[str]() for removal in held}
-    for removal in held:
+    first: dict[str, dict[str, bytes]] = {}
+    for removal, why in held.items():
         kept[removal.folder].update(removal.files)
+        if removal in staged and staged[removal].why == why:
+            first.setdefault(removal.folder, {}).update(staged[removal].write)
     write: dict[str, bytes] = {}
     delete: list[str] = []
     added: list[str] = []
@@ -114,6 +136,7 @@ def difference(
             continue
         if folder in wanted:
             files, gone = _difference(now, wanted[folder], kept.get(folder, set()))
+            files |= first.get(folder, {})
             if files or gone:
                 (changed if now.owned else added).append(folder)
         else:

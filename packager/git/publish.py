@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from packager.git.commit import Reason
 from packager.git.folder import RECORD, Folder, Root, recorded
 from packager.git.paths import joined
-from packager.git.prune import Current, Plan, Pruning, difference
+from packager.git.prune import Current, Plan, Pruning, Staging, difference
 from packager.git.repository import Repository, Result
 from packager.git.snapshot import Snapshot
 
@@ -42,8 +42,11 @@ def log_result(result: Result) -> Result:
     return result
 
 
-def changes(snapshot: Snapshot, wanted: Wanted, pruning: Pruning) -> Plan:
-    """Return the changes that make a snapshot match what is wanted. Raises CorruptClone."""
+def changes(snapshot: Snapshot, wanted: Wanted, pruning: Pruning, staging: Staging = lambda _: None) -> Plan:
+    """Return the changes that make a snapshot match what is wanted. Raises CorruptClone.
+
+    `staging` delays the removal of single bundles.
+    """
     folders: dict[str, Folder] = {}
     current: dict[str, Current] = {}
     definitions = set()
@@ -56,7 +59,7 @@ def changes(snapshot: Snapshot, wanted: Wanted, pruning: Pruning) -> Plan:
                 current[path] = _current(snapshot, path)
                 if root.definitions:
                     definitions.add(path)
-    return difference(current, folders, pruning, definitions)
+    return difference(current, folders, pruning, definitions, staging)
 
 
 def _folders(snapshot: Snapshot, root: str) -> dict[str, str]:

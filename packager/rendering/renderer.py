@@ -52,7 +52,8 @@ class RenderOptions:
 class Rendered:
     """The files of one cluster and what there is to say about it.
 
-    A cluster with a finding that is no advice has no files (`ok` is false): what the repository holds stays.
+    A cluster with a finding that is no advice has no files (`ok` is false): what the repository holds stays. `forced`:
+    the user allows changes that break the network of a live cluster.
     """
 
     cluster: Key
@@ -61,6 +62,7 @@ class Rendered:
     settings: AddonSettings | None = None
     versions: Versions | None = None
     findings: tuple[Finding, ...] = ()
+    forced: bool = False
 
     @property
     def ok(self) -> bool:
@@ -148,7 +150,7 @@ class Renderer:
         tree[lockfile.record_path(settings)] = lockfile.write(
             settings, lockfile.Record(versions, settings.network, digest)
         )
-        return Rendered(facts.key, tree, digest, settings, versions, tuple(findings))
+        return Rendered(facts.key, tree, digest, settings, versions, tuple(findings), forced)
 
     def templates(self, version: str) -> Templates:
         """Return the templates of a version, with the user's over them. Raises as `Templates` does."""
@@ -238,6 +240,9 @@ def _bundle(
         raise TemplateError(f"{bundle}/{_FLEET}", "must make one document")
     findings = bundles.check_fleet_yaml(documents[0], (bundle, bundles.FLEET_YAML), settings, bundle)
     findings += secretscan.check(full["values"], (bundle, "values"))
+    if not findings:
+        # A bundle without it would be uninstalled when its GitRepo, branch or path is lost.
+        documents[0].setdefault("keepResources", True)
     files = {bundles.FLEET_YAML: documents}
     for file in templates.bundles[bundle]:
         manifests = [] if file in (_FLEET, _VALUES) else templates.render(f"{bundle}/{file}", full)

@@ -11,9 +11,13 @@ import pytest
 
 from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
 from packager.addons.versions import table
-from packager.rendering.gitrepo import GitRepoOptions, git_repos
+from packager.bundler import Bundler
+from packager.git.directory import Directory
+from packager.git.prune import Pruning
+from packager.planner import ManagementState, Planner, publish
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Rendered, Renderer
+from packager.tree import CLUSTERS
 from sandbox import manifests
 from sandbox.addons.fleet import FleetCluster
 from sandbox.addons.manifests import DeployController
@@ -77,29 +81,35 @@ async def test_csi_driver_becomes_ready_where_the_distribution_has_no_snapshot_c
         assert await client.get(CUSTOM_RESOURCE_DEFINITIONS, str(SNAPSHOT_CLASSES))
 
 
-@pytest.mark.parametrize("keep", [True, False])
-async def test_a_disabled_add_on_is_uninstalled_only_if_the_cluster_says_so(
-    new_api_server: NewServer, keep: bool
+async def test_a_disabled_add_on_is_uninstalled_in_two_commits_and_by_no_lost_gitrepo(
+    new_api_server: NewServer, tmp_path: Path
 ) -> None:
-    def policy(ipam: Obj) -> Rendered:
-        facts = cluster(
-            "a",
-            {"ccm": {"loadBalancer": ipam}, "fleet": {"keepResources": keep}},
-            spec={"topology": {"classRef": {"name": "harvester-rke2"}, "version": "v1.36.2+rke2r1"}},
-        )
-        return Renderer().render_one(facts, {})
+    def push(ipam: Obj) -> dict[str, bytes]:
+        topology = {"classRef": {"name": "harvester-rke2"}, "version": "v1.36.2+rke2r1"}
+        facts = cluster("a", {"ccm": {"loadBalancer": ipam}}, spec={"topology": topology})
+        state = ManagementState((facts,), live=False, pruning=Pruning(complete=True, budget=9))
+        publish(Directory(tmp_path, names=(CLUSTERS,)), Planner(Bundler()), state)
+        return {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    with_default, without = policy({"ipam": "pool"}), policy({})
-    assert with_default.settings
-    (git_repo,) = git_repos([with_default.settings], GitRepoOptions("https://git.example.com/fleet.git"))
+    async def policies() -> int:
+        return len((await client.list(POLICIES))["items"])
+
     server = await new_api_server()
     async with server.client() as client:
         await manifests.apply(client, [crd(CONFIGS)])
         fleet = FleetCluster(client)
-        await fleet.sync(with_default.tree, git_repo)
-        assert await client.get(POLICIES, "harvester-load-balancer-ipam")
-        await fleet.sync(without.tree, git_repo)
-        assert bool((await client.list(POLICIES))["items"]) is keep
+        enabled = push({"ipam": "pool"})
+        for files, repo in ((enabled, GIT_REPO), (enabled, None), (enabled, GIT_REPO), ({}, GIT_REPO)):
+            await fleet.sync(files, repo)
+            assert await policies() == 1, "a lost GitRepo or branch uninstalls nothing"
+        await fleet.sync(enabled, {"spec": {"paths": ["elsewhere/*"]}})
+        assert await policies() == 1, "nor does a lost path"
+
+        await fleet.sync(enabled, GIT_REPO)
+        await fleet.sync(push({}), GIT_REPO)
+        assert await policies() == 1
+        await fleet.sync(push({}), GIT_REPO)
+        assert await policies() == 0
 
 
 async def test_a_restarted_and_a_joining_server_do_not_undo_what_fleet_changed(
