@@ -14,7 +14,7 @@ from typing import Any
 from caphv.api import names
 from caphv.api.object import Key, Obj
 from caphv.api.resources import CLUSTER_API_GROUP, FLEET_GROUP
-from packager.addons.gather import CAAPF, RANCHER, ClusterFacts
+from packager.addons.gather import CAAPF, RANCHER, ClusterFacts, FleetCluster
 from packager.addons.merge import at, merged
 
 _TEMPLATE = "Template"
@@ -29,23 +29,23 @@ def facts_of(objs: Iterable[Obj]) -> list[ClusterFacts]:
     Objects of other kinds are what Clusters refer to. Metadata without a name makes no Cluster.
     """
     known = _Objects(objs)
-    managers = fleet_managers(known.of_kind(FLEET_GROUP, "Cluster"))
+    imported = fleet_clusters(known.of_kind(FLEET_GROUP, "Cluster"))
     clusters = [
-        facts_of_cluster(cluster, known.find, managers.get(_key(cluster), frozenset()))
+        facts_of_cluster(cluster, known.find, imported.get(_key(cluster), frozenset()))
         for cluster in known.of_kind(CLUSTER_API_GROUP, "Cluster")
         if is_on_harvester(cluster, known.find)
     ]
     return sorted(clusters, key=lambda facts: facts.key)
 
 
-def facts_of_cluster(cluster: Obj, find: Find, fleet_clusters: frozenset[str] = frozenset()) -> ClusterFacts:
-    """Return the facts of one Cluster; what it refers to is looked up."""
+def facts_of_cluster(cluster: Obj, find: Find, imported: frozenset[FleetCluster] = frozenset()) -> ClusterFacts:
+    """Return the facts of one Cluster; what it refers to is looked up, and `imported` are its Fleet Clusters."""
     control_plane = _referenced(cluster, "controlPlaneRef", find)
     harvester_cluster = _referenced(cluster, "infrastructureRef", find)
     if at(cluster, "spec", "topology"):
         control_plane = control_plane or _control_plane_of_class(cluster, find)
         harvester_cluster = harvester_cluster or _harvester_cluster_of_class(cluster, find)
-    return ClusterFacts(cluster, harvester_cluster, control_plane, fleet_clusters)
+    return ClusterFacts(cluster, harvester_cluster, control_plane, imported)
 
 
 def is_on_harvester(cluster: Obj, find: Find) -> bool:
@@ -62,20 +62,38 @@ def is_suspended(cluster: Obj) -> bool:
     return at(cluster, "metadata", "annotations", names.SUSPEND_ADDONS_ANNOTATION) == "true"
 
 
-def fleet_managers(fleet_clusters: Iterable[Obj]) -> dict[Key, frozenset[str]]:
-    """Return by Cluster who created a Fleet Cluster for it: `caapf`, `rancher`, or both.
+def fleet_clusters(objs: Iterable[Obj]) -> dict[Key, frozenset[FleetCluster]]:
+    """Return the Fleet Clusters of each Cluster, and who created them."""
+    found: dict[Key, set[FleetCluster]] = defaultdict(set)
+    for obj in objs:
+        manager = RANCHER if _rancher_owner(obj) else CAAPF
+        found[fleet_cluster_owner(obj)].add(FleetCluster(manager, *_key(obj)))
+    return {key: frozenset(imported) for key, imported in found.items()}
 
-    Rancher's carries labels with the owner's name and namespace; CAAPF's has the Cluster's own name.
+
+def fleet_cluster_owner(obj: Obj) -> Key:
+    """Return the Cluster of a Fleet Cluster.
+
+    Rancher's carries labels with the owner's name and namespace. CAAPF's is in the namespace of its Cluster and owned
+    by it, or has its name where CAAPF sets no owner.
     """
-    found: dict[Key, set[str]] = defaultdict(set)
-    for fleet_cluster in fleet_clusters:
-        labels = at(fleet_cluster, "metadata", "labels") or {}
-        owner = at(labels, names.CAPI_OWNER_NAMESPACE_LABEL), at(labels, names.CAPI_OWNER_LABEL)
-        if all(owner):
-            found[Key(*map(str, owner))].add(RANCHER)
-        else:
-            found[_key(fleet_cluster)].add(CAAPF)
-    return {key: frozenset(managers) for key, managers in found.items()}
+    namespace, name = _key(obj)
+    return _rancher_owner(obj) or Key(namespace, _owner(obj) or name)
+
+
+def _rancher_owner(obj: Obj) -> Key | None:
+    labels = at(obj, "metadata", "labels")
+    namespace, name = at(labels, names.CAPI_OWNER_NAMESPACE_LABEL), at(labels, names.CAPI_OWNER_LABEL)
+    return Key(str(namespace), str(name)) if namespace and name else None
+
+
+def _owner(obj: Obj) -> str:
+    """Return the name of the Cluster that owns an object, empty for none."""
+    owners = at(obj, "metadata", "ownerReferences")
+    for owner in owners if isinstance(owners, list) else ():
+        if at(owner, "kind") == "Cluster" and _group(at(owner, "apiVersion")) == CLUSTER_API_GROUP:
+            return str(at(owner, "name") or "")
+    return ""
 
 
 class _Objects:

@@ -102,6 +102,8 @@ REGION_LABEL = "topology.kubernetes.io/region"
 AUTO_IMPORT_LABEL = "cluster-api.cattle.io/rancher-auto-import"
 CAPI_OWNER_LABEL = "cluster-api.cattle.io/capi-cluster-owner"
 CAPI_OWNER_NAMESPACE_LABEL = "cluster-api.cattle.io/capi-cluster-owner-ns"
+# Turtles with feature `use-caapf`: Rancher imports the cluster, and leaves Fleet to CAAPF.
+EXTERNALLY_MANAGED_ANNOTATION = "provisioning.cattle.io/externally-managed"
 # Labels of a Cluster by which bundles are chosen, copied to its Fleet Cluster.
 FLEET_LABELS = ("cni", "csi", "cloud-config")
 

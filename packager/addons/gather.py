@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from caphv.api import names
 from caphv.api.object import Key, Obj
@@ -55,18 +55,25 @@ _DISTRIBUTIONS = {
 _CLASSES = {"harvester-k3s": "k3s", "harvester-kubeadm": "kubeadm"}
 
 
+class FleetCluster(NamedTuple):
+    """A Fleet Cluster of a Cluster, and who created it: `caapf` or `rancher`."""
+
+    manager: str
+    workspace: str = ""
+    name: str = ""
+
+
 @dataclass(frozen=True)
 class ClusterFacts:
     """What is known of one cluster: objects as the API server or a file has them, and what Fleet knows.
 
-    `fleet_clusters` tells who created a Fleet Cluster for it (`caapf`, `rancher`), as far as known: empty means
-    nothing.
+    `fleet_clusters` are its Fleet Clusters as far as known: empty means nothing.
     """
 
     cluster: Obj
     harvester_cluster: Obj | None = None
     control_plane: Obj | None = None
-    fleet_clusters: frozenset[str] = frozenset()
+    fleet_clusters: frozenset[FleetCluster] = frozenset()
 
     @property
     def key(self) -> Key:
@@ -149,7 +156,12 @@ def _from_cluster(facts: ClusterFacts, gathered: Gathered) -> None:
         **_harvester_facts(facts),
     }
     auto_import = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
-    known["fleet", "importedBy"] = RANCHER if auto_import else CAAPF, ("metadata", "labels", names.AUTO_IMPORT_LABEL)
+    # The label alone does not decide: with Turtles' feature `use-caapf` only CAAPF makes a Fleet Cluster, and Turtles
+    # also imports clusters of labelled namespaces.
+    managers = {found.manager for found in facts.fleet_clusters}
+    expected = RANCHER if auto_import else CAAPF
+    importer = managers.pop() if len(managers) == 1 else expected
+    known["fleet", "importedBy"] = importer, ("metadata", "labels", names.AUTO_IMPORT_LABEL)
     values: Obj = {}
     for path, (value, _) in known.items():
         values = merged(values, _nested(path, value))

@@ -13,7 +13,7 @@ from caphv.api import names
 from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
-from packager.addons.gather import CAAPF, ClusterFacts, Gathered, labels_of_cluster
+from packager.addons.gather import CAAPF, RANCHER, ClusterFacts, Gathered, labels_of_cluster
 from packager.addons.merge import at, origin
 from packager.rendering import secretscan
 
@@ -282,13 +282,47 @@ def _default_class(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
 def _fleet(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     path: FieldPath = ("fleet", "importedBy")
     reason = "two Fleet agents in one cluster undo each other's work"
+    managers = {found.manager for found in facts.fleet_clusters}
+    if len(managers) > 1:
+        detail = (
+            f"Fleet has a Cluster of CAAPF and one of Rancher for it, and {reason}: remove one of them, or enable "
+            "feature use-caapf of Turtles, which leaves Fleet to CAAPF"
+        )
+        yield Finding(path, Fault.FORBIDDEN, detail)
+    elif managers and values["fleet"]["importedBy"] not in managers:
+        detail = f"Fleet has a Cluster of {'/'.join(managers)} for it: leave the setting out, or change it"
+        yield Finding(path, Fault.INVALID, detail, value=values["fleet"]["importedBy"])
+
+
+@RULES.rule(
+    "fleet-use-caapf",
+    ("Cluster",),
+    "Rancher's import together with CAAPF's must have feature `use-caapf` of Turtles enabled.",
+    advice=True,
+)
+def _use_caapf(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     imported = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
-    if imported and values["fleet"]["importedBy"] == CAAPF:
-        detail = f"label {names.AUTO_IMPORT_LABEL} has Rancher import the cluster as well, and {reason}: drop one"
-        yield Finding(path, Fault.FORBIDDEN, detail)
-    if len(facts.fleet_clusters) > 1:
-        detail = f"Fleet has a Cluster of CAAPF and one of Rancher for it, and {reason}: remove one of them"
-        yield Finding(path, Fault.FORBIDDEN, detail)
+    if imported and values["fleet"]["importedBy"] == CAAPF and not facts.fleet_clusters:
+        detail = (
+            f"label {names.AUTO_IMPORT_LABEL} has Rancher import the cluster as well: enable feature use-caapf of "
+            "Turtles, or two Fleet agents in one cluster undo each other's work"
+        )
+        yield Finding(("fleet", "importedBy"), Fault.INVALID, detail, value=CAAPF)
+
+
+@RULES.rule("fleet-cluster-name", ("Cluster",), "Bundles must be for the Fleet Cluster that CAAPF creates.")
+def _fleet_cluster(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    fleet = values["fleet"]
+    if fleet.get("clusterName") and fleet["importedBy"] == RANCHER:
+        detail = "must be left out with Rancher's import: its Fleet Clusters are found by label"
+        yield Finding(("fleet", "clusterName"), Fault.FORBIDDEN, detail)
+    named = {found.name for found in facts.fleet_clusters if found.manager == CAAPF}
+    wanted = fleet.get("clusterName") or facts.key.name
+    if fleet["importedBy"] == CAAPF and named and wanted not in named:
+        detail = (
+            f"CAAPF has named the Fleet Cluster {min(named)}: set fleet.clusterName to it, no bundle would reach it"
+        )
+        yield Finding(("fleet", "clusterName"), Fault.INVALID, detail, value=wanted)
 
 
 @RULES.rule(secretscan.RULE, ("Cluster",), secretscan.DESCRIPTION)

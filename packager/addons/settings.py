@@ -90,13 +90,16 @@ class Csi:
 class Fleet:
     """How Fleet reaches the cluster; `imported_by` is `caapf` or `rancher`, `group` may be empty.
 
-    `keep_removed`: add-ons stay installed when they are disabled.
+    `keep_removed`: add-ons stay installed when they are disabled. `workspace` is the namespace of the Fleet Cluster,
+    and `cluster_name` its name where CAAPF creates it; empty for the default.
     """
 
     imported_by: str
     take_ownership: bool
     keep_removed: bool
     group: str
+    workspace: str
+    cluster_name: str
 
     @property
     def keep_resources(self) -> bool:
@@ -231,4 +234,6 @@ def _fleet(values: Obj) -> Fleet:
         take_ownership=values.get("takeOwnership", False),
         keep_removed=values.get("keepResources", False),
         group=values.get("group", ""),
+        workspace=values.get("workspace", ""),
+        cluster_name=values.get("clusterName", ""),
     )

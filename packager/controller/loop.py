@@ -67,7 +67,6 @@ class SyncLoop:
         self._held: set[str] = set()
         self._problems: frozenset[SourceProblem] = frozenset()
         self._failures = 0
-        self._told: dict[str, float] = {}
         metrics.LAG.set_function(lambda: self.debouncer.lag)
 
     async def run(self) -> None:

@@ -16,8 +16,8 @@ from caphv.api import clusterapi, names, resources
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from packager.addons.gather import ClusterFacts
-from packager.cluster_objects import fleet_managers, is_on_harvester, is_suspended
+from packager.addons.gather import ClusterFacts, FleetCluster
+from packager.cluster_objects import fleet_cluster_owner, fleet_clusters, is_on_harvester, is_suspended
 from packager.controller import informers
 from packager.controller.informers import OptionalKinds
 from packager.definitions.protection import is_protected
@@ -98,10 +98,10 @@ class ClusterCache:
 
     def states(self) -> dict[Key, ClusterState]:
         """Return the state of all selected Clusters on Harvester."""
-        fleet_clusters = self.kinds.get(*_FLEET_CLUSTER)
-        managers = fleet_managers(fleet_clusters.store) if fleet_clusters else {}
+        informer = self.kinds.get(*_FLEET_CLUSTER)
+        imported = fleet_clusters(informer.store) if informer else {}
         return {
-            key_of(cluster): self._state(cluster, managers.get(key_of(cluster), frozenset()))
+            key_of(cluster): self._state(cluster, imported.get(key_of(cluster), frozenset()))
             for cluster in self.clusters.store
             if is_on_harvester(cluster, self._find) and self._is_selected(cluster)
         }
@@ -143,7 +143,7 @@ class ClusterCache:
         found = self.harvester_clusters.get(*_infrastructure_key(cluster)) if wanted else None
         return not wanted or (found is not None and labels_of(found).get(names.WATCH_FILTER_LABEL) == wanted)
 
-    def _state(self, cluster: Obj, managers: frozenset[str]) -> ClusterState:
+    def _state(self, cluster: Obj, imported: frozenset[FleetCluster]) -> ClusterState:
         if reason := suspension(cluster):
             return ClusterState(why=reason, suspended=True)
         if being_deleted(cluster):
@@ -154,7 +154,7 @@ class ClusterCache:
             return missing
         if not self.kinds.settled(*_FLEET_CLUSTER):
             return ClusterState(why="waiting for the list of Fleet Clusters")
-        return ClusterState(ClusterFacts(cluster, harvester_cluster, control_plane, managers))
+        return ClusterState(ClusterFacts(cluster, harvester_cluster, control_plane, imported))
 
     def _missing(self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None) -> ClusterState | None:
         """Return what a Cluster waits for before it can be rendered; None for nothing."""
@@ -216,9 +216,9 @@ class ClusterCache:
 
     def _fleet_cluster_changed(self, change: Change) -> None:
         if differs(change):
-            for key in filter(None, {change.key, _owner(change.obj)}):
-                if self.clusters.get(*key):
-                    self._changed(key, False)
+            key = fleet_cluster_owner(change.obj)
+            if self.clusters.get(*key):
+                self._changed(key, False)
 
     def _all(self, index: str, value: str, urgent: bool = False) -> None:
         for cluster in self.clusters.store.by_index(index, value):
@@ -270,12 +270,6 @@ def _is_requested(change: Change) -> bool:
         return False
     before, now = (annotations_of(obj).get(names.RECONCILE_AT_ANNOTATION) for obj in (change.old, change.new))
     return now is not None and now != before
-
-
-def _owner(fleet_cluster: Obj) -> Key | None:
-    labels = labels_of(fleet_cluster)
-    name, namespace = labels.get(names.CAPI_OWNER_LABEL), labels.get(names.CAPI_OWNER_NAMESPACE_LABEL)
-    return Key(namespace, name) if name and namespace else None
 
 
 def _infrastructure_key(cluster: Obj) -> Key:

@@ -36,11 +36,11 @@ def bundle_name(cluster: Key, bundle: str) -> str:
 def targets(settings: AddonSettings) -> list[Obj]:
     """The one Fleet Cluster that the bundles of a cluster go to, for `overrideTargets`.
 
-    CAAPF's has the Cluster's own name in a workspace of its namespace. Rancher's has a generated name, and labels that
-    say whose it is: only name and namespace together do.
+    CAAPF's has the Cluster's own name in a workspace of its namespace, unless CAAPF is configured to name it otherwise.
+    Rancher's has a generated name, and labels that say whose it is: only name and namespace together do.
     """
     if settings.fleet.imported_by != RANCHER:
-        return [{"clusterName": settings.cluster.name}]
+        return [{"clusterName": settings.fleet.cluster_name or settings.cluster.name}]
     owner = {
         names.CAPI_OWNER_LABEL: settings.cluster.name,
         names.CAPI_OWNER_NAMESPACE_LABEL: settings.cluster.namespace,
@@ -50,7 +50,8 @@ def targets(settings: AddonSettings) -> list[Obj]:
 
 def workspace(settings: AddonSettings) -> str:
     """Namespace on the management cluster in which the GitRepo of a cluster must be."""
-    return RANCHER_WORKSPACE if settings.fleet.imported_by == RANCHER else settings.cluster.namespace
+    default = RANCHER_WORKSPACE if settings.fleet.imported_by == RANCHER else settings.cluster.namespace
+    return settings.fleet.workspace or default
 
 
 def context(settings: AddonSettings, versions: Versions, table: Table, mirror: str) -> dict[str, Any]:

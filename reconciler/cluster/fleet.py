@@ -4,6 +4,9 @@ Rancher imports a Cluster with label `cluster-api.cattle.io/rancher-auto-import=
 older versions create a `provisioning.cattle.io` Cluster of the same name, whose status names the managed cluster;
 current ones create the managed cluster with labels that name its Cluster. The Fleet Cluster has the name of the managed
 cluster.
+
+With Turtles' feature `use-caapf` the managed cluster carries `provisioning.cattle.io/externally-managed`: Rancher makes
+no Fleet Cluster. CAAPF makes one in the namespace of the Cluster, owned by it and with its labels.
 """
 
 from __future__ import annotations
@@ -80,6 +83,15 @@ async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str
     found = managed.get("", name) if name else None
     if found is None:
         return "waiting for Rancher to import the cluster"
+    if found["external"]:
+        owner = scope.cluster["metadata"]["uid"]
+        theirs = (obj for obj in fleet.store if obj["metadata"]["namespace"] == scope.cluster_key.namespace)
+        if any(owner in obj["owners"] for obj in theirs):
+            return ""
+        return (
+            "waiting for CAAPF to import the cluster into Fleet: Rancher leaves that to it, because Turtles has "
+            f"feature use-caapf (annotation {names.EXTERNALLY_MANAGED_ANNOTATION})"
+        )
     workspace = found["spec"]["fleetWorkspaceName"]
     client = scope.context.client
     if not workspace:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from caphv.api import names, resources
-from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource, labels_of
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource, annotations_of, labels_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 
@@ -117,8 +117,10 @@ def _slim(obj: Obj) -> Obj:
         "metadata": {name: metadata[name] for name in _KEPT if name in metadata},
         "spec": {"fleetWorkspaceName": (obj.get("spec") or {}).get("fleetWorkspaceName") or ""},
         "status": {"clusterName": (obj.get("status") or {}).get("clusterName") or ""},
+        "external": annotations_of(obj).get(names.EXTERNALLY_MANAGED_ANNOTATION) == "true",
+        "owners": [owner["uid"] for owner in metadata.get("ownerReferences") or () if owner["kind"] == "Cluster"],
     }
 
 
 def _fields(obj: Obj) -> list[object]:
-    return [obj["spec"], obj["status"], *(labels_of(obj).get(name) for name in _LABELS)]
+    return [obj["spec"], obj["status"], obj["external"], obj["owners"], *(labels_of(obj).get(name) for name in _LABELS)]

@@ -3,6 +3,9 @@
 A Cluster with label `cluster-api.cattle.io/rancher-auto-import=true` gets a managed cluster `c-…`: with current Turtles
 one with owner labels, with older versions through a `provisioning.cattle.io` Cluster of the same name. Once it has a
 workspace, Fleet's Cluster of its name appears there.
+
+Turtles with feature `use-caapf` annotates the managed cluster with `provisioning.cattle.io/externally-managed`. Then
+Rancher makes no Fleet Cluster, and CAAPF makes one (`sandbox/capi/caapf.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import contextlib
 import hashlib
 from pathlib import Path
 
-from caphv.api.object import NAMESPACES, Key, Obj, Resource, key_of, labels_of
+from caphv.api.object import NAMESPACES, Key, Obj, Resource, annotations_of, key_of, labels_of
 from caphv.api.resources import FLEET_CLUSTERS, MANAGED_CLUSTERS, RANCHER_CLUSTERS
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
@@ -22,6 +25,7 @@ from sandbox import manifests
 from sandbox.capi.resources import CLUSTERS
 
 AUTO_IMPORT = "cluster-api.cattle.io/rancher-auto-import"
+EXTERNALLY_MANAGED = "provisioning.cattle.io/externally-managed"
 OWNER, OWNER_NAMESPACE = "cluster-api.cattle.io/capi-cluster-owner", "cluster-api.cattle.io/capi-cluster-owner-ns"
 CRDS = Path(__file__).parent.parent / "crds" / "rancher"
 
@@ -34,9 +38,9 @@ async def install(client: ApiClient) -> None:
 class Rancher:
     """The import for all Clusters of a management cluster; `turtles` selects the current way."""
 
-    def __init__(self, client: ApiClient, *, turtles: bool = True) -> None:
+    def __init__(self, client: ApiClient, *, turtles: bool = True, use_caapf: bool = False) -> None:
         self._client = client
-        self._turtles = turtles
+        self._turtles, self._use_caapf = turtles, use_caapf
         self._clusters = Informer(client, CLUSTERS, max_backoff=2)
         self._managed = Informer(client, MANAGED_CLUSTERS, max_backoff=2)
         self._controller = Controller("rancher", self._reconcile, concurrency=2)
@@ -65,9 +69,9 @@ class Rancher:
     async def _import(self, key: Key) -> None:
         name = managed_name(key)
         labels = {OWNER: key.name, OWNER_NAMESPACE: key.namespace} if self._turtles else {}
-        await self._ensure(
-            MANAGED_CLUSTERS, {"metadata": {"name": name, "labels": labels}, "spec": {"displayName": key.name}}
-        )
+        annotations = {EXTERNALLY_MANAGED: "true"} if self._use_caapf else {}
+        metadata = {"name": name, "labels": labels, "annotations": annotations}
+        await self._ensure(MANAGED_CLUSTERS, {"metadata": metadata, "spec": {"displayName": key.name}})
         if not self._turtles:
             await self._ensure(
                 RANCHER_CLUSTERS, {"metadata": {"name": key.name, "namespace": key.namespace}, "spec": {}}
@@ -78,7 +82,7 @@ class Rancher:
     async def _join_fleet(self, name: str) -> None:
         managed = self._managed.get("", name)
         workspace = (managed or {}).get("spec", {}).get("fleetWorkspaceName")
-        if managed is None or not workspace:
+        if managed is None or not workspace or annotations_of(managed).get(EXTERNALLY_MANAGED) == "true":
             return
         await self._ensure(NAMESPACES, {"metadata": {"name": workspace}})
         metadata = {"name": name, "namespace": workspace, "labels": {"management.cattle.io/cluster-name": name}}

@@ -11,6 +11,7 @@ import pytest
 from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, labels_of
 from caphv.api.resources import FLEET_CLUSTERS, MANAGED_CLUSTERS, RANCHER_CLUSTERS
 from caphv.runtime.errors import NotFound
+from sandbox.capi.caapf import Caapf, Naming
 from sandbox.capi.rancher import AUTO_IMPORT, Rancher, install, managed_name
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case
 from tests.support.reconciler.conditions import is_false, is_true
@@ -23,15 +24,18 @@ READY = "FleetIntegrationReady"
 
 
 @contextlib.asynccontextmanager
-async def rancher(case: Case, *, turtles: bool) -> AsyncIterator[str]:
-    """Run Rancher; answers the name that it gives the cluster. Its objects go with the block."""
+async def rancher(case: Case, *, turtles: bool = True, caapf: Naming | None = None) -> AsyncIterator[str]:
+    """Run Rancher, with CAAPF on request; answers the name that it gives the cluster. Its objects go with the block."""
     name = managed_name(Key(case.name, case.name))
-    task = asyncio.create_task(Rancher(case.management, turtles=turtles).run())
+    runs = [Rancher(case.management, turtles=turtles, use_caapf=caapf is not None).run()]
+    runs += [Caapf(case.management, caapf).run()] if caapf else []
+    tasks = [asyncio.create_task(run) for run in runs]
     try:
         yield name
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for resource, space, of in (
             (FLEET_CLUSTERS, "fleet-default", name),
             (RANCHER_CLUSTERS, case.name, case.name),
@@ -94,6 +98,28 @@ async def test_fleet_cluster_gets_the_labels_and_keeps_them(case: Case, turtles:
         await until_labels(case, name, {**wanted, "cni": "cilium"})
         await case.patch(CLUSTERS, case.name, {"metadata": {"labels": {AUTO_IMPORT: None}}})
         await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: READY not in str(obj["status"]["conditions"]))
+
+
+async def test_with_use_caapf_rancher_leaves_fleet_to_caapf(case: Case) -> None:
+    await install(case.management)
+    async with rancher(case, caapf=Naming("prod-")) as name:
+        await imported(case)
+        # CAAPF waits for the control plane.
+        await case.until(
+            HARVESTER_CLUSTERS, case.name, is_false(READY, "FleetIntegrationInProgress", "waiting for CAAPF")
+        )
+        await case.management.patch(
+            CLUSTERS,
+            case.name,
+            case.name,
+            {"status": {"initialization": {"controlPlaneInitialized": True}}},
+            subresource="status",
+        )
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
+        managed = await case.management.get(MANAGED_CLUSTERS, name)
+        assert not managed["spec"].get("fleetWorkspaceName"), "the workspace is none of our business then"
+        found = await case.management.get(FLEET_CLUSTERS, f"prod-{case.name}", case.name)
+        assert LABELS.items() <= labels_of(found).items()
 
 
 async def test_clusters_that_are_not_imported_do_not_speak_of_it(case: Case) -> None:

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Key, Obj
+from packager.addons.gather import FleetCluster
 from packager.addons.settings import AddonSettings, settings_of
-from packager.cluster_objects import facts_of, fleet_managers, is_suspended
+from packager.cluster_objects import facts_of, fleet_clusters, is_suspended
+from sandbox.capi.caapf import Naming, fleet_cluster
 from tests.support.packager.objects import CLASS, CONTROL_PLANE, INFRASTRUCTURE, TEMPLATE, cluster, obj, reference
 
 pytestmark = pytest.mark.unit
@@ -107,9 +109,20 @@ def test_each_world_of_fleet_is_reported_by_labels() -> None:
         obj(fleet, "Cluster", "demo"),
         obj(fleet, "Cluster", "c-x", namespace="fleet-default", labels=owner),
     )
-    assert fleet_managers([caapf, rancher]) == {Key("team", "demo"): {"caapf", "rancher"}}
+    expected = {FleetCluster("caapf", "team", "demo"), FleetCluster("rancher", "fleet-default", "c-x")}
+    assert fleet_clusters([caapf, rancher]) == {Key("team", "demo"): expected}
     (facts,) = facts_of([cluster(topology={"class": "x"}), caapf, rancher])
     assert {finding.rule for finding in settings_of(facts)[1]} == {"fleet-twice"}
+
+
+def test_fleet_cluster_of_caapf_is_found_by_its_owner_whatever_its_name() -> None:
+    stored = cluster(topology={"class": "x"}) | {"status": {"initialization": {"controlPlaneInitialized": True}}}
+    stored["metadata"]["uid"] = "1"
+    found = fleet_cluster(stored, Naming("prod-", "-eu"))
+    assert found
+    assert fleet_clusters([found]) == {Key("team", "demo"): {FleetCluster("caapf", "team", "prod-demo-eu")}}
+    (facts,) = facts_of([stored, found])
+    assert {finding.rule for finding in settings_of(facts)[1]} == {"fleet-cluster-name"}
 
 
 @pytest.mark.parametrize(("value", "suspended"), [("true", True), ("false", False), (None, False)])

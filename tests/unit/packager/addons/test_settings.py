@@ -1,14 +1,17 @@
 """Settings of a cluster: sources in their order, every fault at the place where a user wrote it."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Obj
+from packager.addons.gather import FleetCluster
 from packager.addons.merge import merged
 from packager.addons.settings import AddonSettings, ClusterFacts, Packaging, settings_of
+from packager.rendering.bundles import targets, workspace
 from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.unit
@@ -173,12 +176,47 @@ def test_load_balancer_default_needs_kubernetes_that_can() -> None:
     assert faults(cluster("a", addons)) == {}
 
 
+IMPORTED = {"cluster-api.cattle.io/rancher-auto-import": "true"}
+CAAPF_S = FleetCluster("caapf", "clusters", "a")
+RANCHER_S = FleetCluster("rancher", "fleet-default", "c-abcde")
+
+
+def with_fleet(facts: ClusterFacts, *found: FleetCluster) -> ClusterFacts:
+    return replace(facts, fleet_clusters=frozenset(found))
+
+
 def test_two_fleet_agents_are_refused() -> None:
-    imported = {"cluster-api.cattle.io/rancher-auto-import": "true"}
-    assert set(faults(cluster("a", {"fleet": {"importedBy": "caapf"}}, labels=imported)).values()) == {"fleet-twice"}
-    facts = cluster("a")
-    both = ClusterFacts(facts.cluster, fleet_clusters=frozenset({"caapf", "rancher"}))
-    assert set(faults(both).values()) == {"fleet-twice"}
+    assert set(faults(with_fleet(cluster("a"), CAAPF_S, RANCHER_S)).values()) == {"fleet-twice"}
+    wrong = with_fleet(cluster("a", {"fleet": {"importedBy": "caapf"}}, labels=IMPORTED), RANCHER_S)
+    assert set(faults(wrong).values()) == {"fleet-twice"}
+
+
+def test_rancher_may_leave_fleet_to_caapf() -> None:
+    """Turtles with feature `use-caapf`: Rancher imports the cluster, and CAAPF alone makes a Fleet Cluster."""
+    found, findings = settings_of(with_fleet(cluster("a", labels=IMPORTED), CAAPF_S))
+    assert (found and found.fleet.imported_by, findings) == ("caapf", [])
+    # Turtles imports clusters of labelled namespaces, too.
+    assert settings(with_fleet(cluster("a"), RANCHER_S)).fleet.imported_by == "rancher"
+    # Files do not tell whether Turtles has the feature.
+    found, findings = settings_of(cluster("a", {"fleet": {"importedBy": "caapf"}}, labels=IMPORTED))
+    assert found
+    assert found.fleet.imported_by == "caapf"
+    assert [(finding.rule, finding.advice) for finding in findings] == [("fleet-use-caapf", True)]
+
+
+def test_fleet_cluster_may_have_a_name_and_workspace_of_its_own() -> None:
+    prefixed = CAAPF_S._replace(name="prod-a")
+    assert faults(with_fleet(cluster("a"), prefixed)) == {"fleet.clusterName": "fleet-cluster-name"}
+    named = cluster("a", {"fleet": {"clusterName": "prod-a"}})
+    assert faults(with_fleet(named, prefixed)) == {}
+    found, _ = settings_of(named)
+    assert found
+    assert (targets(found), workspace(found)) == ([{"clusterName": "prod-a"}], "clusters")
+    found, _ = settings_of(cluster("a", {"fleet": {"workspace": "edge"}}, labels=IMPORTED))
+    assert found
+    assert workspace(found) == "edge"
+    both = {"fleet": {"importedBy": "rancher", "clusterName": "x"}}
+    assert set(faults(cluster("a", both, labels=IMPORTED)).values()) == {"fleet-cluster-name"}
 
 
 def test_objects_of_any_shape_are_no_exception() -> None:

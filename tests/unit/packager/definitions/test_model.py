@@ -85,9 +85,9 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "cidr-overlap",
     ),
     "two worlds": (
-        definition(addons={"fleet": {"importedBy": "caapf"}}),
-        "spec.addons.fleet.importedBy",
-        "fleet-twice",
+        definition(addons={"fleet": {"clusterName": "prod-a"}}),
+        "spec.addons.fleet.clusterName",
+        "fleet-cluster-name",
     ),
 }
 
