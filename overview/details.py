@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from caphv.api import ipam, names, resources
+from caphv.api import ippool, names, resources
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, labels_of
 from overview.model import Cluster, Disk, Group, Machine, Node, Overview, Pool, Problem, Severity, VirtualMachine
 from overview.objects import HarvesterObjects, Unseen, by_key, condition_of
@@ -62,8 +62,8 @@ def pools_of(harvester: HarvesterObjects) -> tuple[Pool, ...]:
     for obj in harvester.pools:
         allocated = len((obj.get("status") or {}).get("allocated") or {})
         try:
-            total, free = ipam.pool_capacity(obj), ipam.free_count(obj)
-        except ipam.InvalidPoolError:
+            total, free = ippool.pool_capacity(obj), ippool.free_count(obj)
+        except ippool.InvalidPoolError:
             total, free = 0, None
         found.append(Pool(harvester.server, obj["metadata"]["name"], total, free, allocated))
     return tuple(sorted(found, key=lambda pool: pool.name))

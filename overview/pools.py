@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from caphv.api import ipam, names, resources
+from caphv.api import ippool, names, resources
 from caphv.api.object import Key, Obj, annotations_of, key_of
 
 
@@ -108,7 +108,7 @@ def repair(pool: Obj, report: PoolReport) -> Obj | None:
     released = {entry.address: entry.id for entry in report.leaked}
     status = pool.get("status") or {}
     left = {address: each for address, each in (status.get("allocated") or {}).items() if address not in released}
-    marks = {ipam.mark_name(address): None for address in released if ipam.mark(pool, address)}
+    marks = {ippool.mark_name(address): None for address in released if ippool.mark(pool, address)}
     marks |= dict.fromkeys(report.stray_marks)
     patch: Obj = {
         "metadata": {"resourceVersion": pool["metadata"]["resourceVersion"]},
@@ -127,10 +127,10 @@ def _report(pool: Obj, owners: Owners, harvester: str) -> PoolReport:
     name = str(pool["metadata"]["name"])
     available = int(status.get("available") or 0)
     try:
-        total, expected = ipam.pool_capacity(pool), _expected(pool)
-    except ipam.InvalidPoolError as error:
+        total, expected = ippool.pool_capacity(pool), _expected(pool)
+    except ippool.InvalidPoolError as error:
         return PoolReport(harvester, name, 0, available, available, error=str(error))
-    known = {ipam.mark_name(address) for address in allocated}
+    known = {ippool.mark_name(address) for address in allocated}
     marks = (each for each in annotations_of(pool) if each.startswith(names.ADDRESS_HOLDER_PREFIX))
     stray = tuple(sorted(each for each in marks if each not in known and _ours(annotations_of(pool)[each], owners)))
     entries = tuple(
@@ -140,7 +140,7 @@ def _report(pool: Obj, owners: Owners, harvester: str) -> PoolReport:
 
 
 def _entry(pool: Obj, address: str, identity: str, owners: Owners) -> Entry:
-    mark, name = ipam.mark(pool, address), str(pool["metadata"]["name"])
+    mark, name = ippool.mark(pool, address), str(pool["metadata"]["name"])
     if mark and not _ours(mark, owners):
         return Entry(name, address, identity, Verdict.FOREIGN, detail=f"of management cluster {mark}…")
     namespace, _, owner_name = identity.partition("/")
@@ -181,8 +181,8 @@ def _without_owner(namespace: str, mark: str, owners: Owners) -> tuple[Verdict, 
 def _expected(pool: Obj) -> int:
     """What `available` should be. Where Harvester counted the ranges otherwise than we do, its total holds."""
     total = (pool.get("status") or {}).get("total")
-    free = ipam.free_count(pool)
-    return free if total is None else free + int(total) - ipam.pool_capacity(pool)
+    free = ippool.free_count(pool)
+    return free if total is None else free + int(total) - ippool.pool_capacity(pool)
 
 
 def _ours(mark: str, owners: Owners) -> bool:

@@ -7,7 +7,7 @@ deletes both.
 
 from __future__ import annotations
 
-from caphv.api import ipam, names
+from caphv.api import names
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
@@ -15,6 +15,7 @@ from reconciler import triggers
 from reconciler.cluster import adoption
 from reconciler.cluster.pools import adopt_load_balancer_pool, ensure_load_balancer_pool
 from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
+from reconciler.harvester import ipam
 from reconciler.harvester.ownership import record
 from reconciler.status import Blocked
 from reconciler.triggers import Watched

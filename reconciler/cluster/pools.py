@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from caphv.api import ipam, resources
+from caphv.api import ippool, resources
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Obj, key_of, uid_of
 from caphv.runtime.errors import AlreadyExists, ApiError, NotFound
@@ -132,7 +132,7 @@ def pool_object(name: str, spec: dict[str, Any], annotations: dict[str, str]) ->
     }
     if spec.get("vmNetwork"):
         pool["spec"]["selector"] = {"network": spec["vmNetwork"]}
-    total = ipam.pool_capacity(pool)
+    total = ippool.pool_capacity(pool)
     pool["status"] = {"total": total, "available": total, "lastAllocated": ""}
     return pool
 
@@ -146,7 +146,7 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
             pool = pool_object(name, spec, record(scope.owner))
             existing = await session.client.create(resources.IP_POOLS, pool)
             scope.event("IPPoolCreated", f"created IPPool {name} on Harvester")
-        except ipam.InvalidPoolError as error:
+        except ippool.InvalidPoolError as error:
             raise Blocked(condition, reason, str(error), Watched.SELF, warn=True) from None
         except AlreadyExists:
             existing = await session.client.get(resources.IP_POOLS, name)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from caphv.api import ipam, resources
+from caphv.api import resources
 from caphv.api.object import Obj
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, NotFound, Unreachable
+from reconciler.harvester import ipam
 
 _ATTEMPTS = 20
 # A slow server, or one that throttles an account, must not hold up the others.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from caphv.api import ipam
+from caphv.api import ippool
 from reconciler import metrics
 from reconciler.harvester.session import Session
 
@@ -33,7 +33,7 @@ def free_addresses(used: UsedPools) -> dict[tuple[str, str], int]:
             if pool is None or (session.server, name) in found:
                 continue
             try:
-                found[session.server, name] = ipam.free_count(pool)
-            except ipam.InvalidPoolError:
+                found[session.server, name] = ippool.free_count(pool)
+            except ippool.InvalidPoolError:
                 continue  # allocations from it report the error
     return found

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.api import ipam, names, resources
+from caphv.api import ippool, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, key_of
 from caphv.runtime.errors import Forbidden
 from reconciler import metrics, triggers
+from reconciler.harvester import ipam
 from reconciler.harvester.ownership import record
 from reconciler.machine.network import (
     Network,
@@ -120,7 +121,7 @@ def _marked(scope: MachineScope) -> list[tuple[str, str]]:
     return [
         (pool["metadata"]["name"], address)
         for pool in scope.session().pools.store
-        for address, marked in ipam.held(pool, scope.reservation, short).items()
+        for address, marked in ippool.held(pool, scope.reservation, short).items()
         if marked
     ]
 
@@ -153,7 +154,7 @@ def _entries(scope: MachineScope, management_cluster: str) -> Iterator[tuple[str
     """Pool, address, and whether this machine certainly holds it, for all entries that may be the machine's."""
     known = scope.draft.fields.get("allocatedIPAddress")
     for pool in scope.session().pools.store:
-        for address, marked in ipam.held(pool, scope.reservation, management_cluster[:_SHORT]).items():
+        for address, marked in ippool.held(pool, scope.reservation, management_cluster[:_SHORT]).items():
             yield pool["metadata"]["name"], address, marked or address == known
 
 

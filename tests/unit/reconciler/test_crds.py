@@ -5,10 +5,10 @@ import json
 import pytest
 import yaml
 
-from caphv.api.ipam import AddressRequest, plan_allocations, plan_releases
 from caphv.api.object import Key, Obj
 from reconciler.cluster.loadbalancer import load_balancer_spec
 from reconciler.cluster.pools import pool_object
+from reconciler.harvester.ipam import AddressRequest, plan_allocations, plan_releases
 from reconciler.harvester.ownership import Owner
 from reconciler.machine.vm import ResolvedImage, VirtualMachineInputs, virtual_machine
 from tests.support.foreign_crds import violations

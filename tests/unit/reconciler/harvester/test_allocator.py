@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from caphv.api import ipam
 from caphv.api.object import Obj
 from caphv.runtime.errors import Conflict, Forbidden, Unreachable
+from reconciler.harvester import ipam
 from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
 
 pytestmark = pytest.mark.unit

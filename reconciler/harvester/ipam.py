@@ -2,26 +2,18 @@
 
 Requests of many machines for one pool become one patch with a resourceVersion precondition. Harvester's load balancer
 controller and others write the same object, so a write based on stale data must fail as a whole and be planned again.
-Addresses are strings in the form that `ipaddress` prints. `status.available` is incremented and decremented, never
-recounted, as every other writer does.
+`status.available` is incremented and decremented, never recounted, as every other writer does.
 
-Ids are those of the Go provider, `<namespace>/<name>`, and two management clusters may have machines with the same id.
-Therefore each entry is marked with its management cluster, by an annotation of the pool that is written in the same
-patch. Entries without a mark were made by the Go provider or by hand. (Annotations of an object hold 256 KiB: 6,000
-addresses per pool.)
+Each entry is marked with its management cluster, by an annotation that is written in the same patch; see
+`caphv.api.ippool`. (Annotations of an object hold 256 KiB: 6,000 addresses per pool.)
 """
 
-import ipaddress
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from caphv.api import names
-from caphv.api.object import Obj, annotations_of
-
-
-class InvalidPoolError(ValueError):
-    """A range of an IPPool is invalid; the message names field and value."""
+from caphv.api.ippool import InvalidPoolError, free_count, in_ranges, mark, mark_name, pool_capacity, ranges_of
+from caphv.api.object import Obj
 
 
 class RefusalReason(Enum):
@@ -89,69 +81,10 @@ class Release:
     """Addresses that another id holds now, with that id; they stay allocated."""
 
 
-@dataclass(frozen=True)
-class _Range:
-    """Usable addresses from `first` to `last` (as numbers, both included) without the gateway."""
-
-    first: int
-    last: int
-    gateway: int | None
-    kind: type[ipaddress.IPv4Address] | type[ipaddress.IPv6Address]
-
-    @property
-    def size(self) -> int:
-        size = max(0, self.last - self.first + 1)
-        return size - (self.gateway is not None and self.first <= self.gateway <= self.last)
-
-    def __contains__(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-        number = int(address)
-        return isinstance(address, self.kind) and self.first <= number <= self.last and number != self.gateway
-
-    def __iter__(self) -> Iterator[str]:
-        return (str(self.kind(number)) for number in range(self.first, self.last + 1) if number != self.gateway)
-
-
-def holder(pool: Obj, address: str) -> str | None:
-    """Return the id that holds `address`, None when it is free."""
-    allocated: dict[str, str] = (pool.get("status") or {}).get("allocated") or {}
-    return allocated.get(address)
-
-
-def held(pool: Obj, identity: str, cluster: str) -> dict[str, bool]:
-    """Addresses of an id that belong to no other management cluster; the value: whether it is marked for this one."""
-    allocated: dict[str, str] = (pool.get("status") or {}).get("allocated") or {}
-    found = {address: mark(pool, address) for address, current in allocated.items() if current == identity}
-    return {address: bool(marked) for address, marked in found.items() if marked in ("", cluster)}
-
-
-def mark(pool: Obj, address: str) -> str:
-    """Short name of the management cluster that an entry is marked with, empty for an unmarked entry."""
-    return annotations_of(pool).get(mark_name(address), "")
-
-
 def marking(pool: Obj, address: str, cluster: str) -> Obj:
     """Patch that marks an entry with another management cluster."""
     version = pool["metadata"]["resourceVersion"]
     return {"metadata": {"resourceVersion": version, "annotations": {mark_name(address): cluster}}}
-
-
-def mark_name(address: str) -> str:
-    """Name of the annotation that marks an address."""
-    # Names of annotations have no colons, and begin and end with a letter or digit.
-    bare = ipaddress.ip_address(address).exploded.replace(":", "-") if ":" in address else address
-    return f"{names.ADDRESS_HOLDER_PREFIX}{bare}"
-
-
-def pool_capacity(pool: Obj) -> int:
-    """Count the addresses that can be allocated, used or not. Raises InvalidPoolError."""
-    return sum(part.size for part in _ranges(pool))
-
-
-def free_count(pool: Obj) -> int:
-    """Count the unallocated addresses of the ranges. Raises InvalidPoolError."""
-    ranges = _ranges(pool)
-    allocated = (pool.get("status") or {}).get("allocated") or {}
-    return sum(part.size for part in ranges) - sum(_in_ranges(ranges, address) for address in allocated)
 
 
 def plan_allocations(
@@ -232,7 +165,7 @@ class _PoolPlan:
         self.history: dict[str, str] = status.get("allocatedHistory") or {}
         self.added: dict[str, str] = {}
         self.marks: dict[str, str | None] = {}
-        self.ranges = _ranges(pool)
+        self.ranges = ranges_of(pool)
         self.held: dict[str, list[str]] = {}
         for address, identity in self.allocated.items():
             self.held.setdefault(identity, []).append(address)
@@ -246,7 +179,7 @@ class _PoolPlan:
         return address not in self.allocated and address not in self.avoid
 
     def contains(self, address: str) -> bool:
-        return _in_ranges(self.ranges, address)
+        return in_ranges(self.ranges, address)
 
     def previous(self, identity: str) -> str | None:
         known = self.before.get(identity, ())
@@ -353,52 +286,3 @@ def _patch(pool: Obj, *, allocated: Obj, history: Obj, change: int, last: str, m
     if marks:
         metadata["annotations"] = {mark_name(address): cluster for address, cluster in marks.items()}
     return {"metadata": metadata, "status": changed}
-
-
-def _in_ranges(ranges: Sequence[_Range], address: str) -> bool:
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return any(parsed in part for part in ranges)
-
-
-def _ranges(pool: Obj) -> list[_Range]:
-    specs: Sequence[Obj] = pool.get("spec", {}).get("ranges") or ()
-    name = pool["metadata"]["name"]
-    return [_range(spec, f"spec.ranges[{index}] of IPPool {name}") for index, spec in enumerate(specs)]
-
-
-def _range(spec: Obj, where: str) -> _Range:
-    text = spec.get("subnet", "")
-    try:
-        subnet = ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        raise InvalidPoolError(f"{where}: subnet {text!r} is not a network like 10.0.0.0/24") from None
-    first, last = int(subnet.network_address), int(subnet.broadcast_address)
-    gateway: int | None = None
-    # Networks of one or two addresses are point-to-point links: they have no network and broadcast address.
-    if subnet.num_addresses > 2:
-        first += 1
-        last -= subnet.version == 4
-        gateway = first
-    start = _bound(spec, "rangeStart", subnet, where, first)
-    end = _bound(spec, "rangeEnd", subnet, where, last)
-    # As Harvester does: swap bounds in the wrong order.
-    low, high = min(start, end), max(start, end)
-    if spec.get("gateway"):
-        gateway = _bound(spec, "gateway", subnet, where, first)
-    return _Range(max(low, first), min(high, last), gateway, type(subnet.network_address))
-
-
-def _bound(spec: Obj, key: str, subnet: ipaddress.IPv4Network | ipaddress.IPv6Network, where: str, default: int) -> int:
-    text = spec.get(key)
-    if not text:
-        return default
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        raise InvalidPoolError(f"{where}: {key} {text!r} is not an IP address") from None
-    if address not in subnet:
-        raise InvalidPoolError(f"{where}: {key} {text} is not in the subnet {subnet}")
-    return int(address)

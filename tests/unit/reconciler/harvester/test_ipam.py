@@ -8,36 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.api.ipam import (
-    AddressRequest,
-    Grant,
-    InvalidPoolError,
-    RefusalReason,
-    free_count,
-    held,
-    holder,
-    mark,
-    marking,
-    plan_allocations,
-    plan_releases,
-    pool_capacity,
-)
+from caphv.api.ippool import held, holder, mark
 from caphv.api.object import Obj
+from reconciler.harvester.ipam import AddressRequest, Grant, RefusalReason, marking, plan_allocations, plan_releases
+from tests.support.ippools import pool
 
 pytestmark = pytest.mark.unit
-
-
-def pool(name: str = "p", *ranges: Obj, allocated: dict[str, str] | None = None, history: Any = None) -> Obj:
-    spec = list(ranges) or [
-        {"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.10", "rangeEnd": "10.0.0.14", "gateway": "10.0.0.1"}
-    ]
-    obj: Obj = {"metadata": {"name": name, "resourceVersion": "7"}, "spec": {"ranges": spec}}
-    total = pool_capacity(obj)
-    used = dict(allocated or {})
-    obj["status"] = {"allocated": used, "total": total, "available": total - len(used), "lastAllocated": ""}
-    if history:
-        obj["status"]["allocatedHistory"] = dict(history)
-    return obj
 
 
 def merge(target: Obj, patch: Obj) -> Obj:
@@ -55,48 +31,6 @@ def merge(target: Obj, patch: Obj) -> Obj:
 
 def request(name: str, *pools: str, address: str = "") -> AddressRequest:
     return AddressRequest(f"ns/{name}", pools or ("p",), address)
-
-
-class TestCapacity:
-    @pytest.mark.parametrize(
-        ("spec", "capacity"),
-        [
-            ({"subnet": "10.0.0.0/24"}, 253),
-            ({"subnet": "10.0.0.0/24", "gateway": "10.0.0.254"}, 253),
-            ({"subnet": "10.0.0.7/24"}, 253),
-            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.10", "rangeEnd": "10.0.0.19"}, 10),
-            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.1", "rangeEnd": "10.0.0.2"}, 1),
-            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.19", "rangeEnd": "10.0.0.10"}, 10),
-            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.0", "rangeEnd": "10.0.0.255"}, 253),
-            ({"subnet": "10.0.0.0/16"}, 65533),
-            ({"subnet": "10.0.0.0/30"}, 1),
-            ({"subnet": "10.0.0.0/31"}, 2),
-            ({"subnet": "10.0.0.5/32"}, 1),
-            ({"subnet": "fd00::/64"}, 2**64 - 2),
-        ],
-    )
-    def test_of_a_range(self, spec: Obj, capacity: int) -> None:
-        assert pool_capacity({"metadata": {"name": "p"}, "spec": {"ranges": [spec]}}) == capacity
-
-    def test_ranges_add_up(self) -> None:
-        assert pool_capacity(pool("p", {"subnet": "10.0.0.0/30"}, {"subnet": "10.0.1.0/31"})) == 3
-
-    def test_free_count_ignores_holders_outside_of_the_ranges(self) -> None:
-        assert free_count(pool(allocated={"10.0.0.10": "a", "10.9.9.9": "b", "junk": "c"})) == 4
-
-    @pytest.mark.parametrize(
-        ("spec", "words"),
-        [
-            ({"subnet": "junk"}, "subnet 'junk'"),
-            ({}, "subnet ''"),
-            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.1.1"}, "rangeStart 10.0.1.1 is not in"),
-            ({"subnet": "10.0.0.0/24", "rangeEnd": "x"}, "rangeEnd 'x'"),
-            ({"subnet": "10.0.0.0/24", "gateway": "10.1.0.1"}, "gateway 10.1.0.1"),
-        ],
-    )
-    def test_invalid_range_names_field_and_value(self, spec: Obj, words: str) -> None:
-        with pytest.raises(InvalidPoolError, match=words):
-            pool_capacity({"metadata": {"name": "p"}, "spec": {"ranges": [spec]}})
 
 
 class TestAllocation:
