@@ -76,7 +76,7 @@ class Bench:
         (health,) = children.free_ports(1)
         command = [sys.executable, "-P", "-m", "caphv", "run", f"--kubeconfig={kubeconfig}", "--leader-elect"]
         command += ["--metrics-bind-address=0", f"--health-probe-bind-address=127.0.0.1:{health}"]
-        command += [f"--concurrency={concurrency}"]
+        command += [f"--concurrency={concurrency}", "--allow-harvester-cidr=127.0.0.0/8"]
         env = {"PYTHONPATH": str(Path(__file__).parent.parent), "POD_NAMESPACE": "caphv-system"}
         self.provider = children.start(self.folder, "provider", command, env=env)
 

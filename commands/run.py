@@ -44,6 +44,15 @@ def _zap(_ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     return None
 
 
+def _networks(_ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[Any, ...]:
+    from caphv.runtime.addresses import networks
+
+    try:
+        return networks(texts)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; give a network such as 10.20.0.0/16, or one address") from None
+
+
 @click.command(
     cls=_GoFlags,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
@@ -94,6 +103,15 @@ Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage er
     "--allow-insecure-identities/--no-allow-insecure-identities",
     help="Accept identity Secrets with insecure-skip-tls-verify; exposes credentials to man-in-the-middle attacks.",
 )
+@click.option(
+    "--allow-harvester-cidr",
+    multiple=True,
+    callback=_networks,
+    metavar="CIDR",
+    show_default=False,
+    help="Network in which identities may name a Harvester although its addresses are refused: loopback, link-local, "
+    "metadata services, the management cluster's API server. Repeatable.",
+)
 @log_options
 @click.option("--zap-log-level", default=None, hidden=True)
 @click.option("--zap-encoder", type=click.Choice(["json", "console"]), default=None, hidden=True)
@@ -136,6 +154,7 @@ def _log_settings(flags: dict[str, Any]) -> tuple[str, Any]:
 
 def _run(flags: dict[str, Any], log: logging.Logger) -> int:
     from caphv.runtime import eventloop
+    from caphv.runtime.addresses import AddressPolicy
     from caphv.runtime.errors import ApiError
     from caphv.runtime.kubeconfig import KubeconfigError
     from caphv.runtime.manager import BindAddresses, LeaseLost
@@ -151,6 +170,7 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         allow_insecure_identities=flags["allow_insecure_identities"],
         secure_metrics=flags["metrics_secure"],
         metrics_certificate=certificate_folder(flags),
+        address_policy=AddressPolicy(flags["allow_harvester_cidr"]),
         addresses=BindAddresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
     )
 

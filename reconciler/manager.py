@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
+import os
 import re
 import socket
 import uuid
@@ -13,6 +15,7 @@ from pathlib import Path
 
 from caphv.api import names, resources
 from caphv.api.object import NAMESPACES, Key, key_of, uid_of
+from caphv.runtime.addresses import AddressPolicy
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.discovery import served_version
@@ -52,7 +55,8 @@ class ProviderOptions:
     """Options of `caphv run`. `namespace` and `watch_filter` limit which objects this process reconciles.
 
     With a `namespace`, nothing is read in other namespaces, so that a Role is enough. Identity Secrets must be there,
-    too. `metrics_certificate` is a folder for `secure_metrics`, see `MetricsAuth`.
+    too. `metrics_certificate` is a folder for `secure_metrics`, see `MetricsAuth`. `address_policy` says where
+    kubeconfigs in Secrets may lead.
     """
 
     kubeconfig: str = ""
@@ -64,13 +68,17 @@ class ProviderOptions:
     addresses: BindAddresses = field(default_factory=BindAddresses)
     secure_metrics: bool = False
     metrics_certificate: Path | None = None
+    address_policy: AddressPolicy = field(default_factory=AddressPolicy)
 
 
 async def run(
     options: ProviderOptions, stop: asyncio.Event, parts: Callable[[ApiClient], Sequence[Runnable]] | None = None
 ) -> None:
     """Run the provider and `parts` until `stop` is set. Raises `KubeconfigError`, `LeaseLost`."""
-    client = ApiClient(await own_configuration(options.kubeconfig), name="management")
+    own = await own_configuration(options.kubeconfig)
+    policy = options.address_policy
+    policy.record_own(os.environ.get("KUBERNETES_SERVICE_HOST", ""))
+    client = ApiClient(dataclasses.replace(own, check_address=policy.record_own), name="management")
     try:
         async with HealthServer(options.addresses.health, _WAITING) as health:
             provider = await unless_stopped(Provider.connect(client, options, health), stop)
@@ -102,7 +110,8 @@ class Provider:
         caches = Caches.create(
             client, cluster_api_version=cluster_api_version, namespace=options.namespace, selector=selector
         )
-        sessions = Sessions(client.fence)
+        policy = options.address_policy
+        sessions = Sessions(client.fence, policy.check)
         queues = Queues(concurrency=options.concurrency, harvester_of=HarvesterOfMachine(caches, sessions))
         self.context = Context(
             client=client,
@@ -111,7 +120,7 @@ class Provider:
             caches=caches,
             queues=queues,
             sessions=sessions,
-            workloads=WorkloadClusters(client, caches.clusters, caches.secrets),
+            workloads=WorkloadClusters(client, caches.clusters, caches.secrets, policy.check_workload),
             object_watches=ObjectWatches(),
             rancher=Rancher(client),
             namespace=options.namespace,

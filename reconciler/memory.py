@@ -61,6 +61,8 @@ class ClusterMemory:
     grace: Grace = field(default_factory=Grace)
     connection_error: str = ""
     """Why there is no session. Without it: a forced deletion of machines waits for the next attempt to connect."""
+    any_address_for: str = ""
+    """Fingerprint of credentials whose server's address is not checked. Without it: one more refused connection."""
     verified_cloud_configs: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By delivery: version of the verified object and hash of its inputs. Without it: the object is read again."""
     account_lost: bool = False

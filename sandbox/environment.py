@@ -223,6 +223,7 @@ class Sandbox:
             f"--kubeconfig={kubeconfig}",
             f"--metrics-bind-address=127.0.0.1:{metrics}",
             f"--health-probe-bind-address=127.0.0.1:{health}",
+            "--allow-harvester-cidr=127.0.0.0/8",
             *(webhooks.provider_options(self.folder) if self.settings.webhooks else []),
         )
         await children.wait_ready(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -17,10 +18,21 @@ import aiohttp
 import orjson
 
 from caphv.api.object import Obj, Resource
+from caphv.api.plaintext import LONGEST_ERROR, plain
 from caphv.runtime import metrics
 from caphv.runtime.budget import MemoryBudget
-from caphv.runtime.errors import Conflict, Forbidden, NotFound, Unreachable, error_from
-from caphv.runtime.transport import Connection, Transport, describe, lines, read_timeout, write_timeout
+from caphv.runtime.errors import AddressRefused, Conflict, Forbidden, NotFound, Unreachable, error_from
+from caphv.runtime.transport import (
+    Connection,
+    Transport,
+    describe,
+    lines,
+    read_timeout,
+    refused_address,
+    write_timeout,
+)
+
+log = logging.getLogger(__name__)
 
 PatchType = Literal["merge", "json", "strategic"]
 OnResponse = Callable[[int, float | None], None]
@@ -35,6 +47,9 @@ _WATCH_SILENCE = 150.0
 _METADATA_ONLY = "application/json;as={0};g=meta.k8s.io;v=v1"
 # What the caches of one untrusted connection may hold, measured as JSON.
 _CACHE_BYTES = 64 * 1024 * 1024
+_NO_API = "this server does not answer like a Kubernetes API server"
+# Details of an opaque connection are logged when they change, and not more often than this.
+_DETAIL_SECONDS = 10.0
 
 
 class ApiClient:
@@ -44,7 +59,8 @@ class ApiClient:
     and its set of values must stay small. At most `max_in_flight` requests run at once; watches do not count.
     `on_response` hears of each response: its HTTP code and its duration in seconds, None for watches. Code 0 means that
     none came, or only a part. `untrusted` bounds what the server may send, see `Transport`. `fence` is called right
-    before each write and raises if this process must no longer write.
+    before each write and raises if this process must no longer write. `opaque`: errors do not tell what answered, so
+    that no one can scan a network with kubeconfigs; the log does.
     """
 
     def __init__(
@@ -57,9 +73,12 @@ class ApiClient:
         timeout: float = 15.0,
         on_response: OnResponse | None = None,
         untrusted: bool = False,
+        opaque: bool = False,
         fence: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
+        self._opaque = opaque
+        self._detail, self._detail_at = "", -_DETAIL_SECONDS
         self.budget = MemoryBudget(_CACHE_BYTES, connection.server) if untrusted else None
         self.fence = fence or _never
         self._on_response = on_response or _ignore
@@ -227,7 +246,7 @@ class ApiClient:
             kind = str(resource) if resource else "other"
             metrics.API_REQUESTS.labels(self.name, verb, kind, code).inc()
             metrics.API_REQUEST_SECONDS.labels(self.name, verb).observe(time.perf_counter() - started)
-        return _parse(response.status, raw, response.headers.get("Retry-After"))
+        return self._parse(response.status, raw, response.headers.get("Retry-After"))
 
     # Watches
 
@@ -273,7 +292,7 @@ class ApiClient:
                 self._on_response(response.status, None)
                 if response.status != 200:
                     raw = await self._transport.read(response)
-                    _parse(response.status, raw, response.headers.get("Retry-After"))
+                    self._parse(response.status, raw, response.headers.get("Retry-After"))
                 if on_open:
                     on_open()
                 async for line in lines(response.content):
@@ -327,7 +346,35 @@ class ApiClient:
     def _unreachable(self, error: BaseException) -> Unreachable:
         if not self._transport.closed:
             self._on_response(0, None)
-        return Unreachable(f"{self.server}: {describe(error)}")
+        refused = refused_address(error)
+        if refused:
+            self._log_detail(str(refused))
+            return AddressRefused(f"{self.server}: {'its address is not allowed' if self._opaque else refused}")
+        if not self._opaque:
+            return Unreachable(f"{self.server}: {describe(error)}")
+        self._log_detail(describe(error))
+        hint = "no API server can be reached there, or its certificate does not match the kubeconfig"
+        return Unreachable(f"{self.server}: {hint}")
+
+    def _parse(self, status: int, raw: bytes, retry_after: str | None) -> Any:
+        try:
+            body = orjson.loads(raw) if raw else {}  # noqa: TID251 - bounded by the size of an answer
+        except orjson.JSONDecodeError:
+            body = None
+        if 200 <= status < 300 and isinstance(body, dict):
+            return body
+        known = isinstance(body, dict) and (not self._opaque or body.get("kind") == "Status")
+        if not known:
+            self._log_detail(f"HTTP {status} with a body that is {'not JSON' if body is None else 'no Status object'}")
+            body = {"message": f"{_NO_API} (is there a proxy in between?)"}
+        raise error_from(502 if 200 <= status < 300 else status, body, retry_after)
+
+    def _log_detail(self, detail: str) -> None:
+        """Tell operators what an opaque error hides: a change, and not each attempt."""
+        now = time.monotonic()
+        if self._opaque and detail != self._detail and now - self._detail_at >= _DETAIL_SECONDS:
+            self._detail, self._detail_at = detail, now
+            log.warning("%s at %s: %s", self.name, self.server, plain(detail, LONGEST_ERROR))
 
 
 def _ignore(_code: int, _seconds: float | None) -> None:
@@ -342,17 +389,3 @@ def _object_path(resource: Resource, namespace: str, name: str, subresource: str
     if not name:
         raise ValueError(f"{resource}: the name is empty; the path would be that of the whole collection")
     return resource.path(namespace, name, subresource)
-
-
-def _parse(status: int, raw: bytes, retry_after: str | None) -> Any:
-    try:
-        body = orjson.loads(raw) if raw else {}  # noqa: TID251 - bounded by the size of an answer
-    except orjson.JSONDecodeError:
-        body = {"message": f"HTTP {status} with a body that is not JSON (is there a proxy in between?)"}
-        if 200 <= status < 300:
-            raise error_from(502, body) from None
-    if 200 <= status < 300:
-        if isinstance(body, dict):
-            return body
-        status, body = 502, {"message": "a body that is not a JSON object (is there a proxy in between?)"}
-    raise error_from(status, body, retry_after)

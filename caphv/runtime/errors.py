@@ -64,6 +64,10 @@ class Unreachable(Exception):
     """No response: name resolution, connection, TLS or time-out. The text names the server, never credentials."""
 
 
+class AddressRefused(Unreachable):
+    """Not sent: the server's address is none that a tenant's kubeconfig may name."""
+
+
 class Fenced(Unreachable):
     """Not sent: this process may no longer write."""
 

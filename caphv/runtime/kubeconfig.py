@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from cryptography import x509
 from yarl import URL
 
+from caphv.runtime.addresses import AddressCheck
 from caphv.runtime.client import ApiClient
 from caphv.runtime.proxy import environment_proxy
 from caphv.runtime.text import Limits, TextError, load_json, load_yaml
@@ -43,6 +44,7 @@ _CONTEXT_TEXTS = ("namespace",)
 _CLUSTER_TEXTS = ("server", "certificate-authority-data", "tls-server-name", "proxy-url")
 _USER_TEXTS = ("token", "client-certificate-data", "client-key-data")
 _SHOWN = 64
+_SHAPES = {"kubeconfig": "a kubeconfig file with clusters, users and contexts; found something else, or nothing"}
 _IMPERSONATION = {"as", "as-uid", "as-groups", "as-user-extra"}
 
 
@@ -52,7 +54,10 @@ class KubeconfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """Inline credentials for one API server. The representation shows the server only."""
+    """Inline credentials for one API server. The representation shows the server only.
+
+    `any_address` waives the check of the server's address, see `caphv.runtime.addresses`.
+    """
 
     server: str
     namespace: str = ""
@@ -63,12 +68,15 @@ class Kubeconfig:
     tls_server_name: str = ""
     proxy_url: str = field(default="", repr=False)
     insecure: bool = False
+    proxy_of_environment: bool = False
+    any_address: bool = False
 
     @property
     def fingerprint(self) -> str:
         """Hash over server and credentials: equal for Secrets with the same content, safe to log."""
         parts = [self.server, self.ca, self.token, self.client_certificate, self.client_key]
         parts += [self.tls_server_name, self.proxy_url, str(self.insecure)]
+        parts += ["any address"] if self.any_address else []
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def expires(self) -> datetime | None:
@@ -79,7 +87,7 @@ class Kubeconfig:
         moments = (_token_expires(self.token), _certificate_expires(self.client_certificate))
         return min((moment for moment in moments if moment), default=None)
 
-    def connection(self) -> Connection:
+    def connection(self, check_address: AddressCheck | None = None) -> Connection:
         """The connection of a client with these credentials. Raises `KubeconfigError`."""
         try:
             tls = ssl.create_default_context(cadata=self.ca or None)
@@ -92,14 +100,15 @@ class Kubeconfig:
         except (ssl.SSLError, OSError, ValueError) as error:
             raise KubeconfigError(f"certificate data of {self.server} cannot be used: {type(error).__name__}") from None
         proxy, name = self.proxy_url or None, self.tls_server_name or None
-        return Connection(self.server, tls, _always(self.token), proxy, name, self.ca)
+        check = None if self.any_address else check_address
+        return Connection(self.server, tls, _always(self.token), proxy, name, self.ca, self.proxy_of_environment, check)
 
-    def client(self, **options: Any) -> ApiClient:
+    def client(self, check_address: AddressCheck | None = None, **options: Any) -> ApiClient:
         """A client with these credentials; `options` are those of `ApiClient`. Raises `KubeconfigError`.
 
         A Secret can name any server, so the server is untrusted unless the options say otherwise.
         """
-        return ApiClient(self.connection(), **{"untrusted": True, **options})
+        return ApiClient(self.connection(check_address), **{"untrusted": True, **options})
 
     def _load_certificate(self, tls: ssl.SSLContext) -> None:
         # OpenSSL reads keys from files only.
@@ -140,6 +149,7 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Kubec
         tls_server_name=cluster.get("tls-server-name") or "",
         proxy_url=cluster.get("proxy-url") or environment_proxy(cluster["server"]),
         insecure=bool(cluster.get("insecure-skip-tls-verify")),
+        proxy_of_environment=not cluster.get("proxy-url"),
     )
 
 
@@ -268,7 +278,7 @@ def _load(raw: bytes | str) -> Any:
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise KubeconfigError(f"{where}: must be a mapping")
+        raise KubeconfigError(f"{where}: must be {_SHAPES.get(where, 'an object with fields')}")
     return value
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +21,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
 
+from caphv.runtime.addresses import AddressCheck, AddressNotAllowed
 from caphv.runtime.errors import TooLarge
 
 MIB = 1024 * 1024
@@ -35,6 +38,8 @@ _MAX_CONTAINERS = 1_000_000
 _SLOW_READS = 20
 _READ_BUFFER = 64 * 1024
 _IDLE_SECONDS, _IDLE_SECONDS_UNTRUSTED = 60, 5
+# Behind a proxy, how long the check of the server's address is valid.
+_TARGET_CHECK_SECONDS = 30.0
 # TCP keep-alive: after so many idle seconds, so many probes, so many seconds apart.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 DEAD_CONNECTION_SECONDS = _KEEPALIVE["TCP_KEEPIDLE"] + _KEEPALIVE["TCP_KEEPINTVL"] * _KEEPALIVE["TCP_KEEPCNT"]
@@ -45,7 +50,11 @@ Authorization = Callable[[], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach one API server; `server` is its URL, `server_name` the name in its certificate if different."""
+    """How to reach one API server; `server` is its URL, `server_name` the name in its certificate if different.
+
+    `check_address` hears of each address before a socket is opened to it, and may refuse it. It does not hear of a
+    `trusted_proxy`, which the environment of this process sets.
+    """
 
     server: str
     tls: ssl.SSLContext = field(repr=False)
@@ -53,6 +62,8 @@ class Connection:
     proxy: str | None = field(repr=False)
     server_name: str | None
     ca: str = field(default="", repr=False)
+    trusted_proxy: bool = False
+    check_address: AddressCheck | None = field(default=None, repr=False, compare=False)
 
 
 class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no types
@@ -76,6 +87,8 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
         super().__init__(configuration)
         self.pool_manager: aiohttp.ClientSession | None = None
         self.ssl_context = connection.tls
+        checked = None if connection.proxy and connection.trusted_proxy else connection.check_address
+        self._socket_factory = _socket_factory(checked)
         # There may be hundreds of untrusted servers and accounts, whose idle connections add up.
         self._idle_seconds = _IDLE_SECONDS_UNTRUSTED if untrusted else _IDLE_SECONDS
 
@@ -89,7 +102,7 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
 
     def _create_connector(self) -> aiohttp.TCPConnector:
         return aiohttp.TCPConnector(
-            limit=0, ssl=self.ssl_context, keepalive_timeout=self._idle_seconds, socket_factory=_keepalive_socket
+            limit=0, ssl=self.ssl_context, keepalive_timeout=self._idle_seconds, socket_factory=self._socket_factory
         )
 
 
@@ -105,6 +118,7 @@ class Transport:
         self._rest = _RestClient(connection, headers, untrusted=untrusted)
         self._max_response = MAX_RESPONSE if untrusted else _MAX_TRUSTED_RESPONSE
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._target_checked = -_TARGET_CHECK_SECONDS
         self.closed = False
 
     async def close(self) -> None:
@@ -124,6 +138,7 @@ class Transport:
         timeout: aiohttp.ClientTimeout,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request and lend the response, whose body has not been read. Redirects are not followed."""
+        await self._check_target()
         async with self._http().request(
             method,
             self._url(path, query),
@@ -143,6 +158,7 @@ class Transport:
         self, path: str, query: Sequence[tuple[str, str]], *, protocol: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Lend a WebSocket on a quoted path."""
+        await self._check_target()
         async with self._http().ws_connect(
             URL(self.connection.server + path, encoded=True).with_query(query),
             protocols=(protocol,),
@@ -168,6 +184,19 @@ class Transport:
         if large and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
             raise TooLarge(f"{self.connection.server}: response has more than {_MAX_CONTAINERS} lists and objects")
         return body
+
+    async def _check_target(self) -> None:
+        """Behind a proxy no socket shows the server's address: resolve it here, as far as this network can."""
+        check, url = self.connection.check_address, URL(self.connection.server)
+        if not check or not self.connection.proxy or time.monotonic() - self._target_checked < _TARGET_CHECK_SECONDS:
+            return
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+        except OSError:
+            found = []  # only the proxy knows the name, and decides
+        for *_, address in found:
+            check(str(address[0]))
+        self._target_checked = time.monotonic()
 
     def _http(self) -> aiohttp.ClientSession:
         if self.closed:
@@ -211,12 +240,58 @@ async def lines(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
 
 
 def describe(error: BaseException) -> str:
-    """What went wrong with a request, without credentials."""
+    """What went wrong with a request, in words, without credentials."""
     if isinstance(error, aiohttp.ClientResponseError):
         return f"HTTP {error.status} {error.message}"  # its own text has the URL of the proxy, password included
     if isinstance(error, aiohttp.ClientPayloadError):
         return "the connection broke in the middle of a response"
-    return "timed out" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the server closed the connection without an answer"
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        cause = error.certificate_error
+    known = _describe_tls(cause) if isinstance(cause, ssl.SSLError | ssl.CertificateError) else _describe_socket(cause)
+    return known or ("timed out" if isinstance(error, TimeoutError) else str(cause) or type(error).__name__)
+
+
+_SOCKET_ERRORS = {
+    errno.ECONNREFUSED: "the connection was refused: nothing listens at this address and port",
+    errno.ECONNRESET: "the server closed the connection",
+    errno.EHOSTUNREACH: "no route to this address",
+    errno.ENETUNREACH: "no route to this address",
+}
+
+
+def _describe_socket(error: BaseException) -> str:
+    if isinstance(error, socket.gaierror):
+        return "the host name cannot be resolved"
+    return _SOCKET_ERRORS.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+
+
+def _describe_tls(error: Exception) -> str:
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return "TLS failed: the server does not speak TLS, or refuses the connection"
+    # 62 to 64 of OpenSSL: host name, e-mail or address mismatch; 9 and 10: not yet valid, expired.
+    if error.verify_code in (62, 63, 64):
+        return "the certificate of the server is for another host name; set tls-server-name, or correct server"
+    if error.verify_code in (9, 10):
+        return "the certificate of the server has expired or is not valid yet"
+    return "the certificate of the server does not match certificate-authority-data"
+
+
+def refused_address(error: BaseException) -> AddressNotAllowed | None:
+    """The refusal of an address behind a failed request, if that is the cause."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return cause if isinstance(cause, AddressNotAllowed) else None
+
+
+def _socket_factory(check: AddressCheck | None) -> Callable[[Any], socket.socket]:
+    def create(addr_info: Any) -> socket.socket:
+        if check:
+            check(str(addr_info[4][0]))
+        return _keepalive_socket(addr_info)
+
+    return create
 
 
 def _keepalive_socket(addr_info: Any) -> socket.socket:

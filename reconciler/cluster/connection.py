@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import NAMESPACES, being_deleted, key_of
-from caphv.runtime.errors import AlreadyExists, NotFound, Unreachable
+from caphv.runtime.errors import AddressRefused, AlreadyExists, NotFound, Unreachable
 from reconciler import triggers
 from reconciler.cluster.identity import failed, secret_of
 from reconciler.cluster.scope import ClusterScope
@@ -19,11 +19,24 @@ async def ensure_connection(scope: ClusterScope) -> None:
     session = scope.connected()
     if session.unauthorized:
         raise refused(scope)
+    if isinstance(session.error, AddressRefused):
+        raise failed(
+            f"Harvester {session.error}: loopback, link-local and metadata addresses and those of the management "
+            "cluster's API server are refused; correct server and proxy-url in the kubeconfig, or have the operator of "
+            "the management cluster allow the network (--allow-harvester-cidr)",
+            Watched.CONNECTION,
+        )
     if session.error:
         away = isinstance(session.error, Unreachable)
         how = "Harvester is unreachable" if away else f"Harvester at {session.server} refuses"
         raise failed(f"{how}: {session.error}", Watched.CONNECTION, unknown=away)
     with scope.subscribe(triggers.caches(session.fingerprint)) as caches:
+        if not session.synced and session.missing_kind:
+            raise failed(
+                f"{session.server} is not a Harvester: it does not serve {session.missing_kind}; put a kubeconfig of "
+                f"Harvester into identity Secret {secret_of(scope.obj)}",
+                caches,
+            )
         if not session.synced and session.sync_error:
             raise failed(f"Harvester at {session.server} cannot be read: {session.sync_error}", caches)
         if not session.synced:
@@ -36,8 +49,17 @@ async def ensure_connection(scope: ClusterScope) -> None:
             )
     _ensure_same_harvester(scope)
     if not session.available:
-        raise failed("Deployment harvester-system/harvester on Harvester is not available", Watched.CONNECTION)
-    scope.draft.set_true(_CONNECTION)
+        problem = "on Harvester is not available" if session.deployed else f"does not exist on {session.server}"
+        raise failed(f"Deployment harvester-system/harvester {problem}", Watched.CONNECTION)
+    warning = ""
+    if session.any_address:
+        warning = (
+            f"the address of {session.server} is refused for new clusters, and in the next version for this one, too: "
+            "have the operator of the management cluster allow the network (--allow-harvester-cidr)"
+        )
+        if not scope.draft.has_message(_CONNECTION, warning):
+            scope.warning_event("HarvesterAddressNotAllowed", warning)
+    scope.draft.set_true(_CONNECTION, warning)
 
 
 async def ensure_namespace(scope: ClusterScope) -> None:
@@ -90,8 +112,9 @@ def _ensure_same_harvester(scope: ClusterScope) -> None:
         scope.warning_event(
             "HarvesterChanged", f"now on Harvester {uid}; objects on Harvester {known} were not deleted"
         )
-    if uid:
-        scope.draft.fields["harvester"] = {"uid": uid}
+    recorded = {"uid": uid or known, "addressChecked": not session.any_address}
+    if any(recorded.values()):
+        scope.draft.fields["harvester"] = {name: value for name, value in recorded.items() if value}
     if scope.context.sessions.accept(scope.key):
         for machine in scope.context.caches.machines_of(scope.cluster):
             scope.context.queues.machines.add(key_of(machine))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from caphv.api import conditions, names
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, being_deleted
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import AddressRefused, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from reconciler import metrics
 from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
@@ -129,7 +130,23 @@ async def ensure_session(scope: ClusterScope, identities: Identities, protection
 async def open_session(scope: ClusterScope, identities: Identities) -> Identity:
     """Read the identity and assign a session to the cluster. Raises `Blocked`; writes nothing."""
     identity = await identities.read(scope)
-    access = identity.access
+    await _assign(scope, identity.access)
+    if isinstance(scope.connected().error, AddressRefused) and _predates_the_check(scope):
+        scope.memory.any_address_for = identity.access.fingerprint
+        await _assign(scope, identity.access)
+    return identity
+
+
+def _predates_the_check(scope: ClusterScope) -> bool:
+    """Whether the cluster has used its Harvester since before addresses were checked: then a warning must do."""
+    fields = scope.draft.fields
+    harvester = fields.get("harvester") or {}
+    return bool(harvester.get("uid") or fields.get("ready")) and not harvester.get("addressChecked")
+
+
+async def _assign(scope: ClusterScope, access: Kubeconfig) -> None:
+    if scope.memory.any_address_for == access.fingerprint:
+        access = dataclasses.replace(access, any_address=True)
     try:
         scope.session = await scope.context.sessions.assign(
             scope.key,
@@ -140,7 +157,6 @@ async def open_session(scope: ClusterScope, identities: Identities) -> Identity:
         )
     except KubeconfigError as error:
         raise failed(f"identity Secret {secret_of(scope.obj)}: {error}") from None
-    return identity
 
 
 def secret_of(obj: Obj) -> Key:

@@ -17,9 +17,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.api.object import NAMESPACES, SELF_SUBJECT_ACCESS_REVIEWS, uid_of
+from caphv.api.object import NAMESPACES, SELF_SUBJECT_ACCESS_REVIEWS, Obj, uid_of
+from caphv.runtime.addresses import AddressCheck
 from caphv.runtime.cache import Change, Informer
-from caphv.runtime.errors import ApiError, Forbidden, Unauthorized, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
 from reconciler.harvester.allocator import AddressAllocator
@@ -70,17 +71,22 @@ class Session:
         events: SessionEvents,
         identity: str,
         harvesters: Harvesters,
+        *,
         fence: Callable[[], None] | None = None,
+        check_address: AddressCheck | None = None,
     ) -> None:
         # Secrets with the same content share a session; metrics name the first of them.
         self.identity = identity
         self.fingerprint = access.fingerprint
         self.server = access.server
         self.ca = access.ca
+        self.any_address = access.any_address
         self.uid = ""
         self._access = access
         self._requests = metrics.IdentityRequests(identity)
-        self.client = access.client(name="harvester", on_response=self._responded, fence=fence)
+        self.client = access.client(
+            check_address, name="harvester", on_response=self._responded, fence=fence, opaque=True
+        )
         self._events = events
         self._harvesters = harvesters
         self._harvester: Harvester | None = None
@@ -141,6 +147,12 @@ class Session:
         """Why cluster-wide caches cannot be filled; empty while the first lists are still being read."""
         return sync_error_of(view.informer for view in self._views.values())
 
+    @property
+    def missing_kind(self) -> str:
+        """A kind that the server does not serve, because it is no Harvester; empty if it serves all."""
+        informers = (view.informer for view in self._views.values())
+        return next((str(one.resource) for one in informers if isinstance(one.last_error, NotFound)), "")
+
     def own_informers(self) -> list[Informer]:
         """Caches that this session does not share."""
         return [view.own for view in self._all_views() if view.task]
@@ -174,9 +186,14 @@ class Session:
         return isinstance(self.error, Unauthorized)
 
     @property
+    def deployed(self) -> Obj | None:
+        """Harvester's Deployment; None if it does not exist."""
+        return self.deployment.get(HARVESTER_NAMESPACE, HARVESTER_DEPLOYMENT)
+
+    @property
     def available(self) -> bool:
         """Contract: Deployment `harvester-system/harvester` has Available=True."""
-        deployment = self.deployment.get(HARVESTER_NAMESPACE, HARVESTER_DEPLOYMENT)
+        deployment = self.deployed
         conditions = (deployment or {}).get("status", {}).get("conditions") or ()
         return any(c.get("type") == "Available" and c.get("status") == "True" for c in conditions)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 from caphv.api.object import Key
+from caphv.runtime.addresses import AddressCheck
 from caphv.runtime.cache import Change
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
@@ -25,10 +26,14 @@ class _Use:
 
 
 class Sessions:
-    """Opens a session with its first cluster and closes it with the last. `fence` is that of the sessions' clients."""
+    """Opens a session with its first cluster and closes it with the last.
 
-    def __init__(self, fence: Callable[[], None] | None = None) -> None:
+    `fence` is that of the sessions' clients, `check_address` says to which addresses they may connect.
+    """
+
+    def __init__(self, fence: Callable[[], None] | None = None, check_address: AddressCheck | None = None) -> None:
         self._fence = fence
+        self._check_address = check_address
         self._events = SessionEvents(lambda _sessions, _change: None, lambda _session: None)
         self._harvesters = Harvesters(self._changed)
         self._sessions: dict[str, Session] = {}
@@ -71,7 +76,9 @@ class Sessions:
         session = self._sessions.get(access.fingerprint)
         if session is None:
             events = SessionEvents(self._changed, self._health, self._caches)
-            session = Session(access, events, identity, self._harvesters, self._fence)
+            session = Session(
+                access, events, identity, self._harvesters, fence=self._fence, check_address=self._check_address
+            )
             self._sessions[access.fingerprint] = session
             session.start()
             log.info("session opened for %s", access.server)

@@ -17,6 +17,7 @@ from typing import Any
 
 from caphv.api import resources
 from caphv.api.object import NODES, SECRETS, Key, Obj, owner_reference, uid_of
+from caphv.runtime.addresses import AddressCheck
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
@@ -48,10 +49,17 @@ class _Workload:
 class WorkloadClusters:
     """Workload clusters by key of their Cluster."""
 
-    def __init__(self, management: ApiClient, clusters: Informer, secrets: Informer) -> None:
+    def __init__(
+        self,
+        management: ApiClient,
+        clusters: Informer,
+        secrets: Informer,
+        check_address: AddressCheck | None = None,
+    ) -> None:
         self._management = management
         self._clusters = clusters
         self._secrets = secrets
+        self._check_address = check_address
         self._changed: Callable[[Key, Change], None] = lambda _cluster, _change: None
         self._reached: Callable[[Key], None] = lambda _cluster: None
         self._workloads: dict[Key, _Workload] = {}
@@ -135,7 +143,7 @@ class WorkloadClusters:
             known = self._workloads.get(cluster)
             if known and known.fingerprint == access.fingerprint:
                 return
-            client = access.client(name="workload", timeout=10)
+            client = access.client(self._check_address, name="workload", timeout=10, opaque=True)
         except (KubeconfigError, binascii.Error) as error:
             log.warning("invalid kubeconfig of workload cluster %s: %s", cluster, error)
             return

@@ -17,6 +17,7 @@ from sandbox import manifests
 from sandbox.harvester import kinds
 from sandbox.processes import children
 from tests.support.paths import CHECKOUT
+from tests.support.process import LOOPBACK
 
 CLUSTERCTL = "clusterctl.cluster.x-k8s.io"
 HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
@@ -89,7 +90,7 @@ async def seen(
 @asynccontextmanager
 async def our_provider(folder: Path, kubeconfig: Path) -> AsyncIterator[None]:
     """`caphv run` on a management cluster for as long as the block lasts; its log is in the folder."""
-    options = (f"--kubeconfig={kubeconfig}", "--metrics-bind-address=0", "--leader-elect")
+    options = (f"--kubeconfig={kubeconfig}", "--metrics-bind-address=0", "--leader-elect", LOOPBACK)
     command = [sys.executable, "-P", "-m", "caphv", "run", *options, "--health-probe-bind-address=0"]
     path = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
     process = children.start(folder, f"provider-of-{kubeconfig.stem}", command, env={"PYTHONPATH": path})

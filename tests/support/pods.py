@@ -29,6 +29,7 @@ from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.children import Process
 from tests.support.image import stages
 from tests.support.paths import CHECKOUT
+from tests.support.process import LOOPBACK
 
 _TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 # As root of namespaces of its own it builds the root, and then becomes the user of the Pod, who may do nothing of that.
@@ -193,7 +194,12 @@ class Pod:
     def _entrypoint(self) -> list[str]:
         _, final = stages((CHECKOUT / "Dockerfile").read_text())
         (line,) = [line for line in final if line.startswith("ENTRYPOINT ")]
-        return [*json.loads(line.removeprefix("ENTRYPOINT ")), *self.container["args"]]
+        arguments = self.container["args"]
+        return [
+            *json.loads(line.removeprefix("ENTRYPOINT ")),
+            *arguments,
+            *([LOOPBACK] if arguments[0] == "run" else []),
+        ]
 
     def _write(self, target: Path, files: dict[str, bytes]) -> None:
         """Files of a volume, by a link that can be moved, as a kubelet has them."""

@@ -19,6 +19,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environmen
         yield environment
 
 
+@pytest.fixture(scope="module")
+def alone(environment: Environment) -> Iterator[None]:
+    """Without the provider that serves the other tests."""
+    asyncio.run(environment.provider.stop())
+    yield
+    asyncio.run(environment.provider.start())
+
+
 @pytest.fixture
 def case(environment: Environment, runner: asyncio.Runner) -> Iterator[Case]:
     """A cluster of the test's own; when the test has ended it is deleted, and nothing of it may be left."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,18 +17,10 @@ from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from tests.support.reconciler.conditions import is_ready
 from tests.support.reconciler.environment import Environment
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runner")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runner", "alone")]
 
 SIDE_BY_SIDE = 6
 NEVER = 0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _alone(environment: Environment) -> Iterator[None]:
-    """Without the provider that serves the other tests."""
-    asyncio.run(environment.provider.stop())
-    yield
-    asyncio.run(environment.provider.start())
 
 
 @pytest.fixture(autouse=True)

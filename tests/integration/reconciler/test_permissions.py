@@ -22,6 +22,7 @@ import yaml
 from caphv import data
 from caphv.api.names import identity_finalizer
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
+from caphv.runtime.addresses import AddressPolicy, networks
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
@@ -165,7 +166,13 @@ async def provider(
     inprocess._hook.set(Unlucky())
     client, stop = manager(server, account), asyncio.Event()
     addresses = BindAddresses(f"127.0.0.1:{metrics}", "")
-    options = ProviderOptions(leader_elect=True, addresses=addresses, secure_metrics=True, namespace=namespace)
+    options = ProviderOptions(
+        leader_elect=True,
+        addresses=addresses,
+        secure_metrics=True,
+        namespace=namespace,
+        address_policy=AddressPolicy(networks(["127.0.0.0/8"])),
+    )
     running = await Provider.connect(client, options)
     work = asyncio.create_task(running.manager.run(stop))
     inprocess._hook.set(None)

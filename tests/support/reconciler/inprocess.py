@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from caphv.runtime.addresses import AddressPolicy, networks
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.kubeconfig import parse_kubeconfig
@@ -97,7 +98,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ApiClient, "request", request)
 
 
-async def run(case: Case, hook: Hook | None, *, leader_elect: bool = False) -> None:
+async def run(
+    case: Case, hook: Hook | None, *, leader_elect: bool = False, allowed: tuple[str, ...] = ("127.0.0.0/8",)
+) -> None:
     """Run the provider for one case, until its hook has stopped it, it lost its lease, or this is cancelled."""
     _hook.set(hook)
     server = case.environment.management
@@ -106,7 +109,12 @@ async def run(case: Case, hook: Hook | None, *, leader_elect: bool = False) -> N
     stop = asyncio.Event()
     stopped = asyncio.create_task(hook.stopped.wait() if hook else stop.wait())
     try:
-        options = ProviderOptions(namespace=case.name, leader_elect=leader_elect, addresses=BindAddresses("", ""))
+        options = ProviderOptions(
+            namespace=case.name,
+            leader_elect=leader_elect,
+            addresses=BindAddresses("", ""),
+            address_policy=AddressPolicy(networks(allowed)),
+        )
         provider = await Provider.connect(client, options)
         work = asyncio.create_task(provider.manager.run(stop))
         try:

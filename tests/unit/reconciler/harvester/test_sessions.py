@@ -52,7 +52,7 @@ class Server:
             return web.json_response({"status": {"allowed": (token, plural) not in self.denied}})
         plural = request.path.rpartition("/")[2]
         if (token, plural) in self.denied:
-            return web.json_response({"reason": "Forbidden", "message": f"cannot list {plural}"}, status=403)
+            return web.json_response(_forbidden(plural), status=403)
         if request.query.get("watch"):
             return await self._watch(request, token, plural)
         self.lists[plural] += 1
@@ -72,6 +72,10 @@ class Server:
     def readers(self, plural: str) -> list[str]:
         """Tokens that watch a collection now."""
         return sorted(token for (token, kind), count in self.open.items() if kind == plural and count)
+
+
+def _forbidden(plural: str) -> dict[str, str]:
+    return {"kind": "Status", "reason": "Forbidden", "message": f"cannot list {plural}"}
 
 
 @contextlib.asynccontextmanager
