@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from packager.git.commit import Reason
-from packager.git.errors import UnmanagedFiles
+from packager.git.errors import UnmanagedFiles, UnusableContent
 from packager.git.folder import FOLDER, LINK, REGULAR_FILE, blob_id, tree_id_of
 from packager.git.prune import Plan
 from packager.git.repository import Result
-from packager.git.snapshot import Entry, Snapshot
+from packager.git.snapshot import MAX_BYTES, MAX_DEPTH, Entry, Snapshot
 
 _COMMIT = "folder"
 
@@ -78,17 +78,22 @@ class _OnDisk:
         inner = {name: folder / name for name in names if os.path.lexists(folder / name)}
         return self._folder(
             {
-                name: self._chain(path, parts[1:]) if parts and _is_folder(path) else self._entry(path)
+                name: self._chain(path, parts[1:]) if parts and _is_folder(path) else self._entry(path, 1)
                 for name, path in inner.items()
             }
         )
 
-    def _entry(self, path: Path) -> Entry:
-        mode = path.lstat().st_mode
+    def _entry(self, path: Path, depth: int) -> Entry:
+        found_stat = path.lstat()
+        mode = found_stat.st_mode
+        if depth > MAX_DEPTH:
+            raise UnusableContent(f"folders are nested more than {MAX_DEPTH} levels deep: {path}")
         if stat.S_ISDIR(mode):
-            return self._folder({inner.name: self._entry(inner) for inner in path.iterdir()})
+            return self._folder({inner.name: self._entry(inner, depth + 1) for inner in path.iterdir()})
         if not stat.S_ISREG(mode):
             return Entry(LINK, blob_id(b""))
+        if found_stat.st_size > MAX_BYTES:
+            raise UnusableContent(f"{path}: has more than {MAX_BYTES:,} bytes: remove it")
         content = path.read_bytes()
         found = Entry(REGULAR_FILE, blob_id(content))
         self._contents[found.id] = content

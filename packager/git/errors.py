@@ -63,6 +63,10 @@ class CloneLocked(GitError):
     """Another process uses the same cache folder."""
 
 
+class UnusableContent(GitError):
+    """A commit holds names that no checkout would allow, or more than the packager reads. A new clone cannot help."""
+
+
 class UnmanagedFiles(GitError):
     """Files or commits that the packager did not write are in its way."""
 

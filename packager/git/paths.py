@@ -22,6 +22,16 @@ def fault_of(path: str) -> str:
     return ""
 
 
+# Characters that some file systems leave out of names.
+_IGNORED = dict.fromkeys((0x200B, *range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF))
+
+
+def may_be_checked_out(name: str) -> bool:
+    """Whether Git would create an entry of this name in a work tree; it refuses whatever may mean `.git`."""
+    plain = name.translate(_IGNORED).partition(":")[0].rstrip(". ").casefold()
+    return bool(name) and name not in {".", ".."} and not {"/", "\0"} & set(name) and plain not in {".git", "git~1"}
+
+
 def checked(path: str) -> str:
     """Return the path; raises ValueError when it cannot be written."""
     if fault := fault_of(path):

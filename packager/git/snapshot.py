@@ -15,14 +15,18 @@ from git.exc import GitError as GitPythonError
 from git.exc import ODBError
 from git.objects.fun import tree_entries_from_data
 
-from packager.git.errors import CorruptClone
+from packager.git.errors import CorruptClone, UnusableContent
 from packager.git.folder import FOLDER, Tree
-from packager.git.paths import joined
+from packager.git.paths import joined, may_be_checked_out
 
 _FORMAT = 0o170000
 _FILE = 0o100000
 _MOST_REMEMBERED = 20_000
 _LONGEST_REMEMBERED = 4096
+# A repository of 1,000 clusters has some 10,000 files in folders that are five levels deep.
+MAX_DEPTH = 64
+MAX_FILES = 200_000
+MAX_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,10 @@ class Entry:
 
 
 class Store(Protocol):
-    """Objects by id: entries of folders, and contents of files and commits. Methods raise CorruptClone."""
+    """Objects by id: entries of folders, and contents of files and commits.
+
+    Methods raise CorruptClone, and UnusableContent.
+    """
 
     def tree(self, name: str) -> Mapping[str, Entry]: ...  # noqa: D102
     def content(self, name: str) -> bytes: ...  # noqa: D102
@@ -59,15 +66,15 @@ class Objects:
         self._contents: dict[str, bytes] = {}
 
     def tree(self, name: str) -> Mapping[str, Entry]:
-        """Return the entries of a folder by name. Raises CorruptClone."""
+        """Return the entries of a folder by name. Raises CorruptClone, UnusableContent."""
         if name not in self._trees:
-            rows = tree_entries_from_data(self._read(name))
+            entries = _entries(name, self._read(name))
             _make_room(self._trees)
-            self._trees[name] = {str(key): Entry(mode, binary.hex()) for binary, mode, key in rows}
+            self._trees[name] = entries
         return self._trees[name]
 
     def content(self, name: str) -> bytes:
-        """Return the content of a file, or a commit as Git stores it. Raises CorruptClone."""
+        """Return the content of a file, or a commit as Git stores it. Raises CorruptClone, UnusableContent."""
         if name not in self._contents:
             content = self._read(name)
             if len(content) > _LONGEST_REMEMBERED:
@@ -78,9 +85,32 @@ class Objects:
 
     def _read(self, name: str) -> bytes:
         try:
-            return bytes(self._repository.odb.stream(bytes.fromhex(name)).read())
+            binary = bytes.fromhex(name)
+            # A few KiB of a pack can be gigabytes, so `cat-file --batch-check` tells the size first.
+            size = self._repository.odb.info(binary).size
+            if size <= MAX_BYTES:
+                return bytes(self._repository.odb.stream(binary).read())
         except (GitPythonError, ODBError, ValueError, OSError) as error:
             raise CorruptClone(f"object {name} cannot be read: {type(error).__name__}") from None
+        raise UnusableContent(
+            f"a file or folder has {size:,} bytes, more than {MAX_BYTES:,}: remove it from the repository "
+            f"(git rev-list --objects --all | grep {name})"
+        )
+
+
+def _entries(tree: str, content: bytes) -> Mapping[str, Entry]:
+    try:
+        rows = tree_entries_from_data(content)
+        entries = {str(key): Entry(mode, binary.hex()) for binary, mode, key in rows}
+    except (ValueError, IndexError):
+        # GitPython refuses most of these names by itself.
+        raise UnusableContent(f"folder {tree} has a name that Git does not check out, or is damaged") from None
+    for name in entries:
+        if not may_be_checked_out(name):
+            raise UnusableContent(f"folder {tree} has an entry {name[:64]!a}, that Git does not check out: remove it")
+    if len(entries) != len(rows):
+        raise UnusableContent(f"folder {tree} has two entries of one name: correct it")
+    return entries
 
 
 def _make_room(remembered: dict[str, Any]) -> None:
@@ -89,7 +119,10 @@ def _make_room(remembered: dict[str, Any]) -> None:
 
 
 class Snapshot:
-    """A commit below the remote's path; `commit` is empty for a missing branch. Reading raises CorruptClone."""
+    """A commit below the remote's path; `commit` is empty for a missing branch.
+
+    Reading raises CorruptClone, and UnusableContent for what exceeds the limits above.
+    """
 
     def __init__(self, objects: Store, commit: str, path: str = "") -> None:
         self.commit = commit
@@ -124,15 +157,23 @@ class Snapshot:
 
     def files(self, path: str) -> dict[str, Entry]:
         """Return all files, links and submodules below a folder, by path relative to it."""
-        found = self.entry(path)
-        return dict(self._walk(found.id, "")) if found and found.is_folder else {}
+        top = self.entry(path)
+        found: dict[str, Entry] = {}
+        for count, (name, entry) in enumerate(self._walk(top.id, "", 1) if top and top.is_folder else ()):
+            if count == MAX_FILES:
+                raise UnusableContent(f"{path or 'the repository'} has more than {MAX_FILES:,} files: remove some")
+            if not entry.is_folder:
+                found[name] = entry
+        return found
 
-    def _walk(self, tree: str, prefix: str) -> Iterator[tuple[str, Entry]]:
+    def _walk(self, tree: str, prefix: str, depth: int) -> Iterator[tuple[str, Entry]]:
+        """Yield folders, too: a tree can be a part of any number of others, without a single file."""
+        if depth > MAX_DEPTH:
+            raise UnusableContent(f"folders are nested more than {MAX_DEPTH} levels deep: {prefix[:64]}…")
         for name, entry in self._objects.tree(tree).items():
+            yield f"{prefix}{name}", entry
             if entry.is_folder:
-                yield from self._walk(entry.id, f"{prefix}{name}/")
-            else:
-                yield f"{prefix}{name}", entry
+                yield from self._walk(entry.id, f"{prefix}{name}/", depth + 1)
 
     def obstacle(self, path: str) -> str:
         """Return the first part of a path, from the root, that exists and is not a folder."""

@@ -31,6 +31,7 @@ ADDED = {
     "harvesterclusters": {
         *(f".spec{field}" for field in CLUSTER_SPEC),
         ".status.harvester",
+        ".status.harvester.addressChecked",
         ".status.harvester.uid",
     },
     "harvesterclustertemplates": {f".spec.template.spec{field}" for field in CLUSTER_SPEC},

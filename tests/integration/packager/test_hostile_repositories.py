@@ -1,0 +1,129 @@
+"""Commits that no user can make with Git's own commands: refused at once, with a message, and without a new clone."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from packager.git.errors import UnusableContent
+from packager.git.remote import Remote
+from packager.git.repository import Repository
+from packager.git.snapshot import MAX_BYTES, MAX_DEPTH
+from tests.support.packager.repositories import Origin, git
+
+pytestmark = pytest.mark.integration
+
+FILE, FOLDER = b"100644", b"40000"
+
+
+class Forge:
+    """Writes objects as they are, and commits that Git's commands would refuse."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+
+    def object(self, kind: str, content: bytes) -> bytes:
+        """Store an object and return its id."""
+        full = f"{kind} {len(content)}\0".encode() + content
+        name = hashlib.sha1(full, usedforsecurity=False).hexdigest()
+        path = self.origin.folder / "objects" / name[:2] / name[2:]
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(zlib.compress(full, 1))
+        return bytes.fromhex(name)
+
+    def tree(self, *entries: tuple[bytes, bytes, bytes]) -> bytes:
+        """Store a tree of entries (mode, name, id)."""
+        return self.object("tree", b"".join(mode + b" " + name + b"\0" + one for mode, name, one in entries))
+
+    def commit(self, tree: bytes) -> None:
+        """Make the tree the content of branch main."""
+        author = "other <other@example.com> 1 +0000"
+        text = f"tree {tree.hex()}\nauthor {author}\ncommitter {author}\n\nmine\n"
+        commit = self.object("commit", text.encode()).hex()
+        git(self.origin.folder, "update-ref", "refs/heads/main", commit)
+
+
+@pytest.fixture
+def forge(tmp_path: Path) -> Forge:
+    return Forge(Origin.make(tmp_path / "origin.git"))
+
+
+@pytest.fixture
+def repository(forge: Forge, tmp_path: Path) -> Iterator[Repository]:
+    with Repository(Remote(forge.origin.url), tmp_path / "cache") as repository:
+        yield repository
+
+
+def refusal(repository: Repository, caplog: pytest.LogCaptureFixture) -> str:
+    """Why all files of the newest commit cannot be listed or read; found within seconds."""
+    started = time.monotonic()
+    with caplog.at_level(logging.WARNING), pytest.raises(UnusableContent) as error:
+        dict(repository.sync().tree)
+    assert time.monotonic() - started < 20
+    assert "recreating the clone" not in caplog.text
+    assert len(str(error.value)) < 500
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", [".", "..", ".git", ".GIT", "git~1", ".git ", ".g\u200cit", "a/b", ".git:x"])
+def test_names_that_no_checkout_allows(
+    forge: Forge, repository: Repository, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    blob = forge.object("blob", b"x")
+    forge.commit(forge.tree((FILE, name.encode(), blob)))
+    assert "that Git does not check out" in refusal(repository, caplog)
+
+
+def test_two_entries_of_one_name(forge: Forge, repository: Repository, caplog: pytest.LogCaptureFixture) -> None:
+    blob = forge.object("blob", b"x")
+    forge.commit(forge.tree((FILE, b"a.yaml", blob), (FILE, b"a.yaml", blob)))
+    assert "two entries of one name" in refusal(repository, caplog)
+
+
+def test_nested_folders(forge: Forge, repository: Repository, caplog: pytest.LogCaptureFixture) -> None:
+    tree = forge.tree((FILE, b"a.yaml", forge.object("blob", b"x")))
+    for _ in range(3000):
+        tree = forge.tree((FOLDER, b"d", tree))
+    forge.commit(tree)
+    assert f"more than {MAX_DEPTH} levels" in refusal(repository, caplog)
+
+
+@pytest.mark.parametrize("leaf", ["file", "nothing"])
+def test_folder_that_is_its_own_neighbour_many_times(
+    forge: Forge, repository: Repository, caplog: pytest.LogCaptureFixture, leaf: str
+) -> None:
+    """Eight levels of ten names for one tree: 10^8 paths from a kilobyte."""
+    blob = forge.object("blob", b"x")
+    tree = forge.tree(*([(FILE, b"a.yaml", blob)] if leaf == "file" else []))
+    for _ in range(8):
+        tree = forge.tree(*((FOLDER, b"%d" % number, tree) for number in range(10)))
+    forge.commit(tree)
+    assert "more than 200,000 files" in refusal(repository, caplog)
+
+
+def test_large_file_is_not_read(forge: Forge, repository: Repository, caplog: pytest.LogCaptureFixture) -> None:
+    blob = forge.object("blob", b"\0" * (MAX_BYTES + 1))
+    forge.commit(forge.tree((FILE, b"a.yaml", blob)))
+    assert f"more than {MAX_BYTES:,}" in refusal(repository, caplog)
+    assert "a.yaml" in repository.sync().files("")
+
+
+def test_repository_is_read_again_once_it_is_corrected(
+    forge: Forge, repository: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    blob = forge.object("blob", b"x")
+    forge.commit(forge.tree((FILE, b"..", blob)))
+    refusal(repository, caplog)
+    forge.commit(forge.tree((FILE, b"a.yaml", blob)))
+    assert dict(repository.sync().tree) == {"a.yaml": b"x"}
+
+
+def test_empty_commit_is_no_error(forge: Forge, repository: Repository) -> None:
+    forge.commit(forge.tree())
+    assert dict(repository.sync().tree) == {}
