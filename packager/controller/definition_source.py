@@ -47,9 +47,9 @@ class DefinitionSource:
         snapshot, remote = repository.sync(), self._place.remote
         if not snapshot.commit:
             # A missing branch is not an empty one: no definitions would mean that all clusters are to be removed.
-            raise GitError(f"{remote.url} has no branch {remote.branch}: create it, or name another one")
+            raise GitError(f"{remote.shown} has no branch {remote.branch}: create it, or name another one")
         source = self._reader.read(manifests(snapshot.tree))
-        self._current = snapshot.commit, DefinitionCommit(f"{remote.url}@{snapshot.commit}", source)
+        self._current = snapshot.commit, DefinitionCommit(f"{remote.shown}@{snapshot.commit}", source)
 
     def close(self) -> None:
         """Release the clone."""

@@ -37,7 +37,7 @@ class RepositoryHandle:
         """Return the repository. Raises GitErrors for credentials that cannot be read, and for a clone in use."""
         credentials = self._read_credentials()
         if self._repository is not None and credentials != self._credentials:
-            log.info("the credentials for %s have changed", self._place.remote.url)
+            log.info("the credentials for %s have changed", self._place.remote.shown)
             self.close()
         if self._repository is None:
             repository = Repository(self._place.remote, self._place.cache, credentials, self._place.identity)

@@ -135,7 +135,7 @@ class Clone:
         if self._lock is None:
             raise RuntimeError("the clone is not open")
         return run(
-            f"{action} ({self.remote.url})",
+            f"{action} ({self.remote.shown})",
             arguments,
             variables={**self._variables, **variables},
             settings=settings,

@@ -14,6 +14,8 @@ from packager.git.paths import fault_of
 _SCHEMES = ("https", "http", "ssh", "git", "file")
 _SCP = re.compile(r"(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?(?P<host>[A-Za-z0-9][\w.-]*):(?!//)(?P<path>[^-\s].*)")
 _USER = re.compile(r"[A-Za-z0-9_][\w.+%-]*")
+# Git hosts accept a token as user, too. These are the prefixes of theirs; others are long and without separators.
+_TOKEN = re.compile(r"(?:gh[a-z]_|github_pat_|gl[a-z]{2,6}-|AT[A-Z]{2}|bb[a-z]*_).{8}|.*[A-Za-z0-9]{24}")
 _UNSAFE = re.compile(r"[\x00-\x20\x7f]")
 _BAD_BRANCH = re.compile(r"^[-/.@]$|^[-/.]|[/.]$|\.lock(/|$)|\.\.|//|/\.|@\{|[\x00-\x20\x7f~^:?*\[\\]|^refs/|^HEAD$")
 REVIEW_PREFIX = "caphv/"
@@ -23,7 +25,7 @@ REVIEW_PREFIX = "caphv/"
 class Remote:
     """A branch and a folder of a repository. Raises `InvalidRemote` with all that is wrong.
 
-    `url`: https, http, ssh, git or file, or `user@host:path`, or an absolute path; never with a password in it.
+    `url`: https, http, ssh, git or file, or `user@host:path`, or an absolute path; without password and token.
     `path`: folder in the repository below which everything is read and written, empty for its root.
     `review`: push to this branch instead of `branch`, for a pull request. It begins with `caphv/`, because the
     packager recreates it whenever `branch` moves.
@@ -47,6 +49,11 @@ class Remote:
         if self.url.startswith("/"):
             return "file"
         return urllib.parse.urlsplit(self.url).scheme if "://" in self.url else "ssh"
+
+    @property
+    def shown(self) -> str:
+        """The address for messages and commits, without a user that could be a secret."""
+        return re.sub(r"(?<=://)[^/@]*@", "", self.url) if self.scheme in ("http", "https") else self.url
 
     @property
     def origin(self) -> str:
@@ -91,6 +98,8 @@ def _url_findings(url: str) -> Iterator[Finding]:
         yield finding("must not hold a password: give it in the Secret or the environment")
     if parts.username is not None and not _USER.fullmatch(parts.username):
         yield finding("must name a plain user")
+    elif parts.scheme in ("http", "https") and _TOKEN.match(parts.username or ""):
+        yield finding("must not hold a token as its user: give it as password in the Secret or the environment")
     if parts.scheme == "file" and (host or not parts.path.startswith("/")):
         yield finding("must name an absolute path: file:///path")
     if parts.scheme != "file" and not re.fullmatch(r"[A-Za-z0-9][\w.-]*|[0-9A-Fa-f:.]+", host):

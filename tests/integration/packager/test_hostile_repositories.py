@@ -124,6 +124,6 @@ def test_repository_is_read_again_once_it_is_corrected(
     assert dict(repository.sync().tree) == {"a.yaml": b"x"}
 
 
-def test_empty_commit_is_no_error(forge: Forge, repository: Repository) -> None:
+def test_empty_commit_is_read(forge: Forge, repository: Repository) -> None:
     forge.commit(forge.tree())
     assert dict(repository.sync().tree) == {}

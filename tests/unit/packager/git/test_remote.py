@@ -42,6 +42,10 @@ def test_addresses(url: str, scheme: str) -> None:
         "git@-host:a",
         "git@host:-a",
         "https://user:secret@host/a.git",
+        "https://ghp_secret0123456789abcdefghijklmnop@host/a.git",
+        "https://glpat-secret0123456789ab@host/a.git",
+        "https://github_pat_secret0123456@host/a.git",
+        "http://secret0123456789abcdef0123456789abcdef@host/a.git",
         "https://host/a.git?x=1",
         "https://host/a.git#x",
         "https://host:port/a.git",
@@ -59,6 +63,13 @@ def test_dangerous_addresses(url: str) -> None:
         Remote(url)
     assert error.value.findings[0].field == "url"
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("user", ["git", "oauth2", "x-access-token", "x-token-auth", "kubernetes-fleet-2024-robot"])
+def test_users_of_web_addresses_are_not_shown(user: str) -> None:
+    remote = Remote(f"https://{user}@git.example.com/fleet.git")
+    assert remote.shown == "https://git.example.com/fleet.git"
+    assert Remote("git@git.example.com:team/a.git").shown == "git@git.example.com:team/a.git"
 
 
 @pytest.mark.parametrize(
