@@ -13,15 +13,14 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import orjson
 from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestHandler
 from prometheus_client import generate_latest
 
 from caphv.runtime.certwatcher import CertWatcher
+from caphv.runtime.httpserver import Connection, has_answered, request_factory
 from caphv.runtime.runnable import Runnable, listening_address
 from webhooks import metrics
 from webhooks.handler import MAX_BODY, TARGETS, Answer, BadReview, Target, answer, failure
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 
 _BODY_SECONDS = 5.0
 _HANDSHAKE_SECONDS = 10.0
-_HEADER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 # How long a server that ends continues answering: API servers that have not heard of it yet send here all the same.
 _DRAIN_SECONDS = 2.0
@@ -68,11 +66,11 @@ class WebhookServer(Runnable):
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        server = web.Server(self._handle, request_factory=_make_request)
+        server = web.Server(self._handle, request_factory=request_factory(MAX_BODY))
         host, port = self._address or ("", 0)
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(
-            lambda: _Connection(server, loop=loop, access_log=None),
+            lambda: Connection(server, loop=loop, access_log=None),
             host or None,
             port,
             ssl=self._certificates.listener(),
@@ -96,8 +94,7 @@ class WebhookServer(Runnable):
         try:
             return await self._answered(request)
         finally:
-            if isinstance(request.protocol, _Connection):
-                request.protocol.has_answered()
+            has_answered(request)
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         started = time.perf_counter()
@@ -119,52 +116,6 @@ class WebhookServer(Runnable):
         if self._draining:
             response.force_close()
         return response
-
-
-class _Connection(RequestHandler):
-    """A connection that is closed when the headers of a request take too long: each costs a file descriptor."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._patience: asyncio.TimerHandle | None = None
-        self._answering = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._wait_for_headers()
-
-    def data_received(self, data: bytes) -> None:
-        if self._patience is None and not self._answering:
-            self._wait_for_headers()
-        super().data_received(data)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def has_headers(self) -> None:
-        """The headers of a request are complete."""
-        self._stop_waiting()
-        self._answering = True
-
-    def has_answered(self) -> None:
-        """The answer to that request is ready; the next one may begin."""
-        self._answering = False
-
-    def _wait_for_headers(self) -> None:
-        self._patience = asyncio.get_running_loop().call_later(_HEADER_SECONDS, self.force_close)
-
-    def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-
-def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    if isinstance(protocol, _Connection):
-        protocol.has_headers()
-    loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
 
 
 def _target(request: web.BaseRequest) -> Target:

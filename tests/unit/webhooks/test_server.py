@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from caphv.runtime import httpserver
 from caphv.validation.finding import Fault, Finding
 from sandbox.processes import children, pki
 from tests.support.waiting import until
@@ -167,7 +168,7 @@ async def test_a_body_that_is_not_encoded_as_its_headers_say_is_refused(tmp_path
 
 
 async def test_connections_with_slow_headers_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(httpserver, "HEADER_SECONDS", 0.5)
     async with running(tmp_path) as it, it.client() as client:
         async with client.post(PATH, json=REVIEW) as answer:
             assert answer.status == 200

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gzip
 import hashlib
 import hmac
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from caphv.runtime import httpserver
+from packager.controller import receiver
 from packager.controller.receiver import Receiver, authentic, read_secret
+from sandbox.processes import children
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +51,8 @@ def test_usual_git_hosts_are_known(header: str, value: str) -> None:
         {"X-Hub-Signature": "sha1=" + hmac.new(SECRET, BODY, hashlib.sha1).hexdigest()},
         {"X-Gitea-Signature": "ä" * 64},
         {"X-Gitlab-Token": ""},
+        {"X-Gitlab-Token": "ä"},
+        {"X-Gitlab-Token": "\udce4\udcff"},
     ],
 )
 def test_others_are_not(headers: dict[str, str]) -> None:
@@ -59,3 +69,80 @@ def test_a_secret_is_read_without_its_line_end_and_never_reported(tmp_path: Path
     assert "canary" not in str(error.value)
     with pytest.raises(ValueError, match="cannot read the secret"):
         read_secret(tmp_path / "missing")
+
+
+class Served:
+    """A receiver on a loopback port; `pushes` counts the syncs that it requested."""
+
+    def __init__(self, folder: Path) -> None:
+        (self.port,) = children.free_ports(1)
+        self.pushes = 0
+        (folder / "secret").write_bytes(SECRET)
+        self._receiver = Receiver(f"127.0.0.1:{self.port}", folder / "secret", self._pushed)
+
+    def _pushed(self) -> None:
+        self.pushes += 1
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[aiohttp.ClientSession]:
+        task = asyncio.create_task(self._receiver.run())
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{self.port}") as session:
+                await asyncio.sleep(0.1)
+                yield session
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def signed(body: bytes) -> dict[str, str]:
+    return {"X-Hub-Signature-256": f"sha256={hmac.new(SECRET, body, hashlib.sha256).hexdigest()}"}
+
+
+async def test_repeated_event_requests_no_second_sync(tmp_path: Path) -> None:
+    it = Served(tmp_path)
+    async with it.running() as session:
+        for _ in range(5):
+            async with session.post("/push", data=BODY, headers=signed(BODY)) as answer:
+                assert answer.status == 202
+        assert it.pushes == 1
+        async with session.post("/push", data=BODY + b" ", headers=signed(BODY + b" ")) as answer:
+            assert answer.status == 202
+    assert it.pushes == 2
+
+
+async def test_wrong_requests_get_an_answer(tmp_path: Path) -> None:
+    it = Served(tmp_path)
+    async with it.running() as session:
+        for method, path, headers, body, status in (
+            ("GET", "/push", {}, b"", 404),
+            ("POST", "/", {}, b"", 404),
+            ("POST", "/push", {"Content-Encoding": "gzip"}, b"no gzip at all", 400),
+            ("POST", "/push", {"Content-Encoding": "gzip"}, gzip.compress(b"\0" * 20 * 1024 * 1024), 413),
+            ("POST", "/push", {}, b"\0" * (6 * 1024 * 1024), 413),
+            ("POST", "/push", {}, BODY, 401),
+        ):
+            async with session.request(method, path, data=body, headers=headers) as answer:
+                assert answer.status == status, (method, path)
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+        writer.write(b"POST /push HTTP/1.1\r\nHost: x\r\nX-Gitlab-Token: \xe4\xff\r\nContent-Length: 0\r\n\r\n")
+        assert b" 401 " in await reader.readline()
+        writer.close()
+    assert it.pushes == 0
+
+
+async def test_slow_headers_and_bodies_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpserver, "HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(receiver, "_SECONDS", 0.3)
+    it = Served(tmp_path)
+    async with it.running():
+        for beginning, answer in (
+            (b"", b""),
+            (b"POST /push HTTP/1.1\r\nX-Slow: ", b""),
+            (b"POST /push HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 408"),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            writer.write(beginning)
+            async with asyncio.timeout(10):
+                assert (await reader.read(12)) == answer
+            writer.close()
