@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import click
 
 from caphv.api.object import Obj
 from commands.main import CONTEXT_SETTINGS
+from commands.options.charts import chart_options, rendering
 from packager.definitions.flags import FLAGS, Flag
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 """,
 )
 @_flags_of_clusters
+@chart_options
 @click.option(
     "--individual-objects",
     is_flag=True,
@@ -99,7 +101,7 @@ def generate(**options: Any) -> None:
     identity = _identity(options["harvester_kubeconfig"], problems)
     document = _read(options["definition"]) if options["definition"] else None
     wanted = _wanted(given, document, options)
-    found = _built(wanted)
+    found = _built(wanted, options)
     problems += [_line(finding, given, document) for finding in found.findings if not finding.advice]
     for finding in found.findings:
         if finding.advice:
@@ -194,11 +196,15 @@ def _identity(file: Path | None, problems: list[str]) -> str:
     return content.decode()
 
 
-def _built(wanted: Obj, existing: Sequence[Obj] = ()) -> Built:
+def _built(wanted: Obj, options: dict[str, Any], existing: Sequence[Obj] = ()) -> Built:
     from packager.definitions.build import build
     from packager.rendering.renderer import Renderer
 
-    return build(wanted, Renderer(), {}, existing)
+    try:
+        renderer = Renderer(rendering(options))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    return build(wanted, renderer, {}, existing)
 
 
 def _line(finding: Finding, given: Mapping[str, str], document: Document | None) -> str:
@@ -260,7 +266,7 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
     async def run() -> tuple[list[Obj], list[ApplyFailure]]:
         client = ApiClient(await own_configuration(options["kubeconfig"], options["context"]), name="management")
         try:
-            return await _applied(Applier(client), wanted, found, secret)
+            return await _applied(Applier(client), found, secret, partial(_built, wanted, options))
         finally:
             await client.close()
 
@@ -279,11 +285,11 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
 
 
 async def _applied(
-    applier: Applier, wanted: Obj, found: Built, secret: list[Obj]
+    applier: Applier, found: Built, secret: list[Obj], build: Callable[[Sequence[Obj]], Built]
 ) -> tuple[list[Obj], list[ApplyFailure]]:
     there = [obj for planned in found.objects if (obj := await applier.read(planned)) is not None]
     # Nodes of a running cluster keep the files that they started with: other ones would replace the control plane.
-    found = _built(wanted, there) if there else found
+    found = build(there) if there else found
     missing = await applier.missing(found.shared.values())
     objects = [*missing[:1], *secret, *missing[1:], *found.objects]
     return objects, await applier.apply(objects)

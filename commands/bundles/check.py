@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.bundles.common import DIFFERENT, DONE, UNREADABLE, bundler_of, output, render_options
+from commands.options.charts import DEFAULT
 from commands.options.clusters import InputError, cluster_options, progress, read_clusters
 from commands.options.repository import names_repository, open_store, repository_options
 
@@ -92,7 +93,7 @@ def _checker(flags: dict[str, Any]) -> Iterator[Checker]:
     from packager.checks.check import Checker
     from packager.checks.helm import Helm
 
-    download = bool(flags["fetch"] or flags["chart_repo"])
+    download = bool(flags["fetch"] or flags["chart_repo"] not in ("", DEFAULT))
     if not (flags["charts"] or download):
         yield Checker(None, None)
         return

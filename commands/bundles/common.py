@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from commands.options.charts import chart_options, rendering
 from commands.options.clusters import SelectedClusters, Step, progress, read_clusters
 from commands.options.repository import open_store
 
@@ -31,12 +31,7 @@ def render_options(command: _Command) -> _Command:
             is_flag=True,
             help="Allow changes of CNI, encapsulation and networks that break a running cluster.",
         ),
-        click.option("--chart-repo", default="", metavar="URL", help="Mirror of all charts, https://… or oci://…."),
-        click.option(
-            "--templates",
-            type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Folder with templates that replace or add to the shipped ones.",
-        ),
+        chart_options,
     ):
         command = add(command)
     return command
@@ -53,11 +48,12 @@ PARTIAL = click.option("--partial", is_flag=True, help="Ignore clusters that are
 def bundler_of(flags: dict[str, Any], step: Step) -> Bundler:
     """Return a bundler with the options of `render_options`, which reports progress."""
     from packager.bundler import Bundler
-    from packager.rendering.renderer import RenderOptions
 
-    options = RenderOptions(flags["templates"], flags["chart_repo"], flags["force"])
     try:
-        return Bundler(options, report=lambda done, whole: step(f"rendering cluster {done + 1} of {whole}"))
+        return Bundler(
+            rendering(flags, force=flags["force"]),
+            report=lambda done, whole: step(f"rendering cluster {done + 1} of {whole}"),
+        )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.options.charts import chart_options
 from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option
 from commands.options.repository import author_options, prune_option, remote_options, source_options
 from commands.webhook import stop_signal
@@ -48,21 +49,7 @@ Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage,
     metavar="NAME",
     help="Secret with credentials for Fleet to read the repository, for the GitRepos of definitions.",
 )
-@click.option(
-    "--templates",
-    default="",
-    show_default=False,
-    envvar="CAPHV_TEMPLATES",
-    help="Folder with templates that replace or add to the shipped ones.",
-)
-@click.option(
-    "--chart-repo",
-    default="",
-    show_default=False,
-    envvar="CAPHV_CHART_REPO",
-    metavar="URL",
-    help="Mirror of all charts, https:// or oci://, for air-gapped sites.",
-)
+@chart_options
 @click.option(
     "--debounce",
     type=click.FloatRange(0, 600),

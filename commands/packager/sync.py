@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from commands.main import CONTEXT_SETTINGS
+from commands.options.charts import chart_options, rendering
 from commands.options.clusters import InputError, Step, progress
 from commands.options.repository import (
     commit_options,
@@ -72,12 +73,7 @@ input, or wrong usage.
 @click.option(
     "--client-secret", default="", metavar="NAME", help="Secret with credentials for Fleet to read the repository."
 )
-@click.option("--chart-repo", default="", metavar="URL", help="Mirror of all charts, https://… or oci://….")
-@click.option(
-    "--templates",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with templates that replace or add to the shipped ones.",
-)
+@chart_options
 @click.option(
     "--interval",
     type=click.FloatRange(1, 86400),
@@ -159,10 +155,9 @@ def _planner(flags: dict[str, Any]) -> Planner:
     from packager.bundler import Bundler
     from packager.definitions.builder import Builder
     from packager.planner import Planner
-    from packager.rendering.renderer import RenderOptions
 
     try:
-        bundler = Bundler(RenderOptions(flags["templates"], flags["chart_repo"]))
+        bundler = Bundler(rendering(flags))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     builder = Builder(bundler.renderer, _git_repos(flags), bundles=not flags["no_bundles"])

@@ -22,7 +22,7 @@ from packager.definitions.source import Validator
 from packager.git.commit import Identity
 from packager.git.remote import Remote
 from packager.rendering.gitrepo import GitRepoOptions
-from packager.rendering.renderer import RenderOptions
+from packager.rendering.renderer import render_options
 
 _AUTHOR = re.compile(r"(?P<name>[^<>]+?) *<(?P<email>[^<> ]+)>")
 
@@ -71,7 +71,7 @@ class PackagerFlags:
         secret = Path(self.git_credentials) if self.git_credentials else None
         publisher = PublisherOptions(
             place=RepositoryConfig(remote, cache, secret, self._identity()),
-            rendering=RenderOptions(Path(self.templates) if self.templates else None, self.chart_repo),
+            rendering=render_options(self.templates, self.chart_repo),
             max_prune=self.max_prune,
             namespace=self.namespace,
             source=self._source(cache, secret, validate),

@@ -18,6 +18,7 @@ from packager.addons.gather import parsed
 from packager.addons.merge import origin
 from packager.addons.settings import AddonSettings
 from packager.addons.versions import Versions, pinned
+from packager.rendering import sources
 from packager.rendering import yaml as yamltext
 from packager.tree import cluster_folder
 
@@ -34,11 +35,15 @@ _EFFECTS = {
 
 @dataclass(frozen=True)
 class Record:
-    """Content of the file: versions, what cannot change, and the hash over the other files."""
+    """Content of the file: versions, what cannot change, the hash over the other files, and what they are made of.
+
+    `sources` is None in a file of 0.11, which does not tell.
+    """
 
     versions: Versions
     network: Mapping[str, Any]
     content_hash: str
+    sources: sources.Sources | None = None
 
 
 def record_path(settings: AddonSettings) -> str:
@@ -52,6 +57,8 @@ def write(settings: AddonSettings, record: Record) -> bytes:
         "cluster": {"namespace": settings.cluster.namespace, "name": settings.cluster.name},
         "contentHash": record.content_hash,
         "network": dict(record.network),
+        # Without a mirror and templates of users the file stays as 0.11 wrote it.
+        **({"sources": made_of} if record.sources and (made_of := record.sources.as_data()) else {}),
         "versions": record.versions.as_data(),
     }
     return yamltext.dump(content).encode()
@@ -64,7 +71,8 @@ def read(content: bytes) -> Record:
         if fault or not isinstance(value, dict):
             msg = fault or "must be an object"
             raise ValueError(msg)
-        return Record(pinned(value["versions"]), dict(value["network"]), str(value["contentHash"]))
+        made_of = sources.pinned(value.get("sources"))
+        return Record(pinned(value["versions"]), dict(value["network"]), str(value["contentHash"]), made_of)
     except (KeyError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
         msg = f"lacks or spoils a field: {type(error).__name__} {error}"
         raise ValueError(msg) from None

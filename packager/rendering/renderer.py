@@ -24,7 +24,7 @@ from packager.addons.gather import annotations_of_cluster
 from packager.addons.merge import merged
 from packager.addons.settings import AddonSettings, ClusterFacts, settings_of
 from packager.addons.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
-from packager.rendering import bundles, lockfile, render_cache, secretscan, yaml
+from packager.rendering import bundles, lockfile, render_cache, secretscan, sources, yaml
 from packager.rendering.templates import SUFFIX, TemplateError, Templates, check_folder
 from packager.tree import Tree, cluster_folder, content_hash, path_of
 
@@ -40,12 +40,26 @@ _FLEET = f"{bundles.FLEET_YAML}{SUFFIX}"
 class RenderOptions:
     """How to render. `templates` is a user's folder over the shipped ones, `chart_repository` a mirror of all charts.
 
+    `default` for the mirror, and `shipped`, ask for what none of both means, where a cluster's record has one.
     `force` allows changes that break the network of a live cluster.
     """
 
     templates: Path | None = None
     chart_repository: str = ""
     force: bool = False
+    shipped: bool = False
+
+    @property
+    def mirror(self) -> str:
+        """URL of the mirror, empty for the charts' own repositories."""
+        return "" if self.chart_repository == sources.DEFAULT else self.chart_repository
+
+
+def render_options(templates: str, chart_repository: str, *, force: bool = False) -> RenderOptions:
+    """Return options from the texts of flags; both may be empty or `default`."""
+    shipped = templates == sources.DEFAULT
+    folder = Path(templates) if templates and not shipped else None
+    return RenderOptions(folder, chart_repository, force, shipped)
 
 
 @dataclass(frozen=True)
@@ -80,12 +94,13 @@ class Renderer:
             ValueError: the chart repository or the table is none, or templates are where none would be read.
             FileNotFoundError: the folder of templates is not there.
         """
-        if options.chart_repository:
-            checked_repository(options.chart_repository)
+        if options.mirror:
+            checked_repository(options.mirror)
         if options.templates:
             check_folder(options.templates)
         self.options = options
         self.table: Table = table(versions)
+        self._overlays: dict[str, str] = {}
         self._templates: dict[str, Templates] = {}
         self._known: dict[Key, tuple[bytes, Rendered]] = {}
         self.shareable: dict[str, bool] = {}
@@ -116,7 +131,7 @@ class Renderer:
         known = self._known.get(facts.key)
         if known and known[0] == inputs:
             return known[1]
-        result = self._render(facts, folder, before, pin)
+        result = self._render(facts, folder, previous, pin)
         self._known[facts.key] = (inputs, result)
         return result
 
@@ -125,10 +140,11 @@ class Renderer:
         kept = set(keep)
         self._known = {key: value for key, value in self._known.items() if key in kept}
 
-    def _render(self, facts: ClusterFacts, folder: str, before: bytes | None, pin: Versions | None) -> Rendered:
+    def _render(self, facts: ClusterFacts, folder: str, previous: Tree, pin: Versions | None) -> Rendered:
         settings, findings = settings_of(facts)
         if settings is None:
             return Rendered(facts.key, findings=tuple(findings))
+        before = previous.get(f"{folder}/{lockfile.FILE}")
         try:
             old = lockfile.read(before) if before is not None else None
         except ValueError as error:
@@ -141,6 +157,8 @@ class Renderer:
         )
         if old and not forced:
             findings = findings + lockfile.changes(settings, old.network)
+        if old:
+            findings = findings + self._left_out(old.sources, previous, folder)
         findings = findings + self.table.unsupported(versions, settings.kubernetes_version)
         tree, found = self._files(settings, versions, folder)
         findings = in_order([*findings, *found])
@@ -148,9 +166,23 @@ class Renderer:
             return Rendered(facts.key, settings=settings, versions=versions, findings=tuple(findings))
         digest = content_hash(tree)
         tree[lockfile.record_path(settings)] = lockfile.write(
-            settings, lockfile.Record(versions, settings.network, digest)
+            settings, lockfile.Record(versions, settings.network, digest, self._made_of(versions.templates))
         )
         return Rendered(facts.key, tree, digest, settings, versions, tuple(findings), forced)
+
+    def _left_out(self, before: sources.Sources | None, previous: Tree, folder: str) -> list[Finding]:
+        if before is None:
+            if self.options.chart_repository:
+                return []
+            before = sources.found_in(previous, folder, self.table.repositories.values())
+        options = self.options
+        return sources.left_out(before, options.chart_repository, options.templates, shipped=options.shipped)
+
+    def _made_of(self, version: str) -> sources.Sources:
+        if version not in self._overlays:
+            shipped = data.folder(BUNDLES_FOLDER) / path_of(version)
+            self._overlays[version] = sources.hash_of(self.options.templates, shipped)
+        return sources.Sources(self.options.mirror, self._overlays[version])
 
     def templates(self, version: str) -> Templates:
         """Return the templates of a version, with the user's over them. Raises as `Templates` does."""
@@ -207,7 +239,7 @@ class Renderer:
         self, templates: Templates, settings: AddonSettings, versions: Versions
     ) -> tuple[dict[str, bytes], list[Finding]]:
         """Render all bundles: files by `<bundle>/<name>`."""
-        context = bundles.context(settings, versions, self.table, self.options.chart_repository)
+        context = bundles.context(settings, versions, self.table, self.options.mirror)
         files: dict[str, bytes] = {}
         findings: list[Finding] = []
         for bundle in templates.bundles:

@@ -56,7 +56,7 @@ class Templates:
             TemplateError: a name cannot be part of a path, or a template is no Jinja2.
             FileNotFoundError: a folder is not there.
         """
-        files = _read(folders)
+        files = template_files(folders)
         self.fingerprint = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
         self._environment = _environment(files)
         self._compiled: dict[str, jinja2.Template] = {}
@@ -140,7 +140,8 @@ def _is_placed(path: Path, folder: Path) -> bool:
     return len(path.relative_to(folder).parts) == 2 and path.name.endswith(f".yaml{SUFFIX}")
 
 
-def _read(folders: list[Path]) -> dict[str, str]:
+def template_files(folders: list[Path]) -> dict[str, str]:
+    """Return templates by `<bundle>/<name>`, those of later folders instead of earlier ones. Raises as `Templates`."""
     files: dict[str, str] = {}
     for folder in folders:
         if not folder.is_dir():
