@@ -70,14 +70,27 @@ def control_plane_kinds(clusters: Iterable[Obj]) -> set[tuple[str, str]]:
 
 
 async def list_all(
-    client: ApiClient, resource: Resource, namespace: str = "", *, label_selector: str = ""
+    client: ApiClient, resource: Resource, namespace: str = "", *, label_selector: str = "", exactly: str = ""
 ) -> list[Obj]:
-    """Read a collection, page by page, with kind and version in each object. Raises `ApiError`, `Unreachable`."""
+    """Read a collection, page by page, with kind and version in each object; `exactly` as of a resource version.
+
+    Raises `ApiError`, `Unreachable`.
+    """
     head = {"apiVersion": resource.api_version, "kind": resource.kind}
     found: list[Obj] = []
     token = ""
     while True:
-        page = await client.list(resource, namespace, limit=_PAGE, continue_token=token, label_selector=label_selector)
+        # The token of a further page stands for the version of the first.
+        version = "" if token else exactly
+        page = await client.list(
+            resource,
+            namespace,
+            limit=_PAGE,
+            continue_token=token,
+            label_selector=label_selector,
+            resource_version=version,
+            exact=bool(version),
+        )
         found += ({**head, **item} for item in page.get("items") or ())
         token = page["metadata"].get("continue", "")
         if not token:

@@ -41,6 +41,10 @@ MANAGED_BY_ANNOTATION = "cluster.x-k8s.io/managed-by"
 ADOPT_ANNOTATION = "caphv.io/adopt"
 FORCE_DELETE_ANNOTATION = "caphv.io/force-delete"
 RECONCILE_AT_ANNOTATION = "caphv.io/reconcile-at"
+# On every object that `caphv restore` created: the identity of the backup.
+RESTORED_FROM_ANNOTATION = "caphv.io/restored-from"
+# On those of them that own objects on Harvester: who they were, `<uid of kube-system>/<uid>`.
+FORMER_OWNER_ANNOTATION = "caphv.io/former-owner"
 # Our own annotations on objects on Harvester: whom they belong to. Uids are those of the owner on the management
 # cluster and of that cluster's kube-system namespace.
 OWNER_CLUSTER_ANNOTATION = "caphv.io/management-cluster"

@@ -120,10 +120,12 @@ class ApiClient:
         continue_token: str = "",
         metadata_only: bool = False,
         resource_version: str = "",
+        exact: bool = False,
     ) -> Obj:
         """Read a collection: `{"metadata": {"resourceVersion", "continue"?}, "items": […]}`.
 
-        With resource version `0` the server may answer from its cache, which can be a little old.
+        With resource version `0` the server may answer from its cache, which can be a little old. With `exact` the
+        answer is as of that version; raises `Gone` if the server no longer has it.
         """
         query = {
             "labelSelector": label_selector,
@@ -131,6 +133,7 @@ class ApiClient:
             "limit": str(limit) if limit else "",
             "continue": continue_token,
             "resourceVersion": resource_version,
+            "resourceVersionMatch": "Exact" if exact else "",
         }
         accept = _METADATA_ONLY.format("PartialObjectMetadataList") if metadata_only else None
         return await self.request(

@@ -1,7 +1,8 @@
 """Objects of a cluster on Harvester: adopted or refused, and deleted only if the cluster owns them.
 
 After a move, the VM of a machine proves that the cluster owns its objects: the machine's providerID carries the uid of
-the VM, and the VM has the same former owner. Without such a machine, the user has to set annotation `caphv.io/adopt`.
+the VM, and the VM has the same former owner. After `caphv restore`, an annotation says who the cluster was. Without
+either, the user has to set annotation `caphv.io/adopt`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from caphv.api.object import Obj, annotations_of, being_deleted, key_of, uid_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import NotFound
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name, wants_adoption
+from reconciler.harvester.ownership import (
+    Ownership,
+    formerly_owned,
+    ownership_of,
+    record,
+    same_name,
+    wants_adoption,
+)
 from reconciler.status import Blocked
 from reconciler.triggers import Trigger, Watched
 
@@ -23,8 +31,8 @@ def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
 
 
 def may_adopt(scope: ClusterScope, obj: Obj) -> bool:
-    """Whether the user allows the cluster to adopt an object of another owner, or a VM proves that it was moved."""
-    return wants_adoption(scope.obj) or _moved(scope, obj)
+    """Whether the user allows the cluster to adopt an object of another owner, or it was the cluster's before."""
+    return wants_adoption(scope.obj) or formerly_owned(obj, scope.obj, scope.owner) or _moved(scope, obj)
 
 
 def _moved(scope: ClusterScope, obj: Obj) -> bool:

@@ -4,11 +4,11 @@ The Go provider adopted and deleted objects by name alone, so two HarvesterMachi
 object that this provider creates carries annotations with its owner.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from caphv.api import names
-from caphv.api.object import Obj
+from caphv.api.object import Obj, annotations_of
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,18 @@ def ownership_of(obj: Obj, owner: Owner, *, provider_id: str = "") -> Ownership:
     if not found:
         return Ownership.UNRECORDED
     return Ownership.OURS if found == expected else Ownership.FOREIGN
+
+
+def former_owner(own: Obj, owner: Owner) -> Owner | None:
+    """Who `own`, an object of the management cluster, was before `caphv restore` created it again; None for others."""
+    cluster, _, uid = annotations_of(own).get(names.FORMER_OWNER_ANNOTATION, "").partition("/")
+    return replace(owner, management_cluster=cluster, uid=uid) if cluster and uid else None
+
+
+def formerly_owned(obj: Obj, own: Obj, owner: Owner) -> bool:
+    """Whether the record on `obj` is that of `own` before it was restored, with its former uid."""
+    former = former_owner(own, owner)
+    return former is not None and ownership_of(obj, former) is Ownership.OURS
 
 
 def same_name(obj: Obj, owner: Owner) -> bool:

@@ -2,8 +2,8 @@
 
 A VM without a record but with the Go provider's mark is adopted: it gets the record, and nothing else changes. A VM
 that a user created by hand is not adopted without annotation `caphv.io/adopt`. A VM with the record of another owner is
-adopted only with proof: after a move or a restored backup, the machine's providerID carries the VM's uid; in any other
-case, the user has to set the annotation.
+adopted only with proof: after a move or a restored backup, the machine's providerID carries the VM's uid, or the record
+is that of the machine before `caphv restore` created it again; in any other case, the user has to set the annotation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, labels_of, uid_of
 from caphv.runtime.errors import NotFound
-from reconciler.harvester.ownership import Ownership, ownership_of, record, wants_adoption
+from reconciler.harvester.ownership import Ownership, formerly_owned, ownership_of, record, wants_adoption
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.disks import is_machine_pvc
 from reconciler.machine.ipaddress import adopt_address
@@ -37,11 +37,13 @@ def vm_lost(scope: MachineScope) -> Blocked:
 
 
 def vm_ownership(scope: MachineScope, vm: Obj) -> Ownership:
-    """Ownership of the VM. The providerID proves nothing once the VM was ours and has another record now.
+    """Ownership of the VM. What proves a move proves nothing once the VM was ours and has another record now.
 
     Otherwise a machine left behind on a former management cluster would take the VM back, or delete it.
     """
     known = _known_uid(scope) == uid_of(vm)
+    if not known and formerly_owned(vm, scope.obj, scope.owner):
+        return Ownership.OURS
     return ownership_of(vm, scope.owner, provider_id="" if known else str(scope.spec.get("providerID") or ""))
 
 

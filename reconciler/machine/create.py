@@ -27,7 +27,7 @@ from caphv.runtime.errors import (
 )
 from caphv.runtime.text import off_loop
 from reconciler import metrics, triggers
-from reconciler.harvester.ownership import Ownership, ownership_of
+from reconciler.harvester.ownership import Ownership, formerly_owned, ownership_of
 from reconciler.harvester.topology import has_single_host
 from reconciler.machine import cloudinit, talos
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
@@ -178,7 +178,8 @@ async def _ensure_secret(scope: MachineScope, network: Network, bootstrap: str) 
     except AlreadyExists:
         # From an attempt that did not create the VM; its content may be outdated.
         existing = await client.get(SECRETS, secret["metadata"]["name"], scope.target_namespace)
-        if ownership_of(existing, scope.owner) is Ownership.FOREIGN:
+        foreign = ownership_of(existing, scope.owner) is Ownership.FOREIGN
+        if foreign and not formerly_owned(existing, scope.obj, scope.owner):
             owner = annotations_of(existing).get(names.OWNER_ANNOTATION, "another owner")
             message = f"Secret {key_of(existing)} on Harvester belongs to {owner}; delete it, or rename this machine"
             raise scope.failed(message, Delay(_UNWATCHED)) from None

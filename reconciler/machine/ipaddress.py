@@ -10,7 +10,7 @@ from caphv.api.object import Key, Obj, annotations_of, key_of
 from caphv.runtime.errors import Forbidden
 from reconciler import metrics, triggers
 from reconciler.harvester import ipam
-from reconciler.harvester.ownership import record
+from reconciler.harvester.ownership import former_owner, record
 from reconciler.machine.network import (
     Network,
     PoolNetwork,
@@ -62,6 +62,10 @@ async def _allocate(scope: MachineScope, network: PoolNetwork) -> ipam.Grant | i
     pools = serving_pools(network, list(session.pools.store), scope.spec.get("networks") or [])
     metrics.IPPOOL_ALLOCATIONS.inc()
     known = str(scope.draft.fields.get("allocatedIPAddress") or "")
+    former = former_owner(scope.obj, scope.owner)
+    if former and not known:
+        # Restored before its VM was created: what it had reserved would be reserved forever.
+        await adopt_address(scope, former.management_cluster)
     request = ipam.AddressRequest(scope.reservation, pools, known, _cluster(scope), adopt=not await _contested(scope))
     return await session.allocator.allocate(request)
 

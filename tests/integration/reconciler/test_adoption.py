@@ -101,6 +101,22 @@ async def test_foreign_vm_is_taken_over_on_request_once(case: Case) -> None:
     assert (await case.vm("one"))["metadata"]["generation"] == vm["metadata"]["generation"]
 
 
+async def test_a_restored_machine_adopts_what_it_had_before_by_its_former_uid(case: Case) -> None:
+    former = recorded(case, "one")
+    await left_behind(case, "one", former)
+    await case.ready_cluster()
+    await case.create_machine("one")
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", FAILED))
+    wrong = {"metadata": {"annotations": {"caphv.io/former-owner": f"{former[CLUSTER]}/another"}}}
+    await case.patch(HARVESTER_MACHINES, "one", wrong)
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", FAILED, "belongs to HarvesterMachine"))
+    assert await owners(case, "one") == {ELSEWHERE}
+    proof = {"metadata": {"annotations": {"caphv.io/former-owner": f"{former[CLUSTER]}/{former[OWNER_UID]}"}}}
+    await case.patch(HARVESTER_MACHINES, "one", proof)
+    await case.until(HARVESTER_MACHINES, "one", is_ready)
+    assert await owners(case, "one") == {await ours(case)}
+
+
 # Addresses
 
 

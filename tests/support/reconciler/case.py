@@ -70,13 +70,14 @@ class Case:
         self._stack = contextlib.AsyncExitStack()
         self._pools: list[str] = []
 
-    async def open(self) -> None:
+    async def open(self, *, create_namespace: bool = True) -> None:
         """Connect, and make the namespace on the management cluster."""
         lend = self._stack.enter_async_context
         self.management: ApiClient = await lend(self.environment.management.client())
         self.harvester: ApiClient = await lend(self.environment.harvester.client())
         self.workload: ApiClient = await lend(self.environment.workload.client())
-        await self.management.create(NAMESPACES, {"metadata": {"name": self.name}})
+        if create_namespace:
+            await self.management.create(NAMESPACES, {"metadata": {"name": self.name}})
 
     async def close(self) -> None:
         """Disconnect."""

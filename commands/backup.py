@@ -1,0 +1,103 @@
+"""`caphv backup`: all objects of clusters as files, for another management cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options.clusters import InputError, Step
+from commands.options.management import (
+    Selection,
+    management_client,
+    management_options,
+    namespace_options,
+    patient_progress,
+    run,
+    selection,
+)
+from commands.options.passphrase import passphrase_options, read_passphrase
+
+if TYPE_CHECKING:
+    from overview.backup.files import Backup
+
+
+@click.command(
+    short_help="Save clusters with all that they need as files.",
+    epilog="""\b
+Examples:
+  caphv backup -A backups/2026-11-22                 all clusters
+  caphv backup team-a/shop backups/shop --passphrase-file passphrase
+  caphv backup -A backups/today --dry-run            show what would be saved
+  caphv restore backups/2026-11-22                   and back again
+
+\b
+Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothing was saved.
+""",
+)
+@click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@namespace_options
+@click.option(
+    "--unencrypted", is_flag=True, help="Write Secrets in plain text. Everybody who reads the files has them."
+)
+@passphrase_options
+@click.option("--dry-run", is_flag=True, help="Show what would be saved, and write nothing.")
+@management_options
+def backup(clusters: tuple[str, ...], directory: Path, **flags: Any) -> None:
+    """Save clusters with their identities, classes, templates and Secrets into the new directory DIR.
+
+    Nothing is changed or paused, and clusters with problems are saved, too. Objects are read as of one moment. Files
+    are encrypted with a passphrase and readable only by you. VMs, disks and the content of workload clusters are not
+    part of it, nor are bundles: Git has them.
+    """
+    from overview.backup import files
+    from overview.backup.sealing import Sealer
+
+    chosen = selection(clusters, flags)
+    if flags["unencrypted"] and flags["passphrase_file"]:
+        raise click.UsageError("--unencrypted and --passphrase-file exclude each other")
+    sealer = None
+    try:
+        files.check_target(directory)
+        if not flags["unencrypted"] and not flags["dry_run"]:
+            sealer = Sealer(read_passphrase(flags["passphrase_file"], new=True))
+        with patient_progress() as step:
+            found = run(_read(flags, chosen, step))
+        if not found.clusters:
+            raise InputError(f"no clusters in namespace {chosen.namespace}; all namespaces: -A")
+        _show(found)
+        if not flags["dry_run"]:
+            count = files.write(directory, found, sealer)
+            form = "in plain text" if sealer is None else "encrypted"
+            click.echo(f"Saved {count} files to {directory}, {form}. Keep the passphrase elsewhere")
+    except files.BackupError as error:
+        raise InputError(str(error)) from None
+    if found.unseen:
+        click.echo("The backup is not complete: your account may not read all of it", err=True)
+        sys.exit(1)
+
+
+async def _read(flags: dict[str, Any], chosen: Selection, step: Step) -> Backup:
+    from caphv.api.object import Key
+    from overview.backup.reading import read_backup
+    from overview.query import Query
+
+    async with management_client(flags) as client:
+        found = await read_backup(client, Query(chosen.namespace, frozenset(chosen.keys)), step)
+    chosen.require({Key(*name.split("/")) for name in found.clusters})
+    return found
+
+
+def _show(found: Backup) -> None:
+    """Say what is saved: clusters, numbers of objects, and references that lead nowhere."""
+    click.echo(f"Clusters: {', '.join(found.clusters)}")
+    for kind, count in sorted(Counter(identity.kind for identity in found.objects).items()):
+        click.echo(f"  {count:>5}  {kind}")
+    for name in sorted(found.absent):
+        click.echo(f"  does not exist, although an object refers to it: {name}")
+    for each in found.unseen:
+        click.echo(f"not saved: {each}", err=True)

@@ -1,0 +1,191 @@
+"""`caphv restore`: clusters from a backup on a management cluster, with their VMs as they run."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commands.options.changes import confirm
+from commands.options.clusters import InputError
+from commands.options.management import management_client, management_options, patient_progress, run
+from commands.options.passphrase import passphrase_options, read_passphrase
+
+if TYPE_CHECKING:
+    from overview.backup.files import Backup
+    from overview.backup.writing import Restore
+
+
+@click.command(
+    short_help="Restore clusters from a backup; their VMs keep running.",
+    epilog="""\b
+Examples:
+  caphv restore backups/2026-11-22 --dry-run
+  caphv restore backups/2026-11-22 --kubeconfig new-management.yaml
+  caphv restore backups/shop --yes --old-management-cluster-stopped --passphrase-file passphrase
+
+\b
+Exit status: 0 restored, or (with --dry-run) possible, 1 aborted, failed or still paused, 2 the backup or the
+management cluster cannot be read.
+""",
+)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@passphrase_options
+@click.option("--incomplete", is_flag=True, help="Restore a backup although parts of it are missing.")
+@click.option(
+    "--keep-existing", is_flag=True, help="Keep objects that exist and are different from those of the backup."
+)
+@click.option(
+    "--accept-differences", is_flag=True, help="End the pause although objects differ from the backup when read back."
+)
+@click.option(
+    "--old-management-cluster-stopped",
+    "stopped",
+    is_flag=True,
+    help="Confirm that the old management cluster is stopped, and end the pause without a question.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Create the objects without a question; they stay paused.")
+@click.option("--dry-run", is_flag=True, help="Show what would be created, and change nothing.")
+@management_options
+def restore(directory: Path, **flags: Any) -> None:
+    """Create the objects of a backup in DIR on a management cluster, and have the provider adopt their VMs.
+
+    Everything is created paused and is read back. The pause ends when you confirm that the old management cluster is
+    stopped: two management clusters with the same machines would delete each other's VMs. VMs, disks and addresses stay
+    as they are. Interrupted or repeated, the command continues where it ended.
+    """
+    from overview.backup import files
+    from overview.backup.writing import is_paused_by_us
+
+    try:
+        backup = files.read(directory, lambda: read_passphrase(flags["passphrase_file"]))
+    except files.BackupError as error:
+        raise InputError(str(error)) from None
+    _show_missing(backup, flags)
+    with patient_progress() as step:
+        step("comparing with the management cluster")
+        found = run(_prepare(backup, flags))
+    pending = _show(found, flags)
+    if flags["dry_run"]:
+        return
+    if not pending and not is_paused_by_us(found):
+        click.echo("Nothing to do: all objects exist, and none is paused by this restore")
+        return
+    if pending:
+        confirm(flags, f"Create {pending} objects, paused, on {found.server}?")
+    with patient_progress() as step:
+        step(f"creating {pending} objects")
+        failed = run(_create(found, flags))
+    if failed:
+        _fail(failed, f"{len(failed)} objects could not be created. Correct this and run the command again")
+    with patient_progress() as step:
+        step("reading all objects back")
+        failed = run(_verify(found, flags))
+    if failed and not flags["accept_differences"]:
+        remedy = "Correct it and run the command again, or accept it with --accept-differences"
+        _fail(failed, f"What was created differs from the backup, and stays paused. {remedy}")
+    click.echo(f"Verified {len(backup.objects)} objects; differences: {len(failed)}")
+    _resume(found, flags)
+
+
+def _resume(found: Restore, flags: dict[str, Any]) -> None:
+    """End the pause, once the user confirms that the old management cluster is stopped."""
+    from overview.backup.writing import unpause
+
+    origin = found.backup.origin
+    old = f"{origin.server} (uid of kube-system: {origin.uid or 'unknown'})" if origin else "the one of the backup"
+    same = bool(origin and origin.uid and origin.uid == found.uid)
+    if not same and not flags["stopped"]:
+        click.echo(f"Old management cluster: {old}")
+        if flags["yes"] or not sys.stdin.isatty():
+            click.echo(
+                "All clusters stay paused. Stop the old management cluster, then run the command again with "
+                "--old-management-cluster-stopped"
+            )
+            sys.exit(1)
+        if not click.confirm("Is it stopped, or are its provider and clusters deleted?"):
+            click.echo("All clusters stay paused. Run the command again when it is stopped")
+            sys.exit(1)
+
+    async def end() -> list[str]:
+        async with management_client(flags) as client:
+            return await unpause(client, found)
+
+    if failed := run(end()):
+        _fail(failed, "Some objects are still paused. Run the command again")
+    click.echo("Restored: the provider adopts the VMs now. Follow it: caphv status -A --watch")
+
+
+def _show_missing(backup: Backup, flags: dict[str, Any]) -> None:
+    """Say what the backup lacks. Ends the command unless it is to be restored nevertheless."""
+    from overview.backup.order import missing_of
+
+    if origin := backup.origin:
+        click.echo(f"Backup of {origin.created} from {origin.server}: {', '.join(backup.clusters)}")
+    missing = missing_of(backup)
+    for what, why in missing.items():
+        click.echo(f"missing: {what} ({why})", err=True)
+    for each in backup.unseen:
+        click.echo(f"was not saved: {each}", err=True)
+    if missing and not flags["incomplete"] and not flags["dry_run"]:
+        raise InputError(
+            f"the backup is not whole, {len(missing)} of its parts are missing: add the files, or restore what "
+            "there is with --incomplete"
+        )
+
+
+def _show(found: Restore, flags: dict[str, Any]) -> int:
+    """Say what would be done; answer how many objects would be created. Ends the command if it is impossible."""
+    from overview.backup.order import Action, were_being_deleted
+
+    for problem in found.problems:
+        click.echo(f"Error: {problem}", err=True)
+    if found.problems:
+        raise InputError(f"{found.server} is not ready for this backup")
+    steps = found.steps()
+    for action in Action:
+        counts = Counter(step.identity.kind for step in steps if step.action is action)
+        if counts:
+            click.echo(f"{sum(counts.values())} objects: {action}")
+            for kind, count in sorted(counts.items()):
+                click.echo(f"  {count:>5}  {kind}")
+    for identity in were_being_deleted(steps):
+        click.echo(f"note: {identity} was being deleted. It is restored; delete it again afterwards")
+    different = [step.identity for step in steps if step.action is Action.DIFFERENT]
+    if different and not flags["keep_existing"]:
+        for identity in different:
+            click.echo(f"Error: {identity} exists and is different", err=True)
+        if not flags["dry_run"]:
+            raise InputError("delete these objects, or keep them as they are with --keep-existing")
+    return sum(step.action is Action.CREATE for step in steps)
+
+
+async def _prepare(backup: Backup, flags: dict[str, Any]) -> Restore:
+    from overview.backup.writing import prepare
+
+    async with management_client(flags) as client:
+        return await prepare(client, backup)
+
+
+async def _create(found: Restore, flags: dict[str, Any]) -> list[str]:
+    from overview.backup.writing import create
+
+    async with management_client(flags) as client:
+        return await create(client, found)
+
+
+async def _verify(found: Restore, flags: dict[str, Any]) -> list[str]:
+    from overview.backup.writing import verify
+
+    async with management_client(flags) as client:
+        return await verify(client, found)
+
+
+def _fail(failed: list[str], summary: str) -> None:
+    for line in failed:
+        click.echo(f"Error: {line}", err=True)
+    click.echo(summary, err=True)
+    sys.exit(1)

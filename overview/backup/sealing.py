@@ -1,0 +1,78 @@
+"""Encrypted files: AES-256-GCM with a key that scrypt derives from a passphrase.
+
+Each file carries all that is needed to open it, so that whatever is left of a backup can be read. The first line names
+algorithm and parameters in plain text and is authenticated with the content.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+_NAME = b"caphv-backup/1"
+_HEADER = re.compile(rb"caphv-backup/1 aes-256-gcm scrypt n=([0-9]{1,2}) r=8 p=1 salt=([A-Za-z0-9+/=]{24})\n")
+# Powers of two. 16 takes 64 MiB and a fifth of a second; above 20, a forged file would take gigabytes.
+_COST, _HIGHEST_COST = 16, 20
+_SALT, _NONCE, _KEY = 16, 12, 32
+SHORTEST_PASSPHRASE = 8
+
+
+class SealError(Exception):
+    """A file cannot be opened; the message is a phrase such as `is damaged`."""
+
+
+class Sealer:
+    """Encrypts files with one passphrase; the key is derived once."""
+
+    def __init__(self, passphrase: str) -> None:
+        salt = os.urandom(_SALT)
+        self._header = b"%s aes-256-gcm scrypt n=%d r=8 p=1 salt=%s\n" % (_NAME, _COST, base64.b64encode(salt))
+        self._cipher = AESGCM(_key(passphrase, salt, _COST))
+
+    def seal(self, content: bytes) -> bytes:
+        """Return the encrypted form of a file's content."""
+        nonce = os.urandom(_NONCE)
+        return self._header + nonce + self._cipher.encrypt(nonce, content, self._header)
+
+
+class Opener:
+    """Decrypts files with one passphrase; keys are derived once for each salt."""
+
+    def __init__(self, passphrase: str) -> None:
+        self._passphrase = passphrase
+        self._ciphers: dict[bytes, AESGCM] = {}
+
+    def open(self, sealed: bytes) -> bytes:
+        """Return the content of an encrypted file. Raises `SealError`."""
+        found = _HEADER.match(sealed)
+        if found is None:
+            raise SealError("is no encrypted file of a backup, or its beginning is damaged")
+        header, body = found[0], sealed[found.end() :]
+        if header not in self._ciphers:
+            cost = int(found[1])
+            if cost > _HIGHEST_COST:
+                raise SealError(f"asks for too much work to derive its key (n={cost}; at most {_HIGHEST_COST})")
+            try:
+                salt = base64.b64decode(found[2], validate=True)
+            except binascii.Error:
+                raise SealError("is damaged") from None
+            self._ciphers[header] = AESGCM(_key(self._passphrase, salt, cost))
+        try:
+            return self._ciphers[header].decrypt(body[:_NONCE], body[_NONCE:], header)
+        except (InvalidTag, ValueError):
+            raise SealError("cannot be decrypted: the passphrase is wrong, or the file is damaged") from None
+
+
+def is_sealed(content: bytes) -> bool:
+    """Whether a file is an encrypted one, intact or not."""
+    return content.startswith(_NAME)
+
+
+def _key(passphrase: str, salt: bytes, cost: int) -> bytes:
+    return Scrypt(salt=salt, length=_KEY, n=2**cost, r=8, p=1).derive(passphrase.encode())

@@ -1,0 +1,217 @@
+"""Backups of real API servers: saved with a person's rights, and created on another server in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource, annotations_of, key_of, uid_of
+from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import Discovery
+from caphv.runtime.errors import AlreadyExists
+from sandbox import manifests
+from sandbox.processes.apiserver import ApiServer
+from tests.support.backup import whole_cluster
+from tests.support.e2e import crd
+from tests.support.overview import Management
+
+SECRET = "correct horse battery"
+KINDS = [
+    ("cluster.x-k8s.io", "v1beta2", "Cluster"),
+    ("cluster.x-k8s.io", "v1beta2", "ClusterClass"),
+    ("cluster.x-k8s.io", "v1beta2", "Machine"),
+    ("cluster.x-k8s.io", "v1beta2", "MachineHealthCheck"),
+    ("addons.cluster.x-k8s.io", "v1beta2", "ClusterResourceSet"),
+    ("bootstrap.cluster.x-k8s.io", "v1beta1", "RKE2Config"),
+    ("controlplane.cluster.x-k8s.io", "v1beta1", "RKE2ControlPlane"),
+    ("infrastructure.cluster.x-k8s.io", "v1beta1", "HarvesterCluster"),
+    ("infrastructure.cluster.x-k8s.io", "v1beta1", "HarvesterMachine"),
+    ("infrastructure.cluster.x-k8s.io", "v1beta1", "HarvesterMachineTemplate"),
+]
+
+
+@pytest.fixture(scope="module")
+def sides(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Management, Management]:
+    """An old management cluster with cluster `team/shop`, and a new one that is empty."""
+    servers = [ApiServer(etcd_folder, name) for name in ("old-management", "new-management")]
+
+    async def start() -> None:
+        await asyncio.gather(*(server.start() for server in servers))
+        for server in servers:
+            async with server.client() as client:
+                await manifests.apply(client, [_crd(*kind) for kind in KINDS])
+        async with servers[0].client() as client:
+            await load(client, whole_cluster())
+
+    asyncio.run(start())
+    return tuple(Management(server, tmp_path_factory.mktemp(server.name)) for server in servers)  # type: ignore[return-value]
+
+
+def _crd(group: str, version: str, kind: str) -> Obj:
+    definition = crd(group, version, kind)
+    plural = "clusterclasses" if kind == "ClusterClass" else f"{kind.lower()}s"
+    definition["metadata"]["name"] = f"{plural}.{group}"
+    definition["spec"]["names"]["plural"] = plural
+    return definition
+
+
+async def load(client: ApiClient, objs: list[Obj]) -> None:
+    """Create objects with the owners that they name, which come before them."""
+    discovery, uids = Discovery(client), {}
+    for namespace in ("team", "classes"):
+        with contextlib.suppress(AlreadyExists):
+            await client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": {"team": "a"}}})
+    for obj in copy.deepcopy(objs):
+        old = obj["metadata"].pop("uid")
+        for name in ("resourceVersion", "creationTimestamp", "generation"):
+            obj["metadata"].pop(name)
+        for owner in obj["metadata"].get("ownerReferences") or ():
+            owner["uid"] = uids[owner["uid"]]
+        resource = await discovery.resource(obj)
+        uids[old] = uid_of(await client.apply(resource, obj, manager="capi-topology"))
+
+
+async def everything(server: ApiServer) -> dict[str, Obj]:
+    """All objects of a server that a backup may hold, by kind and key."""
+    found = {}
+    async with server.client() as client:
+        for group, version, kind in KINDS:
+            plural = _crd(group, version, kind)["spec"]["names"]["plural"]
+            listed = await client.list(Resource(group, version, plural, kind))
+            found |= {f"{kind} {key_of(obj)}": obj for obj in listed["items"]}
+        listed = await client.list(SECRETS, "team")
+        found |= {f"Secret {key_of(obj)}": obj for obj in listed["items"]}
+    return found
+
+
+def owners(objs: dict[str, Obj]) -> dict[str, list[str]]:
+    """Owners of objects, found by uid as Kubernetes does."""
+    by_uid = {uid_of(obj): name for name, obj in objs.items()}
+    return {
+        name: [by_uid.get(owner["uid"], "nothing") for owner in obj["metadata"].get("ownerReferences") or ()]
+        for name, obj in objs.items()
+    }
+
+
+def test_a_cluster_is_saved_and_created_again_with_its_owners(
+    sides: tuple[Management, Management], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = sides
+    monkeypatch.setenv("CAPHV_BACKUP_PASSPHRASE", SECRET)
+    folder = str(tmp_path / "b")
+    saved = old.caphv("backup", "-A", folder)
+    assert saved.exit_code == 0, saved.output
+    before = asyncio.run(everything(old.server))
+
+    shown = new.caphv("restore", folder, "--dry-run")
+    assert shown.exit_code == 0, shown.output
+    assert asyncio.run(everything(new.server)) == {}
+
+    paused = new.caphv("restore", folder, "--yes")
+    assert paused.exit_code == 1
+    assert "All clusters stay paused" in paused.output
+    after = asyncio.run(everything(new.server))
+    assert after.keys() == before.keys()
+    assert owners(after) == owners(before)
+    assert "nothing" not in {owner for found in owners(after).values() for owner in found}
+    assert after["Cluster team/shop"]["spec"]["paused"] is True
+    assert "cluster.x-k8s.io/paused" in annotations_of(after["ClusterClass classes/shop-class"])
+    for name, obj in before.items():
+        assert set(_managers(after[name])) >= set(_managers(obj)) == {"capi-topology"}
+
+    done = new.caphv("restore", folder, "--yes", "--old-management-cluster-stopped")
+    assert done.exit_code == 0, done.output
+    final = asyncio.run(everything(new.server))
+    assert "paused" not in final["Cluster team/shop"]["spec"]
+    assert "cluster.x-k8s.io/paused" not in annotations_of(final["ClusterClass classes/shop-class"])
+    assert {uid_of(obj) for obj in final.values()} == {uid_of(obj) for obj in after.values()}
+    assert {name: obj.get("spec") for name, obj in final.items()} == {
+        name: obj.get("spec") for name, obj in before.items()
+    }
+    again = new.caphv("restore", folder, "--yes")
+    assert (again.exit_code, "Nothing to do" in again.output) == (0, True), again.output
+
+
+def _managers(obj: Obj) -> list[str]:
+    return [entry["manager"] for entry in obj["metadata"]["managedFields"] if entry["operation"] == "Apply"]
+
+
+def test_an_object_that_is_different_stops_it_before_anything_is_created(
+    sides: tuple[Management, Management], tmp_path: Path, new_api_server: Callable[..., Awaitable[ApiServer]]
+) -> None:
+    old, _ = sides
+    folder = str(tmp_path / "b")
+    assert old.caphv("backup", "team/shop", folder, "--unencrypted").exit_code == 0
+    different = whole_cluster()
+    identity = [obj for obj in different if obj["metadata"]["name"] == "identity"]
+    identity[0]["data"] = {"kubeconfig": "b3RoZXI="}
+
+    async def start() -> ApiServer:
+        server = await new_api_server()
+        async with server.client() as client:
+            await manifests.apply(client, [_crd(*kind) for kind in KINDS if kind[2] != "MachineHealthCheck"])
+            await load(client, identity)
+        return server
+
+    other = Management(asyncio.run(start()), tmp_path)
+    lacking = other.caphv("restore", folder, "--yes")
+    assert lacking.exit_code == 2
+    assert "MachineHealthCheck of cluster.x-k8s.io is not installed there" in lacking.output
+
+    async def install() -> None:
+        async with other.server.client() as client:
+            await manifests.apply(client, [_crd(*kind) for kind in KINDS])
+
+    asyncio.run(install())
+    refused = other.caphv("restore", folder, "--yes")
+    assert refused.exit_code == 2
+    assert "Secret team/identity exists and is different" in refused.output
+    assert list(asyncio.run(everything(other.server))) == ["Secret team/identity"]
+    kept = other.caphv("restore", folder, "--yes", "--keep-existing", "--old-management-cluster-stopped")
+    assert kept.exit_code == 0, kept.output
+    secret = asyncio.run(everything(other.server))["Secret team/identity"]
+    assert secret["data"] == {"kubeconfig": "b3RoZXI="}
+
+
+def test_half_a_backup_is_refused_with_a_list(sides: tuple[Management, Management], tmp_path: Path) -> None:
+    old, new = sides
+    folder = tmp_path / "b"
+    assert old.caphv("backup", "team/shop", str(folder), "--unencrypted").exit_code == 0
+    (folder / "team" / "secret" / "identity.json").unlink()
+    result = new.caphv("restore", str(folder), "--yes")
+    assert result.exit_code == 2
+    assert "missing: Secret team/identity (the file does not exist)" in result.output
+    assert "1 of its parts are missing" in result.output
+
+
+def test_what_may_not_be_read_is_named(
+    sides: tuple[Management, Management], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _ = sides
+
+    async def grant() -> None:
+        group, admin = "rbac.authorization.k8s.io", {"apiGroups": ["*"], "verbs": ["get", "list"]}
+        async with old.server.client() as client:
+            for kind, obj in (
+                ("ClusterRole", {"rules": [{**admin, "resources": ["clusters", "machines", "clusterclasses"]}]}),
+                (
+                    "ClusterRoleBinding",
+                    {
+                        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "reader"},
+                        "subjects": [{"apiGroup": group, "kind": "User", "name": "reader"}],
+                    },
+                ),
+            ):
+                resource = Resource(group, "v1", f"{kind.lower()}s", kind, namespaced=False)
+                await client.create(resource, {"metadata": {"name": "reader"}, **obj})
+
+    asyncio.run(grant())
+    result = old.caphv("backup", "team/shop", str(tmp_path / "b"), "--unencrypted", user="reader")
+    assert result.exit_code == 1
+    assert "not saved: secrets of namespace team" in result.output
+    assert "The backup is not complete" in result.output
