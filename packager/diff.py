@@ -13,6 +13,8 @@ from packager.git.prune import Plan
 from packager.git.snapshot import Snapshot
 from packager.tree import CLUSTERS
 
+FOREIGN_FILE = "was not written by caphv, and Fleet deploys it: remove it, or move it where no GitRepo reads it"
+
 
 class State(StrEnum):
     """How the bundles of a cluster in a repository compare with the rendered ones."""
@@ -27,7 +29,7 @@ class State(StrEnum):
     EXTRA = "extra"
     """The repository has bundles of a cluster that does not exist."""
     FOREIGN = "foreign"
-    """Unmanaged files are where the bundles should be."""
+    """Unmanaged files are where the bundles should be, or are deployed beside them."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ def diff_clusters(batch: Batch, plan: Plan, snapshot: Snapshot) -> list[ClusterD
     for skipped in plan.refused:
         reasons.setdefault(_cluster(skipped.what), []).append(skipped.why)
         states[_cluster(skipped.what)] = State.FOREIGN
+    for path in plan.foreign:
+        name = _cluster(path)
+        reasons.setdefault(name, []).append(f"{path} {FOREIGN_FILE}")
+        if states.setdefault(name, State.FOREIGN) in (State.MATCHES, State.SUSPENDED):
+            states[name] = State.FOREIGN
     return [
         ClusterDiff(name, states[name], tuple(changes.get(name, ())), tuple(reasons.get(name, ())))
         for name in sorted(states)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from caphv.api.object import Key, Obj
-from packager import move_marker
+from packager import commit_summary, move_marker
 from packager.addons.gather import ClusterFacts
 from packager.addons.versions import Versions
 from packager.bundler import Batch, Bundler
@@ -36,7 +36,7 @@ from packager.uninstall import policies_of, staging
 Pins = Mapping[Key, Versions]
 """Versions that clusters get instead of those in their lockfile: an upgrade or a rollback."""
 
-DEFINITIONS_CHANGED = "Clusters follow their definitions."
+_LONGEST_SUBJECT = 100
 
 
 class Store(Protocol):
@@ -124,7 +124,8 @@ class Planner:
         plan = changes(snapshot, wanted, pruning, staging(policies, snapshot, state.uninstallable))
         plan = move_marker.with_marks(plan, moved, snapshot)
         plan = replace(plan, held=(*plan.held, *waiting))
-        return Planned(batch, built, statusfile.with_status(plan, built, snapshot) if built else plan)
+        plan = statusfile.with_status(plan, built, snapshot) if built else plan
+        return Planned(batch, built, commit_summary.summarized(plan, snapshot))
 
     def _wanted(self, built: BuildResult | None, batch: Batch, state: ManagementState) -> dict[Root, dict[str, Folder]]:
         if built and not state.live:
@@ -220,6 +221,15 @@ def publish(
 
     result = log_result(store.commit(plan, reason or Reason(state.why)))
     return planned, result
+
+
+def definitions_changed(origin: str, message: str = "") -> Reason:
+    """Return the reason for a commit that follows the definitions of `origin`, whose commit has this message."""
+    subject = message.strip().partition("\n")[0].strip()
+    if len(subject) > _LONGEST_SUBJECT:
+        subject = f"{subject[:_LONGEST_SUBJECT]}…"
+    why = "Clusters follow their definitions" + (f": {subject}" if subject else ".")
+    return Reason(why, {"Source": origin})
 
 
 def _definition_pruning(

@@ -16,7 +16,7 @@ from commands.options.clusters import SelectedClusters
 from commands.output.validate import colour, printable
 from packager.addons.versions import Versions
 from packager.bundler import Batch
-from packager.diff import ClusterDiff, FileChange, State
+from packager.diff import FOREIGN_FILE, ClusterDiff, FileChange, State
 from packager.git.repository import Result
 from packager.inventory import RepositoryCluster, UpgradeWave
 from packager.rendering import yaml
@@ -163,7 +163,7 @@ def _change(change: FileChange) -> Obj:
 
 def _verdicts(found: Sequence[ClusterDiff]) -> str:
     rows = [
-        (one.name, _state(one), ", ".join(change.path.split("/", 3)[3] for change in one.changes) or "; ".join(one.why))
+        (one.name, _state(one), "; ".join([*(change.path.split("/", 3)[3] for change in one.changes), *one.why]))
         for one in found
         if not one.is_current
     ]
@@ -199,6 +199,7 @@ def _pushed(result: Result) -> str:
     lines += [
         f"  {click.style('left', fg='yellow')}    {left.what}: {left.why}" for left in (*plan.held, *plan.refused)
     ]
+    lines += [f"  {click.style('foreign', fg='red')} {printable(path)} {FOREIGN_FILE}" for path in plan.foreign]
     where = f"commit {result.commit[:12]} on {result.branch}" if result.commit else "wrote files"
     head = f"{where}: {len(plan.write)} written, {len(plan.delete)} removed" if not plan.is_empty else "nothing changed"
     return "".join(f"{line}\n" for line in [head, *lines])
@@ -216,6 +217,7 @@ def _result(result: Result) -> Obj:
         "branch": result.branch,
         **{verb: list(names) for verb, names in _done(result)},
         "left": [{"what": left.what, "why": left.why} for left in (*plan.held, *plan.refused)],
+        "foreign": list(plan.foreign),
         "files": {"written": sorted(plan.write), "removed": sorted(plan.delete)},
     }
 

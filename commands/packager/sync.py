@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from packager.apply import Applier, ApplyFailure
     from packager.definitions.builder import BuildResult
     from packager.definitions.source import Reader, Source
+    from packager.git.commit import Reason
     from packager.git.prune import Plan
     from packager.git.repository import Result
     from packager.planner import Planned, Planner, Store
@@ -121,11 +123,11 @@ def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> int:
     from packager.definitions.builder import BuildResult
 
     with progress() as step:
-        files, origin = _files(flags, step)
+        files, reason = _files(flags, step)
         source = reader.read(files)
         with _target(flags) as store:
             step("reading the repository")
-            planned, result = _synced(source, origin, store, planner, flags)
+            planned, result = _synced(source, reason, store, planner, flags)
         built = planned.built or BuildResult()
         if flags["applied"] and not flags["dry_run"]:
             step("applying manifests")
@@ -178,22 +180,24 @@ def _git_repos(flags: dict[str, Any]) -> GitRepoOptions | None:
         return None
 
 
-def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, str]:
-    """Return the files of the source by path, and its name for the commit message."""
+def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, Reason]:
+    """Return the files of the source by path, and the reason for a commit that follows them."""
     from packager.definitions.source import manifests
+    from packager.planner import definitions_changed
 
     if bool(flags["definitions"]) == bool(flags["source_repo"]):
         raise click.UsageError("name the definitions: a folder, or --source-repo URL")
     if flags["definitions"]:
         step("reading definitions")
-        return _of_folder(flags["definitions"]), flags["definitions"].name or "a folder"
+        return _of_folder(flags["definitions"]), definitions_changed(flags["definitions"].name or "a folder")
     refuse_circles(flags)
     step("reading the source")
     with open_store(_source(flags)) as repository:
         snapshot = repository.sync()
         if not snapshot.commit:
             raise InputError(f"{flags['source_repo']} has no branch {flags['source_branch']}")
-        return manifests(snapshot.tree), f"{flags['source_repo']}@{snapshot.commit}"
+        origin = f"{flags['source_repo']}@{snapshot.commit}"
+        return manifests(snapshot.tree), definitions_changed(origin, snapshot.message)
 
 
 def _source(flags: dict[str, Any]) -> dict[str, Any]:
@@ -239,15 +243,15 @@ def _target(flags: dict[str, Any]) -> Iterator[Store]:
         )
 
 
-def _synced(source: Source, origin: str, store: Store, planner: Planner, flags: dict[str, Any]) -> _Synced:
+def _synced(source: Source, reason: Reason, store: Store, planner: Planner, flags: dict[str, Any]) -> _Synced:
     from caphv.api.object import Key
-    from packager.git.commit import Reason
     from packager.git.repository import Result
-    from packager.planner import DEFINITIONS_CHANGED, ManagementState, publish
+    from packager.planner import ManagementState, publish
 
     confirmed = frozenset(Key(*name.partition("/")[::2]) for name in flags["confirmed"])
     state = ManagementState(confirmed=confirmed, live=False)
-    reason = Reason(flags["message"] or DEFINITIONS_CHANGED, {"Source": origin})
+    if flags["message"]:
+        reason = replace(reason, why=flags["message"])
     if flags["dry_run"]:
         planned = planner.plan(store.sync(), state, source)
         return planned, Result(planned.plan, "", "")
@@ -305,8 +309,12 @@ def _print(built: BuildResult, result: Result, failures: list[ApplyFailure], fla
 
 
 def _lines(result: Result, flags: dict[str, Any]) -> Iterator[str]:
+    from commands.output.validate import printable
+    from packager.diff import FOREIGN_FILE
+
     for verb, names in _changes(result.plan):
         yield from (f"{verb} {name}" for name in names)
+    yield from (f"foreign {printable(path)} {FOREIGN_FILE}" for path in result.plan.foreign)
     if result.plan.is_empty:
         yield "nothing to do"
     elif flags["dry_run"]:
@@ -329,6 +337,7 @@ def _content(built: BuildResult, result: Result) -> dict[str, Any]:
         "commit": result.commit,
         "branch": result.branch,
         **dict(_changes(result.plan)),
+        "foreign": list(result.plan.foreign),
         "clusters": [str(key) for key in sorted(built.objects)],
         "faulty": [str(key) for key in sorted(built.invalid)],
         "problems": [

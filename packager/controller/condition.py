@@ -19,6 +19,7 @@ from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
 from packager.rendering.renderer import Rendered
 from packager.tree import cluster_folder
 
+_MOST_NAMED = 3
 _COMMIT = re.compile(r"\bcommit ([0-9a-f]{40}|[0-9a-f]{64})\b")
 
 
@@ -84,7 +85,17 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
         return Outcome(Reason.ADDON_BUNDLES_IN_PROGRESS, message, result.head, changed=changed)
     commit = result.commit if changed else known.get(key, result.head)
     staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(f"{folder}/")]
+    staying += _foreign(published.result.plan, key)
     return Outcome(None, "; ".join(staying), commit, _wanted(rendered, rendered.settings, commit, path), changed)
+
+
+def _foreign(plan: Plan, key: Key) -> list[str]:
+    """Return a note about files of others that Fleet deploys with those of a cluster."""
+    found = [path for path in plan.foreign if Key(*path.split("/")[1:3]) == key]
+    if not found:
+        return []
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return [f"Fleet also deploys files that caphv did not write: {', '.join(found[:_MOST_NAMED])}{more}"]
 
 
 def _wanted(rendered: Rendered, settings: AddonSettings, commit: str, path: str) -> ExpectedBundles:

@@ -19,10 +19,14 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class DefinitionCommit:
-    """The definitions of one commit; `origin` names it in the packager's commits: `<URL>@<commit>`."""
+    """The definitions of one commit; `origin` names it in the packager's commits: `<URL>@<commit>`.
+
+    `message` is that of the commit.
+    """
 
     origin: str
     source: Source
+    message: str = ""
 
 
 class DefinitionSource:
@@ -49,7 +53,8 @@ class DefinitionSource:
             # A missing branch is not an empty one: no definitions would mean that all clusters are to be removed.
             raise GitError(f"{remote.shown} has no branch {remote.branch}: create it, or name another one")
         source = self._reader.read(manifests(snapshot.tree))
-        self._current = snapshot.commit, DefinitionCommit(f"{remote.shown}@{snapshot.commit}", source)
+        origin = f"{remote.shown}@{snapshot.commit}"
+        self._current = snapshot.commit, DefinitionCommit(origin, source, snapshot.message)
 
     def close(self) -> None:
         """Release the clone."""

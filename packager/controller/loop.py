@@ -138,6 +138,7 @@ class SyncLoop:
             metrics.REMOVED.inc(len(result.plan.removed))
         metrics.HELD.set(len(result.plan.held))
         self._waiting.note(result.plan.held)
+        metrics.FOREIGN.set(len(result.plan.foreign))
         # An unchanged cluster has the very same result object as before.
         before, self._rendered = self._rendered, {found.cluster: found for found in published.batch.rendered}
         for key, rendered in self._rendered.items():

@@ -54,6 +54,11 @@ HELD = Gauge(
     "Removals that wait, for what Event AddonBundlesKept says.",
     registry=REGISTRY,
 )
+FOREIGN = Gauge(
+    "caphv_packager_foreign_files",
+    "Files that the packager did not write, and that Fleet deploys with the bundles.",
+    registry=REGISTRY,
+)
 CLUSTER_READY = Gauge(
     "caphv_packager_cluster_ready",
     "1 for a cluster whose AddonBundlesReady is true, 0 for another.",

@@ -17,7 +17,7 @@ from packager.git.commit import Reason
 from packager.git.errors import GitError
 from packager.git.prune import Plan
 from packager.git.repository import Result
-from packager.planner import DEFINITIONS_CHANGED, ManagementState, Planner, publish
+from packager.planner import ManagementState, Planner, definitions_changed, publish
 from packager.rendering.gitrepo import GitRepoOptions
 from packager.rendering.renderer import RenderOptions
 from packager.tree import CLUSTERS
@@ -136,7 +136,7 @@ class Publisher:
         """Return the reason for a commit; the first one after a new commit of the source names that commit."""
         if definitions is None or definitions.origin == self._done:
             return Reason(state.why)
-        return Reason(DEFINITIONS_CHANGED, {"Source": definitions.origin})
+        return definitions_changed(definitions.origin, definitions.message)
 
     def _note(self, commit: str) -> None:
         """Remember the order of commits that this process has seen."""

@@ -53,8 +53,9 @@ class Reason:
 
 def message(plan: Plan, reason: Reason) -> str:
     """Return the message of a commit: the reason, and every changed, removed and skipped folder."""
-    sections = [_subject(plan), _line(reason.why)]
+    sections = [_line(plan.subject) or _subject(plan), _line(reason.why)]
     for title, names in (
+        ("Settings", [f"{name}: {', '.join(changes)}" for name, changes in plan.details.items()]),
         ("Added", plan.added),
         ("Changed", plan.changed),
         ("Removed", [str(removal) for removal in plan.removed]),
@@ -79,11 +80,12 @@ def base_of(text: str) -> str:
 def _subject(plan: Plan) -> str:
     parts = [("Add", plan.added), ("Update", plan.changed), ("Remove", [str(removal) for removal in plan.removed])]
     named = [(verb, names) for verb, names in parts if names]
+    if not named:
+        return f"Update {next(iter(plan.write))}" if len(plan.write) == 1 else "Update records"
     if len(named) == 1 and len(named[0][1]) == 1:
         return f"{named[0][0]} {named[0][1][0]}"
-    words = [f"{verb.lower()} {len(names)}" for verb, names in named]
-    text = ", ".join(words) or "update records"
-    return f"{text[0].upper()}{text[1:]} of clusters' folders" if words else "Update records"
+    text = ", ".join(f"{verb.lower()} {len(names)}" for verb, names in named)
+    return f"{text[0].upper()}{text[1:]} folders"
 
 
 def _listed(names: Sequence[str]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from caphv.api import names
 from packager.git.folder import RECORD, Folder, blob_id, record
 from packager.git.paths import joined
 
+_NOT_DEPLOYED = (".md", "/.gitkeep")
+
 
 @dataclass(frozen=True)
 class Current:
@@ -87,7 +89,11 @@ Staging = Callable[[Removal], Stay | None]
 
 @dataclass(frozen=True)
 class Plan:
-    """Changes of files by path relative to the remote's path, and their summary."""
+    """Changes of files by path relative to the remote's path, and their summary.
+
+    `subject` is the first line of the commit's message, empty for one made of the folders; `details` tell what changes
+    in each cluster, by `<namespace>/<name>`. `foreign` are files that others put where Fleet deploys them.
+    """
 
     write: Mapping[str, bytes] = field(default_factory=dict)
     delete: tuple[str, ...] = ()
@@ -96,6 +102,9 @@ class Plan:
     removed: tuple[Removal, ...] = ()
     held: tuple[Skipped, ...] = ()
     refused: tuple[Skipped, ...] = ()
+    foreign: tuple[str, ...] = ()
+    subject: str = ""
+    details: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -152,7 +161,23 @@ def difference(
         removed=tuple(removal for removal in asked if removal not in held),
         held=tuple(Skipped(str(removal), why) for removal, why in held.items()),
         refused=tuple(Skipped(folder, why) for folder, why in sorted(refused.items())),
+        foreign=tuple(_foreign(current, wanted, pruning)),
     )
+
+
+def _foreign(current: Mapping[str, Current], wanted: Mapping[str, Folder], pruning: Pruning) -> Iterator[str]:
+    """Yield files of others in the bundles of the packager's folders, and in folders beside them.
+
+    Fleet deploys each folder of a cluster's folder; files above these are read by no one.
+    """
+    for folder, now in sorted(current.items()):
+        if folder in wanted or _in_scope(folder, pruning):
+            files = wanted[folder].files if folder in wanted else {}
+            yield from (
+                joined(folder, path)
+                for path in sorted(now.foreign)
+                if "/" in path and path not in files and not path.endswith(_NOT_DEPLOYED)
+            )
 
 
 def _in_scope(folder: str, pruning: Pruning) -> bool:

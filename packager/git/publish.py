@@ -34,6 +34,8 @@ def log_result(result: Result) -> Result:
         log.warning("removed %s", removal)
     for held in (*result.plan.held, *result.plan.refused):
         log.warning("skipped %s: %s", held.what, held.why)
+    for path in result.plan.foreign:
+        log.warning("%s was not written by caphv, and Fleet deploys it", path)
     if result.commit:
         log.info(
             "pushed %s to %s: %d added, %d changed, %d removed", result.commit[:12], result.branch,

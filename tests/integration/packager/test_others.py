@@ -42,7 +42,7 @@ def test_message_and_author(origin: Origin, cache: Path) -> None:
         put(repository, wanted("a/one", "a/two"), why="First commit of the site.")
     reported = ["Added:", "- clusters/a/one", "- clusters/a/two"]
     assert origin.message().splitlines() == [
-        "Add 2 of clusters' folders",
+        "Add 2 folders",
         "",
         "First commit of the site.",
         "",

@@ -33,4 +33,4 @@ def test_commands_of_the_page_work(tmp_path: Path) -> None:
     assert "paths:" in done.stdout
     assert origin.count() == 2
     assert origin.message("main~1").splitlines()[2] == "The first cluster"
-    assert origin.message().startswith("Update clusters/team-a/demo")
+    assert origin.message().startswith("team-a/demo: mtu ")

@@ -117,6 +117,8 @@ def test_a_commit_of_definitions_is_one_commit_and_the_cluster_that_follows_none
     case.publish()
     assert case.origin.count() == 1
     assert f"Source: {case.source.url}@{case.source.head()}" in case.origin.message()
+    subject = case.source.message().splitlines()[0]
+    assert f"Clusters follow their definitions: {subject}\n" in case.origin.message()
     assert case.has(f"{BUNDLES}/cni")
     assert case.has(MANIFEST)
     # The cluster comes up: first there is only the Cluster, then all of it.

@@ -101,6 +101,7 @@ def test_a_changed_setting_is_one_small_commit_and_replaces_no_machine(source: P
     difference = git(origin.folder, "diff", "--unified=0", "main~1", "main", "--", "manifests")
     lines = [line for line in difference.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     assert lines == ["-        mtu: 1450", "+        mtu: 1400"]
+    assert origin.message().startswith("team-a/prod: mtu 1450→1400\n")
 
 
 def test_a_bad_definition_is_reported_by_file_and_line_and_keeps_what_it_has(source: Path, origin: Origin) -> None:

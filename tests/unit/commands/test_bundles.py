@@ -148,7 +148,7 @@ def test_a_changed_setting_is_one_small_commit(clusters: Path, origin: Origin) -
         "written": ["clusters/team/a/caphv.yaml", "clusters/team/a/cni/helmchartconfig.yaml"],
         "removed": [],
     }
-    assert origin.message().startswith("Update clusters/team/a")
+    assert origin.message().startswith("team/a: mtu none→1400\n")
 
 
 def test_an_invalid_cluster_is_reported_and_loses_nothing(clusters: Path, origin: Origin) -> None:
@@ -237,6 +237,25 @@ def test_verify_finds_what_was_changed_by_hand(clusters: Path, tmp_path: Path) -
 
 
 # Versions
+
+
+def test_files_of_others_that_fleet_deploys_are_reported(clusters: Path, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet"
+    assert call("push", write(clusters, manifest("a")), "--folder", fleet).exit_code == 0
+    foreign = ["clusters/extra/one/bundle/fleet.yaml", "clusters/team/a/cni/backdoor.yaml"]
+    for path in (*foreign, "clusters/team/a/cni/README.md"):
+        (fleet / path).parent.mkdir(parents=True, exist_ok=True)
+        (fleet / path).write_text("kind: ClusterRoleBinding")
+    result = call("verify", clusters, "--folder", fleet)
+    assert result.exit_code == 1
+    assert all(path in result.stdout for path in foreign)
+    assert "README.md" not in result.stdout
+    assert json.loads(call("verify", clusters, "--folder", fleet, "-o", "json").stdout)["verified"] is False
+    # A push reports them, and leaves them to their owner.
+    assert "foreign clusters/team/a/cni/backdoor.yaml" in call("push", clusters, "--folder", fleet).stdout
+    pushed = json.loads(call("push", clusters, "--prune", "--folder", fleet, "-o", "json").stdout)
+    assert pushed["foreign"] == foreign
+    assert all((fleet / path).exists() for path in foreign)
 
 
 def test_list_shows_pinned_versions_and_hashes(clusters: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_message_of_many_tells_everything() -> None:
         refused=(Skipped("c/a/6", "of others"),),
     )
     lines = message(planned, Reason("why")).splitlines()
-    assert lines[0] == "Add 2, update 1, remove 1 of clusters' folders"
+    assert lines[0] == "Add 2, update 1, remove 1 folders"
     assert {"- c/a/1", "- c/a/2", "- c/a/3", "- c/a/4/cni", "- c/a/5: too many", "- c/a/6: of others"} <= set(lines)
 
 
