@@ -277,6 +277,7 @@ async def test_secrets_are_in_no_log_event_condition_or_metric(case: Case) -> No
         await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not is_ready(obj))
         await case.identity()
         await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+    # Debug logging is on: it is the level that could reveal most.
     assert '"level":"debug"' in case.environment.provider.log
     reported = {
         "log": case.environment.provider.log,
