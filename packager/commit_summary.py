@@ -1,4 +1,4 @@
-"""What a plan changes, in the words of its users: `team-a/production: workers 2→5, cpuCount 8→16`.
+"""Says what a plan changes, with the names that users know: `team-a/production: workers 2→5, cpuCount 8→16`.
 
 The subject of a commit is read in lists, in mails and in alerts. It names clusters and settings, not folders. Files
 are compared before and after, so that it holds for every way in which bundles and manifests come to be.

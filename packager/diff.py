@@ -29,7 +29,7 @@ class State(StrEnum):
     EXTRA = "extra"
     """The repository has bundles of a cluster that does not exist."""
     FOREIGN = "foreign"
-    """Unmanaged files are where the bundles should be, or are deployed beside them."""
+    """Unmanaged files are where the bundles should be, or in the same bundles."""
 
 
 @dataclass(frozen=True)

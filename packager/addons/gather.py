@@ -41,7 +41,8 @@ _DEFAULT_POD_CIDRS = ["10.42.0.0/16"]
 _DEFAULT_SERVICE_CIDRS = ["10.43.0.0/16"]
 # The Secret that the controller keeps in the workload cluster (`cloudConfig.delivery: Secret`), and the file it writes
 # on each node (`File`).
-_SECRET_NAME, _SECRET_KEY, _HOST_PATH = "harvester-cloud-config", "cloud-config", "/etc/kubernetes/cloud-config"
+DELIVERED_SECRET = _SECRET_NAME, _SECRET_KEY = "harvester-cloud-config", "cloud-config"
+_HOST_PATH = "/etc/kubernetes/cloud-config"
 _SERVER_CONFIG: FieldPath = ("spec", "serverConfig")
 _CLOUD_CONFIG: FieldPath = ("spec", "cloudConfig")
 _MANIFEST: FieldPath = ("spec", "updateCloudProviderConfig")

@@ -13,7 +13,7 @@ from caphv.api import names
 from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
-from packager.addons.gather import CAAPF, RANCHER, ClusterFacts, Gathered, labels_of_cluster
+from packager.addons.gather import CAAPF, DELIVERED_SECRET, RANCHER, ClusterFacts, Gathered, labels_of_cluster
 from packager.addons.merge import at, origin
 from packager.rendering import secretscan
 
@@ -36,6 +36,8 @@ _WITHOUT_BUNDLE = {
 """What a cluster of a distribution has where no bundle installs a CNI."""
 _WITH_HELM_CONTROLLER = ("rke2", "k3s")
 """Distributions in which HelmChart manifests install charts."""
+_CSI_KEY = "cloud-provider-config"
+"""Key of the Secret, or name of the file, that the CSI driver reads."""
 _CIDRS = {"podCIDRs": "pods", "serviceCIDRs": "services"}
 """Setting of the CNI → field of the Cluster's `spec.clusterNetwork`."""
 _POLICY_SINCE = (1, 36)
@@ -257,6 +259,26 @@ def _kube_vip(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     if load_balancer.get("ipam") == "dhcp" and load_balancer.get("kubeVip") is False:
         detail = "DHCP needs kube-vip: set ccm.loadBalancer.kubeVip, or use pool"
         yield Finding(("ccm", "loadBalancer", "ipam"), Fault.INVALID, detail, value="dhcp")
+
+
+@RULES.rule(
+    "csi-secret-key",
+    ("Cluster",),
+    "The Secret with the kubeconfig must have key `cloud-provider-config`: the CSI driver reads no other.",
+    advice=True,
+)
+def _csi_key(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    """Chart harvester-csi-driver can choose the Secret, but mounts the whole of it and opens a file of this name."""
+    cloud, key = values["cloudConfig"], values["cloudConfig"].get("secretKey", "")
+    by_manifest = at(facts.harvester_cluster, "spec", "updateCloudProviderConfig")
+    delivered = not by_manifest and (cloud.get("secretName"), key) == DELIVERED_SECRET
+    has_driver = values["cloudProviderName"] != "harvester" and values.get("csi", {}).get("enabled", True)
+    if has_driver and key not in ("", _CSI_KEY) and not delivered:
+        detail = (
+            f"the CSI driver reads key {_CSI_KEY} of Secret {cloud.get('secretName')} whatever this says: give the "
+            "Secret that key as well, with the same kubeconfig, or disable the driver with csi.enabled: false"
+        )
+        yield Finding(("cloudConfig", "secretKey"), Fault.INVALID, detail, value=key)
 
 
 @RULES.rule("storage-class-name-unique", ("Cluster",), "Names of storage classes must be unique.")

@@ -166,7 +166,7 @@ def difference(
 
 
 def _foreign(current: Mapping[str, Current], wanted: Mapping[str, Folder], pruning: Pruning) -> Iterator[str]:
-    """Yield files of others in the bundles of the packager's folders, and in folders beside them.
+    """Yield files of others in the bundles of the packager's folders, and of folders next to them.
 
     Fleet deploys each folder of a cluster's folder; files above these are read by no one.
     """

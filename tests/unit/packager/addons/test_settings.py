@@ -71,6 +71,23 @@ def test_cloud_config_is_where_the_controller_puts_it(harvester: Obj, wanted: tu
     assert (found.secret_name, found.secret_key, found.host_path) == wanted
 
 
+def test_the_key_that_the_csi_driver_reads_must_be_in_the_secret() -> None:
+    def field(addons: Obj, harvester: Obj | None = None) -> list[str]:
+        found = faults(cluster("a", addons, harvester=harvester))
+        return [field for field, rule in found.items() if rule == "csi-secret-key"]
+
+    own: Obj = {"cloudConfig": {"secretName": "s", "secretKey": "k"}}
+    assert field(own) == [f"{ANNOTATION}.cloudConfig.secretKey"]
+    assert settings(cluster("a", own)).csi.enabled, "it is advice: the Secret may have both keys"
+    manifest = {"cloudConfigCredentialsSecretName": "s", "cloudConfigCredentialsSecretKey": "cloud-config"}
+    assert field({}, {"updateCloudProviderConfig": manifest}) != []
+    # What the controller delivers has both keys.
+    assert field({}) == field({}, {"cloudConfig": {"delivery": "Secret"}}) == []
+    assert field({}, {"cloudConfig": {"delivery": "File"}}) == []
+    assert field({**own, "csi": {"enabled": False}}) == []
+    assert field({"cloudConfig": {"secretName": "s", "secretKey": "cloud-provider-config"}}) == []
+
+
 def test_control_plane_tells_distribution_and_cni() -> None:
     k3s = settings(cluster("a", spec={"controlPlaneRef": {"kind": "KThreesControlPlane"}}))
     assert (k3s.distribution, k3s.cni.name, k3s.packaging) == ("k3s", "none", Packaging.HELM_CHART)
