@@ -93,7 +93,10 @@ def test_render_into_a_folder_keeps_versions_and_leaves_other_files(clusters: Pa
     there = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
     assert "mine.txt" in there
     assert "clusters/team/b/csi/fleet.yaml" in there
-    assert "clusters/team/a/csi/fleet.yaml" not in there
+    # What was disabled is released first, and removed with the next call.
+    assert "keepResources: false" in (target / "clusters/team/a/csi/fleet.yaml").read_text()
+    assert call("render", clusters, "--to", target).exit_code == 0
+    assert not (target / "clusters/team/a/csi/fleet.yaml").exists()
     assert not (target / "clusters/team/a/csi").exists()
     assert "release: older" in (target / "clusters/team/a/caphv.yaml").read_text()
 
