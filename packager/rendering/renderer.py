@@ -24,7 +24,7 @@ from packager.addons.gather import annotations_of_cluster
 from packager.addons.merge import merged
 from packager.addons.settings import AddonSettings, ClusterFacts, settings_of
 from packager.addons.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
-from packager.rendering import bundles, lockfile, render_cache, secretscan, sources, yaml
+from packager.rendering import bundles, lockfile, render_cache, secretscan, sources, storageclasses, yaml
 from packager.rendering.templates import SUFFIX, TemplateError, Templates, check_folder
 from packager.tree import Tree, cluster_folder, content_hash, path_of
 
@@ -161,6 +161,8 @@ class Renderer:
             findings = findings + self._left_out(old.sources, previous, folder)
         findings = findings + self.table.unsupported(versions, settings.kubernetes_version)
         tree, found = self._files(settings, versions, folder)
+        classes = f"{folder}/{storageclasses.FILE}"
+        findings = findings + storageclasses.changes(settings, previous.get(classes), tree.get(classes))
         findings = in_order([*findings, *found])
         if any(not finding.advice for finding in findings):
             return Rendered(facts.key, settings=settings, versions=versions, findings=tuple(findings))

@@ -152,6 +152,33 @@ def test_a_live_network_is_not_changed_unless_forced(addons: Obj) -> None:
     assert files(allowed, first)
 
 
+def storage(**fields: Any) -> Obj:
+    return {"csi": {"storageClasses": [{"name": "fast", "hostStorageClass": "longhorn", **fields}]}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("hostStorageClass", "replicated"), ("reclaimPolicy", "Retain"), ("volumeBindingMode", "WaitForFirstConsumer")],
+)
+def test_what_cannot_be_changed_in_a_storage_class_is_refused_before_helm_fails(setting: str, value: str) -> None:
+    first = files(cluster("a", storage()))
+    refused = Renderer().render_one(cluster("a", storage(**{setting: value})), first)
+    assert not refused.tree
+    assert [(one.rule, one.field.rpartition(".")[2]) for one in refused.findings] == [("live-storage-class", setting)]
+    assert "add a class of another name" in refused.findings[0].detail
+
+
+def test_other_fields_of_a_storage_class_and_new_classes_may_change() -> None:
+    first = files(cluster("a", storage()))
+    assert files(cluster("a", storage(allowVolumeExpansion=False, default=True)), first) != first
+    more = storage()
+    more["csi"]["storageClasses"].append({"name": "slow", "hostStorageClass": "replicated"})
+    assert files(cluster("a", more), first)
+    # One that was removed no longer exists in the cluster, and may be added again.
+    removed = files(cluster("a"), first)
+    assert files(cluster("a", storage(reclaimPolicy="Retain")), removed)
+
+
 def test_other_settings_of_a_live_network_may_change() -> None:
     assert files(cluster("a", {"cni": {"mtu": 1400, "bgp": "Enabled"}}), files(cluster("a")))
 
