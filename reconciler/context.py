@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from caphv.api import names
 from caphv.api.object import Obj, Resource
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.events import EventRecorder
+from caphv.runtime.events import EventRecorder, EventType
 from reconciler.caches import Caches
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.sessions import Sessions
@@ -19,6 +20,8 @@ from reconciler.remote.rancher import Rancher
 from reconciler.remote.workloadcluster import WorkloadClusters
 from reconciler.status import StatusDraft
 from reconciler.triggers import Topics
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -49,6 +52,12 @@ class Context:
         metadata = obj["metadata"]
         return Owner(kind, metadata["namespace"], metadata["name"], metadata["uid"], self.management_cluster)
 
+    def event(self, resource: Resource, obj: Obj, kind: EventType, reason: str, message: str) -> None:
+        """Queue an Event about an object, and log it: the log keeps it for longer."""
+        log.log(logging.WARNING if kind == "Warning" else logging.INFO, "%s: %s", reason, message)
+        about = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": obj["metadata"]}
+        self.events.event(about, kind, reason, message)
+
     async def ensure_finalizer(self, informer: Informer, obj: Obj, finalizer: str, legacy: str) -> None:
         """Add our finalizer, in place of the one of early releases, before anything exists that it has to protect."""
         present = obj["metadata"].get("finalizers") or []
@@ -57,6 +66,7 @@ class Context:
             wanted.append(finalizer)
         if wanted != present:
             await self._patch_finalizers(informer, obj, wanted)
+            log.info("%s is new", informer.resource.kind)
 
     async def remove_finalizer(self, informer: Informer, obj: Obj, *finalizers: str) -> None:
         """Remove our finalizers, so that the API server deletes the object."""
@@ -64,6 +74,7 @@ class Context:
         wanted = [f for f in present if f not in finalizers]
         if wanted != present:
             await self._patch_finalizers(informer, obj, wanted)
+            log.info("%s is deleted", informer.resource.kind)
 
     async def patch_spec(self, informer: Informer, obj: Obj, spec: dict[str, object]) -> Obj:
         """Merge fields into the spec; return the new object."""
@@ -87,7 +98,10 @@ class Context:
             informer.resource, metadata["name"], metadata["namespace"], patch, subresource="status"
         )
         informer.observe(new)
+        news = draft.readiness_news()
         draft.written(new)
+        if news:
+            log.info("%s is %s", informer.resource.kind, news)
 
     async def _patch_finalizers(self, informer: Informer, obj: Obj, finalizers: list[str]) -> None:
         metadata = obj["metadata"]
@@ -96,8 +110,3 @@ class Context:
         new = await self.client.patch(informer.resource, metadata["name"], metadata["namespace"], patch)
         if new["metadata"].get("finalizers") or "deletionTimestamp" not in new["metadata"]:
             informer.observe(new)
-
-
-def with_kind(resource: Resource, obj: Obj) -> Obj:
-    """Objects from a list lack kind and version, which Events need."""
-    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": obj["metadata"]}

@@ -47,6 +47,8 @@ class MachineMemory:
     """Since when (monotonic) a transient state lasts. Without it: it is written to the status a second later."""
     drift: tuple[Hashable, str] | None = None
     """Versions of machine and VM that were compared, and the result. Without it: they are compared again."""
+    logged: set[str] = field(default_factory=set)
+    """What the log has reported about the VM. Without it: its host and address are logged again."""
     metric_labels: tuple[str, str] | None = None
     """Labels of its series of `caphv_machine_status`, to be removed with it."""
 

@@ -53,6 +53,7 @@ class StatusDraft:
         self._generation = int(obj["metadata"].get("generation") or 0)
         self.version = obj["metadata"].get("resourceVersion")
         self.fields: dict[str, Any] = _copy(self._before)
+        self.warned = ""
 
     def set_true(self, condition: ConditionType, message: str = "") -> None:
         """Set a condition to True, with the contract's reason for it."""
@@ -104,6 +105,20 @@ class StatusDraft:
         """The server has this status now."""
         self._before = _copy(self.fields)
         self.version = obj["metadata"].get("resourceVersion")
+
+    def readiness_news(self) -> str:
+        """What to log about a condition `Ready` that differs from the server's; empty for nothing new.
+
+        What a warning has reported already is no news.
+        """
+        now = conditions.get_condition(self.fields.get("conditions") or [], ConditionType.READY) or {}
+        before = conditions.get_condition(self._before.get("conditions") or [], ConditionType.READY) or {}
+        if all(now.get(name) == before.get(name) for name in ("status", "reason", "message")):
+            return ""
+        if now.get("status") == "True":
+            return "Ready"
+        message = now.get("message") or ""
+        return "" if message == self.warned else f"not Ready: {now.get('reason')}: {message}"
 
     def patch(self) -> dict[str, Any] | None:
         """Merge patch from the server's status to this one, None when they are equal."""

@@ -28,7 +28,7 @@ from typing import Protocol
 import orjson
 
 from caphv.api.object import Key, Obj, Resource, key_of, resource_version
-from caphv.runtime import metrics
+from caphv.runtime import logs, metrics
 from caphv.runtime.budget import MemoryBudget
 from caphv.runtime.errors import ApiError, Gone, TooLarge, TooManyRequests, Unreachable
 from caphv.runtime.freshness import Freshness
@@ -93,7 +93,8 @@ class Informer:
     called with each failed attempt, `on_contact` with each watch that the server accepts. `probe` is an informer of the
     same server that retries often: while it fails, this one waits `max_backoff` seconds, or for `retry_now`.
     `first_from_cache` lets the server answer the first list from its own cache, which is cheaper and may be a little
-    old: not for collections where absence leads to a deletion. Run it as a task; cancel the task to stop.
+    old: not for collections where absence leads to a deletion. A server that has never answered may be away for
+    `patience` seconds before failures are logged as warnings. Run it as a task; cancel the task to stop.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Informer:
         max_backoff: float = 30.0,
         probe: Informer | None = None,
         first_from_cache: bool = False,
+        patience: float = 0.0,
     ) -> None:
         self.resource = resource
         self.store = Store(indexes)
@@ -128,6 +130,9 @@ class Informer:
         self._max_backoff = max_backoff
         self._probe = probe
         self._first_from_cache = first_from_cache
+        self._patience = patience
+        self._began = time.monotonic()
+        self._warned = False
         self._sizes: dict[Key, int] = {}
         self._limit = _PAGE
         self._handlers: list[Handler] = []
@@ -190,9 +195,13 @@ class Informer:
         if not self.freshness.connected:
             self._wake.set()
 
-    def start(self) -> asyncio.Task[None]:
-        """Run as a task of its own, which does not log the fields of its caller."""
-        return asyncio.create_task(self.run(), context=contextvars.Context())
+    def start(self, **fields: str) -> asyncio.Task[None]:
+        """Run as a task of its own, which logs these fields (such as the name of its cluster), not its caller's."""
+        return contextvars.Context().run(self._start, fields)
+
+    def _start(self, fields: dict[str, str]) -> asyncio.Task[None]:
+        with logs.context(**fields):
+            return asyncio.create_task(self.run())
 
     async def run(self) -> None:
         """List and watch until cancelled."""
@@ -366,23 +375,32 @@ class Informer:
         self._opened = self._contacted = time.monotonic()
         self._wake.clear()
         self.freshness.opened()
-        if self.last_error is not None:
-            self.last_error = None
+        self.last_error = None
+        if self._warned:
+            self._warned = False
             log.info("watch of %s on %s resumed", self.resource, self._client.name)
         if self._on_contact:
             self._on_contact()
 
     def _failed(self, error: Exception, failures: int) -> None:
         self.last_error = error
-        level = logging.WARNING if failures > 1 else logging.DEBUG
-        log.log(level, "watch of %s on %s failed (attempt %d): %s", self.resource, self._client.name, failures, error)
+        # One failure is nothing special. While the probe fails, its line says why.
+        normal = (
+            failures == 1 or self._probe_fails or (not self._newest and time.monotonic() - self._began < self._patience)
+        )
+        self._warned = self._warned or not normal
+        level = logging.DEBUG if normal else logging.WARNING
+        log.log(level, "watch of %s on %s failed: %s", self.resource, self._client.name, error)
         if self._on_error:
             self._on_error(error)
 
+    @property
+    def _probe_fails(self) -> bool:
+        return self._probe is not None and self._probe.last_error is not None
+
     async def _pause(self, failures: int, at_least: float = 0) -> None:
         # Jitter: after an outage the watches of all processes come back spread over the interval.
-        probe_fails = self._probe is not None and self._probe.last_error is not None
-        limit = self._max_backoff if probe_fails else min(0.2 * 2.0 ** min(failures, 20), self._max_backoff)
+        limit = self._max_backoff if self._probe_fails else min(0.2 * 2.0 ** min(failures, 20), self._max_backoff)
         # Not cleared before the wait: `retry_now` may have been called while the attempt that failed was hanging.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), max(at_least, random.uniform(limit / 4, limit)))

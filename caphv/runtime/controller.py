@@ -17,6 +17,7 @@ from caphv.api.object import Key
 from caphv.runtime import logs, metrics
 from caphv.runtime.errors import Conflict, TooManyRequests, Unreachable
 from caphv.runtime.queue import WorkQueue
+from caphv.runtime.repeats import FAILURE_OF_ANY_OBJECT
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Controller:
             log.debug("server asks to wait %.0f s: %s", error.retry_after, error)
             raise _Failed(error.retry_after) from None
         except Unreachable as error:
-            log.warning("%s", error)
+            log.warning("%s", error, extra=FAILURE_OF_ANY_OBJECT)
             raise _Failed from None
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -1,6 +1,7 @@
 """Structured logs: one JSON object per line in a cluster, short text on a terminal.
 
-Fields such as controller and object are set once around a piece of work and appear on each of its lines.
+Fields such as controller and object are set once around a piece of work and appear on each of its lines. A failure that
+repeats is written once and then counted, see `caphv.runtime.repeats`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime
+import itertools
 import json
 import logging
 import sys
@@ -17,6 +19,7 @@ from typing import Any, Literal, TextIO
 import orjson
 
 from caphv.api.plaintext import LONGEST_LOG, plain
+from caphv.runtime.repeats import Repeats
 
 Format = Literal["auto", "json", "text"]
 LEVELS = ("debug", "info", "warning", "error")
@@ -37,13 +40,23 @@ def configure(level: str = "info", log_format: Format = "auto", stream: TextIO |
     """Send the logs of this process to a stream (stderr), as JSON unless it is a terminal."""
     stream = stream or sys.stderr
     as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
-    handler = logging.StreamHandler(stream)
+    handler = _Handler(stream)
     handler.addFilter(_add_fields)
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # At debug level libraries log headers and bodies, which contain credentials and bootstrap data.
     for noisy in ("aiohttp", "git", "kubernetes", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._repeats = Repeats()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self._repeats.take(record):
+            super().emit(line)
 
 
 def _add_fields(record: logging.LogRecord) -> bool:
@@ -72,7 +85,8 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
         fields = getattr(record, "caphv_fields", {})
-        where = f" [{fields['object']}]" if "object" in fields else ""
+        names = (fields[name] for name in ("object", "cluster", "server") if name in fields)
+        where = "".join(f" [{name}]" for name in itertools.islice(names, 1))
         text = f"{clock} {record.levelname[:4]:4}{where} {record.getMessage()}"
         found = f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
         return plain(found, LONGEST_LOG)

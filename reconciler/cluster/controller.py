@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 
 from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, being_deleted, key_of
+from caphv.runtime import logs
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from reconciler import metrics
@@ -30,8 +30,6 @@ from reconciler.context import Context
 from reconciler.harvester.ownership import wants_adoption
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Delay, Watched
-
-log = logging.getLogger(__name__)
 
 # Seconds until a request that was refused once is retried.
 _REFUSED_ONCE = 5.0
@@ -57,7 +55,8 @@ class ClusterReconciler:
         operation = "delete" if being_deleted(obj) else "normal"
         started = time.monotonic()
         try:
-            return await self._reconcile(obj)
+            with logs.context(cluster=f"{key.namespace}/{cluster_name(obj)}"):
+                return await self._reconcile(obj)
         finally:
             metrics.CLUSTER_RECONCILE_SECONDS.labels(operation).observe(time.monotonic() - started)
 
@@ -208,7 +207,6 @@ class ClusterReconciler:
 
     async def _force_delete(self, scope: ClusterScope, blocked: Blocked) -> None:
         message = f"force-deleted because {blocked.message}; {deletion.left_over(scope.obj)}"
-        log.warning("HarvesterCluster %s: %s", scope.key, message)
         scope.warning_event("ForcedDeletion", message)
         await self._remove_finalizer(scope.obj)
 

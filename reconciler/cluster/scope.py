@@ -9,7 +9,7 @@ from caphv.api import resources
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Key, Obj, key_of
 from reconciler import triggers
-from reconciler.context import Context, with_kind
+from reconciler.context import Context
 from reconciler.harvester.ownership import Owner, same_name
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
@@ -119,12 +119,13 @@ class ClusterScope:
         return namespace
 
     def warning_event(self, reason: str, message: str) -> None:
-        """Emit an Event of type Warning."""
-        self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Warning", reason, message)
+        """Emit an Event of type Warning, and log it."""
+        self.context.event(resources.HARVESTER_CLUSTERS, self.obj, "Warning", reason, message)
+        self.draft.warned = message
 
     def event(self, reason: str, message: str) -> None:
-        """Emit an Event of type Normal."""
-        self.context.events.event(with_kind(resources.HARVESTER_CLUSTERS, self.obj), "Normal", reason, message)
+        """Emit an Event of type Normal, and log it."""
+        self.context.event(resources.HARVESTER_CLUSTERS, self.obj, "Normal", reason, message)
 
     def subscribe(self, *topics: Hashable) -> Subscription:
         """Requeue the cluster when one of these topics changes; to be called before reading their state."""

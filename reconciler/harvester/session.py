@@ -243,7 +243,7 @@ class Session:
                 if collection == POOLS:
                     self.allocator.writes_for_others = False
                 view.informer = view.own
-                view.task = view.own.start()
+                view.task = view.own.start(server=self.server, identity=self.identity)
 
     def new_view(self, collection: Collection) -> View:
         """A view that is empty until the session has found out what it may use."""
@@ -335,7 +335,7 @@ class Session:
             cache.join(self)
             await self._share_turns(view)
         else:
-            view.task = view.own.start()
+            view.task = view.own.start(server=self.server, identity=self.identity)
 
     async def _share_turns(self, view: View) -> None:
         """Find out whether this account may write pools for the others, and they for it."""

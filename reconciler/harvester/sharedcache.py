@@ -63,7 +63,7 @@ class SharedCache:
         self.members[account] = None
         if self._reader is None:
             self._reader = account
-            self._task = self.informer.start()
+            self._task = self.informer.start(server=account.client.server)
             return
         for obj in self.informer.store:
             self._on_change({account: None}, Change(self.informer.resource, None, obj))
@@ -112,7 +112,7 @@ class SharedCache:
         async with self._one_switch:
             if self._task:
                 await _cancel(self._task)
-            self._task = self.informer.start()
+            self._task = self.informer.start(server=self.reader.client.server)
 
     def _changed(self, change: Change) -> None:
         self._on_change(self.members, change)

@@ -7,6 +7,7 @@ import time
 from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, being_deleted, key_of, owner_reference, uid_of
+from caphv.runtime import logs
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
 from reconciler import metrics
@@ -50,7 +51,8 @@ class MachineReconciler:
         operation = "delete" if being_deleted(obj) else "normal"
         started = time.monotonic()
         try:
-            return await self._reconcile(obj)
+            with logs.context(cluster=f"{key.namespace}/{clusterapi.cluster_name(obj)}"):
+                return await self._reconcile(obj)
         finally:
             metrics.MACHINE_RECONCILE_SECONDS.labels(operation).observe(time.monotonic() - started)
 

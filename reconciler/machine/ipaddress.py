@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from caphv.api import ippool, names, resources
@@ -22,6 +23,8 @@ from reconciler.machine.network import (
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
+
+log = logging.getLogger(__name__)
 
 # Characters of a management cluster's uid that mark its addresses: random, and short for pools of thousands.
 _SHORT = 8
@@ -51,6 +54,8 @@ async def ensure_address(scope: MachineScope) -> Network:
                 Watched.HARVESTER_CLUSTER,
                 warn=True,
             )
+    if scope.draft.fields.get("allocatedIPAddress") != answer.address:
+        log.info("reserved address %s in IPPool %s", answer.address, answer.pool)
     scope.draft.fields["allocatedIPAddress"] = answer.address
     scope.draft.fields["allocatedPoolRef"] = answer.pool
     scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
@@ -103,6 +108,7 @@ async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
     for pool, address in _marked(scope) if foreign_vm else await _held(scope):
         if await scope.session().allocator.release(pool, address, scope.reservation, _cluster(scope)):
             metrics.IPPOOL_RELEASES.inc()
+            log.info("released address %s in IPPool %s", address, pool)
 
 
 async def adopt_address(scope: MachineScope, before: str) -> None:

@@ -7,11 +7,15 @@ provider.
 
 from __future__ import annotations
 
+import logging
+
 from caphv.api import names
 from caphv.api.object import NODES, Obj, labels_of
 from caphv.runtime.errors import ApiError, Conflict, Invalid, NotFound, Unreachable
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
+
+log = logging.getLogger(__name__)
 
 
 def initialization(node: Obj, provider_id: str) -> list[dict[str, object]]:
@@ -80,4 +84,5 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
         raise
     workloads.observe(scope.cluster_key, answer)
     if initializes:
+        log.info("initialized Node %s with providerID %s", scope.name, provider_id)
         metrics.NODE_INIT_SECONDS.observe(metrics.age(node["metadata"]["creationTimestamp"]))

@@ -9,7 +9,7 @@ from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, key_of
 from reconciler import triggers
-from reconciler.context import Context, with_kind
+from reconciler.context import Context
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
@@ -158,12 +158,13 @@ class MachineScope:
         return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, Watched.SELF, *sources, warn=True)
 
     def warning_event(self, reason: str, message: str) -> None:
-        """Emit an Event of type Warning."""
-        self.context.events.event(with_kind(resources.HARVESTER_MACHINES, self.obj), "Warning", reason, message)
+        """Emit an Event of type Warning, and log it."""
+        self.context.event(resources.HARVESTER_MACHINES, self.obj, "Warning", reason, message)
+        self.draft.warned = message
 
     def event(self, reason: str, message: str) -> None:
-        """Emit an Event of type Normal."""
-        self.context.events.event(with_kind(resources.HARVESTER_MACHINES, self.obj), "Normal", reason, message)
+        """Emit an Event of type Normal, and log it."""
+        self.context.event(resources.HARVESTER_MACHINES, self.obj, "Normal", reason, message)
 
     async def drop_annotation(self, name: str) -> None:
         """Remove an annotation from the HarvesterMachine."""

@@ -6,6 +6,7 @@ while no provider was running.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from caphv.api import names
@@ -18,11 +19,15 @@ from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import InvalidSpecError, virtual_machine
 from reconciler.machine.vmstatus import addresses
 
+log = logging.getLogger(__name__)
+
 
 def observe(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
     """Update the status from VM and instance; return whether the VM has an address."""
     found = addresses(vmi) if vmi else []
     if found:
+        if not scope.draft.fields.get("addresses"):
+            _log_once(scope, f"VM has address {found[0]['address']}")
         scope.draft.fields["addresses"] = found
     before: dict[str, Any] = scope.draft.fields.get("virtualMachine") or {}
     scope.draft.fields["virtualMachine"] = {**before, "uid": uid_of(vm)}
@@ -40,8 +45,17 @@ def _placed(scope: MachineScope, before: dict[str, Any], instance: str, host: st
     if before.get("instanceUID") not in (None, instance):
         moved = f", previously on {earlier}" if earlier not in (None, host) else ""
         scope.warning_event("VMRestarted", f"VM restarted on host {host}{moved}")
-    elif earlier not in (None, host):
+    elif earlier is None:
+        _log_once(scope, f"VM is on host {host}")
+    elif earlier != host:
         scope.event("VMMigrated", f"VM migrated from host {earlier} to {host}")
+
+
+def _log_once(scope: MachineScope, text: str) -> None:
+    # Transient states are reconciled often, and written seldom.
+    if text not in scope.memory.logged:
+        scope.memory.logged.add(text)
+        log.info("%s", text)
 
 
 def _failure_domain(scope: MachineScope) -> str:

@@ -80,7 +80,7 @@ class ObjectWatches:
             max_backoff=_BACKOFF,
         )
         informer.add_handler(lambda _change: self._changed(cluster))
-        watch = _Watch(client, target, informer, informer.start())
+        watch = _Watch(client, target, informer, informer.start(cluster=str(cluster)))
         self._watches[cluster, resource] = watch
         return watch
 

@@ -26,6 +26,8 @@ from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
 log = logging.getLogger(__name__)
 
 _BACKOFF = 10.0
+# A control plane may take so long to boot.
+_BOOT_SECONDS = 600.0
 
 
 def kubeconfig_secret(cluster: Key) -> Key:
@@ -157,9 +159,11 @@ class WorkloadClusters:
                 contacted = True
                 self._reached(cluster)
 
-        nodes = Informer(client, NODES, transform=_slim, on_contact=on_contact, max_backoff=_BACKOFF)
+        nodes = Informer(
+            client, NODES, transform=_slim, on_contact=on_contact, max_backoff=_BACKOFF, patience=_BOOT_SECONDS
+        )
         nodes.add_handler(lambda change: self._changed(cluster, change))
-        self._workloads[cluster] = _Workload(client, nodes, nodes.start(), access.fingerprint)
+        self._workloads[cluster] = _Workload(client, nodes, nodes.start(cluster=str(cluster)), access.fingerprint)
 
 
 def _slim(node: Obj) -> Obj:

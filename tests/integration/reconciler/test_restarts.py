@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -78,6 +79,7 @@ async def test_restarts_write_nothing_for_healthy_clusters(environment: Environm
     await asyncio.gather(*(healthy(case) for case in cases))
     await asyncio.sleep(3)  # Events are sent in batches
     before, since = await versions(cases), environment.audit_position(environment.management)
+    logged = len(environment.provider.log)
     for _ in range(RESTARTS):
         await environment.provider.stop()
         await environment.provider.start()
@@ -87,3 +89,5 @@ async def test_restarts_write_nothing_for_healthy_clusters(environment: Environm
     assert writes(environment, since) == []
     for case in cases:
         assert is_ready(await case.get(HARVESTER_CLUSTERS, case.name))
+    logged_since = [json.loads(line) for line in environment.provider.log[logged:].splitlines()]
+    assert [line for line in logged_since if line["level"] in ("warning", "error")] == []

@@ -65,6 +65,33 @@ def test_text_line_names_the_object() -> None:
     assert second.endswith("INFO idle")
 
 
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"server": "https://harvester"}, "[https://harvester]"),
+        ({"cluster": "ns/c"}, "[ns/c]"),
+        ({"cluster": "ns/c", "object": "ns/m"}, "[ns/m]"),
+    ],
+)
+def test_text_line_names_the_cluster_or_server_outside_a_reconcile(fields: dict[str, str], place: str) -> None:
+    stream = io.StringIO()
+    logs.configure("info", "text", stream)
+    with logs.context(**fields):
+        logging.getLogger("caphv.test").info("created")
+    assert stream.getvalue().endswith(f"INFO {place} created\n")
+
+
+def test_repeated_failure_is_one_line() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "text", stream)
+    for _ in range(50):
+        logging.getLogger("caphv.test").warning("server is away")
+        logging.getLogger("caphv.test").info("machine is Ready")
+    lines = stream.getvalue().splitlines()
+    assert sum("away" in line for line in lines) == 1
+    assert sum("Ready" in line for line in lines) == 50
+
+
 def test_auto_is_json_where_no_terminal_is() -> None:
     stream = io.StringIO()
     logs.configure("info", "auto", stream)

@@ -62,7 +62,7 @@ def scope_of(*, current: bool = True, session: bool = True, annotations: Obj | N
         topics=Topics(),
         memory=Memory(),
         queues=queues,
-        events=SimpleNamespace(event=lambda *_: None),
+        event=lambda *_: None,
         owner=lambda *_: OWN,
     )
     obj = machine(**(annotations or {}))

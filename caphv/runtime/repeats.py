@@ -1,0 +1,88 @@
+"""Log lines of the same failure: the first is written, the others are counted.
+
+A server that is away fails each attempt to reach it, for hours. Without this, the lines of one failure hide all others.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+
+WINDOW_SECONDS = 600.0
+FAILURE_OF_ANY_OBJECT = {"any_object": True}
+"""`extra` of a line that says the same for each object, for example that a server is unreachable."""
+_REMEMBERED = 1000
+_COMPARED = 1000
+
+
+@dataclass(slots=True)
+class _Failure:
+    since: float
+    count: int
+    last: logging.LogRecord
+
+
+class Repeats:
+    """Decides which lines are written; one for each handler.
+
+    Lines are the same if logger, level, text, error and fields are. Only warnings and errors are counted: lines of a
+    lower level tell what happened, and each counts.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[Hashable, _Failure] = OrderedDict()
+
+    def take(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
+        """Yield what has to be written now: counts whose ten minutes have passed, and the line itself if it is new."""
+        now = self._clock()
+        yield from self._counts(now)
+        if record.levelno < logging.WARNING:
+            yield record
+            return
+        key = _key(record)
+        known = self._failures.get(key)
+        if known:
+            known.count += 1
+            known.last = record
+            return
+        self._failures[key] = _Failure(now, 0, record)
+        if len(self._failures) > _REMEMBERED:
+            self._failures.popitem(last=False)
+        yield record
+
+    def _counts(self, now: float) -> Iterator[logging.LogRecord]:
+        """Counts of failures in the order of their first line; those that have ended are forgotten."""
+        while self._failures:
+            key, failure = next(iter(self._failures.items()))
+            passed = now - failure.since
+            if passed < WINDOW_SECONDS:
+                return
+            del self._failures[key]
+            if failure.count:
+                self._failures[key] = _Failure(now, 0, failure.last)
+                yield _counted(failure, passed)
+
+
+def _counted(failure: _Failure, seconds: float) -> logging.LogRecord:
+    """Return the last line with the count instead of its trace."""
+    record = copy.copy(failure.last)
+    times = "once" if failure.count == 1 else f"{failure.count} times"
+    record.msg = f"{record.getMessage()}{_error(record)} (again, {times} in {seconds / 60:.0f}m)"
+    record.args = record.exc_info = record.exc_text = None
+    return record
+
+
+def _key(record: logging.LogRecord) -> Hashable:
+    fields = {} if getattr(record, "any_object", False) else getattr(record, "caphv_fields", {})
+    text = record.getMessage()[:_COMPARED]
+    return record.name, record.levelno, text, _error(record)[:_COMPARED], tuple(fields.items())
+
+
+def _error(record: logging.LogRecord) -> str:
+    error = record.exc_info[1] if record.exc_info else None
+    return f": {type(error).__name__}: {error}" if error else ""

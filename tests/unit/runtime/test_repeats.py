@@ -1,0 +1,111 @@
+"""A failure is written once and then counted, so that it hides no other line."""
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caphv.runtime.repeats import FAILURE_OF_ANY_OBJECT, WINDOW_SECONDS, Repeats
+
+pytestmark = pytest.mark.unit
+
+
+class Log:
+    """Takes lines at a time of its own and keeps what is written."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.written: list[str] = []
+        self._repeats = Repeats(lambda: self.now)
+
+    def line(self, text: str, level: int = logging.WARNING, *, obj: str = "", **extra: object) -> None:
+        record = logging.LogRecord("caphv.test", level, "", 0, "%s", (text,), extra.pop("exc_info", None))
+        record.__dict__.update({"caphv_fields": {"object": obj} if obj else {}, **extra})
+        self.written += [taken.getMessage() for taken in self._repeats.take(record)]
+
+
+def test_first_is_written_and_the_others_are_counted_after_ten_minutes() -> None:
+    log = Log()
+    for _ in range(38):
+        log.line("harvester: connection refused")
+    assert log.written == ["harvester: connection refused"]
+    log.now = WINDOW_SECONDS
+    log.line("something else")
+    assert log.written[1:] == ["harvester: connection refused (again, 37 times in 10m)", "something else"]
+
+
+def test_failure_that_lasts_is_counted_every_ten_minutes() -> None:
+    log = Log()
+    for _ in range(60 * 60):
+        log.now += 1
+        log.line("away")
+    assert log.written == ["away", "away (again, 599 times in 10m)", *["away (again, 600 times in 10m)"] * 4]
+
+
+def test_failure_that_ended_is_forgotten_and_new_when_it_returns() -> None:
+    log = Log()
+    log.line("away")
+    log.now += WINDOW_SECONDS
+    log.line("away")
+    assert log.written == ["away", "away"]
+
+
+def test_the_same_failure_of_another_object_is_another_one() -> None:
+    log = Log()
+    for name in ("ns/a", "ns/b", "ns/a"):
+        log.line("request was refused", obj=name)
+    assert len(log.written) == 2
+
+
+def test_what_fails_for_every_object_is_one_failure() -> None:
+    log = Log()
+    for number in range(200):
+        log.line("harvester: connection refused", obj=f"ns/m{number}", **FAILURE_OF_ANY_OBJECT)
+    assert len(log.written) == 1
+
+
+def test_error_is_part_of_the_line_and_stays_in_the_count() -> None:
+    log = Log()
+    for error in (ValueError("one"), ValueError("two"), ValueError("one")):
+        log.line("reconcile failed", logging.ERROR, exc_info=(type(error), error, None))
+    assert log.written == ["reconcile failed", "reconcile failed"]
+    log.now += WINDOW_SECONDS
+    log.line("later", logging.INFO)
+    assert log.written[2:] == ["reconcile failed: ValueError: one (again, once in 10m)", "later"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 300)), max_size=60))
+def test_no_line_is_lost_nor_counted_twice(lines: list[tuple[str, float]]) -> None:
+    log = Log()
+    for text, pause in lines:
+        log.now += pause
+        log.line(text)
+    log.now += WINDOW_SECONDS + 1
+    log.line("end")
+    for text in "abc":
+        total = sum(
+            int(counts.removesuffix(" times") if counts != "once" else 1) if counts else 1
+            for line in log.written
+            if line[0] == text
+            for counts in [line.partition("(again, ")[2].partition(" in ")[0]]
+        )
+        assert total == sum(name == text for name, _ in lines)
+
+
+@given(st.sampled_from([logging.DEBUG, logging.INFO]), st.integers(1, 20))
+def test_what_is_no_failure_is_always_written(level: int, times: int) -> None:
+    log = Log()
+    for _ in range(times):
+        log.line("machine is Ready", level)
+    assert len(log.written) == times
+
+
+def test_memory_is_bounded() -> None:
+    log = Log()
+    for number in range(3000):
+        log.line(f"failure {number}")
+    log.line("failure 2999")
+    assert len(log.written) == 3000
+    log.line("failure 0")
+    assert len(log.written) == 3001, "the oldest is forgotten"
