@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from caphv.api.object import Obj, Resource
+from caphv.api.object import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS, Obj, Resource
 from caphv.runtime import metrics_auth
 from caphv.runtime.errors import Unreachable
 from caphv.runtime.manager import BindAddresses, Manager
-from caphv.runtime.metrics_auth import ACCESS_REVIEWS, TOKEN_REVIEWS, Decision, MetricsAuth, TokenAuthorizer
+from caphv.runtime.metrics_auth import Decision, MetricsAuth, TokenAuthorizer
 from commands.main import cli
 from sandbox.processes import children, pki
 from tests.support import memory
@@ -40,7 +40,7 @@ class Server:
             known = body["spec"]["token"] in (GOOD, POOR)
             user = {"username": body["spec"]["token"].removeprefix("token-of-"), "groups": ["system:authenticated"]}
             return {"status": {"authenticated": known, "user": user} if known else {}}
-        assert resource is ACCESS_REVIEWS
+        assert resource is SUBJECT_ACCESS_REVIEWS
         return {"status": {"allowed": body["spec"]["user"] == "prometheus"}}
 
     @property
