@@ -106,7 +106,6 @@ class Controller:
             self._seconds.observe(time.monotonic() - started)
 
     async def _guarded(self, key: Key) -> Result | None:
-        log.debug("reconciling")
         try:
             return await self._reconcile(key)
         except Conflict as error:
