@@ -24,6 +24,7 @@ from commands.bundles.common import (
     render_options,
 )
 from commands.main import CONTEXT_SETTINGS
+from commands.options.charts import helm_secret_options
 from commands.options.clusters import InputError, SelectedClusters, Step, cluster_options, progress, read_clusters
 from commands.options.repository import commit_options, names_repository, open_store, prune_option, repository_options
 
@@ -91,6 +92,7 @@ Examples:
     metavar="NAME",
     help="gitrepo: Secret with credentials for Fleet to read the repository.",
 )
+@helm_secret_options
 @click.option("--ca-file", type=click.File(), help="gitrepo: PEM file with the CA certificates that Fleet trusts.")
 @click.option(
     "--groups", type=click.IntRange(1), default=1, show_default=True, help="gitrepo: number of GitRepos per workspace."
@@ -157,9 +159,12 @@ def _gitrepos(flags: dict[str, Any], given: SelectedClusters) -> tuple[str, Batc
             client_secret_name=flags["client_secret"],
             ca_bundle=flags["ca_file"].read() if flags["ca_file"] else "",
             groups=flags["groups"],
+            helm_secret_name=flags["helm_secret"],
+            helm_repo_regex=flags["helm_repo_regex"],
         )
     except ValueError as error:
-        raise click.UsageError(f"{error}; name the repository with --repo") from None
+        hint = "" if flags["repo"] else "; name the repository with --repo"
+        raise click.UsageError(f"{error}{hint}") from None
     if batch.failed or given.input.unreadable:
         return "", batch
     return yaml.dump_all(git_repos([found for _, found, _ in results if found], options)), batch

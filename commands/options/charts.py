@@ -46,6 +46,30 @@ def chart_options(command: _Command) -> _Command:
     return command
 
 
+def helm_secret_options(command: _Command) -> _Command:
+    """Add the options for the credentials with which Fleet pulls charts."""
+    for add in (
+        click.option(
+            "--helm-repo-regex",
+            default="",
+            show_default=False,
+            envvar="CAPHV_HELM_REPO_REGEX",
+            metavar="REGEX",
+            help="Chart repositories that --helm-secret is for, for the GitRepos.",
+        ),
+        click.option(
+            "--helm-secret",
+            default="",
+            show_default=False,
+            envvar="CAPHV_HELM_SECRET",
+            metavar="NAME",
+            help="Secret with credentials for Fleet to pull charts, for the GitRepos.",
+        ),
+    ):
+        command = add(command)
+    return command
+
+
 def rendering(flags: dict[str, Any], *, force: bool = False) -> RenderOptions:
     """Return how to render, from `chart_options`."""
     from packager.rendering.renderer import render_options

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.options.charts import chart_options
+from commands.options.charts import chart_options, helm_secret_options
 from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option
 from commands.options.repository import author_options, prune_option, remote_options, source_options
 from commands.webhook import stop_signal
@@ -50,6 +50,7 @@ Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage,
     help="Secret with credentials for Fleet to read the repository, for the GitRepos of definitions.",
 )
 @chart_options
+@helm_secret_options
 @click.option(
     "--debounce",
     type=click.FloatRange(0, 600),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from commands.main import CONTEXT_SETTINGS
-from commands.options.charts import chart_options, rendering
+from commands.options.charts import chart_options, helm_secret_options, rendering
 from commands.options.clusters import InputError, Step, progress
 from commands.options.repository import (
     commit_options,
@@ -76,6 +76,7 @@ input, or wrong usage.
     "--client-secret", default="", metavar="NAME", help="Secret with credentials for Fleet to read the repository."
 )
 @chart_options
+@helm_secret_options
 @click.option(
     "--interval",
     type=click.FloatRange(1, 86400),
@@ -171,10 +172,15 @@ def _git_repos(flags: dict[str, Any]) -> GitRepoOptions | None:
 
     try:
         return GitRepoOptions(
-            flags["repo"], flags["branch"], folder=flags["inner"], client_secret_name=flags["client_secret"]
+            flags["repo"],
+            flags["branch"],
+            folder=flags["inner"],
+            client_secret_name=flags["client_secret"],
+            helm_secret_name=flags["helm_secret"],
+            helm_repo_regex=flags["helm_repo_regex"],
         )
     except ValueError as error:
-        if flags["client_secret"]:
+        if flags["client_secret"] or flags["helm_secret"] or flags["helm_repo_regex"]:
             raise click.UsageError(f"{error}; name the repository with --repo") from None
         # A folder, or a path on this machine: only the user knows the address that Fleet reads.
         return None

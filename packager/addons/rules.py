@@ -281,6 +281,23 @@ def _csi_key(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
         yield Finding(("cloudConfig", "secretKey"), Fault.INVALID, detail, value=key)
 
 
+@RULES.rule(
+    "values-from-config-map",
+    ("Cluster",),
+    "Values must come from a ConfigMap only where Fleet installs the chart: Helm controllers read Secrets.",
+)
+def _values_from(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    distribution = values["distribution"]
+    bundled = distribution == "k3s" or values["cloudProviderName"] == "harvester"
+    by_controller = {"cni": distribution in _WITH_HELM_CONTROLLER, "ccm": bundled, "csi": bundled}
+    for name in (name for name, is_so in by_controller.items() if is_so):
+        for index, row in enumerate(values.get(name, {}).get("valuesFrom", ())):
+            if "configMapKeyRef" in row:
+                path: FieldPath = (name, "valuesFrom", index, "configMapKeyRef")
+                detail = f"the Helm controller of {distribution} reads Secrets only: use secretKeyRef"
+                yield Finding(path, Fault.UNSUPPORTED, detail, value=row["configMapKeyRef"].get("name"))
+
+
 @RULES.rule("storage-class-name-unique", ("Cluster",), "Names of storage classes must be unique.")
 def _class_names(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     seen: set[str] = set()

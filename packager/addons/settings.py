@@ -58,6 +58,7 @@ class Cni:
     service_cidrs: tuple[str, ...]
     kube_proxy_replacement: bool
     values: Mapping[str, Any] = field(default_factory=dict)
+    values_from: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Ccm:
     extra_args: tuple[str, ...]
     tolerations: tuple[Mapping[str, Any], ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+    values_from: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,15 @@ class Csi:
     tolerations: tuple[Mapping[str, Any], ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     snapshot_controller: bool = True
+    values_from: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Charts:
+    """How a Helm controller pulls charts; names of objects in kube-system, empty for none."""
+
+    secret_name: str = ""
+    ca_config_map_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,8 @@ class AddonSettings:
     ccm: Ccm
     csi: Csi
     fleet: Fleet
+    charts: Charts = field(default_factory=Charts)
+    image_registry: str = ""
     origins: Origins = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -163,6 +176,8 @@ def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> AddonSettin
         ccm=_ccm(values.get("ccm", {})),
         csi=_csi(values.get("csi", {})),
         fleet=_fleet(values["fleet"]),
+        charts=_charts(values.get("charts", {})),
+        image_registry=values.get("imageRegistry", ""),
         origins=origins,
     )
 
@@ -185,6 +200,7 @@ def _cni(values: Obj, distribution: str) -> Cni:
         service_cidrs=tuple(values["serviceCIDRs"]),
         kube_proxy_replacement=values.get("kubeProxyReplacement", False),
         values=values.get("values", {}),
+        values_from=_values_from(values),
     )
 
 
@@ -199,6 +215,7 @@ def _ccm(values: Obj) -> Ccm:
         extra_args=tuple(_extra_args(values)),
         tolerations=tuple(values.get("tolerations", ())),
         values=values.get("values", {}),
+        values_from=_values_from(values),
     )
 
 
@@ -225,7 +242,21 @@ def _csi(values: Obj) -> Csi:
         storage_classes=tuple(defaults | found for found in values.get("storageClasses", ())),
         tolerations=tuple(values.get("tolerations", ())),
         values=values.get("values", {}),
+        values_from=_values_from(values),
     )
+
+
+def _values_from(values: Obj) -> tuple[Mapping[str, Any], ...]:
+    """Return references as Fleet has them, with the namespace."""
+    return tuple(
+        {kind: {"name": ref["name"], "namespace": "kube-system", "key": ref["key"]}}
+        for row in values.get("valuesFrom", ())
+        for kind, ref in row.items()
+    )
+
+
+def _charts(values: Obj) -> Charts:
+    return Charts(values.get("secretName", ""), values.get("caConfigMapName", ""))
 
 
 def _fleet(values: Obj) -> Fleet:

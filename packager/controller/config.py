@@ -61,6 +61,8 @@ class PackagerFlags:
     log_format: logs.Format
     metrics_secure: bool = False
     metrics_cert_dir: str = ""
+    helm_secret: str = ""
+    helm_repo_regex: str = ""
 
     def options(self, cache: Path, validate: Validator) -> PackagerOptions:
         """Return the parsed options; clones live below `cache`, and `validate` checks manifests.
@@ -107,10 +109,17 @@ class PackagerFlags:
 
     def _git_repos(self) -> GitRepoOptions | None:
         try:
-            return GitRepoOptions(self.repo, self.branch, folder=self.inner, client_secret_name=self.client_secret)
+            return GitRepoOptions(
+                self.repo,
+                self.branch,
+                folder=self.inner,
+                client_secret_name=self.client_secret,
+                helm_secret_name=self.helm_secret,
+                helm_repo_regex=self.helm_repo_regex,
+            )
         except ValueError as error:
-            if self.client_secret:
-                raise ValueError(f"client secret: {error}") from None
+            if self.client_secret or self.helm_secret or self.helm_repo_regex:
+                raise ValueError(f"GitRepos of definitions: {error}") from None
             # A path on this machine, which Fleet could not read.
             return None
 

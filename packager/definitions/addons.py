@@ -80,6 +80,8 @@ def git_repo(definition: Definition, settings: AddonSettings) -> Obj | None:
     # The star excludes the lockfile.
     path = "/".join(filter(None, (source.path, cluster_folder(*definition.key), "*")))
     secret = {"clientSecretName": source.client_secret_name} if source.client_secret_name else {}
+    if source.helm_secret_name:
+        secret |= {"helmSecretName": source.helm_secret_name, "helmRepoURLRegex": source.helm_repo_regex}
     return {
         "apiVersion": "fleet.cattle.io/v1alpha1",
         "kind": "GitRepo",

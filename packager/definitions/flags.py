@@ -214,6 +214,11 @@ FLAGS = (
         value=_list,
     ),
     Flag(
+        "--image-registry",
+        ("spec", "addons", "imageRegistry"),
+        "Registry with the images of add-ons, RKE2 and K3s, host[:port][/path].",
+    ),
+    Flag(
         "--fleet-addon-repo",
         ("spec", "fleet", "repo"),
         "Repository with the cluster's bundles: Fleet installs the add-ons.  [default: ClusterResourceSets do]",

@@ -50,6 +50,8 @@ class FleetSource:
     branch: str
     path: str
     client_secret_name: str
+    helm_secret_name: str = ""
+    helm_repo_regex: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,4 +197,6 @@ def _fleet(values: Obj) -> FleetSource:
         branch=values.get("branch", "main"),
         path=values.get("path", ""),
         client_secret_name=values.get("clientSecretName", ""),
+        helm_secret_name=values.get("helmSecretName", ""),
+        helm_repo_regex=values.get("helmRepoURLRegex", ""),
     )

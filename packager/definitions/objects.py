@@ -127,7 +127,7 @@ def _bootstrap_template(definition: Definition, pool: Pool, boot: NodeConfig) ->
     elif definition.distribution == "k3s":
         spec = {"agentConfig": {"kubeletArgs": ["cloud-provider=external"]} if boot.external else {}, **files}
     else:
-        spec = _rke2_agent(boot)
+        spec = {**_rke2_agent(boot), **files}
     kind = _KINDS[definition.distribution][1]
     name = f"{definition.key.name}-{pool.name}"
     return _obj(definition, f"{_BOOTSTRAP}/v1beta2", kind, name, {"template": {"spec": spec}})

@@ -201,7 +201,11 @@ def _fleet(obj: Obj) -> Iterator[Finding]:
         detail = "has no effect with this addonDelivery: remove it, or use Fleet"
         yield Finding(("spec", "fleet"), Fault.FORBIDDEN, detail)
     try:
-        GitRepoOptions(fleet["repo"], folder=fleet.get("path", ""))
+        helm = {
+            "helm_secret_name": fleet.get("helmSecretName", ""),
+            "helm_repo_regex": fleet.get("helmRepoURLRegex", ""),
+        }
+        GitRepoOptions(fleet["repo"], folder=fleet.get("path", ""), **helm)
     except ValueError as error:
         # Without its value: it may hold a password.
         yield Finding(("spec", "fleet"), Fault.FORBIDDEN, str(error))

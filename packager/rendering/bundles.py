@@ -81,6 +81,7 @@ def check_fleet_yaml(document: Any, path: FieldPath, settings: AddonSettings, bu
     found = schema.load("fleet-yaml.json").findings(document, root=path)
     if found:
         return found
+    found += _chart_faults(document["helm"], (*path, "helm"))
     if document["name"] != bundle_name(settings.cluster, bundle):
         detail = f'must be {{{{ bundle_name("{bundle}") }}}}: another name can meet that of another cluster'
         found.append(Finding((*path, "name"), Fault.INVALID, detail, "bundle-name", document["name"]))
@@ -88,6 +89,17 @@ def check_fleet_yaml(document: Any, path: FieldPath, settings: AddonSettings, bu
         detail = "must be {{ targets }}: a bundle is for its own cluster only"
         found.append(Finding((*path, "overrideTargets"), Fault.FORBIDDEN, detail, "bundle-target"))
     return found + secretscan.check(document, path)
+
+
+def _chart_faults(helm: Mapping[str, Any], path: FieldPath) -> list[Finding]:
+    """Fleet takes a chart by name from an https repository, or by its whole address from an OCI registry."""
+    repo, chart = str(helm.get("repo") or ""), helm.get("chart")
+    if repo.startswith("oci://") and chart:
+        detail = "must be left out: repo is the whole address of the chart"
+        return [Finding((*path, "chart"), Fault.FORBIDDEN, detail, "bundle-chart", chart)]
+    if repo and not repo.startswith("oci://") and not chart:
+        return [Finding((*path, "chart"), Fault.REQUIRED, "must name a chart of the repository", "bundle-chart")]
+    return []
 
 
 def check_manifest(document: Any, path: FieldPath) -> list[Finding]:

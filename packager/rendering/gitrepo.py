@@ -30,7 +30,8 @@ class GitRepoOptions:
 
     `folder` is the path in the repository below which `clusters/` stands. `client_secret_name` names a Secret of type
     kubernetes.io/basic-auth or kubernetes.io/ssh-auth in each workspace; `ca_bundle` is PEM. `groups` is the number of
-    groups for clusters whose settings name none.
+    groups for clusters whose settings name none. `helm_secret_name` names a Secret with credentials for the chart
+    repositories that `helm_repo_regex` matches.
     """
 
     repo: str
@@ -41,6 +42,8 @@ class GitRepoOptions:
     ca_bundle: str = ""
     polling_interval: str = "60s"
     groups: int = 1
+    helm_secret_name: str = ""
+    helm_repo_regex: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a URL with a password or of another kind than https, http, ssh, git and file."""
@@ -58,8 +61,22 @@ class GitRepoOptions:
         if not _NAME.fullmatch(self.name) or self.groups < 1:
             msg = "name must be one of Kubernetes with at most 63 characters, and groups at least 1"
             raise ValueError(msg)
+        _check_helm(self.helm_secret_name, self.helm_repo_regex)
         if self.folder:
             path_of(*self.folder.split("/"))
+
+
+def _check_helm(secret: str, regex: str) -> None:
+    if bool(secret) != bool(regex):
+        msg = (
+            "give a Helm secret and a regular expression of the repositories it is for, or neither: without the "
+            "expression Fleet sends the credentials to every chart repository"
+        )
+        raise ValueError(msg)
+    try:
+        re.compile(regex)
+    except re.error as error:
+        raise ValueError(f"{regex!r} is not a regular expression: {error}") from None
 
 
 def git_repos(clusters: Iterable[AddonSettings], options: GitRepoOptions) -> list[Obj]:
@@ -88,6 +105,8 @@ def git_repo(options: GitRepoOptions, namespace: str, group: str, paths: list[st
     spec: Obj = {"repo": options.repo, "branch": options.branch}
     if options.client_secret_name:
         spec["clientSecretName"] = options.client_secret_name
+    if options.helm_secret_name:
+        spec |= {"helmSecretName": options.helm_secret_name, "helmRepoURLRegex": options.helm_repo_regex}
     if options.ca_bundle:
         # A field of bytes: base64 around the PEM.
         spec["caBundle"] = base64.b64encode(options.ca_bundle.encode()).decode()

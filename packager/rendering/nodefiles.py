@@ -45,10 +45,11 @@ def node_files(rendered: Rendered) -> NodeFiles:
         server, agent = _k3s_config(settings)
         place = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
         return NodeFiles({place: yaml.dump(server).encode(), **manifests}, {place: yaml.dump(agent).encode()})
+    if settings.distribution == "rke2":
+        registry = _rke2_registry(settings)
+        return NodeFiles({**registry, **manifests}, registry, _rke2_config(settings))
     # Others have no Helm controller: nothing on their nodes would read manifests.
-    return (
-        NodeFiles(manifests, server_config=_rke2_config(settings)) if settings.distribution == "rke2" else NodeFiles({})
-    )
+    return NodeFiles({})
 
 
 def _manifests(rendered: Rendered, settings: AddonSettings) -> dict[str, bytes]:
@@ -136,6 +137,14 @@ def _rke2_config(settings: AddonSettings) -> Obj:
     }
 
 
+def _rke2_registry(settings: AddonSettings) -> dict[str, bytes]:
+    """Return a file that makes RKE2 take its own images from a registry, on servers and agents alike."""
+    if not settings.image_registry:
+        return {}
+    content = yaml.dump({"system-default-registry": settings.image_registry}).encode()
+    return {"/etc/rancher/rke2/config.yaml.d/50-caphv-registry.yaml": content}
+
+
 def _k3s_config(settings: AddonSettings) -> tuple[Obj, Obj]:
     """Settings of servers and agents, the first four as the document of Harvester's cloud provider has them."""
     agent: Obj = {}
@@ -143,6 +152,8 @@ def _k3s_config(settings: AddonSettings) -> tuple[Obj, Obj]:
     if settings.ccm.enabled:
         agent = {"kubelet-arg": ["cloud-provider=external"], "protect-kernel-defaults": False}
         server = {"disable": ["servicelb"], "disable-cloud-controller": True}
+    if settings.image_registry:
+        agent["system-default-registry"] = settings.image_registry
     if settings.cni.name != "none":
         server |= {"flannel-backend": "none", "disable-network-policy": True}
     if settings.cni.kube_proxy_replacement:

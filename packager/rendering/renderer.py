@@ -19,10 +19,10 @@ import orjson
 from caphv import data
 from caphv.api import names
 from caphv.api.object import Key, Obj
-from caphv.validation.finding import Fault, Finding, in_order
+from caphv.validation.finding import Fault, FieldPath, Finding, in_order
 from packager.addons.gather import annotations_of_cluster
-from packager.addons.merge import merged
-from packager.addons.settings import AddonSettings, ClusterFacts, settings_of
+from packager.addons.merge import merged, origin
+from packager.addons.settings import AddonSettings, Charts, ClusterFacts, settings_of
 from packager.addons.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
 from packager.rendering import bundles, lockfile, render_cache, secretscan, sources, storageclasses, yaml
 from packager.rendering.templates import SUFFIX, TemplateError, Templates, check_folder
@@ -159,6 +159,7 @@ class Renderer:
             findings = findings + lockfile.changes(settings, old.network)
         if old:
             findings = findings + self._left_out(old.sources, previous, folder)
+        findings = findings + _too_new(settings, versions)
         findings = findings + self.table.unsupported(versions, settings.kubernetes_version)
         tree, found = self._files(settings, versions, folder)
         classes = f"{folder}/{storageclasses.FILE}"
@@ -300,6 +301,24 @@ def _values(templates: Templates, bundle: str, context: Obj, settings: AddonSett
     if len(made) > 1 or not all(isinstance(document, dict) for document in made):
         raise TemplateError(file, "must make one object")
     return merged(made[0] if made else {}, user_values(settings, bundle))
+
+
+_FIRST_TEMPLATES = "v1"
+
+
+def _too_new(settings: AddonSettings, versions: Versions) -> list[Finding]:
+    """Return a refusal for each setting that the templates of 0.11 leave out."""
+    if versions.templates != _FIRST_TEMPLATES:
+        return []
+    values = {"cni": settings.cni.values_from, "ccm": settings.ccm.values_from, "csi": settings.csi.values_from}
+    fields: list[FieldPath] = [(name, "valuesFrom") for name, rows in values.items() if rows]
+    fields += [("imageRegistry",)] if settings.image_registry else []
+    fields += [("charts",)] if settings.charts != Charts() else []
+    detail = (
+        f"release {versions.release} of the bundles has no such setting: upgrade this cluster with "
+        "caphv bundles upgrade, or remove the field"
+    )
+    return [Finding(origin(settings.origins, path), Fault.UNSUPPORTED, detail, "bundles-setting") for path in fields]
 
 
 def _template_finding(error: TemplateError) -> Finding:

@@ -117,12 +117,45 @@ EXAMPLES = [
     cluster("k3s-flannel", {"singleNode": True}, spec=K3S),
     cluster("k3s-calico", {"cni": {"name": "calico", "kubeProxyReplacement": True}}, spec=K3S, namespace="edge"),
     cluster("k3s-cilium", {"cni": {"name": "cilium", "version": "1.20.102"}}, spec=K3S, namespace="edge"),
+    cluster(
+        "k3s-air-gapped",
+        {
+            "imageRegistry": "registry.example.com:5000",
+            "charts": {"secretName": "charts", "caConfigMapName": "charts-ca"},
+            "cni": {"name": "calico", "valuesFrom": [{"secretKeyRef": {"name": "cni", "key": "values.yaml"}}]},
+            "ccm": {"valuesFrom": [{"secretKeyRef": {"name": "ccm", "key": "values.yaml"}}]},
+            "csi": {"valuesFrom": [{"secretKeyRef": {"name": "csi", "key": "values.yaml"}}]},
+        },
+        spec=K3S,
+        namespace="edge",
+    ),
+    cluster(
+        "kubeadm-air-gapped",
+        {
+            "imageRegistry": "registry.example.com",
+            "cni": {"name": "cilium", "valuesFrom": [{"configMapKeyRef": {"name": "cni", "key": "cni.yaml"}}]},
+            "ccm": {"valuesFrom": [{"secretKeyRef": {"name": "ccm", "key": "ccm.yaml"}}]},
+            "csi": {"valuesFrom": [{"secretKeyRef": {"name": "csi", "key": "csi.yaml"}}]},
+        },
+        spec=KUBEADM,
+        namespace="upstream",
+    ),
+    cluster(
+        "rke2-air-gapped",
+        {
+            "imageRegistry": "registry.example.com/mirror",
+            "cni": {"name": "canal", "valuesFrom": [{"secretKeyRef": {"name": "cni", "key": "values.yaml"}}]},
+            "ccm": {"valuesFrom": [{"secretKeyRef": {"name": "ccm", "key": "values.yaml"}}]},
+            "csi": {"valuesFrom": [{"secretKeyRef": {"name": "csi", "key": "values.yaml"}}]},
+            "cloudProviderName": "harvester",
+        },
+    ),
     cluster("kubeadm-calico", {"cni": {"name": "calico", "version": "v3.32.100"}}, spec=KUBEADM, namespace="upstream"),
     cluster("talos-calico", {"cni": {"name": "calico"}, "fleet": TAKEN}, spec=TALOS, namespace="upstream"),
     cluster("talos-cilium", {"cni": {"name": "cilium", "mtu": 1400}}, spec=TALOS, namespace="upstream"),
 ]
 # An air-gapped site has all charts in one registry.
-MIRRORED = [one for one in EXAMPLES if one.key.name in ("plain", "k3s-calico", "kubeadm-calico")]
+MIRRORED = [one for one in EXAMPLES if one.key.name in ("plain", "k3s-calico", "k3s-air-gapped", "kubeadm-calico")]
 MIRROR = "oci://registry.example.com/charts"
 OPTIONS = GitRepoOptions(
     "ssh://git@git.example.com/fleet.git", client_secret_name="git-access", ca_bundle="PEM", folder="add-ons"

@@ -103,7 +103,7 @@ def test_charts_come_from_a_registry(tmp_path: Path) -> None:
     clusters = write(tmp_path / "clusters", manifest("a"))
     mirror = "oci://registry.example.com:5000/charts"
     helm = rendered(clusters, "--chart-repo", mirror)["ccm/fleet.yaml"]["helm"]
-    assert (helm["chart"], "repo" in helm) == (f"{mirror}/harvester-cloud-provider", False)
+    assert (helm["repo"], "chart" in helm) == (f"{mirror}/harvester-cloud-provider", False)
     fleet = tmp_path / "fleet"
     assert call("push", clusters, "--folder", fleet, "--chart-repo", mirror).exit_code == 0
     assert call("verify", clusters, "--folder", fleet, "--chart-repo", mirror).exit_code == 0
