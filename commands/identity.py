@@ -20,6 +20,7 @@ from commands.options.management import (
     run,
     selection,
 )
+from commands.rotate import rotate
 
 if TYPE_CHECKING:
     from overview.identities import Identity
@@ -42,6 +43,9 @@ Examples:
 )
 def identity() -> None:
     """Manage accounts for the provider on Harvester."""
+
+
+identity.add_command(rotate)
 
 
 @identity.command(

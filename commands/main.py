@@ -28,6 +28,10 @@ COMMANDS = {
     "delete": ("commands.delete:delete", "Delete a cluster, or say what its deletion waits for."),
     "pools": ("commands.pools:pools", "Addresses of IPPools: whose they are, and what has leaked."),
     "identity": ("commands.identity:identity", "Manage accounts for the provider on Harvester."),
+    "cloud-config": (
+        "commands.cloud_config:cloud_config",
+        "Access to Harvester for clusters outside Cluster API.",
+    ),
     "validate": ("commands.validate:validate", "Validate manifests offline with the rules of the webhooks."),
     "generate": ("commands.generate:generate", "Generate the objects of a cluster from flags or a definition."),
     "bundles": ("commands.bundles.group:bundles", "Render, compare and commit Fleet bundles of clusters."),

@@ -31,13 +31,14 @@ _NEW_IDENTITY = (
     "Write a new kubeconfig into Secret {identity}: caphv identity create --harvester-kubeconfig FILE "
     "--secret-namespace {identity_namespace} --secret-name {identity_name} | kubectl apply -f -"
 )
+_ROTATE = "Replace its token: caphv identity rotate {identity_namespace}/{identity_name}"
 _LOOK = "See its Events: {describe}"
 _POOLS = "Find leaked addresses: caphv pools audit -n {namespace}. Otherwise add a range or a pool to ipPoolRefs"
 _LOGS = "Check the provider's log: kubectl logs -n caphv-system deployment/caphv-controller-manager -c manager"
 
 _BY_REASON: dict[str, str] = {
-    Reason.IDENTITY_EXPIRING: _NEW_IDENTITY,
-    Reason.IDENTITY_EXPIRED: _NEW_IDENTITY,
+    Reason.IDENTITY_EXPIRING: _ROTATE,
+    Reason.IDENTITY_EXPIRED: f"{_ROTATE} --harvester-kubeconfig FILE",
     Reason.HARVESTER_AUTHENTICATION_FAILED: _NEW_IDENTITY,
     Reason.HARVESTER_CONNECTION_FAILED: "Check Secret {identity} and the way to Harvester: caphv doctor {ref}",
     Reason.HARVESTER_CONNECTION_IN_PROGRESS: "Check the way to Harvester: caphv doctor {ref}",

@@ -45,6 +45,8 @@ RECONCILE_AT_ANNOTATION = "caphv.io/reconcile-at"
 RESTORED_FROM_ANNOTATION = "caphv.io/restored-from"
 # On those of them that own objects on Harvester: who they were, `<uid of kube-system>/<uid>`.
 FORMER_OWNER_ANNOTATION = "caphv.io/former-owner"
+# On an identity Secret, while its token is rotated: the Secret on Harvester with the former token, to be deleted.
+PREVIOUS_TOKEN_ANNOTATION = "caphv.io/previous-token"  # noqa: S105 - a name, not a token
 # Our own annotations on objects on Harvester: whom they belong to. Uids are those of the owner on the management
 # cluster and of that cluster's kube-system namespace.
 OWNER_CLUSTER_ANNOTATION = "caphv.io/management-cluster"

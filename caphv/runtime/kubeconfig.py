@@ -248,14 +248,21 @@ class _ServiceAccountToken:
         return f"Bearer {self._token}"
 
 
-def _token_expires(token: str) -> datetime | None:
-    # Only the server can verify the token.
+def token_claims(token: str) -> dict[str, Any]:
+    """Return the claims of a JSON Web Token, empty for another token. Only its server can verify them."""
     parts = token.split(".")
     if len(parts) != 3:
-        return None
+        return {}
     try:
         claims = load_json(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        return datetime.fromtimestamp(float(claims["exp"]), UTC)
+    except ValueError:
+        return {}
+    return claims if isinstance(claims, dict) else {}
+
+
+def _token_expires(token: str) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(float(token_claims(token)["exp"]), UTC)
     except (ValueError, TypeError, KeyError, OverflowError, OSError):
         return None
 

@@ -69,7 +69,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
 
 def _expiry(access: Kubeconfig, subject: str, now: datetime) -> Check:
     ends = access.expires()
-    remedy = "Renew it: caphv identity create, or download a new kubeconfig"
+    remedy = f"Replace it: caphv identity rotate {subject.removeprefix('Secret ')}, or download a new kubeconfig"
     if ends is None:
         return ok("credentials", subject, "the credentials name no end")
     if ends <= now:

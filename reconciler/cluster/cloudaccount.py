@@ -28,12 +28,12 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from reconciler.cluster.adoption import may_adopt
 from reconciler.cluster.scope import ClusterScope
+from reconciler.harvester.guestaccount import grant, grants
 from reconciler.harvester.kubeconfig import virtual_address
 from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record
 from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
-CLUSTER_ROLE = "harvesterhci.io:cloudprovider"
 _INGRESS = Key("kube-system", "ingress-expose")
 _ROOT_CA = "kube-root-ca.crt"
 # Seconds until objects are read again that a user has to correct and nothing watches.
@@ -61,7 +61,7 @@ async def ensure_account(scope: ClusterScope) -> str:
             await _write(client, SERVICE_ACCOUNTS, account, {"metadata": metadata})
         if binding is None or ownership_of(binding, scope.owner) is not Ownership.OURS:
             metadata = {"name": name, "annotations": wanted}
-            await _write(client, CLUSTER_ROLE_BINDINGS, binding, {"metadata": metadata, **_grant(namespace, name)})
+            await _write(client, CLUSTER_ROLE_BINDINGS, binding, {"metadata": metadata, **grant(Key(namespace, name))})
         return name
     raise Blocked(
         ConditionType.CLOUD_PROVIDER_CONFIG_READY,
@@ -171,7 +171,7 @@ def usable(account: Obj | None, binding: Obj | None, key: Key, owner: Owner, *, 
     ownerships = [ownership_of(obj, owner) for obj in (account, binding) if obj is not None]
     if Ownership.FOREIGN in ownerships and not adopt:
         return False
-    if binding is not None and not _grants(binding, key):
+    if binding is not None and not grants(binding, key):
         return False
     return binding is not None or all(ownership is Ownership.OURS for ownership in ownerships)
 
@@ -184,21 +184,6 @@ def _usable(scope: ClusterScope, account: Obj | None, binding: Obj | None, name:
 def _may_adopt(scope: ClusterScope, *objects: Obj | None) -> bool:
     foreign = [obj for obj in objects if obj and ownership_of(obj, scope.owner) is Ownership.FOREIGN]
     return all(may_adopt(scope, obj) for obj in foreign)
-
-
-def _grants(binding: Obj, key: Key) -> bool:
-    wanted = _grant(key.namespace, key.name)
-    subjects = [
-        {name: subject.get(name) for name in ("kind", "name", "namespace")} for subject in binding.get("subjects") or ()
-    ]
-    return binding.get("roleRef") == wanted["roleRef"] and subjects == wanted["subjects"]
-
-
-def _grant(namespace: str, name: str) -> Obj:
-    return {
-        "roleRef": {"apiGroup": CLUSTER_ROLE_BINDINGS.group, "kind": "ClusterRole", "name": CLUSTER_ROLE},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
-    }
 
 
 async def _read(client: ApiClient, namespace: str, name: str) -> tuple[Obj | None, Obj | None]:

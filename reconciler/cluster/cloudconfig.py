@@ -33,15 +33,13 @@ from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unautho
 from caphv.runtime.text import off_loop
 from reconciler import triggers
 from reconciler.cluster import cloudaccount
-from reconciler.cluster.manifest import SECRET_NAMESPACE, ManifestError, with_credentials
+from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
+from reconciler.harvester.guestaccount import SECRET, SECRET_KEYS
 from reconciler.harvester.kubeconfig import kubeconfig
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
 
-SECRET = Key(SECRET_NAMESPACE, "harvester-cloud-config")
-SECRET_KEYS = ("cloud-config", "cloud-provider-config")
-"""The same content twice: the cloud provider's chart reads the first key, the CSI driver's only the second."""
 TOKEN_SECONDS = 7 * 24 * 3600
 """Lifetime of a bound token: an outage of the provider shorter than a third of it has no effect."""
 

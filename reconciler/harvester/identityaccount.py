@@ -26,6 +26,7 @@ from caphv.api.object import (
     ROLES,
     SECRETS,
     SERVICE_ACCOUNTS,
+    Key,
     Obj,
 )
 from caphv.runtime.client import ApiClient
@@ -79,16 +80,7 @@ def objects(account: Account, *, lasting_token: bool = True) -> list[Obj]:
     ]
     metadata = {"name": account.name, "namespace": account.namespace}
     namespaces = dict.fromkeys((account.namespace, *account.targets))
-    token = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            **metadata,
-            "name": account.token_secret,
-            "annotations": {SERVICE_ACCOUNT_ANNOTATION: account.name},
-        },
-        "type": SERVICE_ACCOUNT_TOKEN_TYPE,
-    }
+    token = token_secret(account.namespace, account.name, account.token_secret)
     return [
         *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in namespaces),
         *roles,
@@ -109,9 +101,10 @@ async def create(client: ApiClient, account: Account, server: str, *, expires_in
     for obj in objects(account, lasting_token=not expires_in):
         await client.apply(_RESOURCES[obj["kind"]], obj, manager=MANAGER)
     if expires_in:
-        token, ca = await _expiring_token(client, account, expires_in), await _published_ca(client, account) or ca
+        key = Key(account.namespace, account.name)
+        token, ca = await expiring_token(client, key, expires_in), await published_ca(client, account.namespace) or ca
     else:
-        secret = await _wait_for_token(client, account)
+        secret = await wait_for_token(client, Key(account.namespace, account.token_secret))
         token, ca = (base64.b64decode(secret["data"][key]).decode() for key in ("token", "ca.crt"))
     namespace = account.targets[0] if account.targets else "default"
     content = kubeconfig(server=server, ca=ca, token=token, namespace=namespace)
@@ -121,6 +114,12 @@ async def create(client: ApiClient, account: Account, server: str, *, expires_in
     finally:
         await probe.close()
     return content
+
+
+def token_secret(namespace: str, account: str, name: str) -> Obj:
+    """A Secret into which Harvester writes a token of an account that never expires."""
+    metadata = {"name": name, "namespace": namespace, "annotations": {SERVICE_ACCOUNT_ANNOTATION: account}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": SERVICE_ACCOUNT_TOKEN_TYPE}
 
 
 def api_server(url: str) -> str:
@@ -160,35 +159,36 @@ def _binding(account: Account, role: str, *, of: str = "ClusterRole", namespace:
     }
 
 
-async def _expiring_token(client: ApiClient, account: Account, seconds: int) -> str:
-    """Issue a token. Harvester may limit how long it is valid."""
+async def expiring_token(client: ApiClient, account: Key, seconds: int) -> str:
+    """Issue a token of a ServiceAccount. Harvester may limit how long it is valid."""
     request = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
         "spec": {"expirationSeconds": seconds},
     }
-    path = SERVICE_ACCOUNTS.path(account.namespace, account.name, "token")
+    path = SERVICE_ACCOUNTS.path(*account, "token")
     answer = await client.request("POST", path, resource=SERVICE_ACCOUNTS, body=request)
     return str(answer["status"]["token"])
 
 
-async def _published_ca(client: ApiClient, account: Account) -> str:
+async def published_ca(client: ApiClient, namespace: str) -> str:
     """The CA that kube-controller-manager publishes in each namespace; empty if it has not yet."""
     try:
-        published = await client.get(CONFIG_MAPS, "kube-root-ca.crt", account.namespace)
+        published = await client.get(CONFIG_MAPS, "kube-root-ca.crt", namespace)
     except NotFound:
         return ""
     return str((published.get("data") or {}).get("ca.crt", ""))
 
 
-async def _wait_for_token(client: ApiClient, account: Account) -> Obj:
+async def wait_for_token(client: ApiClient, name: Key) -> Obj:
+    """Return a token Secret once Harvester has filled it. Raises `AccountError`, `ApiError`."""
     deadline = time.monotonic() + _TOKEN_SECONDS
     while time.monotonic() < deadline:
-        secret = await client.get(SECRETS, account.token_secret, account.namespace)
+        secret = await client.get(SECRETS, name.name, name.namespace)
         if {"token", "ca.crt"} <= (secret.get("data") or {}).keys():
             return secret
         await asyncio.sleep(0.2)
     raise AccountError(
-        f"Harvester has written no token into Secret {account.namespace}/{account.token_secret} within "
+        f"Harvester has written no token into Secret {name} within "
         f"{_TOKEN_SECONDS:.0f} s: check its kube-controller-manager, and run this command again"
     )

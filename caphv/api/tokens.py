@@ -1,0 +1,36 @@
+"""What the claims of a ServiceAccount's token say: whose it is, how long it is valid, and which Secret holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from caphv.api.object import Key
+
+_SUBJECT = "system:serviceaccount:"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAccountToken:
+    """The account of a token. `secret` is empty for a token that no Secret holds; `seconds` is 0 if it never ends."""
+
+    account: Key
+    secret: str = ""
+    seconds: int = 0
+
+
+def token_of(claims: Mapping[str, Any]) -> ServiceAccountToken | None:
+    """Return the account of a token's claims; None for a token of another kind. Claims prove nothing."""
+    subject = str(claims.get("sub") or "")
+    namespace, separator, name = subject.removeprefix(_SUBJECT).partition(":")
+    if not subject.startswith(_SUBJECT) or not separator or not namespace or not name:
+        return None
+    bound = claims.get("kubernetes.io")
+    held = (bound.get("secret") if isinstance(bound, Mapping) else None) or {}
+    secret = claims.get("kubernetes.io/serviceaccount/secret.name") or (
+        held.get("name") if isinstance(held, Mapping) else ""
+    )
+    start, end = claims.get("iat"), claims.get("exp")
+    seconds = max(0, end - start) if isinstance(start, int) and isinstance(end, int) else 0
+    return ServiceAccountToken(Key(namespace, name), str(secret or ""), seconds)

@@ -1,0 +1,325 @@
+"""`caphv cloud-config`: access to Harvester for cloud provider and CSI driver of clusters outside Cluster API."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from commands.options.changes import confirm
+from commands.options.clusters import InputError
+from commands.options.management import run
+
+if TYPE_CHECKING:
+    from caphv.runtime.client import ApiClient
+    from reconciler.harvester.guestaccount import GuestAccount
+
+_T = TypeVar("_T")
+_DAY = 24 * 3600
+
+
+@click.group(
+    "cloud-config",
+    epilog="""\b
+Examples:
+  caphv cloud-config create shop -n shop-vms --harvester-kubeconfig harvester.yaml > user-data.yaml
+  caphv cloud-config renew shop -n shop-vms --harvester-kubeconfig harvester.yaml --workload-kubeconfig shop.yaml
+""",
+)
+def cloud_config() -> None:
+    """Give cloud provider and CSI driver of a cluster outside Cluster API access to Harvester.
+
+    For RKE2, K3s and custom clusters on VMs that Rancher's node driver or a person made. The provider does this itself
+    for clusters of Cluster API: see field cloudConfig of HarvesterCluster.
+    """
+
+
+def _options(command: Any) -> Any:
+    for add in (
+        click.option(
+            "--harvester-kubeconfig",
+            type=click.Path(exists=True, dir_okay=False),
+            required=True,
+            help="Administrator's kubeconfig for Harvester.",
+        ),
+        click.option("-n", "--namespace", required=True, help="Namespace of the cluster's VMs on Harvester."),
+        click.argument("name"),
+    ):
+        command = add(command)
+    return command
+
+
+def _change(command: Any) -> Any:
+    for add in (
+        click.option("--dry-run", is_flag=True, help="Show what would be changed, and change nothing."),
+        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+    ):
+        command = add(command)
+    return command
+
+
+def _output(command: Any) -> Any:
+    for add in (
+        click.option(
+            "--file",
+            "file",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="File to write, with mode 0600; default: standard output.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Choice(["cloud-init", "kubeconfig", "secret"]),
+            default="cloud-init",
+            show_default=True,
+            help="User data for VMs, the kubeconfig alone, or the Secret for a running cluster.",
+        ),
+        click.option("--server", default="", help="URL of Harvester for guests.  [default: its virtual address]"),
+        click.option(
+            "--expires-in",
+            type=click.IntRange(1, 3650),
+            metavar="DAYS",
+            help="Issue a token that ends; Harvester may limit its lifetime.  [default: it never ends]",
+        ),
+    ):
+        command = add(command)
+    return command
+
+
+@cloud_config.command(
+    short_help="Create the account and print its cloud config.",
+    epilog="""\b
+Examples:
+  caphv cloud-config create shop -n shop-vms --harvester-kubeconfig harvester.yaml --dry-run
+  caphv cloud-config create shop -n shop-vms --harvester-kubeconfig harvester.yaml --yes > user-data.yaml
+  caphv cloud-config create shop -n shop-vms --harvester-kubeconfig harvester.yaml --yes -o secret | kubectl apply -f -
+
+\b
+Exit status: 0 done, 1 refused or aborted, 2 invalid usage or Harvester cannot be asked.
+""",
+)
+@_options
+@_output
+@_change
+def create(name: str, **flags: Any) -> None:
+    """Create ServiceAccount NAME on Harvester with the role of cloud providers, and print its cloud config.
+
+    Does what generate_addon.sh of the cloud provider does. Run again, it prints the same cloud config. The output
+    contains a token: treat it like a password.
+    """
+    found = run(_read(name, flags))
+    for line in _creations(found, flags):
+        click.echo(line, err=True)
+    if flags["dry_run"]:
+        return
+    if found.account is None or found.binding is None:
+        confirm({**flags, "output": "data"}, f"Create this on Harvester for cluster {name}?")
+    _write(run(_content(name, flags, renew=False)), flags)
+
+
+@cloud_config.command(
+    short_help="Issue another token, and deliver it to the cluster.",
+    epilog="""\b
+Examples:
+  caphv cloud-config renew shop -n shop-vms --harvester-kubeconfig harvester.yaml --workload-kubeconfig shop.yaml
+  caphv cloud-config renew shop -n shop-vms --harvester-kubeconfig harvester.yaml -o kubeconfig --file shop-cloud.yaml
+
+\b
+Exit status: 0 done, 1 refused or aborted, 2 invalid usage or a server cannot be asked.
+""",
+)
+@_options
+@_output
+@click.option(
+    "--workload-kubeconfig",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Write it to Secret kube-system/harvester-cloud-config of this cluster, then end the former tokens.",
+)
+@_change
+def renew(name: str, **flags: Any) -> None:
+    """Issue another token of an account, test it, and deliver it.
+
+    With --workload-kubeconfig it is written into the cluster, and the former tokens end. Otherwise it is printed, and
+    the former tokens stay valid until `revoke --former`.
+    """
+    found = run(_read(name, flags))
+    _require(found)
+    workload = flags["workload_kubeconfig"]
+    what = "Secret kube-system/harvester-cloud-config of the cluster" if workload else "the output"
+    click.echo(f"issues another token of ServiceAccount {found.key}, tests it, and writes it to {what}", err=True)
+    for obj in found.tokens if workload else ():
+        click.echo(f"deletes the former token, Secret {found.key.namespace}/{obj['metadata']['name']}", err=True)
+    if flags["dry_run"]:
+        return
+    confirm({**flags, "output": "data"}, f"Renew the token of cluster {name}?")
+    content = run(_content(name, flags, renew=True))
+    if workload:
+        run(_deliver(content, workload))
+        click.echo("wrote Secret kube-system/harvester-cloud-config; restart Pods that read it at start only", err=True)
+        run(_end_former(name, flags, keep_newest=not flags["expires_in"]))
+    else:
+        _write(content, flags)
+
+
+@cloud_config.command(
+    short_help="End the access of a cluster.",
+    epilog="""\b
+Examples:
+  caphv cloud-config revoke shop -n shop-vms --harvester-kubeconfig harvester.yaml --former
+  caphv cloud-config revoke shop -n shop-vms --harvester-kubeconfig harvester.yaml --dry-run
+
+\b
+Exit status: 0 done or nothing to do, 1 refused or aborted, 2 invalid usage or Harvester cannot be asked.
+""",
+)
+@_options
+@click.option("--former", is_flag=True, help="Only tokens before the newest one.")
+@_change
+def revoke(name: str, **flags: Any) -> None:
+    """Delete binding, tokens and account of a cluster: its cloud provider and CSI driver lose access."""
+    from reconciler.harvester.guestaccount import former
+
+    found = run(_read(name, flags))
+    objs = former(found, found.current) if flags["former"] else list(found.tokens)
+    for obj in objs:
+        click.echo(f"deletes Secret {found.key.namespace}/{obj['metadata']['name']}", err=True)
+    if not flags["former"]:
+        for kind, present in (("ServiceAccount", found.account), ("ClusterRoleBinding", found.binding)):
+            if present:
+                click.echo(f"deletes {kind} {found.key.name}", err=True)
+    if not objs and (flags["former"] or not (found.account or found.binding)):
+        click.echo("Nothing to delete", err=True)
+        return
+    if flags["dry_run"]:
+        return
+    confirm({**flags, "output": "data"}, f"Delete this on Harvester for cluster {name}?")
+    if flags["former"]:
+        run(_end_former(name, flags, keep_newest=True))
+    else:
+        run(_revoke(name, flags))
+
+
+def _creations(found: GuestAccount, flags: dict[str, Any]) -> list[str]:
+    lines = []
+    if found.account is None:
+        lines.append(f"creates ServiceAccount {found.key}")
+    if found.binding is None:
+        lines.append(f"creates ClusterRoleBinding {found.key.name} to ClusterRole harvesterhci.io:cloudprovider")
+    if flags["expires_in"]:
+        lines.append(f"issues a token that ends after {flags['expires_in']} days")
+    elif not found.tokens:
+        lines.append(f"creates a Secret in namespace {found.key.namespace} with a token that never ends")
+    return lines
+
+
+def _require(found: GuestAccount) -> None:
+    if found.account is None or found.binding is None or found.obstacles():
+        why = "; ".join(found.obstacles()) or "it does not exist"
+        raise click.ClickException(f"no account {found.key} for a cloud provider on Harvester: {why}")
+
+
+async def _read(name: str, flags: dict[str, Any]) -> GuestAccount:
+    async def read(_client: ApiClient, found: GuestAccount) -> GuestAccount:
+        return found
+
+    return await _with_account(name, flags, read)
+
+
+async def _content(name: str, flags: dict[str, Any], *, renew: bool) -> str:
+    """Ensure the account and return its kubeconfig, which was tested at Harvester's API server."""
+    from reconciler.harvester import guestaccount
+    from reconciler.harvester.identityaccount import api_server
+
+    async def make(client: ApiClient, found: GuestAccount) -> str:
+        await guestaccount.ensure(client, found)
+        seconds = (flags["expires_in"] or 0) * _DAY
+        token, ca = await guestaccount.token(client, found, seconds=seconds, renew=renew)
+        namespace = found.key.namespace
+        direct = guestaccount.cloud_config(api_server(client.server), ca, token, namespace)
+        await guestaccount.works(direct, namespace)
+        server = flags["server"] or await guestaccount.server(client)
+        return guestaccount.cloud_config(server, ca, token, namespace)
+
+    return await _with_account(name, flags, make)
+
+
+async def _end_former(name: str, flags: dict[str, Any], *, keep_newest: bool) -> None:
+    from caphv.api.object import SECRETS
+    from reconciler.harvester import guestaccount
+
+    async def end(client: ApiClient, found: GuestAccount) -> None:
+        kept = found.current if keep_newest else ""
+        await guestaccount.delete_all(client, [(SECRETS, obj) for obj in guestaccount.former(found, kept)])
+
+    await _with_account(name, flags, end)
+
+
+async def _revoke(name: str, flags: dict[str, Any]) -> None:
+    from reconciler.harvester import guestaccount
+
+    await _with_account(name, flags, guestaccount.delete)
+
+
+async def _deliver(content: str, kubeconfig: str) -> None:
+    from caphv.api.object import SECRETS
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.errors import ApiError, Unreachable
+    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
+    from reconciler.harvester.guestaccount import workload_secret
+
+    try:
+        client = ApiClient(await own_configuration(kubeconfig), name="workload", user_agent="caphv-cli")
+        try:
+            await client.apply(SECRETS, workload_secret(content), manager="caphv-cloud-config")
+        finally:
+            await client.close()
+    except (KubeconfigError, ApiError, Unreachable) as error:
+        msg = f"not delivered, the former token stays valid; run this again: {error}"
+        raise click.ClickException(msg) from None
+
+
+async def _with_account(
+    name: str, flags: dict[str, Any], work: Callable[[ApiClient, GuestAccount], Coroutine[Any, Any, _T]]
+) -> _T:
+    """Do something with the account as it is now. What Harvester refuses becomes a message."""
+    from caphv.api.object import Key
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.errors import ApiError, Unreachable
+    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
+    from reconciler.harvester.guestaccount import read
+    from reconciler.harvester.identityaccount import AccountError
+
+    try:
+        connection = await own_configuration(flags["harvester_kubeconfig"])
+        client = ApiClient(connection, name="harvester", user_agent="caphv-cli", timeout=30)
+        try:
+            return await work(client, await read(client, Key(flags["namespace"], name)))
+        finally:
+            await client.close()
+    except AccountError as error:
+        raise click.ClickException(str(error)) from None
+    except (KubeconfigError, ApiError, Unreachable) as error:
+        raise InputError(f"Harvester: {error}") from None
+
+
+def _write(content: str, flags: dict[str, Any]) -> None:
+    import yaml
+
+    from reconciler.harvester.guestaccount import cloud_init, workload_secret
+
+    text = content
+    if flags["output"] == "cloud-init":
+        text = cloud_init(content)
+    elif flags["output"] == "secret":
+        text = yaml.safe_dump(workload_secret(content), sort_keys=False)
+    if flags["file"] is None:
+        click.echo(text, nl=False)
+        return
+    with os.fdopen(os.open(flags["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        # Opening an existing file does not change its mode.
+        os.fchmod(out.fileno(), 0o600)
+        out.write(text)
+    click.echo(f"wrote {flags['file']}", err=True)

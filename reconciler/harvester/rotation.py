@@ -1,0 +1,71 @@
+"""Another token for the account of an identity, and the end of the former one."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+import yaml
+
+from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE
+from caphv.api.object import SECRETS, Key, annotations_of, uid_of
+from caphv.api.tokens import ServiceAccountToken
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import AlreadyExists, NotFound
+from caphv.runtime.text import load_yaml
+from reconciler.harvester.identityaccount import AccountError, expiring_token, token_secret, wait_for_token
+
+_NUMBERED = re.compile(r"(.*)-([1-9]\d{0,5})")
+
+
+def next_name(secret: str) -> str:
+    """Return the name of the Secret after one: `caphv-token`, `caphv-token-2`, `caphv-token-3`.
+
+    It depends on nothing else, so that a rotation that was interrupted continues with the Secret that it made.
+    """
+    match = _NUMBERED.fullmatch(secret)
+    return f"{match[1]}-{int(match[2]) + 1}" if match else f"{secret}-2"
+
+
+async def new_token(client: ApiClient, current: ServiceAccountToken, seconds: int) -> str:
+    """Return another token of the same account: one that ends after `seconds`, or (0) one that never does.
+
+    Raises `AccountError`, `ApiError`, `Unreachable`.
+    """
+    if seconds:
+        return await expiring_token(client, current.account, seconds)
+    key = Key(current.account.namespace, next_name(current.secret))
+    try:
+        await client.create(SECRETS, token_secret(key.namespace, current.account.name, key.name))
+    except AlreadyExists:
+        found = await client.get(SECRETS, key.name, key.namespace)
+        if annotations_of(found).get(SERVICE_ACCOUNT_ANNOTATION) != current.account.name:
+            msg = f"Secret {key} on Harvester exists and holds no token of ServiceAccount {current.account}: delete it"
+            raise AccountError(msg) from None
+    secret = await wait_for_token(client, key)
+    return base64.b64decode(secret["data"]["token"]).decode()
+
+
+async def delete_token(client: ApiClient, account: Key, name: str) -> bool:
+    """Delete a Secret with a token of an account, which ends that token. False if there is none. Raises `ApiError`."""
+    try:
+        found = await client.get(SECRETS, name, account.namespace)
+        holds = annotations_of(found).get(SERVICE_ACCOUNT_ANNOTATION) == account.name
+        if found.get("type") != SERVICE_ACCOUNT_TOKEN_TYPE or not holds:
+            return False
+        await client.delete(SECRETS, name, account.namespace, uid=uid_of(found))
+    except NotFound:
+        return False
+    return True
+
+
+def with_token(kubeconfig: bytes, token: str) -> str:
+    """Return a kubeconfig, which was parsed before, with another token of its current user."""
+    config: dict[str, Any] = load_yaml(kubeconfig.decode())
+    contexts = {entry["name"]: entry["context"] for entry in config["contexts"]}
+    user = contexts[config["current-context"]]["user"]
+    for entry in config["users"]:
+        if entry["name"] == user:
+            entry["user"] = {"token": token}
+    return yaml.safe_dump(config, sort_keys=False)
