@@ -108,7 +108,7 @@ bench-webhook: setup ## Measure the admission webhook
 bench-packager: setup ## Measure rendering, committing and pushing bundles, and following definitions
 	$(BIN)/python -m bench.packager
 
-release: setup ## Write manifests, chart and bill of materials of a release into out/
+release: setup ## Write manifests, chart, krew plugin and bill of materials of a release into out/
 	$(BIN)/python -m release $(if $(IMG),--image $(IMG))
 
 # Apart from .venv: nothing else needs these packages.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from release import chart, components, lock, sbom
+from release import chart, components, krew, lock, sbom
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 DEPLOY = CHECKOUT / "deploy"
@@ -30,7 +30,7 @@ Examples:
     show_default="out",
 )
 def main(image: str, output: Path) -> None:
-    """Write manifests for kubectl, clusterctl and Turtles, the Helm chart, a bill of materials and checksums."""
+    """Write manifests for kubectl, clusterctl and Turtles, Helm chart, krew plugin, bill of materials and checksums."""
     output.mkdir(parents=True, exist_ok=True)
     files = contents(image)
     for name, content in sorted(files.items()):
@@ -64,6 +64,7 @@ def contents(image: str = "") -> dict[str, bytes]:
         files[f"clusterclass-{folder.name}.yaml"] = "---\n".join(parts).encode()
     for name in ("clusterctl", "turtles"):
         files |= {path.name: path.read_bytes() for path in sorted((DEPLOY / name).glob("*.yaml"))}
+    files |= krew.files(version, CHECKOUT / "LICENSE")
     files["harvester-clusterroles.yaml"] = (DEPLOY / "harvester" / "clusterroles.yaml").read_bytes()
     sums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items())]
     return {**files, "SHA256SUMS": "".join(sums).encode()}

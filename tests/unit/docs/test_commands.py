@@ -34,6 +34,7 @@ PROGRAMS = {
 VERBS = {
     *("annotate", "api-resources", "apply", "create", "delete", "describe", "edit", "exec", "explain", "get", "label"),
     *("kustomize", "logs", "patch", "port-forward", "replace", "rollout", "scale", "wait"),
+    *("caphv", "krew"),  # plugins
 }
 KUBECONFIG = """\
 apiVersion: v1
