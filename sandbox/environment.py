@@ -27,7 +27,7 @@ from sandbox.capi import crds as providers
 from sandbox.processes import children, network, pki
 from sandbox.processes.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes.children import Process
-from sandbox.restart import SIMULATOR_READY_FILE, START_SECONDS, answers, record, restart
+from sandbox.restart import PAGE, SIMULATOR_READY_FILE, START_SECONDS, answers, page_url, record, restart
 from sandbox.state import STATE_FILE, SandboxSettings, State
 
 # The kubeconfig of the simulation itself, which no fault affects.
@@ -126,11 +126,19 @@ class Sandbox:
         ]
         found["status"] = "running" if state.ready and not missing else "broken"
         found |= {"created": state.created, "network": state.network, "processes": parts}
+        if PAGE in state.processes:
+            found["page"] = page_url(state.processes[PAGE].command)
         found["settings"] = dataclasses.asdict(state.settings)
         found["servers"] = [
             {"name": name, "url": url, "kubeconfig": str(self.kubeconfig(name))} for name, url in state.servers.items()
         ]
         return found
+
+    def page(self) -> str:
+        """Address of the live page, empty without one."""
+        state = State.load(self.folder)
+        part = state.processes.get(PAGE) if state else None
+        return page_url(part.command) if part else ""
 
     def missing(self) -> list[str]:
         """Names of the recorded parts that are not running, in the order of their start."""
@@ -187,6 +195,8 @@ class Sandbox:
         )
         if self.settings.provider:
             started.append(await _timed(progress, "provider", self._provider(management)))
+        if self.settings.page:
+            started.append(await _timed(progress, "live page", self._page()))
         parts = {process.name: record(process) for process in started}
         dataclasses.replace(state, ready=True, processes=parts).save(self.folder)
         return list(parts)
@@ -229,6 +239,14 @@ class Sandbox:
         await children.wait_ready(
             process, lambda: answers(f"http://127.0.0.1:{health}/readyz"), START_SECONDS["provider"]
         )
+        return process
+
+    async def _page(self) -> Process:
+        (port,) = children.free_ports(1)
+        where = f"--kubeconfig={self.kubeconfig('management')}"
+        options = ("status", "--all-namespaces", "--serve", where, f"--bind-address=127.0.0.1:{port}")
+        process = self._python(PAGE, "caphv", *options)
+        await children.wait_ready(process, lambda: answers(page_url(process.command)), START_SECONDS[PAGE])
         return process
 
     def _python(self, name: str, module: str, *arguments: str) -> Process:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -17,7 +17,8 @@ from sandbox.processes.children import Process, ProcessError
 from sandbox.state import ProcessRecord, State
 
 SIMULATOR_READY_FILE = "simulator.ready"
-START_SECONDS = {"provider": 30.0, "simulator": 60.0}
+PAGE = "page"
+START_SECONDS = {"provider": 30.0, "simulator": 60.0, PAGE: 30.0}
 LONGEST_START_SECONDS = 90.0
 # A simulator that was killed leaves these behind; the next one starts its own.
 _WORKLOAD_SERVER = "--etcd-prefix=/workload-"
@@ -58,6 +59,8 @@ def probe(folder: Path, state: State, name: str) -> Probe:
         return lambda: _core_is_ready(folder)
     if name == "provider":
         return lambda: answers(_provider_url(state.processes[name]))
+    if name == PAGE:
+        return lambda: answers(page_url(state.processes[name].command))
     return lambda: _exists(folder / (SIMULATOR_READY_FILE if name == "simulator" else "etcd:0"))
 
 
@@ -99,10 +102,18 @@ async def _core_is_ready(folder: Path) -> bool:
         await client.close()
 
 
+def page_url(command: Sequence[str]) -> str:
+    """Address of the live page, from the command that serves it."""
+    return f"http://{_value(command, '--bind-address=')}/"
+
+
 def _provider_url(part: ProcessRecord) -> str:
-    option = "--health-probe-bind-address="
-    (address,) = (word.removeprefix(option) for word in part.command if word.startswith(option))
-    return f"http://{address}/readyz"
+    return f"http://{_value(part.command, '--health-probe-bind-address=')}/readyz"
+
+
+def _value(command: Sequence[str], option: str) -> str:
+    (found,) = (word.removeprefix(option) for word in command if word.startswith(option))
+    return found
 
 
 async def _exists(path: Path) -> bool:

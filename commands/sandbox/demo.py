@@ -54,7 +54,7 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
 
     # Unix sockets below the folder limit the length of its path.
     folder = Path(tempfile.mkdtemp(prefix="caphv-demo-"))
-    box = Sandbox(folder, SandboxSettings(boot_seconds=boot_seconds))
+    box = Sandbox(folder, SandboxSettings(boot_seconds=boot_seconds, page=True))
     with failures():
         with build_report() as report:
             binaries.prepare(report)
@@ -78,6 +78,7 @@ async def _demo(box: Any, progress: Any, *, keep: bool) -> str:
     from sandbox.scenario.lifecycle import Scenario, ScenarioError, in_network
 
     await box.up(progress)
+    click.echo(f"Live page: {box.page()}")
     failed = False
     try:
         spec = in_network(ClusterSpec(), box.status()["network"])

@@ -51,6 +51,7 @@ Examples:
 @sandbox_options
 @click.option("--provider/--no-provider", default=True, show_default=True, help="Also run the provider.")
 @click.option("--webhooks/--no-webhooks", default=False, help="Have the provider serve its admission webhooks.")
+@click.option("--page/--no-page", default=True, show_default=True, help="Also serve the live page of its clusters.")
 @click.option("--audit/--no-audit", default=False, help="Write audit logs with one line per request.")
 @click.option(
     "--boot-seconds", type=click.FloatRange(0), default=2.0, show_default=True, help="Boot time of a virtual machine."
@@ -90,6 +91,8 @@ def up(name: str | None, folder: Path | None, *, fresh: bool, **settings: Any) -
         started = asyncio.run(box.up(print_part, fresh=fresh))
     click.echo(f"Sandbox {box.folder.name} {'is up' if started else 'is already running'}: {box.folder}")
     options = _options(name, folder)
+    if page := box.page():
+        click.echo(f"  Live page: {page}")
     click.echo(f"  export KUBECONFIG=$(caphv sandbox kubeconfig{options} --path)")
     click.echo(f"  caphv sandbox down{options}")
 
@@ -219,6 +222,8 @@ def _print_table(found: dict[str, Any]) -> None:
     click.echo(f"  network     {found['network']}")
     for server in found["servers"]:
         click.echo(f"  {server['name']:<11} {server['url']}  {server['kubeconfig']}")
+    if "page" in found:
+        click.echo(f"  {'live page':<11} {found['page']}")
     for part in found["processes"]:
         click.echo(f"  {part['name']:<11} pid {part['pid']:<8} {'running' if part['running'] else 'not running'}")
     if found["remedy"]:
