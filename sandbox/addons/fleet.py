@@ -1,45 +1,30 @@
-"""Fleet: GitRepos become bundles, bundles become Helm releases in one cluster."""
+"""Fleet's agent in one cluster: bundles become Helm releases."""
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
-from sandbox.addons.apply import NoSuchKind, Objects, differs, documents, names
+from sandbox.addons.apply import NoSuchKind, Objects, differs, names
+from sandbox.addons.bundles import Bundle, bundles_of
+from sandbox.addons.charts import Chart, opaque
 
 _POLICY = "helm.sh/resource-policy"
-_FLEET_YAML = "fleet.yaml"
-Chart = Callable[[Mapping[str, Any]], Sequence[Obj]]
-"""Renders a chart: `helm` section of a fleet.yaml in, objects out. By default a chart has no objects."""
+_RELEASE = "meta.helm.sh/release-name"
+_CRD = "CustomResourceDefinition"
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """A folder that a GitRepo reads."""
-
-    folder: str
-    settings: Mapping[str, Any]
-    objects: Sequence[Obj]
-    keep_resources: bool
-
-    @property
-    def name(self) -> str:
-        """Its own name, or one made of its path."""
-        return str(self.settings.get("name") or self.folder.replace("/", "-"))
-
-    @property
-    def namespace(self) -> str:
-        """Namespace of objects that name none."""
-        return str(self.settings.get("defaultNamespace") or self.settings.get("namespace") or "default")
+class OwnershipConflict(Exception):
+    """Helm's `invalid ownership metadata`: an object exists, and the release may not take it over."""
 
 
 @dataclass
 class Release:
-    """An installed bundle."""
+    """A deployed bundle, with the error of its last deployment."""
 
     bundle: Bundle
     error: str = ""
@@ -48,11 +33,16 @@ class Release:
 
 @dataclass
 class FleetCluster:
-    """Fleet's agent in one cluster, with the releases that it installed."""
+    """Fleet's agent in one cluster, with the releases that it deployed.
+
+    `history` are releases that Helm knows: also those whose bundle was removed and whose objects were kept.
+    """
 
     client: ApiClient
-    chart: Chart = lambda _helm: ()
+    chart: Chart = opaque
     releases: dict[str, Release] = field(default_factory=dict)
+    history: dict[str, Bundle] = field(default_factory=dict)
+    error: str = ""
 
     def __post_init__(self) -> None:
         self._objects = Objects(self.client, "fleetagent")
@@ -62,6 +52,8 @@ class FleetCluster:
         bundles = {found.name: found for found in bundles_of(files, git_repo, self.chart)} if git_repo else {}
         for name in [name for name in self.releases if name not in bundles]:
             await self._uninstall(self.releases.pop(name).bundle)
+        # Fleet removes bundles before it reports this.
+        self.error = "no resource found at the following paths to deploy" if git_repo and not bundles else ""
         ready: set[str] = set()
         while True:
             waiting = [
@@ -70,7 +62,7 @@ class FleetCluster:
                 if name not in ready and {row["name"] for row in found.settings.get("dependsOn", ())} <= ready
             ]
             before = len(ready)
-            ready |= {found.name for found in waiting if await self._install(found)}
+            ready |= {found.name for found in waiting if await self._deploy(found)}
             if len(ready) == before:
                 return sorted(ready)
 
@@ -78,30 +70,55 @@ class FleetCluster:
         """Compare releases with live objects. Return modified bundles, after correcting those with `correctDrift`."""
         modified = []
         for name, release in self.releases.items():
-            bundle = release.bundle
-            live = [await self._objects.read(obj, bundle.namespace) for obj in bundle.objects]
-            if any(one is None or differs(obj, one) for obj, one in zip(bundle.objects, live, strict=True)):
-                if bundle.settings.get("correctDrift", {}).get("enabled"):
-                    await self._objects.apply(bundle.objects, bundle.namespace)
+            if await self._is_modified(release.bundle):
+                if release.bundle.settings.get("correctDrift", {}).get("enabled"):
+                    await self._apply(release.bundle)
                 else:
                     modified.append(name)
         return modified
 
-    async def _install(self, bundle: Bundle) -> bool:
+    async def _deploy(self, bundle: Bundle) -> bool:
+        """Deploy a bundle if it changed; return whether it is ready."""
         known = self.releases.get(bundle.name)
-        try:
-            await self._objects.check(bundle.objects)
-        except NoSuchKind as error:
-            self.releases[bundle.name] = Release(known.bundle if known else replace(bundle, objects=()), str(error))
-            return False
         if known is None or known.error or known.bundle != bundle:
+            before = self.history.get(bundle.release)
+            try:
+                await self._objects.check(bundle.objects)
+                await self._check_ownership(bundle, installed=before is not None)
+            except (NoSuchKind, OwnershipConflict) as error:
+                last = known.bundle if known else replace(bundle, objects=())
+                self.releases[bundle.name] = Release(last, str(error), known.upgrades if known else 0)
+                return False
             # Fleet installs with Helm's CreateNamespace.
             await self._objects.apply([_namespace(bundle.namespace)], "")
-            await self._objects.apply(bundle.objects, bundle.namespace)
-            if known:
-                await self._delete_dropped(known.bundle, bundle)
+            await self._apply(bundle)
+            if before:
+                await self._delete_dropped(before, bundle)
+            self.history[bundle.release] = bundle
             self.releases[bundle.name] = Release(bundle, upgrades=known.upgrades + 1 if known else 0)
-        return True
+        corrected = bundle.settings.get("correctDrift", {}).get("enabled")
+        return bool(corrected) or not await self._is_modified(bundle)
+
+    async def _apply(self, bundle: Bundle) -> None:
+        await self._objects.apply([_owned(obj, bundle.release) for obj in bundle.objects], bundle.namespace)
+
+    async def _check_ownership(self, bundle: Bundle, *, installed: bool) -> None:
+        """An upgrade takes objects over, an install only with `takeOwnership`."""
+        if installed or bundle.helm.get("takeOwnership"):
+            return
+        for obj in bundle.objects:
+            live = await self._objects.read(obj, bundle.namespace)
+            if live and (live["metadata"].get("annotations") or {}).get(_RELEASE) != bundle.release:
+                kind, name = next(names([obj]))
+                raise OwnershipConflict(f"{kind} {name} exists and cannot be imported: invalid ownership metadata")
+
+    async def _is_modified(self, bundle: Bundle) -> bool:
+        for obj in bundle.objects:
+            live = await self._objects.read(obj, bundle.namespace)
+            ignored = [row for row in _patches(bundle) if _is_for(row, obj)]
+            if live is None or differs(_normalized(obj, ignored), _normalized(live, ignored)):
+                return True
+        return False
 
     async def _delete_dropped(self, before: Bundle, now: Bundle) -> None:
         wanted = set(names(now.objects))
@@ -114,51 +131,53 @@ class FleetCluster:
 
     async def _uninstall(self, bundle: Bundle) -> None:
         if not bundle.keep_resources:
+            self.history.pop(bundle.release, None)
             removed = [obj for obj in reversed(bundle.objects) if not _is_kept(obj)]
             await self._objects.delete(removed, bundle.namespace)
 
 
-def bundles_of(files: Mapping[str, bytes], git_repo: Obj, chart: Chart) -> list[Bundle]:
-    """Return the bundles of a commit: folders that match a path of the GitRepo, and those below with a fleet.yaml."""
-    folders = {path.rpartition("/")[0] for path in files}
-    parents = {"/".join(folder.split("/")[:end]) for folder in folders for end in range(1, folder.count("/") + 2)}
-    spec = git_repo["spec"]
-    roots = {parent for parent in parents for pattern in spec["paths"] if _matches(parent, pattern)}
-    nested = {folder for folder in folders for root in roots if _is_nested(folder, root, files)}
-    return [_bundle(files, folder, spec, chart) for folder in sorted(roots | nested)]
+def _patches(bundle: Bundle) -> Sequence[Mapping[str, Any]]:
+    return (bundle.settings.get("diff") or {}).get("comparePatches") or ()
 
 
-def _is_nested(folder: str, root: str, files: Mapping[str, bytes]) -> bool:
-    return folder.startswith(f"{root}/") and f"{folder}/{_FLEET_YAML}" in files
+def _is_for(patch: Mapping[str, Any], obj: Obj) -> bool:
+    metadata = obj["metadata"]
+    return (
+        patch.get("apiVersion") == obj["apiVersion"]
+        and patch.get("kind") == obj["kind"]
+        and patch.get("name", metadata["name"]) == metadata["name"]
+        and patch.get("namespace", metadata.get("namespace")) == metadata.get("namespace")
+    )
 
 
-def _matches(folder: str, pattern: str) -> bool:
-    parts, wanted = folder.split("/"), pattern.strip("/").split("/")
-    return len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+def _normalized(obj: Obj, patches: Iterable[Mapping[str, Any]]) -> Obj:
+    """Return an object without the fields that patches remove or ignore."""
+    found = deepcopy(obj)
+    for patch in patches:
+        removed = [str(row["path"]) for row in patch.get("operations") or () if row["op"] == "remove"]
+        for path in (*removed, *patch.get("jsonPointers", ())):
+            *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in path.strip("/").split("/"))
+            place: Any = found
+            for part in parents:
+                place = place.get(part) if isinstance(place, dict) else None
+            if isinstance(place, dict):
+                place.pop(last, None)
+    return found
 
 
-def _bundle(files: Mapping[str, bytes], folder: str, spec: Mapping[str, Any], chart: Chart) -> Bundle:
-    inner = {
-        path.removeprefix(f"{folder}/"): content for path, content in files.items() if path.startswith(f"{folder}/")
-    }
-    settings = documents(inner.pop(_FLEET_YAML, b"{}"))
-    found = settings[0] if settings else {}
-    objects = [obj for name, content in sorted(inner.items()) if _is_manifest(name) for obj in documents(content)]
-    helm = found.get("helm", {})
-    if helm.get("chart") or helm.get("repo"):
-        objects = list(chart(helm))
-    # The flag of a GitRepo only ever sets it.
-    keep = bool(found.get("keepResources")) or bool(spec.get("keepResources"))
-    return Bundle(folder, found, objects, keep)
+def _owned(obj: Obj, release: str) -> Obj:
+    metadata = obj["metadata"]
+    labels = {**(metadata.get("labels") or {}), "app.kubernetes.io/managed-by": "Helm"}
+    annotations = {**(metadata.get("annotations") or {}), _RELEASE: release}
+    if obj["kind"] == _CRD:
+        # Fleet keeps CRDs, unless `deleteCRDResources` is set.
+        annotations[_POLICY] = "keep"
+    return {**obj, "metadata": {**metadata, "labels": labels, "annotations": annotations}}
 
 
 def _namespace(name: str) -> Obj:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
-def _is_manifest(name: str) -> bool:
-    return name.endswith((".yaml", ".yml")) and not any(part.startswith(".") for part in name.split("/"))
-
-
 def _is_kept(obj: Obj) -> bool:
-    return bool((obj["metadata"].get("annotations") or {}).get(_POLICY) == "keep")
+    return obj["kind"] == _CRD or bool((obj["metadata"].get("annotations") or {}).get(_POLICY) == "keep")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
+from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
+from caphv.api.resources import HELM_CHART_CONFIGS
 from packager.addons.versions import table
 from packager.bundler import Bundler
 from packager.git.directory import Directory
@@ -19,33 +20,22 @@ from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Rendered, Renderer
 from packager.tree import CLUSTERS
 from sandbox import manifests
+from sandbox.addons.charts import Charts
 from sandbox.addons.fleet import FleetCluster
-from sandbox.addons.manifests import DeployController
+from sandbox.addons.manifests import Addon, DeployController
+from sandbox.processes import binaries
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.environment import crd
 from tests.support.packager.examples import cluster
+from tests.support.packager.stand_in_charts import SNAPSHOT_CLASSES, chart
 
 pytestmark = pytest.mark.integration
 
-CONFIGS = Resource("helm.cattle.io", "v1", "helmchartconfigs", "HelmChartConfig")
-SNAPSHOT_CLASSES = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses", "VolumeSnapshotClass")
 NewServer = Callable[..., Awaitable[ApiServer]]
 POLICIES = Resource(
     "admissionregistration.k8s.io", "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", namespaced=False
 )
 GIT_REPO = {"spec": {"paths": ["clusters/*/*/*"]}}
-
-
-def chart(helm: Mapping[str, Any]) -> Sequence[Obj]:
-    """The objects of charts that other charts depend on."""
-    if helm["chart"] == "harvester-csi-driver":
-        kind = {"apiVersion": SNAPSHOT_CLASSES.api_version, "kind": SNAPSHOT_CLASSES.kind}
-        return [{**kind, "metadata": {"name": "harvester"}}]
-    if helm["chart"] == "rke2-snapshot-controller-crd":
-        found = crd(SNAPSHOT_CLASSES)
-        found["metadata"]["annotations"] = {"api-approved.kubernetes.io": "https://example.com/approved"}
-        return [found]
-    return []
 
 
 def rendered(distribution: str, release: str, addons: Obj | None = None) -> Rendered:
@@ -96,11 +86,12 @@ async def test_a_disabled_add_on_is_uninstalled_in_two_commits_and_by_no_lost_gi
 
     server = await new_api_server()
     async with server.client() as client:
-        await manifests.apply(client, [crd(CONFIGS)])
+        await manifests.apply(client, [crd(HELM_CHART_CONFIGS)])
         fleet = FleetCluster(client)
         enabled = push({"ipam": "pool"})
         for files, repo in ((enabled, GIT_REPO), (enabled, None), (enabled, GIT_REPO), ({}, GIT_REPO)):
             await fleet.sync(files, repo)
+            assert await fleet.detect_drift() == []
             assert await policies() == 1, "a lost GitRepo or branch uninstalls nothing"
         await fleet.sync(enabled, {"spec": {"paths": ["elsewhere/*"]}})
         assert await policies() == 1, "nor does a lost path"
@@ -125,13 +116,13 @@ async def test_a_restarted_and_a_joining_server_do_not_undo_what_fleet_changed(
             (folder / Path(path).name).write_bytes(content)
     server = await new_api_server()
     async with server.client() as client:
-        await manifests.apply(client, [crd(CONFIGS)])
+        await manifests.apply(client, [crd(HELM_CHART_CONFIGS)])
         first = DeployController(client, folder, {})
         assert await first.start() == ["caphv-cni-helmchartconfig.yaml"]
         fleet = FleetCluster(client)
 
         async def mtu() -> int:
-            found = await client.get(CONFIGS, "rke2-calico", "kube-system")
+            found = await client.get(HELM_CHART_CONFIGS, "rke2-calico", "kube-system")
             return int(found["spec"]["valuesContent"].partition("mtu: ")[2].split()[0])
 
         await fleet.sync(network(1400).tree, GIT_REPO)
@@ -143,7 +134,50 @@ async def test_a_restarted_and_a_joining_server_do_not_undo_what_fleet_changed(
         assert await mtu() == 1400
         # What the script does on the first server once it is up, and on joining servers.
         (folder / "caphv-cni-helmchartconfig.yaml.skip").touch()
-        for addons in ({}, {"caphv-cni-helmchartconfig": "other"}):
+        for addons in ({}, {"caphv-cni-helmchartconfig": Addon("other")}):
             assert await DeployController(client, folder, addons).start() == []
         assert await first.poll() == []
         assert await mtu() == 1400
+
+
+async def test_charts_at_hand_are_rendered_by_the_real_helm(new_api_server: NewServer, tmp_path: Path) -> None:
+    place = tmp_path / "harvester-cloud-provider"
+    (place / "templates").mkdir(parents=True)
+    (place / "Chart.yaml").write_text("{apiVersion: v2, name: harvester-cloud-provider, version: 0.2.15}")
+    (place / "templates" / "secret.yaml").write_text(
+        "{apiVersion: v1, kind: ConfigMap, metadata: {name: {{ .Release.Name }}}, "
+        "data: {cluster: {{ .Values.global.cattle.clusterName | quote }}}}"
+    )
+    server = await new_api_server()
+    async with server.client() as client:
+        fleet = FleetCluster(client, Charts(tmp_path, binaries.binary("helm"), chart))
+        await fleet.sync(rendered("kubeadm", "2026.12").tree, GIT_REPO)
+        found = await client.get(CONFIG_MAPS, "harvester-cloud-provider", "kube-system")
+        assert found["data"] == {"cluster": "a"}
+
+
+async def test_an_installed_object_is_taken_over_only_if_the_bundle_says_so(new_api_server: NewServer) -> None:
+    def bundle(take: bool) -> dict[str, bytes]:
+        fleet = {"helm": {"releaseName": "r", "takeOwnership": take}, "name": "x"}
+        return {
+            "clusters/a/b/x/fleet.yaml": json.dumps(fleet).encode(),
+            "clusters/a/b/x/o.yaml": json.dumps(obj).encode(),
+        }
+
+    obj = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "theirs"}, "data": {"key": "new"}}
+    server = await new_api_server()
+    async with server.client() as client:
+        await client.create(CONFIG_MAPS, {**obj, "metadata": {"name": "theirs", "namespace": "default"}, "data": {}})
+        fleet = FleetCluster(client)
+        assert await fleet.sync(bundle(False), GIT_REPO) == []
+        assert "invalid ownership metadata" in fleet.releases["x"].error
+        assert await fleet.sync(bundle(True), GIT_REPO) == ["x"]
+        # Drift makes a bundle unready, unless a patch ignores the field.
+        await client.patch(CONFIG_MAPS, "theirs", "default", {"data": {"key": "other"}})
+        assert await fleet.sync(bundle(True), GIT_REPO) == []
+        ignored = {"apiVersion": "v1", "kind": "ConfigMap", "operations": [{"op": "remove", "path": "/data/key"}]}
+        files = bundle(True)
+        settings = {**json.loads(files["clusters/a/b/x/fleet.yaml"]), "diff": {"comparePatches": [ignored]}}
+        await fleet.sync({**files, "clusters/a/b/x/fleet.yaml": json.dumps(settings).encode()}, GIT_REPO)
+        await client.patch(CONFIG_MAPS, "theirs", "default", {"data": {"key": "other"}})
+        assert await fleet.detect_drift() == []

@@ -65,6 +65,71 @@ def test_each_addon_is_installed_by_one_and_the_right_one(distribution: str) -> 
         )
 
 
+CHART_KINDS = {
+    "rke2-calico": ["Installation"],
+    "rke2-calico-crd": ["CustomResourceDefinition"],
+    "rke2-snapshot-controller-crd": ["CustomResourceDefinition"],
+    "harvester-csi-driver": ["VolumeSnapshotClass"],
+}
+"""Kinds of charts that an API server does not serve by itself, or that bring such kinds."""
+BROUGHT = {"rke2-calico-crd": {"Installation"}, "rke2-snapshot-controller-crd": {"VolumeSnapshotClass"}}
+_OF_KUBERNETES = {
+    "StorageClass",
+    "MutatingAdmissionPolicy",
+    "MutatingAdmissionPolicyBinding",
+    "CustomResourceDefinition",
+}
+SERVED = {
+    "rke2": _OF_KUBERNETES | {"HelmChart", "HelmChartConfig", "VolumeSnapshotClass", "Installation"},
+    "k3s": _OF_KUBERNETES | {"HelmChart", "HelmChartConfig"},
+    "kubeadm": _OF_KUBERNETES,
+    "talos": _OF_KUBERNETES,
+}
+
+
+@pytest.mark.parametrize("distribution", KINDS)
+def test_bundles_can_be_installed_in_an_order_in_which_every_kind_is_served(distribution: str) -> None:
+    for cni, provider in product(CNI[distribution], ("external", "harvester")):
+        addons = {
+            "cni": {"name": cni},
+            "cloudProviderName": provider,
+            "ccm": {"loadBalancer": {"ipam": "pool"}},
+            "csi": {"storageClasses": [{"name": "fast", "hostStorageClass": "nvme"}]},
+        }
+        result = RENDERER.render_one(made_by(KINDS[distribution], addons), {})
+        if not result.ok:
+            continue
+        waiting = bundles_of(result.tree)
+        served, installed = set(SERVED[distribution]), set[str]()
+        while waiting:
+            ready = [name for name, (needs, _, _) in waiting.items() if needs <= installed]
+            assert ready, f"a circle, or a bundle that does not exist: {waiting}"
+            for name in ready:
+                _, kinds, brought = waiting.pop(name)
+                assert kinds <= served, (distribution, cni, name)
+                installed.add(name)
+                served |= brought
+
+
+def bundles_of(tree: Any) -> dict[str, tuple[set[str], set[str], set[str]]]:
+    """Bundles by name: those that they depend on, kinds that they need to be served, and kinds that they bring."""
+    found = {}
+    for path, content in tree.items():
+        if not path.endswith("/fleet.yaml"):
+            continue
+        fleet = yaml.load(content, Loader=LOADER)
+        folder = path.removesuffix("fleet.yaml")
+        others = [text for name, text in tree.items() if name.startswith(folder) and name != path]
+        objects = [obj for text in others for obj in yaml.load_all(text, Loader=LOADER)]
+        # A Helm controller tries again until the kinds of a chart are served, so HelmCharts need no order.
+        charts = [fleet["helm"]["chart"].rpartition("/")[2]] if "chart" in fleet["helm"] else []
+        kinds = {obj["kind"] for obj in objects} | {kind for chart in charts for kind in CHART_KINDS.get(chart, ())}
+        brought = {kind for chart in charts for kind in BROUGHT.get(chart, ())}
+        needs = {row["name"] for row in fleet.get("dependsOn", ())}
+        found[fleet["name"]] = needs, kinds, brought
+    return found
+
+
 def made_by(kind: str, addons: Obj | None = None, **more: Any) -> ClusterFacts:
     """A Cluster whose control plane is of a kind."""
     return cluster("a", addons, spec={"topology": None, "controlPlaneRef": {"kind": kind}}, **more)
