@@ -26,6 +26,29 @@ if TYPE_CHECKING:
 _THREADS = 4
 
 
+def charts_options(command: Any) -> Any:
+    """Add the options for charts and for the program that renders them."""
+    for add in (
+        click.option(
+            "--helm",
+            "program",
+            envvar="CAPHV_HELM",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Program helm.  [default: from PATH, else the sandbox's]",
+        ),
+        click.option(
+            "--fetch", is_flag=True, help="Pull charts from where the bundles name them; implied by --chart-repo."
+        ),
+        click.option(
+            "--charts",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            help="Folder with charts: <name>/Chart.yaml or <name>-<version>.tgz.",
+        ),
+    ):
+        command = add(command)
+    return command
+
+
 @click.command(
     short_help="Render the charts, and find what clusters would reject.",
     epilog="""\b
@@ -44,19 +67,7 @@ Exit status: 0 no errors, 1 errors, or clusters that cannot be rendered, 2 unrea
 @cluster_options
 @render_options
 @repository_options
-@click.option(
-    "--charts",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder with charts: <name>/Chart.yaml or <name>-<version>.tgz.",
-)
-@click.option("--fetch", is_flag=True, help="Pull charts from where the bundles name them; implied by --chart-repo.")
-@click.option(
-    "--helm",
-    "program",
-    envvar="CAPHV_HELM",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Program helm.  [default: from PATH, else the sandbox's]",
-)
+@charts_options
 @output("table", "json", "yaml")
 def check(**flags: Any) -> None:
     """Check what the bundles of clusters would install, with charts rendered by helm.
@@ -73,7 +84,7 @@ def check(**flags: Any) -> None:
         with contextlib.ExitStack() as stack:
             snapshot = stack.enter_context(open_store(flags)).sync() if names_repository(flags) else None
             batch = bundler.render(given.clusters, snapshot.tree if snapshot else {})
-            checker = stack.enter_context(_checker(flags))
+            checker = stack.enter_context(open_checker(flags))
             jobs = [
                 (dict(one.tree), one.settings, _before(snapshot, str(one.cluster))) for one in batch.rendered if one.ok
             ]
@@ -88,7 +99,8 @@ def check(**flags: Any) -> None:
 
 
 @contextlib.contextmanager
-def _checker(flags: dict[str, Any]) -> Iterator[Checker]:
+def open_checker(flags: dict[str, Any]) -> Iterator[Checker]:
+    """Yield a checker with the charts of `charts_options`; what it pulls is removed afterwards."""
     from packager.checks.charts import Charts
     from packager.checks.check import Checker
     from packager.checks.helm import Helm

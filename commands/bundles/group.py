@@ -23,6 +23,7 @@ from commands.bundles.common import (
     release_of,
     render_options,
 )
+from commands.bundles.images import images
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import helm_secret_options
 from commands.options.clusters import InputError, SelectedClusters, Step, cluster_options, progress, read_clusters
@@ -66,6 +67,7 @@ def bundles() -> None:
 
 
 bundles.add_command(check)
+bundles.add_command(images)
 
 
 @bundles.command(

@@ -33,6 +33,7 @@ __all__ = [
     "formats",
     "problems",
     "summary",
+    "table",
     "wave",
 ]
 
@@ -146,7 +147,7 @@ def _changed(found: Sequence[ClusterDiff]) -> str:
         for one in found
         for change in one.changes
     ]
-    return (_table(("CLUSTER", "STATE", "FILE", "LINES"), rows) if rows else "") + _states(found)
+    return (table(("CLUSTER", "STATE", "FILE", "LINES"), rows) if rows else "") + _states(found)
 
 
 def _changes(found: Sequence[ClusterDiff]) -> Obj:
@@ -167,7 +168,7 @@ def _verdicts(found: Sequence[ClusterDiff]) -> str:
         for one in found
         if not one.is_current
     ]
-    return (_table(("CLUSTER", "STATE", "WHERE"), rows) if rows else "") + _states(found)
+    return (table(("CLUSTER", "STATE", "WHERE"), rows) if rows else "") + _states(found)
 
 
 def _proof(found: Sequence[ClusterDiff]) -> Obj:
@@ -237,7 +238,7 @@ def _listed(found: Sequence[RepositoryCluster], newest: Versions) -> str:
         )
         for one in found
     ]
-    return _table(("CLUSTER", "RELEASE", "NEWER", "CNI", "BUNDLES", "HASH"), rows)
+    return table(("CLUSTER", "RELEASE", "NEWER", "CNI", "BUNDLES", "HASH"), rows)
 
 
 def _inventory(found: Sequence[RepositoryCluster], newest: Versions) -> Obj:
@@ -271,7 +272,8 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return aligned columns below their heads."""
     every = [tuple(head), *(tuple(map(_cell, row)) for row in rows)]
     widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*every, strict=True)]
     return "".join(

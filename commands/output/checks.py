@@ -1,4 +1,4 @@
-"""How `caphv bundles check` writes what it found."""
+"""How `caphv bundles check` and `caphv bundles images` write what they found."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from commands.output.bundles import count, formats
+from commands.output.bundles import count, formats, table
 from commands.output.validate import printable
 from packager.checks.check import Checked, Located
+from packager.checks.images import ChartImages
 
 
 def _lines(found: Sequence[Checked]) -> str:
@@ -65,3 +66,44 @@ def _content(found: Sequence[Checked]) -> Any:
 
 
 CHECKED = formats(_lines, _content)
+
+
+# Charts and images
+
+
+def _address(one: ChartImages) -> str:
+    return f"{one.chart.repo}/{one.chart.name}" if one.chart.repo.startswith("oci://") else one.chart.repo
+
+
+def _tables(found: Sequence[ChartImages]) -> str:
+    rows = [(one.chart.name, one.chart.version, _address(one), one.source or "-") for one in found]
+    listed = [(image, one.chart.name) for one in found for image in sorted(one.images)]
+    text = table(("CHART", "VERSION", "REPOSITORY", "IMAGES"), rows) if rows else ""
+    return text + (f"\n{table(('IMAGE', 'CHART'), listed)}" if listed else "")
+
+
+def _images(found: Sequence[ChartImages]) -> str:
+    return "".join(f"{printable(image)}\n" for image in sorted({image for one in found for image in one.images}))
+
+
+def _charts(found: Sequence[ChartImages]) -> str:
+    return "".join(printable(f"{_address(one)} {one.chart.name} {one.chart.version}") + "\n" for one in found)
+
+
+def _mirrored(found: Sequence[ChartImages]) -> Any:
+    return {
+        "charts": [
+            {
+                "name": one.chart.name,
+                "repo": one.chart.repo,
+                "version": one.chart.version,
+                "source": one.source,
+                "images": sorted(one.images),
+            }
+            for one in found
+        ],
+        "images": sorted({image for one in found for image in one.images}),
+    }
+
+
+IMAGES = {**formats(_tables, _mirrored), "images": _images, "charts": _charts}

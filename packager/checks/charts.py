@@ -26,6 +26,7 @@ class Chart:
     path: Path
     version: str
     values: Mapping[str, Any]
+    app_version: str = ""
 
 
 class Charts:
@@ -73,7 +74,12 @@ def _name(folder: Path) -> str:
 def _read(path: Path) -> Chart:
     files = _of_folder(path) if path.is_dir() else _of_archive(path)
     metadata = _yaml(files.get("Chart.yaml", b""), f"{path.name}: Chart.yaml")
-    return Chart(path, str(metadata.get("version") or ""), _values(files, "", metadata))
+    return Chart(
+        path,
+        str(metadata.get("version") or ""),
+        _values(files, "", metadata),
+        str(metadata.get("appVersion") or ""),
+    )
 
 
 def _values(files: Mapping[str, bytes], top: str, metadata: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:

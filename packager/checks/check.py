@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import orjson
 
@@ -13,7 +12,7 @@ from caphv.validation.finding import Fault, Finding, LocatedFinding
 from packager.addons.merge import at
 from packager.addons.settings import AddonSettings
 from packager.checks import immutable, kinds, references
-from packager.checks.charts import Charts
+from packager.checks.charts import Chart, Charts
 from packager.checks.contents import Bundle, ChartRef, Release, bundles_of
 from packager.checks.helm import Helm, HelmError
 from packager.checks.values import unknown_values
@@ -88,7 +87,7 @@ class Checker:
         findings.sort(key=lambda one: (one.place, one.finding.field, one.finding.rule))
         return Checked(str(settings.cluster), tuple(findings), charts)
 
-    def find(self, ref: ChartRef) -> Any:
+    def find(self, ref: ChartRef) -> Chart | None:
         """Return a chart at hand, None without one. Raises HelmError."""
         return self._charts.find(ref) if self._charts else None
 

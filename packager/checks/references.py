@@ -22,11 +22,12 @@ class Reference(NamedTuple):
     name: str
 
 
-_POD_TEMPLATES: Mapping[str, FieldPath] = {
+POD_TEMPLATES: Mapping[str, FieldPath] = {
     "Pod": ("spec",),
     "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
     **dict.fromkeys(("DaemonSet", "Deployment", "Job", "ReplicaSet", "StatefulSet"), ("spec", "template", "spec")),
 }
+"""Path of the spec of Pods, by kind."""
 _NAMES: Mapping[str, tuple[tuple[FieldPath, str], ...]] = {
     "MutatingAdmissionPolicyBinding": ((("spec", "policyName"), "MutatingAdmissionPolicy"),),
     "ValidatingAdmissionPolicyBinding": ((("spec", "policyName"), "ValidatingAdmissionPolicy"),),
@@ -58,8 +59,8 @@ def references(obj: Obj, namespace: str) -> Iterator[Reference]:
         name = at(obj, *path)
         if isinstance(name, str) and name:
             yield Reference(path, wanted, "", name)
-    if kind in _POD_TEMPLATES:
-        path = _POD_TEMPLATES[kind]
+    if kind in POD_TEMPLATES:
+        path = POD_TEMPLATES[kind]
         yield from _of_pod(at(obj, *path), path, namespace)
     elif kind in ("RoleBinding", "ClusterRoleBinding"):
         yield from _of_binding(obj, namespace)
