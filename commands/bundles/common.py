@@ -44,6 +44,12 @@ def output(*formats: str) -> Callable[[_Command], _Command]:
 
 PARTIAL = click.option("--partial", is_flag=True, help="Ignore clusters that are only in the repository.")
 
+PRUNE = click.option(
+    "--prune",
+    is_flag=True,
+    help="Remove bundles of clusters that were not given (in the namespace).",
+)
+
 
 def bundler_of(flags: dict[str, Any], step: Step) -> Bundler:
     """Return a bundler with the options of `render_options`, which reports progress."""
@@ -66,8 +72,11 @@ def release_of(bundler: Bundler, name: str) -> Any:
         raise click.BadParameter(str(error), param_hint="--release") from None
 
 
-def compare(flags: dict[str, Any]) -> tuple[SelectedClusters, Batch, list[Any]]:
-    """Read clusters and a repository, and compare the rendered bundles with its content."""
+def compare(flags: dict[str, Any], *, whole: bool) -> tuple[SelectedClusters, Batch, list[Any]]:
+    """Read clusters and a repository, and compare the rendered bundles with its content.
+
+    With `whole`, all clusters are given: others in the repository are extra.
+    """
     from packager.diff import diff_clusters
     from packager.planner import ManagementState, Planner
 
@@ -77,7 +86,7 @@ def compare(flags: dict[str, Any]) -> tuple[SelectedClusters, Batch, list[Any]]:
         with open_store(flags) as store:
             step("reading the repository")
             snapshot = store.sync()
-            whole = not (flags["partial"] or given.selected or given.input.unreadable)
+            whole = whole and not (given.selected or given.input.unreadable)
             pruning = pruning_of(given, snapshot, EVERYTHING, whole=whole)
             state = ManagementState(given.clusters, live=False, pruning=pruning)
             planned = Planner(bundler).plan(snapshot, state)

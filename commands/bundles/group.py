@@ -15,6 +15,7 @@ from commands.bundles.common import (
     DONE,
     EVERYTHING,
     PARTIAL,
+    PRUNE,
     bundler_of,
     compare,
     finish,
@@ -178,20 +179,23 @@ def _gitrepos(flags: dict[str, Any], given: SelectedClusters) -> tuple[str, Batc
 Examples:
   caphv bundles diff clusters/ --repo https://git.example.com/fleet.git
   caphv bundles diff --folder fleet/ -o table                   which clusters, and how many lines
-  caphv bundles diff cluster.yaml --partial --folder fleet/     of one cluster
+  caphv bundles diff cluster.yaml --folder fleet/               of one cluster
+  caphv bundles diff clusters/ --prune --folder fleet/          with the removals of `push --prune`
 
 {_EXIT_STATUS}""",
 )
 @cluster_options
 @render_options
 @repository_options
-@PARTIAL
+@PRUNE
+# What it asked for is the default now.
+@click.option("--partial", is_flag=True, hidden=True)
 @output("diff", "table", "json", "yaml")
 def diff(**flags: Any) -> None:
     """Show what a push would change, as a unified diff or as a summary."""
     from commands.output import bundles as out
 
-    given, batch, found = compare(flags)
+    given, batch, found = compare(flags, whole=flags["prune"])
     click.echo(out.DIFFERENCES[flags["output"]](found), nl=False, color=out.colour())
     finish(given, batch, different=not all(one.is_current for one in found))
 
@@ -215,7 +219,7 @@ def verify(**flags: Any) -> None:
     """Check that a repository holds the bundles of its clusters, and list all differences."""
     from commands.output import bundles as out
 
-    given, batch, found = compare(flags)
+    given, batch, found = compare(flags, whole=not flags["partial"])
     click.echo(out.VERIFIED[flags["output"]](found), nl=False, color=out.colour())
     finish(given, batch, different=not all(one.is_current for one in found))
 
@@ -235,11 +239,7 @@ Examples:
 @render_options
 @repository_options
 @commit_options
-@click.option(
-    "--prune",
-    is_flag=True,
-    help="Remove bundles of clusters that were not given (in the namespace).",
-)
+@PRUNE
 @prune_option
 @output("table", "json", "yaml")
 def push(**flags: Any) -> None:

@@ -137,6 +137,12 @@ def author_options(command: _Command) -> _Command:
     """Add the options for the author and the branch of a commit."""
     for add in (
         click.option(
+            "--create-branch",
+            envvar="CAPHV_GIT_CREATE_BRANCH",
+            is_flag=True,
+            help="Create --branch if the repository has others, but not this one.",
+        ),
+        click.option(
             "--author",
             envvar="CAPHV_GIT_AUTHOR",
             default="caphv <caphv@localhost>",
@@ -202,7 +208,12 @@ def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
             return
         try:
             remote = Remote(
-                flags["repo"], flags["branch"], flags["inner"], flags.get("review") or "", flags["git_timeout"]
+                flags["repo"],
+                flags["branch"],
+                flags["inner"],
+                flags.get("review") or "",
+                flags["git_timeout"],
+                create_branch=flags.get("create_branch", False),
             )
             credentials = _credentials(flags["git_credentials"])
         except InvalidRemote as error:

@@ -59,6 +59,7 @@ class PackagerFlags:
     health_probe_bind_address: str
     log_level: str
     log_format: logs.Format
+    create_branch: bool = False
     metrics_secure: bool = False
     metrics_cert_dir: str = ""
     helm_secret: str = ""
@@ -69,7 +70,7 @@ class PackagerFlags:
 
         Raises ValueError or InvalidRemote for invalid ones.
         """
-        remote = Remote(self.repo, self.branch, self.inner, self.review, self.git_timeout)
+        remote = Remote(self.repo, self.branch, self.inner, self.review, self.git_timeout, self.create_branch)
         secret = Path(self.git_credentials) if self.git_credentials else None
         publisher = PublisherOptions(
             place=RepositoryConfig(remote, cache, secret, self._identity()),

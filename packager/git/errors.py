@@ -67,6 +67,10 @@ class UnusableContent(GitError):
     """A commit holds names that no checkout would allow, or more than the packager reads. A new clone cannot help."""
 
 
+class MissingBranch(GitError):
+    """The repository has branches, but not this one: a name that is misspelt would become a branch without history."""
+
+
 class UnmanagedFiles(GitError):
     """Files or commits that the packager did not write are in its way."""
 
@@ -96,6 +100,11 @@ def _forms(secret: str) -> Iterable[str]:
 
 
 _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
+    (
+        UnusableContent,
+        re.compile(r"mismatched algorithms|unsupported object format|unknown object format", re.I),
+        "the repository names objects by SHA-256, which caphv cannot read: use one with SHA-1",
+    ),
     (
         DiskFull,
         re.compile(r"No space left on device|File too large|Disk quota exceeded|signal 25\b", re.I),

@@ -30,6 +30,7 @@ class Remote:
     `review`: push to this branch instead of `branch`, for a pull request. It begins with `caphv/`, because the
     packager recreates it whenever `branch` moves.
     `timeout`: seconds that one exchange with the remote may take.
+    `create_branch`: create a missing `branch` even where the repository has others; an empty one needs no permission.
     """
 
     url: str
@@ -37,6 +38,7 @@ class Remote:
     path: str = ""
     review: str = ""
     timeout: float = 60.0
+    create_branch: bool = False
 
     def __post_init__(self) -> None:
         found = [*_url_findings(self.url), *self._findings()]

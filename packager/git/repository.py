@@ -22,7 +22,7 @@ from typing import TypeVar
 from packager.git.clone import Clone
 from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_of, message, stream
 from packager.git.credentials import Credentials
-from packager.git.errors import CorruptClone, GitError, PushConflict, Rejected, UnmanagedFiles
+from packager.git.errors import CorruptClone, GitError, MissingBranch, PushConflict, Rejected, UnmanagedFiles
 from packager.git.prune import Plan
 from packager.git.remote import Remote
 from packager.git.snapshot import Snapshot
@@ -34,6 +34,7 @@ _TARGET_REF = "refs/caphv/target"
 _REVIEW_REF = "refs/caphv/review"
 _ATTEMPTS = 40
 _LONGEST_PAUSE = 1.0
+_MOST_NAMED = 5
 # Messages of servers that are updating the same branch for another client.
 _RACES = ("cannot lock ref", "failed to update ref", "incorrect old value", "reference already exists")
 
@@ -156,7 +157,22 @@ class Repository:
         planned = plan(state.target)
         if planned.is_empty:
             return Result(planned, state.target.commit, self.remote.branch)
+        if not state.target.commit:
+            self._check_creation()
         return self._written(state, planned, state.target, reason)
+
+    def _check_creation(self) -> None:
+        """Raise MissingBranch unless the branch may be created, or was seen before: then it is recreated."""
+        if self.remote.create_branch or self._clone.ref(_TARGET_REF):
+            return
+        out = self._clone.remotely("reading branches", ["ls-remote", "--heads", "--", self.remote.url]).decode()
+        found = [line.partition("\trefs/heads/")[2] for line in out.splitlines()]
+        if found:
+            more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+            raise MissingBranch(
+                f"{self.remote.shown} has no branch {self.remote.branch}, only {', '.join(found[:_MOST_NAMED])}{more}: "
+                "correct --branch, or create the branch with --create-branch"
+            )
 
     def _attempt_review(self, state: _State, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
         """Extend the review branch while it is based on the branch's head, and restart it when that moved."""

@@ -10,7 +10,7 @@ import pytest
 
 from packager.git.commit import Identity
 from packager.git.credentials import Credentials
-from packager.git.errors import GitError, UnmanagedFiles
+from packager.git.errors import GitError, MissingBranch, UnmanagedFiles, UnusableContent
 from packager.git.prune import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
@@ -29,12 +29,37 @@ def test_a_folder_in_the_repository(origin: Origin, cache: Path) -> None:
     assert set(origin.files()) == expected | {"clusters/a/one/cni/fleet.yaml", "fleet/prod/README.md"}
 
 
-def test_another_branch(origin: Origin, cache: Path) -> None:
+def test_another_branch_is_created_only_when_asked_for(origin: Origin, cache: Path) -> None:
     head = origin.push({"README.md": "x"})
-    with Repository(Remote(origin.url, branch="team/fleet"), cache) as repository:
+    problem = "has no branch team/flet, only main: correct --branch, or create the branch with --create-branch"
+    misspelt = Repository(Remote(origin.url, branch="team/flet"), cache / "misspelt")
+    with misspelt as repository, pytest.raises(MissingBranch, match=problem):
+        put(repository, wanted("a/one"))
+    assert git(origin.folder, "branch", "--list").split() == ["*", "main"]
+    remote = Remote(origin.url, branch="team/fleet", create_branch=True)
+    with Repository(remote, cache / "created") as repository:
         put(repository, wanted("a/one"))
     assert set(origin.files("team/fleet")) == paths("a/one")
     assert origin.head() == head
+
+
+def test_a_branch_that_was_deleted_is_created_again(origin: Origin, cache: Path) -> None:
+    origin.push({"README.md": "x"})
+    git(origin.folder, "branch", "fleet", "main")
+    with Repository(Remote(origin.url, branch="fleet"), cache) as repository:
+        put(repository, wanted("a/one"))
+        git(origin.folder, "branch", "-D", "fleet")
+        put(repository, wanted("a/one"))
+    assert set(origin.files("fleet")) == paths("a/one")
+
+
+def test_a_repository_with_other_names_of_objects_is_named_as_such(tmp_path: Path, cache: Path) -> None:
+    git(tmp_path, "init", "--quiet", "--object-format=sha256", "other")
+    git(tmp_path / "other", "-c", "user.name=n", "-c", "user.email=e", "commit", "--allow-empty", "--message=x")
+    git(tmp_path / "other", "branch", "-M", "main")
+    remote = Remote(f"file://{tmp_path}/other")
+    with Repository(remote, cache) as repository, pytest.raises(UnusableContent, match="names objects by SHA-256"):
+        repository.sync()
 
 
 def test_message_and_author(origin: Origin, cache: Path) -> None:

@@ -216,6 +216,16 @@ def test_pruning_a_namespace_leaves_the_others(clusters: Path, origin: Origin) -
     assert {path.split("/")[2] for path in origin.files()} == {"a", "z"}
 
 
+def test_diff_of_one_file_shows_what_a_push_of_it_changes(clusters: Path, tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet"
+    one, other = write(clusters, manifest("a")), write(tmp_path / "more", manifest("b"))
+    assert call("push", one, other, "--folder", fleet).exit_code == 0
+    assert call("diff", one, "--folder", fleet).exit_code == 0
+    removals = call("diff", one, "--prune", "--folder", fleet, "-o", "table")
+    assert removals.exit_code == 1
+    assert "team/b" in removals.stdout
+
+
 def test_a_branch_for_review_and_a_path_in_the_repository(clusters: Path, origin: Origin) -> None:
     origin.push({"readme": "x"})
     options = ("--repo", origin.url, "--path", "add-ons")
