@@ -23,6 +23,7 @@ COMMANDS = {
     "scale": ("commands.scale:scale", "Change the number of a cluster's machines."),
     "upgrade": ("commands.upgrade:upgrade", "Upgrade the Kubernetes of a cluster."),
     "etcd": ("commands.etcd:etcd", "Members of a cluster's etcd, and the removal of stale ones."),
+    "capacity": ("commands.capacity:capacity", "Show what is free on Harvester."),
     "backup": ("commands.backup:backup", "Save clusters with all that they need as files."),
     "restore": ("commands.restore:restore", "Restore clusters from a backup; their VMs keep running."),
     "delete": ("commands.delete:delete", "Delete a cluster, or say what its deletion waits for."),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +11,8 @@ import click
 
 from commands.options.changes import confirm
 from commands.options.clusters import InputError, Step
+from commands.options.harvesters import HarvesterClient, harvester_clients, harvester_option, namespace_of
 from commands.options.management import (
-    context_namespace,
     management_client,
     management_options,
     patient_progress,
@@ -22,7 +21,6 @@ from commands.options.management import (
 )
 
 if TYPE_CHECKING:
-    from caphv.runtime.client import ApiClient
     from overview.objects import Unseen
     from overview.poolreader import Machines, PoolObjects
     from overview.pools import PoolReport
@@ -41,12 +39,7 @@ def pools() -> None:
 
 def _options(command: Any) -> Any:
     for add in (
-        click.option(
-            "--harvester-kubeconfig",
-            default="",
-            metavar="FILE",
-            help="Ask Harvester with this kubeconfig, in place of the identities of clusters.",
-        ),
+        harvester_option,
         click.option(
             "-n", "--namespace", default="", help="Only Harvesters of clusters in this namespace.  [default: of all]"
         ),
@@ -134,21 +127,13 @@ class _Found:
     unseen: tuple[Unseen, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Harvester:
-    """A Harvester that can be asked, and the namespaces on it that clusters use."""
-
-    client: ApiClient
-    namespaces: frozenset[str]
-
-
 async def _audit(names: Iterable[str], flags: dict[str, Any], step: Step) -> _Found:
     from overview.poolreader import read_machines
 
     async with management_client(flags) as management:
         step("reading machines")
-        machines = await read_machines(management, _namespace(flags))
-        async with _harvesters(management, flags) as (harvesters, hidden):
+        machines = await read_machines(management, namespace_of(flags))
+        async with harvester_clients(management, flags) as (harvesters, hidden):
             unseen, reports = [*machines.unseen, *hidden], []
             for harvester in harvesters:
                 step(f"reading pools of {harvester.client.server}")
@@ -161,7 +146,7 @@ async def _audit(names: Iterable[str], flags: dict[str, Any], step: Step) -> _Fo
     return _Found(tuple(reports), tuple(unseen))
 
 
-async def _read(harvester: _Harvester, machines: Machines) -> PoolObjects:
+async def _read(harvester: HarvesterClient, machines: Machines) -> PoolObjects:
     from overview.poolreader import read_pools
 
     return await read_pools(harvester.client, machines, harvester.namespaces)
@@ -172,51 +157,11 @@ async def _release(plans: list[PoolReport], flags: dict[str, Any]) -> list[PoolR
 
     done = []
     async with management_client(flags) as management:
-        machines = await read_machines(management, _namespace(flags))
-        async with _harvesters(management, flags) as (harvesters, _):
+        machines = await read_machines(management, namespace_of(flags))
+        async with harvester_clients(management, flags) as (harvesters, _):
             by_server = {harvester.client.server: harvester for harvester in harvesters}
             for plan in plans:
                 harvester = by_server[plan.harvester]
                 report = await apply_repair(management, harvester.client, plan.name, machines, harvester.namespaces)
                 done += [report] if report else []
     return done
-
-
-def _namespace(flags: dict[str, Any]) -> str:
-    return str(flags["namespace"] or context_namespace(flags["kubeconfig"], flags["context"]))
-
-
-@asynccontextmanager
-async def _harvesters(
-    management: ApiClient, flags: dict[str, Any]
-) -> AsyncIterator[tuple[list[_Harvester], list[Unseen]]]:
-    """Lend a client for each Harvester that clusters use, or for the one of `--harvester-kubeconfig`."""
-    from caphv.api import resources
-    from caphv.runtime.client import ApiClient
-    from caphv.runtime.errors import Forbidden
-    from caphv.runtime.kubeconfig import own_configuration
-    from overview.harvester import HARVESTER_SECONDS, read_accounts
-    from overview.reader import list_all
-
-    try:
-        clusters = await list_all(management, resources.HARVESTER_CLUSTERS, flags["namespace"])
-    except Forbidden:
-        clusters = await list_all(management, resources.HARVESTER_CLUSTERS, _namespace(flags))
-    async with AsyncExitStack() as stack:
-        if flags["harvester_kubeconfig"]:
-            targets = frozenset(str(obj["spec"]["targetNamespace"]) for obj in clusters)
-            client = ApiClient(await own_configuration(flags["harvester_kubeconfig"]), name="harvester")
-            stack.push_async_callback(client.close)
-            yield [_Harvester(client, targets)], []
-            return
-        accounts, hidden = await read_accounts(management, clusters)
-        found = {}
-        for account in accounts:
-            key = (account.access.server, account.access.ca)
-            if key not in found:
-                client = account.access.client(name="harvester", user_agent="caphv-cli", timeout=HARVESTER_SECONDS)
-                stack.push_async_callback(client.close)
-                found[key] = _Harvester(client, account.namespaces)
-            else:
-                found[key] = _Harvester(found[key].client, found[key].namespaces | account.namespaces)
-        yield list(found.values()), hidden

@@ -30,6 +30,9 @@ HELM_CHARTS = Resource("helm.cattle.io", "v1", "helmcharts", "HelmChart")
 HELM_CHART_CONFIGS = Resource("helm.cattle.io", "v1", "helmchartconfigs", "HelmChartConfig")
 CERTIFICATES = Resource("cert-manager.io", "v1", "certificates", "Certificate")
 
+LONGHORN_NODES = Resource("longhorn.io", "v1beta2", "nodes", "Node")
+LONGHORN_SETTINGS = Resource("longhorn.io", "v1beta2", "settings", "Setting")
+
 
 def clusters(version: str) -> Resource:
     """Cluster API's Cluster in one of its versions."""

@@ -213,3 +213,29 @@ async def test_identities_are_listed_with_the_clusters_that_use_them(case: Case,
         case.environment.harvester.url,
         f"{case.name}/{case.name}",
     ]
+
+
+async def test_what_is_free_is_less_by_each_machine(case: Case, tmp_path: Path) -> None:
+    pool = await case.pool("machines", 10, 19)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    kubeconfig = tmp_path / "harvester.kubeconfig"
+    private_file(kubeconfig, pki.to_yaml(case.environment.harvester.kubeconfig()))
+    quota = {"metadata": {"name": "team", "namespace": case.target}, "spec": {"hard": {"limits.cpu": "10"}}}
+    await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
+    arguments = ("capacity", "-n", case.name, "--harvester-kubeconfig", str(kubeconfig), "-o", "json")
+
+    async def free() -> tuple[float, int, list[str]]:
+        code, text = await run(case, tmp_path, *arguments)
+        assert code == 0
+        (found,) = json.loads(text)
+        addresses = {each["name"]: each["free"] for each in found["pools"]}
+        return found["total"]["cpuFree"], addresses[pool], [each["namespace"] for each in found["quotas"]]
+
+    cpu, addresses, quotas = await free()
+    assert (addresses, quotas) == (10, [case.target])
+    await case.ready_machine("one", cpu=2)
+    later, addresses, _ = await free()
+    assert addresses == 9
+    assert 0 < cpu - later <= 2
+    code, text = await run(case, tmp_path, "capacity", "-n", case.name, "--hosts")
+    assert (code, f"{pool}  9 of 10" in " ".join(text.split(" ")), "all hosts" in text) == (0, True, True), text

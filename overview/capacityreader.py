@@ -1,0 +1,59 @@
+"""Reads what tells how much is free on a Harvester."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from caphv.api import resources
+from caphv.api.object import RESOURCE_QUOTAS, Obj
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from overview.capacity import CapacityObjects
+from overview.harvester import read_harvester
+from overview.reader import list_all, unseen
+
+_LONGHORN = "longhorn-system"
+_OVER_PROVISIONING = "storage-over-provisioning-percentage"
+
+
+async def read_capacity(client: ApiClient, namespaces: Iterable[str]) -> CapacityObjects:
+    """Read one Harvester, with the quotas of some namespaces. Raises `ApiError`, `Unreachable` if it does not answer.
+
+    What the account may not see is in `harvester.unseen` of the answer.
+    """
+    found = CapacityObjects(await read_harvester(client, namespaces))
+    await asyncio.gather(
+        _all_vms(client, found), *(_quotas(client, found, each) for each in sorted(found.harvester.namespaces))
+    )
+    await _storage(client, found)
+    return found
+
+
+async def _all_vms(client: ApiClient, found: CapacityObjects) -> None:
+    try:
+        found.harvester.instances = await list_all(client, resources.VIRTUAL_MACHINE_INSTANCES)
+        found.all_vms = True
+    except (ApiError, Unreachable) as error:
+        found.harvester.unseen.append(unseen("VMs of other namespaces", error))
+
+
+async def _quotas(client: ApiClient, found: CapacityObjects, namespace: str) -> None:
+    try:
+        found.quotas += await list_all(client, RESOURCE_QUOTAS, namespace)
+    except (ApiError, Unreachable) as error:
+        found.harvester.unseen.append(unseen(f"quotas of namespace {namespace}", error))
+
+
+async def _storage(client: ApiClient, found: CapacityObjects) -> None:
+    try:
+        found.disks = await list_all(client, resources.LONGHORN_NODES, _LONGHORN)
+        setting: Obj = await client.get(resources.LONGHORN_SETTINGS, _OVER_PROVISIONING, _LONGHORN)
+    except NotFound:
+        return  # without Longhorn, or with its default
+    except (ApiError, Unreachable) as error:
+        found.harvester.unseen.append(unseen("storage of Longhorn", error))
+        return
+    value = str(setting.get("value") or "")
+    if value.isdecimal() and len(value) < 6:
+        found.over_provisioning = int(value)
