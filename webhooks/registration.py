@@ -15,7 +15,7 @@ from caphv.api.object import Obj, Resource
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.certwatcher import authority
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, Unreachable
 from caphv.runtime.runnable import Runnable
 from webhooks.configuration import NAMES, RESOURCES, configurations, renewed, restored
 from webhooks.handler import WEBHOOKS
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
+_MANAGER = "caphv"
 
 
 class Registration(Runnable):
@@ -92,9 +93,13 @@ class _Kept:
             await self._renew(authority)
 
     async def _restore(self, authority: bytes) -> None:
+        new = restored(self._last, self._wanted, authority)
         try:
-            made = await self._client.create(self._resource, restored(self._last, self._wanted, authority))
-        except AlreadyExists:
+            # Applied, because the right to create can be limited to a name only for requests that name the object.
+            made = await self._client.apply(self._resource, new, manager=_MANAGER, force=False)
+        except Forbidden:
+            made = await self._client.create(self._resource, new)  # the role of 0.11 grants this
+        except Conflict:
             return  # another replica was faster, and the watch will tell
         log.info("%s was missing and has been made", self._name)
         self._take(made, authority)

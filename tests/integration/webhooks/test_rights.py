@@ -1,0 +1,99 @@
+"""Which rights the webhook process needs to recreate its configurations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from caphv.api.object import Obj
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from caphv.runtime.kubeconfig import parse_kubeconfig
+from sandbox import manifests
+from sandbox.processes import pki
+from sandbox.processes.apiserver import ApiServer
+from tests.support.waiting import until
+from tests.support.webhooks import write_certificate
+from webhooks.configuration import NAMES, RESOURCES
+from webhooks.registration import Registration
+
+pytestmark = pytest.mark.integration
+
+RESOURCE, NAME = RESOURCES["validate"], NAMES["validate"]
+RBAC = "rbac.authorization.k8s.io"
+OWN_NAMES = list(NAMES.values())
+
+
+def _role(user: str, *rules: Obj) -> list[Obj]:
+    where = {"apiGroups": [RESOURCE.group], "resources": [resource.plural for resource in RESOURCES.values()]}
+    read = {"verbs": ["get", "list", "watch"]}
+    return [
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": user},
+            "rules": [{**where, **rule} for rule in (*rules, read)],
+        },
+        {
+            "apiVersion": f"{RBAC}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": user},
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": user},
+            "subjects": [{"kind": "User", "name": user, "apiGroup": RBAC}],
+        },
+    ]
+
+
+async def _exists(client: ApiClient) -> bool:
+    try:
+        return bool(await client.get(RESOURCE, NAME))
+    except NotFound:
+        return False
+
+
+@contextlib.asynccontextmanager
+async def _registration(server: ApiServer, user: str, folder: Path) -> AsyncIterator[None]:
+    """Keeps both configurations with the rights of a user."""
+    write_certificate(folder, pki.CA.create("webhooks"))
+    client = parse_kubeconfig(pki.to_yaml(server.kubeconfig(user, ()))).client(name="management")
+    task = asyncio.create_task(Registration(client, {"url": "https://127.0.0.1:1"}, folder, lambda: True).run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+
+
+@pytest.mark.usefixtures("runner")
+@pytest.mark.parametrize(
+    ("user", "rule", "expected"),
+    [
+        ("by-name", {"verbs": ["create", "patch"], "resourceNames": OWN_NAMES}, True),
+        ("role-of-0.11", {"verbs": ["create"]}, True),
+        ("without-create", {"verbs": ["patch"], "resourceNames": OWN_NAMES}, False),
+        ("another-name", {"verbs": ["create", "patch"], "resourceNames": ["other"]}, False),
+    ],
+)
+async def test_right_to_create_configurations_is_limited_to_their_names(
+    api_server: ApiServer, tmp_path: Path, user: str, rule: Obj, expected: bool
+) -> None:
+    async with api_server.client() as client:
+        await manifests.apply(client, _role(user, rule))
+        try:
+            async with _registration(api_server, user, tmp_path / "certificates"):
+                if expected:
+                    await until(lambda: _exists(client), "it is made")
+                    await client.delete(RESOURCE, NAME)
+                    await until(lambda: _exists(client), "it is made again")
+                else:
+                    await asyncio.sleep(3)
+                    assert not await _exists(client)
+        finally:
+            for webhook, resource in RESOURCES.items():
+                with contextlib.suppress(NotFound):
+                    await client.delete(resource, NAMES[webhook])
