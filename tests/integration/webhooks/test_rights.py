@@ -89,7 +89,7 @@ async def test_right_to_create_configurations_is_limited_to_their_names(
                 if expected:
                     await until(lambda: _exists(client), "it is made")
                     await client.delete(RESOURCE, NAME)
-                    await until(lambda: _exists(client), "it is made again")
+                    await until(lambda: _exists(client), "it is restored")
                 else:
                     await asyncio.sleep(3)
                     assert not await _exists(client)
