@@ -1,19 +1,21 @@
 """What admission does with an object: refuse it, warn, or fill in what is left out. Pure, for every entry point.
 
 Upgrades never stop a cluster. A change is refused only for what it brings about: what was wrong before stays a warning,
-and a change that leaves the spec alone is no matter of ours. What Cluster API clones from a template that is stored
-gets warnings for rules that the Go provider did not have, so that scaling and remediation continue; the template
-itself, and what people make by hand, is refused. Objects that are going are never blocked.
+and a change that leaves the spec alone is no matter of ours. What Cluster API clones from a template that is stored,
+and what a move or a restore creates, gets warnings for rules that the Go provider did not have, so that scaling,
+remediation and moves continue; the template itself, and what people make by hand, is refused. Objects that are going
+are never blocked.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
+from caphv.api import names
 from caphv.api.bounds import beyond
 from caphv.api.object import Obj
 from caphv.validation import schema as compiled
@@ -32,6 +34,15 @@ from webhooks.rules.model import (
 )
 
 CLONED_FROM_ANNOTATION = "cluster.x-k8s.io/cloned-from-name"
+RESTORED_LABEL = "velero.io/restore-name"
+_FINALIZERS = frozenset(
+    (
+        names.CLUSTER_FINALIZER,
+        names.LEGACY_CLUSTER_FINALIZER,
+        names.MACHINE_FINALIZER,
+        names.LEGACY_MACHINE_FINALIZER,
+    )
+)
 API_PORT = 6443
 _MOST_OVERSIZED = 100
 
@@ -72,7 +83,10 @@ _OF_KIND = {kind: tuple(rule for rule in RULES.values() if kind in rule.kinds) f
 
 @dataclass(frozen=True)
 class Review:
-    """A request to create, change or delete an object: `kind` as in `KINDS`, `version` of the API it is written in."""
+    """A request to create, change or delete an object: `kind` as in `KINDS`, `version` of the API it is written in.
+
+    `enforced` names rules whose warnings are errors in this installation.
+    """
 
     operation: str
     kind: str
@@ -80,6 +94,7 @@ class Review:
     object: Obj | None
     old: Obj | None = None
     dry_run: bool = False
+    enforced: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -102,8 +117,11 @@ def validate(review: Review, *, without: Collection[str] = ()) -> Verdict:
     old = review.old if review.operation == "UPDATE" and isinstance(review.old, dict) else None
     if old is not None and old.get("spec") == obj.get("spec"):
         return Verdict()
-    found = list(_findings(review, obj, old, without))
-    if old is None and CLONED_FROM_ANNOTATION in Subject.of(review.kind, obj).annotations:
+    found = [
+        replace(finding, advice=False) if finding.rule in review.enforced else finding
+        for finding in _findings(review, obj, old, without)
+    ]
+    if old is None and _existed_before(Subject.of(review.kind, obj)):
         found = [finding if _refused_by_go(finding) else as_advice(finding) for finding in found]
     elif old is not None and not all(finding.advice for finding in found):
         found = list(_known_as_advice(found, _findings(review, old, None, without)))
@@ -182,6 +200,21 @@ def _identity(finding: Finding) -> tuple[Any, ...]:
     """What makes two findings the same; not the place in a list, which changes with what stands before it."""
     path = tuple("*" if isinstance(part, int) else part for part in finding.path)
     return finding.rule, path, repr(finding.value)
+
+
+def _existed_before(subject: Subject) -> bool:
+    """Whether a new object is a clone of a stored template, or was stored before a move or a restore.
+
+    A user who writes an object knows no uid of an owner, and sets no finalizer.
+    """
+    metadata = subject.obj.at("metadata")
+    finalizers = [finalizer.text for finalizer in metadata.at("finalizers").each()]
+    return (
+        CLONED_FROM_ANNOTATION in subject.annotations
+        or metadata.at("ownerReferences").present
+        or not _FINALIZERS.isdisjoint(finalizers)
+        or RESTORED_LABEL in metadata.at("labels").mapping
+    )
 
 
 def _deleted(obj: Obj) -> bool:

@@ -7,7 +7,7 @@ reach this, and what API servers send may be wrong, too, when a user has changed
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -82,8 +82,8 @@ TARGETS = {
 }
 
 
-def answer(target: Target, body: bytes) -> Answer:
-    """Answer a review. Raises `BadReview`."""
+def answer(target: Target, body: bytes, *, enforced: Collection[str] = ()) -> Answer:
+    """Answer a review; warnings of rules named in `enforced` are errors. Raises `BadReview`."""
     request = _request(body)
     uid, operation = _text(request, "uid"), _text(request, "operation")
     name = "/".join(part for part in (request.get("namespace"), request.get("name")) if isinstance(part, str) and part)
@@ -104,6 +104,7 @@ def answer(target: Target, body: bytes) -> Answer:
         object=_object(request, "object"),
         old=_object(request, "oldObject") if operation == "UPDATE" else None,
         dry_run=request.get("dryRun") is True,
+        enforced=enforced,
     )
     if target.webhook == "mutate":
         return Answer(_patched(uid, defaults(review)), operation, True, name)

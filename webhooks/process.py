@@ -26,6 +26,7 @@ class ServerSettings:
     folder: str
     log_level: str = "info"
     log_format: logs.Format = "auto"
+    cross_namespace_refs: bool = True
 
 
 def child_process(settings: ServerSettings) -> ChildProcess:
@@ -34,7 +35,7 @@ def child_process(settings: ServerSettings) -> ChildProcess:
 
 
 async def _serve(settings: ServerSettings) -> None:
-    server = WebhookServer(settings.address, Path(settings.folder))
+    server = WebhookServer(settings.address, Path(settings.folder), cross_namespace=settings.cross_namespace_refs)
 
     async def work(stop: asyncio.Event) -> None:
         tasks = [asyncio.create_task(server.run()), asyncio.create_task(stop.wait())]

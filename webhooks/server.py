@@ -24,6 +24,7 @@ from caphv.runtime.httpserver import Connection, has_answered, request_factory
 from caphv.runtime.runnable import Runnable, listening_address
 from webhooks import metrics
 from webhooks.handler import MAX_BODY, TARGETS, Answer, BadReview, Target, answer, failure
+from webhooks.rules.cluster import CROSS_NAMESPACE
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +38,13 @@ _OPERATIONS = frozenset({"CREATE", "UPDATE", "DELETE", "CONNECT"})
 
 
 class WebhookServer(Runnable):
-    """Serves on `address` (`[host]:port`) with the certificate of a folder, for which it waits."""
+    """Serves on `address` (`[host]:port`) with the certificate of a folder, for which it waits.
 
-    def __init__(self, address: str, folder: Path) -> None:
+    Without `cross_namespace`, references to other namespaces are refused instead of warned about.
+    """
+
+    def __init__(self, address: str, folder: Path, *, cross_namespace: bool = True) -> None:
+        self._enforced = () if cross_namespace else (CROSS_NAMESPACE,)
         self._address = listening_address(address)
         if self._address is None:
             raise ValueError(f"{address!r} is no [host]:port to listen on")
@@ -100,7 +105,7 @@ class WebhookServer(Runnable):
         started = time.perf_counter()
         try:
             target = _target(request)
-            found = answer(target, await _body(request))
+            found = answer(target, await _body(request), enforced=self._enforced)
         except web.HTTPException as error:
             response = _failed(error.status, error.reason, error.text or "", error.headers.get("Allow"))
         except BadReview as error:

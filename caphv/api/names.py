@@ -47,6 +47,8 @@ RESTORED_FROM_ANNOTATION = "caphv.io/restored-from"
 FORMER_OWNER_ANNOTATION = "caphv.io/former-owner"
 # On an identity Secret, while its token is rotated: the Secret on Harvester with the former token, to be deleted.
 PREVIOUS_TOKEN_ANNOTATION = "caphv.io/previous-token"  # noqa: S105 - a name, not a token
+# On identity Secrets and ConfigMaps: namespaces, comma-separated, or `*`, whose HarvesterClusters may use the object.
+ALLOWED_NAMESPACES_ANNOTATION = "caphv.io/allowed-namespaces"
 # Our own annotations on objects on Harvester: whom they belong to. Uids are those of the owner on the management
 # cluster and of that cluster's kube-system namespace.
 OWNER_CLUSTER_ANNOTATION = "caphv.io/management-cluster"
@@ -122,6 +124,7 @@ class ConditionType(StrEnum):
     INFRASTRUCTURE_READY = "InfrastructureReady"
     # HarvesterCluster
     IDENTITY_UP_TO_DATE = "IdentityUpToDate"
+    REFERENCES_ALLOWED = "ReferencesAllowed"
     HARVESTER_CONNECTION_READY = "HarvesterConnectionReady"
     TARGET_NAMESPACE_READY = "TargetNamespaceReady"
     VM_IP_POOL_READY = "VMIPPoolReady"
@@ -150,6 +153,8 @@ class Reason(StrEnum):
     INFRASTRUCTURE_PROVISIONING_FAILED = "InfrastructureProvisioningFailed"
     IDENTITY_EXPIRING = "IdentityExpiring"
     IDENTITY_EXPIRED = "IdentityExpired"
+    CROSS_NAMESPACE_REFERENCE = "CrossNamespaceReference"
+    REFERENCE_NOT_ALLOWED = "ReferenceNotAllowed"
     ANOTHER_HARVESTER = "AnotherHarvester"
     HARVESTER_CONNECTION_IN_PROGRESS = "HarvesterConnectionInProgress"
     HARVESTER_CONNECTION_FAILED = "HarvesterConnectionFailed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION
 from caphv.validation.finding import Fault, Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, CLUSTERS, Subject
@@ -12,6 +13,7 @@ from webhooks.rules.values import address, is_subdomain
 RULES = Rules()
 
 API_PORT, API_LISTENER = 6443, "api-server"
+CROSS_NAMESPACE = "cross-namespace-reference"
 UNSET_HOST = "0.0.0.0"
 _SYSTEM = frozenset({"harvester-system", "longhorn-system", "cattle-system", "kube-public", "kube-system"})
 
@@ -146,6 +148,30 @@ def _endpoint_of_template(subject: Subject) -> Iterator[Finding]:
     host = subject.spec.at("controlPlaneEndpoint", "host")
     if host.text not in ("", UNSET_HOST):
         yield host.invalid("is overwritten in each cluster by the address of its load balancer: remove it")
+
+
+@RULES.rule(
+    CROSS_NAMESPACE,
+    (CLUSTER,),
+    "Identity Secret and ConfigMap must be in the namespace of the cluster, unless their annotation "
+    "`caphv.io/allowed-namespaces` names it (comma-separated, or `*`). With `--no-cross-namespace-refs`, always.",
+    "identitySecret.namespace",
+    "updateCloudProviderConfig.manifestsConfigMapNamespace",
+    example="{metadata: {namespace: clusters}, identitySecret: {name: harvester-identity, namespace: team-b}}",
+    advice=True,
+)
+def _cross_namespace(subject: Subject) -> Iterator[Finding]:
+    own = subject.obj.at("metadata", "namespace").text
+    for kind, *path in (
+        ("Secret", "identitySecret", "namespace"),
+        ("ConfigMap", "updateCloudProviderConfig", "manifestsConfigMapNamespace"),
+    ):
+        namespace = subject.spec.at(*path)
+        if own and namespace.text and namespace.text != own:
+            yield namespace.invalid(
+                f"is another namespace than the cluster's: use {own}, or let the owner of the {kind} set annotation "
+                f"{ALLOWED_NAMESPACES_ANNOTATION}: {own}"
+            )
 
 
 @RULES.rule(

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from caphv.api import names
 from caphv.api.object import Obj
 from tests import corpus
 from tests.support.reconciler.case import machine_spec
@@ -81,6 +82,11 @@ ADVICE = {
             }
         },
         {"spec.updateCloudProviderConfig.manifestsConfigMapNamespace"},
+    ),
+    "cross-namespace-reference": (
+        "HarvesterCluster",
+        {"identitySecret": {"name": "harvester-identity", "namespace": "team-b"}},
+        {"spec.identitySecret.namespace"},
     ),
     "failure-domain-affinity": (
         "HarvesterMachine",
@@ -191,6 +197,38 @@ def test_clones_of_stored_templates_get_warnings(wrong_machine: Obj) -> None:
     verdict = validate(create(wrong_machine))
     assert verdict.errors == ()
     assert [finding.rule for finding in verdict.warnings] == ["networks-unique"]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"finalizers": [names.MACHINE_FINALIZER]},
+        {"ownerReferences": [{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": "a", "uid": "b"}]},
+        {"labels": {"velero.io/restore-name": "monday"}},
+    ],
+)
+def test_what_a_move_or_a_restore_creates_gets_warnings(wrong_machine: Obj, metadata: Obj) -> None:
+    wrong_machine["metadata"] |= metadata
+    verdict = validate(create(wrong_machine))
+    assert verdict.errors == ()
+    assert [finding.rule for finding in verdict.warnings] == ["networks-unique"]
+
+
+def test_finalizers_and_labels_of_others_prove_no_move(wrong_machine: Obj) -> None:
+    wrong_machine["metadata"] |= {"finalizers": ["example.com/keep"], "labels": {"a": "b"}, "ownerReferences": []}
+    assert validate(create(wrong_machine)).errors
+
+
+def test_enforced_rules_refuse_new_references_only() -> None:
+    obj = changed("HarvesterCluster", identitySecret={"name": "harvester-identity", "namespace": "team-b"})
+    enforced = ("cross-namespace-reference",)
+    review = Review("CREATE", "HarvesterCluster", "v1beta1", obj, enforced=enforced)
+    assert [finding.field for finding in validate(review).errors] == ["spec.identitySecret.namespace"]
+    new = copy.deepcopy(obj)
+    new["spec"]["targetNamespace"] = "another"
+    verdict = validate(Review("UPDATE", "HarvesterCluster", "v1beta1", new, obj, enforced=enforced))
+    assert "cross-namespace-reference" not in {finding.rule for finding in verdict.errors}
+    assert "cross-namespace-reference" in {finding.rule for finding in verdict.warnings}
 
 
 def test_clones_are_refused_for_what_the_go_provider_refused() -> None:
