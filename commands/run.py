@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
     from caphv.runtime.runnable import Runnable
 
-_BOOLEANS = ("leader-elect", "enable-webhooks", "with-packager", "allow-insecure-identities", "metrics-secure")
+_BOOLEANS = (
+    "leader-elect",
+    "enable-webhooks",
+    "with-packager",
+    "allow-insecure-identities",
+    "cross-namespace-refs",
+    "metrics-secure",
+)
 _ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
 _ZAP_UNUSED = ("zap-stacktrace-level", "zap-time-encoding")
 
@@ -167,6 +174,7 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         watch_filter=flags["watch_filter"],
         leader_elect=flags["leader_elect"],
         concurrency=flags["concurrency"],
+        cross_namespace_refs=flags["cross_namespace_refs"],
         allow_insecure_identities=flags["allow_insecure_identities"],
         secure_metrics=flags["metrics_secure"],
         metrics_certificate=certificate_folder(flags),

@@ -48,6 +48,12 @@ def webhook_options(command: _Command) -> _Command:
             help="Folder with tls.crt, tls.key and, unless cert-manager injects it, ca.crt; read again on changes.",
         ),
         click.option("--webhook-bind-address", default=":9443", help="Where to serve the webhooks, [host]:port."),
+        click.option(
+            "--cross-namespace-refs/--no-cross-namespace-refs",
+            default=True,
+            help="Let HarvesterClusters use identity Secrets and ConfigMaps of other namespaces whose annotation "
+            "caphv.io/allowed-namespaces permits it, or refuse them all.",
+        ),
     ):
         command = option(command)
     return command
@@ -114,7 +120,9 @@ async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
     client = ApiClient(await own_configuration(flags["kubeconfig"]), name="management") if asks else None
     addresses = BindAddresses(flags["metrics_bind_address"], flags["health_probe_bind_address"])
     manager = Manager(addresses=addresses, metrics_auth=metrics_auth(flags, client))
-    server = WebhookServer(flags["webhook_bind_address"], Path(flags["webhook_cert_dir"]))
+    server = WebhookServer(
+        flags["webhook_bind_address"], Path(flags["webhook_cert_dir"]), cross_namespace=flags["cross_namespace_refs"]
+    )
     manager.add_runnable(server)
     if client and target:
         manager.add_runnable(_registration(flags, target, client, server))
@@ -131,7 +139,11 @@ def webhook_runnables(flags: dict[str, Any]) -> Callable[[ApiClient], list[Runna
 
     target = client_config(flags)
     settings = process.ServerSettings(
-        flags["webhook_bind_address"], flags["webhook_cert_dir"], flags["log_level"], flags["log_format"]
+        flags["webhook_bind_address"],
+        flags["webhook_cert_dir"],
+        flags["log_level"],
+        flags["log_format"],
+        cross_namespace_refs=flags["cross_namespace_refs"],
     )
 
     def parts(client: ApiClient) -> list[Runnable]:

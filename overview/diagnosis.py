@@ -31,6 +31,7 @@ _GATES = (
 )
 _ADDITIONAL = (
     ConditionType.IDENTITY_UP_TO_DATE,
+    ConditionType.REFERENCES_ALLOWED,
     ConditionType.CLOUD_PROVIDER_CONFIG_READY,
     ConditionType.FLEET_INTEGRATION_READY,
     ConditionType.ADDON_BUNDLES_READY,
@@ -47,7 +48,14 @@ _PASSING = frozenset(
     }
 )
 _CHOSEN = frozenset({Reason.ADDON_BUNDLES_SUSPENDED, Reason.FLEET_INTEGRATION_NOT_APPLICABLE})
-_WARNINGS = frozenset({Reason.IDENTITY_EXPIRING, Reason.VM_DIFFERS, Reason.ADDON_BUNDLES_NOT_APPLIED})
+_WARNINGS = frozenset(
+    {
+        Reason.IDENTITY_EXPIRING,
+        Reason.VM_DIFFERS,
+        Reason.ADDON_BUNDLES_NOT_APPLIED,
+        Reason.CROSS_NAMESPACE_REFERENCE,
+    }
+)
 # Messages of the core that say nothing of their own.
 _CONSEQUENCES = ("Waiting for Cluster control plane to be initialized", "Waiting for Cluster infrastructure")
 

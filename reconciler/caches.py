@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from caphv.api import clusterapi, resources
-from caphv.api.object import SECRETS, Obj, Resource, key_of, owner_reference
+from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION
+from caphv.api.object import SECRETS, Obj, Resource, annotations_of, key_of, owner_reference
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.store import IndexFunction
@@ -84,7 +85,9 @@ def cluster_name(obj: Obj) -> str:
 def _slim_secret(secret: Obj) -> Obj:
     metadata = secret["metadata"]
     kept = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "finalizers")
-    return {"metadata": {name: metadata[name] for name in kept if name in metadata}}
+    slim = {name: metadata[name] for name in kept if name in metadata}
+    allowed = annotations_of(secret).get(ALLOWED_NAMESPACES_ANNOTATION)
+    return {"metadata": {**slim, **({"annotations": {ALLOWED_NAMESPACES_ANNOTATION: allowed}} if allowed else {})}}
 
 
 def _bootstrap_secret(machine: Obj) -> Iterable[str]:

@@ -29,7 +29,8 @@ class Context:
     """Everything around a reconcile.
 
     `management_cluster` is the uid of namespace `kube-system` there. `namespace` is the only one that this process may
-    read, empty for all. `identity_finalizer` is set on identity Secrets in use.
+    read, empty for all. `identity_finalizer` is set on identity Secrets in use. Without
+    `cross_namespace_refs`, objects of other namespaces than the HarvesterCluster's are not used.
     """
 
     client: ApiClient
@@ -43,6 +44,7 @@ class Context:
     rancher: Rancher
     namespace: str = ""
     identity_finalizer: str = names.identity_finalizer()
+    cross_namespace_refs: bool = True
     allow_insecure_identities: bool = False
     topics: Topics = field(default_factory=Topics)
     memory: Memory = field(default_factory=Memory)

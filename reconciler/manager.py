@@ -64,6 +64,7 @@ class ProviderOptions:
     watch_filter: str = ""
     leader_elect: bool = False
     concurrency: int = 32
+    cross_namespace_refs: bool = True
     allow_insecure_identities: bool = False
     addresses: BindAddresses = field(default_factory=BindAddresses)
     secure_metrics: bool = False
@@ -125,6 +126,7 @@ class Provider:
             rancher=Rancher(client),
             namespace=options.namespace,
             identity_finalizer=names.identity_finalizer(options.watch_filter),
+            cross_namespace_refs=options.cross_namespace_refs,
             allow_insecure_identities=options.allow_insecure_identities,
         )
         self.manager = Manager(

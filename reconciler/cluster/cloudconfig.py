@@ -32,7 +32,8 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from caphv.runtime.text import off_loop
 from reconciler import triggers
-from reconciler.cluster import cloudaccount
+from reconciler.cluster import cloudaccount, references
+from reconciler.cluster.identity import secret_of
 from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET, SECRET_KEYS
@@ -161,6 +162,9 @@ def intact(secret: Obj) -> bool:
 async def _manifest(scope: ClusterScope) -> float | None:
     config = scope.obj["spec"]["updateCloudProviderConfig"]
     target = Key(config["manifestsConfigMapNamespace"], config["manifestsConfigMapName"])
+    decision = await references.check_references(scope, secret_of(scope.obj))
+    if any(reference.key == target and reference.kind == CONFIG_MAPS.kind for reference in decision.refused):
+        raise _failed(references.refusal(scope, f"ConfigMap {target} of updateCloudProviderConfig"))
     watch = await scope.context.object_watches.ensure(scope.key, scope.context.client, CONFIG_MAPS, target)
     if watch is None:
         raise _in_progress(f"reading ConfigMap {target}", Watched.OBJECT, unknown=True)

@@ -21,6 +21,7 @@ from caphv.runtime.errors import AddressRefused, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from reconciler import metrics
 from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
+from reconciler.cluster.references import check_references, refusal
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
 from reconciler.triggers import Trigger, Watched
@@ -64,11 +65,7 @@ class Identities:
         It is read again when the Secret or the cluster's `caphv.io/reconcile-at` has changed.
         """
         secret = secret_of(scope.obj)
-        if self._namespace and secret.namespace != self._namespace:
-            raise failed(
-                f"identity Secret {secret}: this provider reads Secrets in namespace {self._namespace} only "
-                "(--namespace); create it there, and set spec.identitySecret"
-            )
+        self.require_namespace(secret)
         use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
         listed, known = scope.context.caches.secrets.get(*secret), self._read.get(secret)
         current = known and listed and known.version == listed["metadata"]["resourceVersion"]
@@ -89,6 +86,14 @@ class Identities:
         if identity.expires:
             metrics.IDENTITY_EXPIRY.labels(str(secret)).set_function(_seconds_until(identity.expires))
         return identity
+
+    def require_namespace(self, secret: Key) -> None:
+        """Raise `Blocked` for a Secret in a namespace that the provider does not read."""
+        if self._namespace and secret.namespace != self._namespace:
+            raise failed(
+                f"identity Secret {secret}: this provider reads Secrets in namespace {self._namespace} only "
+                "(--namespace); create it there, and set spec.identitySecret"
+            )
 
     def release(self, cluster: Key) -> None:
         """Release the identity of a cluster that was deleted or uses another Secret."""
@@ -129,6 +134,14 @@ async def ensure_session(scope: ClusterScope, identities: Identities, protection
 
 async def open_session(scope: ClusterScope, identities: Identities) -> Identity:
     """Read the identity and assign a session to the cluster. Raises `Blocked`; writes nothing."""
+    secret = secret_of(scope.obj)
+    identities.require_namespace(secret)
+    refused = (await check_references(scope, secret)).refused
+    if any(reference.key == secret and reference.kind == SECRETS.kind for reference in refused):
+        identities.release(scope.key)
+        if scope.context.caches.secrets.get(*secret):
+            await scope.context.sessions.release(scope.key)  # its owner has withdrawn the permission
+        raise failed(refusal(scope, f"identity Secret {secret}"))
     identity = await identities.read(scope)
     await _assign(scope, identity.access)
     if isinstance(scope.connected().error, AddressRefused) and _predates_the_check(scope):

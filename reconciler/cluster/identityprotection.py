@@ -20,6 +20,7 @@ from caphv.api.object import LEASES, NAMESPACES, SECRETS, Key, Obj, being_delete
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Result
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
+from reconciler.cluster.references import may_use
 from reconciler.context import Context
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,11 @@ class IdentityProtection:
             return None
         if self._context.identity_finalizer not in (secret["metadata"].get("finalizers") or ()):
             return None
-        clusters = self._context.caches.harvester_clusters.store.by_index("identity", str(key))
+        clusters = [
+            cluster
+            for cluster in self._context.caches.harvester_clusters.store.by_index("identity", str(key))
+            if may_use(secret, cluster)
+        ]
         if needed(secret, clusters, terminating=False):
             return None
         if needed(secret, clusters, terminating=True) and await self._terminating(key.namespace):

@@ -248,6 +248,7 @@ def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path:
         "watchNamespace": "team-a",
         "watchFilter": "blue",
         "allowInsecureIdentities": True,
+        "crossNamespaceRefs": False,
         "caBundle": {"configMap": "authorities", "key": "all.pem"},
         "proxy": {"url": "http://proxy.example.com:3128", "exceptions": ["10.0.0.0/8", "example.com"]},
         "tolerations": [],
@@ -273,6 +274,7 @@ def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path:
         "--namespace=team-a",
         "--watch-filter=blue",
         "--allow-insecure-identities",
+        "--no-cross-namespace-refs",
     ]
     assert (container["image"], container["imagePullPolicy"]) == ("registry.example.com/caphv:x", "Always")
     assert container["resources"]["limits"]["memory"] == "1Gi"

@@ -23,6 +23,7 @@ from caphv import data
 from caphv.api.names import identity_finalizer
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
 from caphv.runtime.addresses import AddressPolicy, networks
+from caphv.api.resources import FLEET_CLUSTERS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
@@ -330,7 +331,13 @@ async def guard(server: ApiServer, certificates: Path) -> None:
 async def serving(server: ApiServer, certificates: Path) -> AsyncIterator[None]:
     """What `caphv run --enable-webhooks` runs next to the provider, with a URL in place of the Service."""
     (port,) = children.free_ports(1)
-    flags = {"kubeconfig": "", "webhook_service": "", "log_level": "info", "log_format": "text"}
+    flags = {
+        "kubeconfig": "",
+        "webhook_service": "",
+        "log_level": "info",
+        "log_format": "text",
+        "cross_namespace_refs": True,
+    }
     flags |= {"webhook_bind_address": f"127.0.0.1:{port}", "webhook_url": f"https://127.0.0.1:{port}"}
     client = manager(server)
     running = [
@@ -424,7 +431,7 @@ async def imported(case: Case) -> None:
     try:
         await case.patch(CLUSTERS, case.name, {"metadata": {"labels": LABELS}})
         await case.until(HARVESTER_CLUSTERS, case.name, is_true("FleetIntegrationReady"), timeout=60)
-        fleet = await case.management.get(rancher.FLEET, name, "fleet-default")
+        fleet = await case.management.get(FLEET_CLUSTERS, name, "fleet-default")
         assert fleet["metadata"]["labels"]["cni"] == LABELS["cni"]
     finally:
         task.cancel()
