@@ -213,6 +213,7 @@ def _existed_before(subject: Subject) -> bool:
         CLONED_FROM_ANNOTATION in subject.annotations
         or metadata.at("ownerReferences").present
         or not _FINALIZERS.isdisjoint(finalizers)
+        or names.RESTORED_FROM_ANNOTATION in subject.annotations
         or RESTORED_LABEL in metadata.at("labels").mapping
     )
 

@@ -22,8 +22,8 @@ import yaml
 from caphv import data
 from caphv.api.names import identity_finalizer
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
-from caphv.runtime.addresses import AddressPolicy, networks
 from caphv.api.resources import FLEET_CLUSTERS
+from caphv.runtime.addresses import AddressPolicy, networks
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig

@@ -205,6 +205,7 @@ def test_clones_of_stored_templates_get_warnings(wrong_machine: Obj) -> None:
         {"finalizers": [names.MACHINE_FINALIZER]},
         {"ownerReferences": [{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": "a", "uid": "b"}]},
         {"labels": {"velero.io/restore-name": "monday"}},
+        {"annotations": {names.RESTORED_FROM_ANNOTATION: "monday"}},
     ],
 )
 def test_what_a_move_or_a_restore_creates_gets_warnings(wrong_machine: Obj, metadata: Obj) -> None:
