@@ -121,6 +121,7 @@ class World:
         draft = self.drafts.setdefault(name, StatusDraft({"metadata": {}}))
         found = SimpleNamespace(
             key=key,
+            obj={"metadata": {"namespace": "team", "name": name}},
             name=name,
             spec={"networks": ["default/net"]},
             cluster_spec={"vmNetworkConfig": {"ipPoolRef": "pool"}},
