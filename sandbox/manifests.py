@@ -21,7 +21,12 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def read(files: Iterable[Path]) -> list[Obj]:
     """Read all objects of YAML files, in the order of the files."""
-    return [obj for file in files for obj in yaml.load_all(file.read_text(), _Loader) if obj]
+    return [obj for file in files for obj in parse(file.read_text())]
+
+
+def parse(text: str) -> list[Obj]:
+    """Parse all objects of a YAML text."""
+    return [obj for obj in yaml.load_all(text, _Loader) if obj]
 
 
 def movable(crds: Iterable[Obj]) -> list[Obj]:
@@ -40,7 +45,7 @@ async def apply(client: ApiClient, objects: Sequence[Obj]) -> None:
     crds = [obj for obj in objects if obj["kind"] == CUSTOM_RESOURCE_DEFINITIONS.kind]
     rest = [obj for obj in objects if obj["kind"] != CUSTOM_RESOURCE_DEFINITIONS.kind]
     await asyncio.gather(*(_apply(client, CUSTOM_RESOURCE_DEFINITIONS, crd) for crd in crds))
-    await _wait_established(client, {crd["metadata"]["name"] for crd in crds})
+    await _wait_established(client, [crd["metadata"]["name"] for crd in crds])
     discovery = Discovery(client)
     namespaces = [obj for obj in rest if obj["kind"] == "Namespace"]
     for batch in (namespaces, [obj for obj in rest if obj not in namespaces]):
@@ -56,14 +61,13 @@ async def _apply(client: ApiClient, resource: Resource, obj: Obj) -> None:
         await client.apply(resource, obj, manager=MANAGER)
 
 
-async def _wait_established(client: ApiClient, names: set[str]) -> None:
+async def _wait_established(client: ApiClient, names: Sequence[str]) -> None:
+    # One by one: a list has all schemas, which are megabytes, and most CRDs are established by the time they are read.
     deadline = time.monotonic() + ESTABLISHED_SECONDS
-    while names:
-        answer = await client.list(CUSTOM_RESOURCE_DEFINITIONS)
-        names -= {crd["metadata"]["name"] for crd in answer["items"] if _established(crd)}
-        if names and time.monotonic() > deadline:
-            raise TimeoutError(f"{client.server} has not established {', '.join(sorted(names))}")
-        if names:
+    for name in names:
+        while not _established(await client.get(CUSTOM_RESOURCE_DEFINITIONS, name)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{client.server} has not established {name}")
             await asyncio.sleep(0.1)
 
 

@@ -106,7 +106,7 @@ def generated(clusterctl: Clusterctl, flavor: str) -> dict[tuple[str, str], Obj]
         f"--flavor={flavor}", "--kubernetes-version=v1.34.1", "--control-plane-machine-count=3",
         "--worker-machine-count=2",
     )  # fmt: skip
-    return {(obj["kind"], obj["metadata"]["name"]): obj for obj in yaml.safe_load_all(text) if obj}
+    return {(obj["kind"], obj["metadata"]["name"]): obj for obj in manifests.parse(text) if obj}
 
 
 async def admit_generated(box: Sandbox, objects: dict[tuple[str, str], Obj]) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
@@ -98,7 +97,7 @@ def image(cluster: Cluster, folder: Path) -> str:
 
 def test_make_deploy_installs_everything_and_then_another_image(cluster: Cluster, copy: Path) -> None:
     deploy(cluster, copy, "registry.example.com/caphv:mine")
-    written = [obj for obj in yaml.safe_load_all((copy / "out" / "caphv.yaml").read_text()) if obj]
+    written = manifests.parse((copy / "out" / "caphv.yaml").read_text())
     found = cluster.kubectl("get", "-f", "out/caphv.yaml", "-o=name", folder=copy).split()
     assert len(found) == len(written)
     assert image(cluster, copy) == "registry.example.com/caphv:mine"

@@ -12,6 +12,7 @@ from cryptography import x509
 
 from caphv.api.object import Obj
 from release.__main__ import contents
+from sandbox import manifests
 from sandbox.processes import binaries
 
 pytestmark = pytest.mark.e2e
@@ -70,7 +71,7 @@ def identity(obj: Obj) -> tuple[str, str, str]:
 
 def parsed(text: str) -> dict[tuple[str, str, str], Obj]:
     """Objects by kind, namespace and name, without what only one of the two tools has."""
-    found = {identity(obj): obj for obj in yaml.safe_load_all(text) if obj and obj["kind"] != "Namespace"}
+    found = {identity(obj): obj for obj in manifests.parse(text) if obj and obj["kind"] != "Namespace"}
     for obj in found.values():
         if obj["kind"] == "CustomResourceDefinition":
             obj["metadata"].pop("annotations", None)
@@ -191,7 +192,7 @@ def test_chart_passes_lint(helm: Path, chart: Path, tmp_path: Path, values: Obj)
 
 
 def test_crds_stay_when_the_chart_is_deleted(helm: Path, chart: Path, tmp_path: Path) -> None:
-    objects = [obj for obj in yaml.safe_load_all(template(helm, chart, tmp_path, {})) if obj]
+    objects = manifests.parse(template(helm, chart, tmp_path, {}))
     crds = [obj for obj in objects if obj["kind"] == "CustomResourceDefinition"]
     assert len(crds) == 4
     assert {crd["metadata"]["annotations"]["helm.sh/resource-policy"] for crd in crds} == {"keep"}
@@ -294,7 +295,7 @@ def test_values_reach_the_process_and_its_pod(helm: Path, chart: Path, tmp_path:
 def test_cluster_classes_are_where_their_clusters_are(helm: Path, chart: Path, checkout: Path, tmp_path: Path) -> None:
     objects = parsed(template(helm, chart, tmp_path, CLASSES))
     folder = checkout / "clusterclass" / "harvester-rke2"
-    written = [obj for path in folder.glob("*.yaml") for obj in yaml.safe_load_all(path.read_text())]
+    written = [obj for path in folder.glob("*.yaml") for obj in manifests.parse(path.read_text())]
     for namespace in CLASSES["clusterClasses"]["namespaces"]:
         found = {key: obj for key, obj in objects.items() if key[1] == namespace}
         assert len(found) == len(written)

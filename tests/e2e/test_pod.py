@@ -158,7 +158,7 @@ def test_provider_runs_as_the_chart_says_for_one_namespace(
     chart = [checkout / "deploy" / "chart", f"--namespace={NAMESPACE}", f"--values={tmp_path / 'values.yaml'}"]
     command = [binaries.binary("helm"), "template", "caphv", *chart]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    objects = [obj for obj in yaml.safe_load_all(done.stdout) if obj]
+    objects = manifests.parse(done.stdout)
     asyncio.run(one_namespace(management, prefix, tmp_path, objects))
 
 
@@ -208,7 +208,7 @@ async def packager(
     management: ApiServer, prefix: Path, folder: Path, origin: Origin, backend: HttpBackend, credentials: dict[str, str]
 ) -> None:
     await install_kinds(management, CLUSTERS, CLASSES, CONTROL_PLANES)
-    objects = [obj for obj in yaml.safe_load_all(contents()["packager.yaml"]) if obj]
+    objects = manifests.parse(contents()["packager.yaml"])
     (settings,) = [obj for obj in objects if obj["kind"] == "ConfigMap"]
     settings["data"]["CAPHV_GIT_REPO"] = f"{backend.url}/fleet.git"
     async with management.client() as client:
@@ -279,7 +279,7 @@ async def has_authority(client: ApiClient, authority: str) -> bool:
 async def scraped(pod: Pod, client: ApiClient, checkout: Path, secret: Obj) -> None:
     """As Prometheus does it by the ServiceMonitor, and as API servers call webhooks: the certificate is verified."""
     file = checkout / "deploy" / "kustomize" / "monitoring" / "servicemonitor.yaml"
-    monitor = next(yaml.safe_load_all(file.read_text()))
+    monitor = manifests.parse(file.read_text())[0]
     (endpoint,) = monitor["spec"]["endpoints"]
     name = endpoint["tlsConfig"]["serverName"]
     authority = base64.b64decode(secret["data"][endpoint["tlsConfig"]["ca"]["secret"]["key"]]).decode()

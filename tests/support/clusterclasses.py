@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
-import yaml
 
 from caphv import data
 from caphv.api.object import Obj
+from sandbox import manifests
 from tests.support.openapi import object_schema
 
 
 @functools.cache
 def objects(name: str) -> list[Obj]:
     files = sorted((data.folder("clusterclass") / name).glob("*.yaml"))
-    return [obj for file in files for obj in yaml.safe_load_all(file.read_text())]
+    return manifests.read(files)
 
 
 def strict(schema: Any) -> Any:

@@ -7,10 +7,10 @@ import ssl
 from typing import Any
 
 import aiohttp
-import yaml
 
 from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
+from sandbox import manifests
 from tests.support.paths import CHECKOUT
 
 ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
@@ -56,7 +56,7 @@ async def scrape(port: int, bearer: str = "", tls: ssl.SSLContext | None = None)
 
 
 def roles() -> list[Obj]:
-    return [obj for obj in yaml.safe_load_all(SHIPPED.read_text(encoding="utf-8")) if obj["kind"] == "ClusterRole"]
+    return [obj for obj in manifests.parse(SHIPPED.read_text(encoding="utf-8")) if obj["kind"] == "ClusterRole"]
 
 
 def label_names(metric: Any) -> list[str]:

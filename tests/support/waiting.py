@@ -10,20 +10,22 @@ from typing import Any
 
 # More than anything takes on a machine that runs other tests, too.
 PATIENCE = 60.0
-PAUSE = 0.05
+# Seconds between two looks: a tenth of what the wait has taken so far, so that long waits leave the cores to others.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.25
 
 
 async def until(
     condition: Callable[[], Any | Awaitable[Any]], what: str | Callable[[], str] = "", seconds: float = PATIENCE
 ) -> Any:
     """Wait until a condition holds and return what it returned; `what` names what did not happen otherwise."""
-    deadline = time.monotonic() + seconds
+    started = time.monotonic()
     while True:
         found = condition()
         if inspect.isawaitable(found):
             found = await found
         if found:
             return found
-        if time.monotonic() >= deadline:
+        waited = time.monotonic() - started
+        if waited >= seconds:
             raise AssertionError(f"not within {seconds:.0f} s: {what() if callable(what) else what or condition}")
-        await asyncio.sleep(PAUSE)
+        await asyncio.sleep(min(max(waited / 10, SHORTEST_PAUSE), LONGEST_PAUSE))

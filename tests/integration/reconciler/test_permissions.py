@@ -72,7 +72,7 @@ ELSEWHERE = ("Issuer", "Certificate", "ValidatingWebhookConfiguration", "Mutatin
 HARVESTER = [
     role
     for path in sorted(data.folder("deploy/harvester").glob("*.yaml"))
-    for role in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    for role in manifests.parse(path.read_text(encoding="utf-8"))
 ]
 MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
 LIMITED = "system:serviceaccount:caphv-system:limited"
