@@ -289,6 +289,7 @@ def _csi_key(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
 def _values_from(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     distribution = values["distribution"]
     bundled = distribution == "k3s" or values["cloudProviderName"] == "harvester"
+    bundled = bundled or values.get("charts", {}).get("installedBy") == "HelmController"
     by_controller = {"cni": distribution in _WITH_HELM_CONTROLLER, "ccm": bundled, "csi": bundled}
     for name in (name for name, is_so in by_controller.items() if is_so):
         for index, row in enumerate(values.get(name, {}).get("valuesFrom", ())):
@@ -296,6 +297,25 @@ def _values_from(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
                 path: FieldPath = (name, "valuesFrom", index, "configMapKeyRef")
                 detail = f"the Helm controller of {distribution} reads Secrets only: use secretKeyRef"
                 yield Finding(path, Fault.UNSUPPORTED, detail, value=row["configMapKeyRef"].get("name"))
+
+
+@RULES.rule(
+    "charts-installed-by",
+    ("Cluster",),
+    "Charts must be installed by one that the distribution has: Fleet, or a Helm controller.",
+)
+def _installer(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    installer, distribution = values.get("charts", {}).get("installedBy"), values["distribution"]
+    path: FieldPath = ("charts", "installedBy")
+    detail = ""
+    if installer == "HelmController" and distribution not in _WITH_HELM_CONTROLLER:
+        detail = f"{distribution} has no Helm controller: use Fleet, or remove the field"
+    elif installer == "HelmController" and values["cloudProviderName"] == "harvester":
+        detail = "with cloudProviderName harvester RKE2 installs its own charts: remove the field"
+    elif installer == "Fleet" and distribution == "k3s":
+        detail = "charts in K3s are installed by its Helm controller: remove the field"
+    if detail:
+        yield Finding(path, Fault.UNSUPPORTED, detail, value=installer)
 
 
 @RULES.rule("storage-class-name-unique", ("Cluster",), "Names of storage classes must be unique.")

@@ -20,6 +20,10 @@ from packager.addons.merge import Origins
 __all__ = ["AddonSettings", "Ccm", "CloudConfig", "ClusterFacts", "Cni", "Csi", "Fleet", "Packaging", "settings_of"]
 
 
+HELM_CONTROLLER = "HelmController"
+"""Value of `charts.installedBy`: HelmChart manifests instead of charts by Fleet."""
+
+
 class Packaging(StrEnum):
     """How an add-on gets into the cluster."""
 
@@ -137,6 +141,11 @@ class AddonSettings:
     origins: Origins = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def installer(self) -> str:
+        """Who installs charts where that can be chosen and is not the default; empty for the default."""
+        return HELM_CONTROLLER if self.distribution == "rke2" and self.packaging is Packaging.HELM_CHART else ""
+
+    @property
     def network(self) -> Obj:
         """What cannot be changed in a running cluster, as recorded in its lockfile."""
         return {
@@ -183,7 +192,7 @@ def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> AddonSettin
 
 
 def _packaging(values: Obj) -> Packaging:
-    if values["distribution"] == "k3s":
+    if values["distribution"] == "k3s" or values.get("charts", {}).get("installedBy") == HELM_CONTROLLER:
         return Packaging.HELM_CHART
     return Packaging.HELM_CHART_CONFIG if values["cloudProviderName"] == "harvester" else Packaging.CHART
 

@@ -16,7 +16,7 @@ from caphv.api.object import Obj
 from caphv.validation.finding import Fault, Finding
 from packager.addons.gather import parsed
 from packager.addons.merge import origin
-from packager.addons.settings import AddonSettings
+from packager.addons.settings import HELM_CONTROLLER, AddonSettings
 from packager.addons.versions import Versions, pinned
 from packager.rendering import sources
 from packager.rendering import yaml as yamltext
@@ -44,6 +44,8 @@ class Record:
     network: Mapping[str, Any]
     content_hash: str
     sources: sources.Sources | None = None
+    installer: str = ""
+    """Who installs charts, as `AddonSettings.installer`."""
 
 
 def record_path(settings: AddonSettings) -> str:
@@ -56,6 +58,7 @@ def write(settings: AddonSettings, record: Record) -> bytes:
     content = {
         "cluster": {"namespace": settings.cluster.namespace, "name": settings.cluster.name},
         "contentHash": record.content_hash,
+        **({"installedBy": record.installer} if record.installer else {}),
         "network": dict(record.network),
         # Without a mirror and templates of users the file stays as 0.11 wrote it.
         **({"sources": made_of} if record.sources and (made_of := record.sources.as_data()) else {}),
@@ -72,7 +75,8 @@ def read(content: bytes) -> Record:
             msg = fault or "must be an object"
             raise ValueError(msg)
         made_of = sources.pinned(value.get("sources"))
-        return Record(pinned(value["versions"]), dict(value["network"]), str(value["contentHash"]), made_of)
+        installer = str(value.get("installedBy", ""))
+        return Record(pinned(value["versions"]), dict(value["network"]), str(value["contentHash"]), made_of, installer)
     except (KeyError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
         msg = f"lacks or spoils a field: {type(error).__name__} {error}"
         raise ValueError(msg) from None
@@ -95,6 +99,19 @@ def changes(settings: AddonSettings, before: Mapping[str, Any]) -> list[Finding]
         for field, value in now.items()
         if field in before and before[field] != value
     ]
+
+
+def moved_charts(settings: AddonSettings, before: str) -> list[Finding]:
+    """Return a refusal if another one would install the charts: Fleet would uninstall a release that it had."""
+    if settings.installer == before:
+        return []
+    names = {"": "Fleet", HELM_CONTROLLER: "RKE2's Helm controller"}
+    detail = (
+        f"charts of this cluster are installed by {names.get(before, before)}, and its releases would be removed under "
+        "the other one: restore the setting, or create a new cluster with it"
+    )
+    path = origin(settings.origins, ("charts", "installedBy"))
+    return [Finding(path, Fault.FORBIDDEN, detail, "charts-installer")]
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from caphv.api.object import Obj
-from packager.addons.settings import AddonSettings
+from packager.addons.settings import AddonSettings, Packaging
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.renderer import Rendered
@@ -126,7 +126,7 @@ def _skip_script(distribution: str) -> dict[str, bytes]:
 
 
 def _rke2_config(settings: AddonSettings) -> Obj:
-    external = settings.packaging.value == "Chart"
+    external = settings.packaging is not Packaging.HELM_CHART_CONFIG
     # RKE2's own cloud provider and, without kube-proxy, its replacement's rival are turned off.
     disabled = ["cloudController"] if external and settings.ccm.enabled else []
     disabled += ["kubeProxy"] if settings.cni.kube_proxy_replacement else []

@@ -159,6 +159,7 @@ class Renderer:
             findings = findings + lockfile.changes(settings, old.network)
         if old:
             findings = findings + self._left_out(old.sources, previous, folder)
+            findings = findings + lockfile.moved_charts(settings, old.installer)
         findings = findings + _too_new(settings, versions)
         findings = findings + self.table.unsupported(versions, settings.kubernetes_version)
         tree, found = self._files(settings, versions, folder)
@@ -169,7 +170,8 @@ class Renderer:
             return Rendered(facts.key, settings=settings, versions=versions, findings=tuple(findings))
         digest = content_hash(tree)
         tree[lockfile.record_path(settings)] = lockfile.write(
-            settings, lockfile.Record(versions, settings.network, digest, self._made_of(versions.templates))
+            settings,
+            lockfile.Record(versions, settings.network, digest, self._made_of(versions.templates), settings.installer),
         )
         return Rendered(facts.key, tree, digest, settings, versions, tuple(findings), forced)
 

@@ -56,7 +56,7 @@ def bundles_of(files: Mapping[str, bytes], git_repo: Obj, chart: Chart) -> list[
     }
     found |= {root for root in roots if any(_without_fleet_yaml(files, root, folders))}
     bundles = [_bundle(files, folder, spec, chart) for folder in sorted(found)]
-    return [bundle for bundle in bundles if bundle.objects or bundle.helm.get("chart")]
+    return [bundle for bundle in bundles if bundle.objects or bundle.helm.get("chart") or bundle.helm.get("repo")]
 
 
 def _matches(folder: str, pattern: str) -> bool:

@@ -17,10 +17,17 @@ Chart = Callable[[Mapping[str, Any]], Sequence[Obj]]
 _SECONDS = 60
 
 
+def chart_name(helm: Mapping[str, Any]) -> str:
+    """Return the name of a chart, without the address of a registry."""
+    return str(helm.get("chart") or helm["repo"]).rpartition("/")[2]
+
+
 def opaque(helm: Mapping[str, Any]) -> list[Obj]:
     """Return one ConfigMap that stands for all objects of a chart: it shows version and values."""
+    # Fleet takes the whole address of an OCI chart from `repo`.
+    name = chart_name(helm)
     data = {"version": str(helm.get("version", "")), "values": yaml.safe_dump(helm.get("values") or {})}
-    metadata = {"name": f"chart-{str(helm['chart']).rpartition('/')[2]}"}
+    metadata = {"name": f"chart-{name}"}
     return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}]
 
 
@@ -32,7 +39,7 @@ class Charts:
 
     def __call__(self, helm: Mapping[str, Any]) -> Sequence[Obj]:
         """Return the objects of a chart, also its CRDs. Raises CalledProcessError when it cannot be rendered."""
-        name = str(helm["chart"]).rpartition("/")[2]
+        name = chart_name(helm)
         places = (self._folder / f"{name}-{helm.get('version', '')}.tgz", self._folder / name)
         place = next((found for found in places if found.exists()), None)
         if place is None:

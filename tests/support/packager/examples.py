@@ -150,6 +150,7 @@ EXAMPLES = [
             "cloudProviderName": "harvester",
         },
     ),
+    cluster("rke2-helm-controller", {"charts": {"installedBy": "HelmController", "secretName": "charts"}}),
     cluster("kubeadm-calico", {"cni": {"name": "calico", "version": "v3.32.100"}}, spec=KUBEADM, namespace="upstream"),
     cluster("talos-calico", {"cni": {"name": "calico"}, "fleet": TAKEN}, spec=TALOS, namespace="upstream"),
     cluster("talos-cilium", {"cni": {"name": "cilium", "mtu": 1400}}, spec=TALOS, namespace="upstream"),

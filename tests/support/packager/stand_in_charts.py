@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from caphv.api.object import Obj, Resource
-from sandbox.addons.charts import opaque
+from sandbox.addons.charts import chart_name, opaque
 from tests.support.packager.environment import crd
 
 SNAPSHOT_CLASSES = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshotclasses", "VolumeSnapshotClass")
@@ -16,7 +16,7 @@ _APPROVED = {"api-approved.kubernetes.io": "https://example.com/approved"}
 
 def chart(helm: Mapping[str, Any]) -> Sequence[Obj]:
     """Return the objects of a chart: a ConfigMap with version and values, and kinds that other charts depend on."""
-    return [*opaque(helm), *_others(str(helm["chart"]).rpartition("/")[2], helm)]
+    return [*opaque(helm), *_others(chart_name(helm), helm)]
 
 
 def _others(name: str, helm: Mapping[str, Any]) -> list[Obj]:

@@ -1,0 +1,50 @@
+"""Charts by RKE2's Helm controller, on the stand-ins of Fleet and of the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Obj
+from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
+from packager.rendering.renderer import Renderer
+from packager.tree import Tree
+from sandbox import manifests
+from sandbox.addons.charts import opaque
+from sandbox.addons.fleet import FleetCluster
+from sandbox.addons.helmcontroller import HelmController
+from sandbox.processes.apiserver import ApiServer
+from tests.support.packager.environment import crd
+from tests.support.packager.examples import cluster
+
+pytestmark = pytest.mark.integration
+
+GIT_REPO = {"spec": {"paths": ["clusters/*/*/*"]}}
+
+
+async def test_a_setting_reaches_the_release_without_a_download_by_fleet(
+    new_api_server: Callable[..., Awaitable[ApiServer]],
+) -> None:
+    def tree(replicas: int) -> Tree:
+        addons = {"charts": {"installedBy": "HelmController"}, "ccm": {"replicas": replicas}}
+        return Renderer().render_one(cluster("a", addons), {}).tree
+
+    def by_fleet(helm: Mapping[str, Any]) -> list[Obj]:
+        raise AssertionError(f"Fleet downloads {helm}")
+
+    server = await new_api_server()
+    async with server.client() as client:
+        await manifests.apply(client, [crd(HELM_CHARTS), crd(HELM_CHART_CONFIGS)])
+        fleet, controller = FleetCluster(client, by_fleet), HelmController(client, opaque)
+        assert len(await fleet.sync(tree(1), GIT_REPO)) == 3
+        assert await controller.reconcile() == ["harvester-cloud-provider", "harvester-csi-driver"]
+        assert controller.releases["harvester-cloud-provider"].input["values"]["replicasCount"] == 1
+
+        upgrades = {name: release.upgrades for name, release in fleet.releases.items()}
+        await fleet.sync(tree(2), GIT_REPO)
+        await controller.reconcile()
+        assert controller.releases["harvester-cloud-provider"].input["values"]["replicasCount"] == 2
+        changed = [name for name, release in fleet.releases.items() if release.upgrades != upgrades[name]]
+        assert [name.rpartition("-")[0] for name in changed] == ["ccm-a"]
