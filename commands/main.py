@@ -26,6 +26,7 @@ COMMANDS = {
     "capacity": ("commands.capacity:capacity", "Show what is free on Harvester."),
     "backup": ("commands.backup:backup", "Save clusters with all that they need as files."),
     "restore": ("commands.restore:restore", "Restore clusters from a backup; their VMs keep running."),
+    "move": ("commands.move:move", "Move clusters to another management cluster."),
     "delete": ("commands.delete:delete", "Delete a cluster, or say what its deletion waits for."),
     "pools": ("commands.pools:pools", "Addresses of IPPools: whose they are, and what has leaked."),
     "identity": ("commands.identity:identity", "Manage accounts for the provider on Harvester."),

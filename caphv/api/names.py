@@ -45,6 +45,8 @@ RECONCILE_AT_ANNOTATION = "caphv.io/reconcile-at"
 RESTORED_FROM_ANNOTATION = "caphv.io/restored-from"
 # On those of them that own objects on Harvester: who they were, `<uid of kube-system>/<uid>`.
 FORMER_OWNER_ANNOTATION = "caphv.io/former-owner"
+# On a Cluster that `caphv move` has paused: the uid of the target's namespace kube-system.
+MOVING_ANNOTATION = "caphv.io/moving-to"
 # On an identity Secret, while its token is rotated: the Secret on Harvester with the former token, to be deleted.
 PREVIOUS_TOKEN_ANNOTATION = "caphv.io/previous-token"  # noqa: S105 - a name, not a token
 # On identity Secrets and ConfigMaps: namespaces, comma-separated, or `*`, whose HarvesterClusters may use the object.

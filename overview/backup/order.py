@@ -33,6 +33,14 @@ _OWNERS = {(each.group, each.kind) for each in (resources.HARVESTER_CLUSTERS, re
 _CLUSTER = (resources.CLUSTER_API_GROUP, "Cluster")
 
 
+def _is_left_out(finalizer: str) -> bool:
+    """Whether a finalizer is not restored: those of a deletion, and that of identities in use.
+
+    The provider of the target adds the latter once a HarvesterCluster uses the identity, and removes it before.
+    """
+    return finalizer in _DELETION_FINALIZERS or finalizer.startswith(names.IDENTITY_FINALIZER_PREFIX)
+
+
 class Action(StrEnum):
     """What restoring does with an object."""
 
@@ -95,7 +103,7 @@ def created_form(obj: Obj, uids: Mapping[ObjectId, str], source: Source) -> Obj:
     """
     metadata = {name: value for name, value in obj["metadata"].items() if name not in _SERVER_SIDE}
     metadata["ownerReferences"] = list(_renewed_owners(obj, uids))
-    metadata["finalizers"] = [each for each in metadata.get("finalizers") or () if each not in _DELETION_FINALIZERS]
+    metadata["finalizers"] = [each for each in metadata.get("finalizers") or () if not _is_left_out(each)]
     metadata["annotations"] = {**annotations_of(obj), names.RESTORED_FROM_ANNOTATION: source.identity}
     if source.uid and id_of(obj)[:2] in _OWNERS and uid_of(obj):
         metadata["annotations"][names.FORMER_OWNER_ANNOTATION] = f"{source.uid}/{uid_of(obj)}"

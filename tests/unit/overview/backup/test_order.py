@@ -53,7 +53,7 @@ def test_everything_is_created_paused_with_new_owners_and_nothing_of_the_server(
     for obj in objs:
         obj["status"] = {"ready": True}
         obj["metadata"] |= {"managedFields": [{}], "deletionTimestamp": "2026-11-22T12:00:00Z"}
-        obj["metadata"]["finalizers"] = ["core", "foregroundDeletion"]
+        obj["metadata"]["finalizers"] = ["core", "foregroundDeletion", "identity.caphv.io/in-use"]
     uids = {id_of(obj): f"new-{uid_of(obj)}" for obj in objs}
     for obj in objs:
         created = created_form(obj, uids, Source("b", "old"))

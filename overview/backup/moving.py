@@ -1,0 +1,163 @@
+"""Moves clusters between management clusters: pauses them, has them adopted on the target, then deletes them here.
+
+The order is what makes it safe. Until Harvester itself says that each VM belongs to the target, nothing is deleted;
+from then on the provider of the source would refuse to touch a VM, even if it were not paused. Objects are deleted
+without their finalizers, what is owned before its owner and the Cluster last, so that no controller ever sees a machine
+that is being deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from caphv.api import names, resources
+from caphv.api.names import ConditionType
+from caphv.api.object import Key, Obj, Resource, annotations_of, key_of, owner_reference, uid_of
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from overview.backup.files import Backup
+from overview.backup.graph import ObjectId
+from overview.backup.order import Action, Step
+from overview.backup.writing import Restore, is_paused_by_us
+from overview.harvester import read_harvesters
+from overview.objects import condition_of
+
+_CLUSTER = (resources.CLUSTER_API_GROUP, "Cluster")
+_HARVESTER_CLUSTER = (names.GROUP, "HarvesterCluster")
+_HARVESTER_MACHINE = (names.GROUP, "HarvesterMachine")
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualMachineState:
+    """A VM on Harvester: who owns it, and what changes when it is replaced (`uid`) or restarted (`instance`)."""
+
+    management_cluster: str
+    uid: str
+    instance: str
+
+
+def as_moved(backup: Backup) -> Backup:
+    """Return a backup of clusters as before their pause, with an identity that a repeated move shares."""
+    objects = {identity: _as_before(obj) for identity, obj in backup.objects.items()}
+    if backup.origin is None:
+        return replace(backup, objects=objects)
+    source = "\0".join((backup.origin.uid or backup.origin.server, *sorted(backup.clusters)))
+    identity = f"move-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    return replace(backup, objects=objects, origin=replace(backup.origin, identity=identity))
+
+
+def owned(backup: Backup) -> frozenset[ObjectId]:
+    """Return the Clusters and all that they own: what is deleted. Classes, identities and namespaces stay."""
+    uids = {uid_of(obj) for identity, obj in backup.objects.items() if identity[:2] == _CLUSTER}
+    while True:
+        more = {uid_of(obj) for obj in backup.objects.values() if _owners(obj) & uids} - uids - {""}
+        if not more:
+            break
+        uids |= more
+    return frozenset(identity for identity, obj in backup.objects.items() if uid_of(obj) in uids)
+
+
+def is_resumed(restore: Restore) -> bool:
+    """Whether a former call of this move has created everything on the target and ended its pause."""
+    steps = restore.steps()
+    return (
+        bool(steps)
+        and all(step.action is not Action.CREATE for step in steps)
+        and not is_paused_by_us(restore)
+        and any(step.action is Action.RESTORED for step in steps)
+    )
+
+
+def not_paused_yet(objs: Iterable[Obj]) -> list[str]:
+    """Return the HarvesterClusters and HarvesterMachines for which the provider has not confirmed the pause."""
+    return sorted(
+        f"{obj['kind']} {key_of(obj)}"
+        for obj in objs
+        if condition_of(obj, ConditionType.PAUSED).get("status") != "True"
+    )
+
+
+def of_kind(backup: Backup, group: str, kind: str) -> list[Obj]:
+    """Return the objects of a kind."""
+    return [obj for identity, obj in sorted(backup.objects.items()) if identity[:2] == (group, kind)]
+
+
+def harvester_objects(backup: Backup) -> list[Obj]:
+    """Return the HarvesterClusters and HarvesterMachines."""
+    return [*of_kind(backup, *_HARVESTER_CLUSTER), *of_kind(backup, *_HARVESTER_MACHINE)]
+
+
+def expected_vms(backup: Backup) -> dict[str, Key]:
+    """Return where the VMs of machines are, by `namespace/name` of the machine: those that were created."""
+    targets = {}
+    for obj in of_kind(backup, *_HARVESTER_CLUSTER):
+        cluster = owner_reference(obj, "Cluster", resources.CLUSTER_API_GROUP)
+        name = str(cluster["name"]) if cluster else key_of(obj).name
+        targets[key_of(obj).namespace, name] = str((obj.get("spec") or {}).get("targetNamespace") or "")
+    found = {}
+    for obj in of_kind(backup, *_HARVESTER_MACHINE):
+        label = str((obj["metadata"].get("labels") or {}).get(names.CLUSTER_NAME_LABEL) or "")
+        target = targets.get((key_of(obj).namespace, label))
+        if target and (obj.get("spec") or {}).get("providerID"):
+            found[str(key_of(obj))] = Key(target, key_of(obj).name)
+    return found
+
+
+async def pause(client: ApiClient, clusters: Resource, backup: Backup, target: str) -> None:
+    """Pause the Clusters, with a note that this move did it. Raises `ApiError`, `Unreachable`."""
+    for obj in of_kind(backup, *_CLUSTER):
+        if (obj.get("spec") or {}).get("paused"):
+            continue
+        patch = {"metadata": {"annotations": {names.MOVING_ANNOTATION: target}}, "spec": {"paused": True}}
+        await client.patch(clusters, key_of(obj).name, key_of(obj).namespace, patch)
+
+
+async def vm_states(client: ApiClient, backup: Backup) -> dict[str, VirtualMachineState]:
+    """Ask Harvesters, by identities on a management cluster, for the VMs of machines. Absent ones are left out."""
+    harvesters = await read_harvesters(client, of_kind(backup, *_HARVESTER_CLUSTER))
+    vms = {key_of(vm): vm for found in harvesters.all() for vm in found.vms}
+    instances = {key_of(obj): obj for found in harvesters.all() for obj in found.instances}
+    return {
+        machine: VirtualMachineState(
+            annotations_of(vms[key]).get(names.OWNER_CLUSTER_ANNOTATION, ""),
+            uid_of(vms[key]),
+            uid_of(instances[key]) if key in instances else "",
+        )
+        for machine, key in expected_vms(backup).items()
+        if key in vms
+    }
+
+
+async def delete_source(
+    client: ApiClient, kinds: dict[tuple[str, str], Resource], steps: Iterable[Step], chosen: frozenset[ObjectId]
+) -> list[str]:
+    """Delete what was moved, what is owned before its owner; answer what failed. Nothing of a VM is touched."""
+    for step in sorted(steps, key=lambda step: (step.identity[:2] == _CLUSTER, -step.level)):
+        if step.identity not in chosen:
+            continue
+        resource, uid = kinds[step.identity.group, step.identity.kind], uid_of(step.obj)
+        key = Key(step.identity.namespace, step.identity.name)
+        try:
+            # The uid is a precondition: an object of the same name that was created meanwhile stays.
+            patch = {"metadata": {"uid": uid, "finalizers": None}}
+            await client.patch(resource, key.name, key.namespace, patch)
+            await client.delete(resource, key.name, key.namespace, uid=uid)
+        except NotFound:
+            continue
+        except (ApiError, Unreachable) as error:
+            return [f"{step.identity}: {error}"]
+    return []
+
+
+def _as_before(obj: Obj) -> Obj:
+    if names.MOVING_ANNOTATION not in annotations_of(obj):
+        return obj
+    annotations = {name: value for name, value in annotations_of(obj).items() if name != names.MOVING_ANNOTATION}
+    spec = {name: value for name, value in (obj.get("spec") or {}).items() if name != "paused"}
+    return {**obj, "metadata": {**obj["metadata"], "annotations": annotations}, "spec": spec}
+
+
+def _owners(obj: Obj) -> set[str]:
+    return {str(owner.get("uid")) for owner in obj["metadata"].get("ownerReferences") or ()}

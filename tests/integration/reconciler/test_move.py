@@ -1,0 +1,173 @@
+"""`caphv move`: a cluster changes its management cluster while both providers run, and no VM notices."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner, Result
+
+from caphv import data
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, uid_of
+from caphv.runtime.errors import NotFound
+from commands.main import cli
+from sandbox import manifests
+from sandbox.harvester import kinds
+from sandbox.processes import pki
+from sandbox.processes.apiserver import ApiServer, private_file
+from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
+from tests.support.reconciler.conditions import is_ready
+from tests.support.reconciler.environment import Environment, Provider, core_crds, running
+from tests.support.reconciler.ownership import CLUSTER
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    """An environment of its own, from which a cluster is moved."""
+    with running(tmp_path_factory.mktemp("source")) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="module")
+def there(environment: Environment) -> Environment:
+    """A second management cluster with a provider, for the same Harvester."""
+
+    async def start() -> Environment:
+        server = ApiServer(environment.folder, "target", audit=True)
+        await server.start()
+        async with server.client() as client:
+            ours = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
+            await manifests.apply(client, [*ours, *core_crds("v1beta2")])
+        provider = Provider(environment.folder, "provider-target", server)
+        await provider.start()
+        return dataclasses.replace(environment, management=server, provider=provider)
+
+    return asyncio.run(start())
+
+
+def caphv(source: Environment, target: Environment, *arguments: str) -> Result:
+    files = []
+    for name, environment in (("source", source), ("target", target)):
+        files.append(source.folder / f"move-{name}.kubeconfig")
+        private_file(files[-1], pki.to_yaml(environment.management.kubeconfig()))
+    words = ["move", *arguments, "--kubeconfig", str(files[0]), "--to-kubeconfig", str(files[1])]
+    return CliRunner().invoke(cli, words)
+
+
+async def on_harvester(case: Case) -> dict[str, Obj]:
+    found = {}
+    for kind in (kinds.VIRTUAL_MACHINES, kinds.INSTANCES, PERSISTENT_VOLUME_CLAIMS):
+        found |= {f"{kind.kind} {key_of(obj)}": obj for obj in (await case.harvester.list(kind, case.target))["items"]}
+    return found
+
+
+async def core_of_the_target(there: Environment, number: int) -> Case:
+    """Play the core on the target, once the Cluster is there and not paused any more."""
+    case = Case(there, number)
+    await case.open(create_namespace=False)
+
+    async def runs() -> bool:
+        try:
+            cluster = await case.get(CLUSTERS, case.name)
+        except NotFound:
+            return False
+        return not cluster["spec"].get("paused")
+
+    await until(runs, "the Cluster of the target is not paused")
+    await case.ready()
+    return case
+
+
+async def test_a_moved_cluster_keeps_its_vms_and_leaves_nothing_on_the_source(
+    environment: Environment, there: Environment
+) -> None:
+    old = Case(environment, 1)
+    await old.open()
+    pool = await old.pool("pool", 1, 9)
+    await old.ready_cluster(vmNetworkConfig=old.vm_network(pool))
+    for name in ("cp", "worker"):
+        await old.ready_machine(name, control_plane=name == "cp")
+    # As the core does: by it everything that was moved is found again on the source.
+    cluster = await old.get(CLUSTERS, old.name)
+    owner = {"apiVersion": CLUSTERS.api_version, "kind": "Cluster", "name": old.name, "uid": uid_of(cluster)}
+    for name in ("cp", "worker"):
+        await old.patch(MACHINES, name, {"metadata": {"ownerReferences": [owner]}})
+    before, addresses = await on_harvester(old), await old.allocated(pool)
+    ref = f"{old.name}/{old.name}"
+
+    result = await asyncio.to_thread(caphv, environment, there, ref, "--dry-run", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["objects"]["HarvesterMachine"] == 2
+    assert not (await old.get(CLUSTERS, old.name))["spec"].get("paused")
+
+    since = there.audit_position(there.harvester)
+    moving = asyncio.create_task(asyncio.to_thread(caphv, environment, there, ref, "--yes"))
+    core = asyncio.create_task(core_of_the_target(there, 1))
+    await asyncio.wait([moving, core], return_when=asyncio.FIRST_COMPLETED)
+    assert core.done() or moving.result().exit_code == 0, moving.result().output
+    new = await core
+    result = await moving
+    assert result.exit_code == 0, result.output
+    assert "the target has adopted 2 VMs; none was restarted" in result.output
+
+    for name in ("cp", "worker"):
+        await new.until(HARVESTER_MACHINES, name, is_ready)
+    await new.until(HARVESTER_CLUSTERS, new.name, is_ready)
+    after = await on_harvester(new)
+    assert {name: uid_of(obj) for name, obj in after.items()} == {name: uid_of(obj) for name, obj in before.items()}
+    assert await new.allocated(pool) == addresses
+    ours = uid_of(await new.management.get(NAMESPACES, "kube-system"))
+    vms = [obj for name, obj in after.items() if name.startswith("VirtualMachine ")]
+    assert {annotations_of(obj)[CLUSTER] for obj in vms} == {ours}
+    assert {line.partition(" ")[0] for line in await new.writes(since)} == {"patch"}
+    # The source has nothing left but what it may share.
+    for resource in (CLUSTERS, MACHINES, HARVESTER_CLUSTERS, HARVESTER_MACHINES):
+        assert (await old.management.list(resource, old.name))["items"] == [], resource.kind
+    assert await old.management.get(SECRETS, "identity", old.name)
+    annotations = annotations_of(await new.get(CLUSTERS, new.name))
+    assert "caphv.io/moving-to" not in annotations
+    await old.close()
+    await new.close()
+
+
+async def test_an_interrupted_move_is_completed(environment: Environment, there: Environment) -> None:
+    old = Case(environment, 2)
+    await old.open()
+    await old.ready_cluster()
+    await old.ready_machine("only")
+    cluster = await old.get(CLUSTERS, old.name)
+    owner = {"apiVersion": CLUSTERS.api_version, "kind": "Cluster", "name": old.name, "uid": uid_of(cluster)}
+    await old.patch(MACHINES, "only", {"metadata": {"ownerReferences": [owner]}})
+    ref = f"{old.name}/{old.name}"
+    # No core makes the target adopt anything: the command gives up, and nothing is deleted.
+    result = await asyncio.to_thread(caphv, environment, there, ref, "--yes", "--timeout", "3s")
+    assert (result.exit_code, "nothing was lost" in result.output) == (1, True)
+    assert (await old.get(CLUSTERS, old.name))["spec"]["paused"]
+    assert await old.get(HARVESTER_MACHINES, "only")
+    new = await core_of_the_target(there, 2)
+    result = await asyncio.to_thread(caphv, environment, there, ref, "--yes")
+    assert result.exit_code == 0, result.output
+    assert "an interrupted move is completed" in result.output
+    assert (await old.management.list(CLUSTERS, old.name))["items"] == []
+    await new.until(HARVESTER_MACHINES, "only", is_ready)
+    await old.close()
+    await new.close()
+
+
+async def test_a_move_onto_itself_and_without_a_target_is_refused(environment: Environment) -> None:
+    case = Case(environment, 3)
+    await case.open()
+    await case.ready_cluster()
+    ref = f"{case.name}/{case.name}"
+    result = await asyncio.to_thread(caphv, environment, environment, ref, "--yes")
+    assert (result.exit_code, "source and target are the same" in result.output) == (1, True)
+    assert not (await case.get(CLUSTERS, case.name))["spec"].get("paused")
+    result = await asyncio.to_thread(CliRunner().invoke, cli, ["move", ref])
+    assert (result.exit_code, "name the new management cluster" in result.output) == (2, True)
+    await case.close()
