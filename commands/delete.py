@@ -24,8 +24,10 @@ from commands.options.management import (
 )
 
 if TYPE_CHECKING:
+    from caphv.api.object import Key
     from overview.deletion import Leftover, PendingDeletion
     from overview.diagnosis import Parts
+    from overview.objects import ManagementObjects
 
 
 @click.command(
@@ -66,11 +68,13 @@ def delete(cluster: str, **flags: Any) -> None:
     if flags["explain"] and (flags["force"] or flags["dry_run"]):
         raise click.UsageError("--explain changes nothing: give it alone")
     chosen = selection((cluster,), {**flags, "all_namespaces": False})
-    with patient_progress() as step:
-        objects = read_overview(flags, chosen, step, deep=False).objects
     from overview.assembly import parts_of
     from overview.deletion import pending_deletions
 
+    if flags["explain"]:
+        _explain_remains(chosen, flags)
+    with patient_progress() as step:
+        objects = read_overview(flags, chosen, step, deep=False).objects
     parts = next(each for each in parts_of(objects) if each.key in chosen.keys)
     if flags["explain"]:
         waits = pending_deletions(parts, datetime.now(UTC))
@@ -86,12 +90,39 @@ def delete(cluster: str, **flags: Any) -> None:
     click.echo(f"Deletion of cluster {parts.key} has begun: caphv delete {parts.key} --explain says what it waits for")
 
 
+def _explain_remains(chosen: Selection, flags: dict[str, Any]) -> None:
+    """Explain what is left of a cluster without its Cluster object, and end the command; else do nothing."""
+    from caphv.api.object import key_of
+    from overview.deletion import pending_remains, remains_of
+    from overview.reader import read_management
+
+    key = chosen.keys[0]
+
+    async def read() -> ManagementObjects:
+        async with management_client(flags) as client:
+            return await read_management(client, key.namespace)
+
+    objects = run(read())
+    left = None if key in map(key_of, objects.clusters) else remains_of(objects, key)
+    if left is None:
+        return
+    click.echo(f"Cluster {key} does not exist any more, and objects of it do")
+    waits = pending_remains(left, datetime.now(UTC))
+    _show_waits(key, waits, force=False)
+    sys.exit(1)
+
+
 def _explain(parts: Parts, waits: Iterable[PendingDeletion]) -> None:
     from caphv.api.object import being_deleted
-    from commands.output.overview import age
 
     if not being_deleted(parts.cluster):
         click.echo(f"Cluster {parts.key} is not being deleted")
+    _show_waits(parts.key, waits, force=True)
+
+
+def _show_waits(key: Key, waits: Iterable[PendingDeletion], *, force: bool) -> None:
+    from commands.output.overview import age
+
     now = datetime.now(UTC)
     for wait in waits:
         mark = "✗" if wait.stuck else "…"
@@ -99,8 +130,8 @@ def _explain(parts: Parts, waits: Iterable[PendingDeletion]) -> None:
         click.echo(f"{mark} {wait.object} waits for: {wait.reason}{since}")
         if wait.next_step:
             click.echo(f"  {wait.next_step}")
-        if wait.stuck:
-            click.echo(f"  If its Harvester does not come back: caphv delete {parts.key} --force")
+        if wait.stuck and force:
+            click.echo(f"  If its Harvester does not come back: caphv delete {key} --force")
 
 
 def _announce(parts: Parts, *, force: bool) -> None:

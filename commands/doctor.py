@@ -88,8 +88,8 @@ async def run_checks(
     """Run all checks of clusters and what they depend on; with an identity only those of its Harvester."""
     from datetime import UTC, datetime
 
-    from caphv.api.object import Key
-    from overview.doctor import clusters, harvester, management
+    from caphv.api.object import Key, key_of
+    from overview.doctor import annotations, clusters, harvester, management
     from overview.doctor.reading import read_harvester_facts, read_management_facts
 
     facts = await read_management_facts(client, provider_namespace)
@@ -101,5 +101,11 @@ async def run_checks(
     for each in harvesters:
         checks += harvester.checks(each, now)
     checks += clusters.checks(found)
+    names = {(each.namespace, name) for each in found for name in (each.name, each.infrastructure)}
+    objects = answer.objects
+    own = [obj for obj in (*objects.clusters, *objects.harvester_clusters) if tuple(key_of(obj)) in names]
+    machines = {(each.namespace, machine.infrastructure) for each in found for machine in each.machines}
+    own += [obj for obj in objects.harvester_machines if tuple(key_of(obj)) in machines]
+    checks += annotations.checks(own)
     # Several identities lead to one Harvester, of which they say the same.
     return list(dict.fromkeys([*checks, *harvester.unreadable(answer.objects.unseen)]))

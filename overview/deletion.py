@@ -8,9 +8,9 @@ from datetime import datetime
 
 from caphv.api import resources
 from caphv.api.names import FORCE_DELETE_ANNOTATION, ConditionType, generated_names
-from caphv.api.object import Obj, annotations_of, being_deleted
+from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
 from overview.diagnosis import PATIENCE, Parts
-from overview.objects import condition_of
+from overview.objects import ManagementObjects, by_cluster, by_key, condition_of
 from overview.remedies import Subject, next_step
 
 _HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/"
@@ -47,6 +47,41 @@ def pending_deletions(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...
     if being_deleted(parts.cluster) and not found:
         message = str(condition_of(parts.cluster, "Deleting").get("message") or "its finalizers")
         found.append(_wait(parts.cluster, "Cluster", " ".join(message.split()), "", now))
+    return tuple(found)
+
+
+def remains_of(found: ManagementObjects, key: Key) -> Parts | None:
+    """Return what is left of a cluster whose Cluster object no longer exists; None when nothing is.
+
+    A Cluster that lost its finalizers leaves its infrastructure behind, with no owner that would delete it.
+    """
+    machines = [obj for obj in by_cluster(found.machines).get(key, ()) if key_of(obj).namespace == key.namespace]
+    own = by_cluster(found.harvester_clusters).get(key, [])
+    named = [obj for obj in found.harvester_clusters if key_of(obj) == key]
+    harvester_machines = by_key(by_cluster(found.harvester_machines).get(key, ()))
+    if not (machines or own or named or harvester_machines):
+        return None
+    gone = {"kind": "Cluster", "metadata": {"namespace": key.namespace, "name": key.name}, "spec": {}}
+    return Parts(gone, next(iter([*own, *named]), None), None, machines, harvester_machines)
+
+
+def pending_remains(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
+    """Return what is left without a Cluster: what it waits for, or that nothing asks for its deletion."""
+    found = list(pending_deletions(parts, now))
+    reported = {each.object for each in found}
+    own = [("HarvesterCluster", parts.harvester_cluster)] if parts.harvester_cluster else []
+    machines = [("Machine", obj) for obj in parts.machines]
+    for kind, obj in (*machines, *(("HarvesterMachine", obj) for obj in parts.harvester_machines.values()), *own):
+        name = f"{kind}/{obj['metadata']['name']}"
+        if name in reported:
+            continue
+        if being_deleted(obj):
+            if kind != "Machine":  # it waits for its HarvesterMachine
+                found.append(_infrastructure(parts, obj, kind, now))
+        else:
+            step = f"kubectl delete {kind.lower()} {obj['metadata']['name']} -n {parts.key.namespace}"
+            reason = "a deletion: its Cluster no longer exists, and nothing else asks for it"
+            found.append(PendingDeletion(name, "", reason, step, stuck=True))
     return tuple(found)
 
 

@@ -11,6 +11,7 @@ from caphv.api import names
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from caphv.runtime.kubeconfig import Kubeconfig
 from overview.details import host_ready
+from overview.doctor import pitfalls
 from overview.doctor.model import Check, Result, ok, skipped
 from overview.doctor.rights import Right, describe
 from overview.objects import HarvesterObjects, Unseen, condition_of
@@ -65,6 +66,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     yield from _references(facts, subject)
     yield from _guest_agents(facts.objects, subject, now)
     yield from _orphans(facts, subject)
+    yield from pitfalls.checks(facts.objects, facts.storage_classes, facts.machines, subject, now)
 
 
 def _expiry(access: Kubeconfig, subject: str, now: datetime) -> Check:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from caphv.api.object import Key
 from overview.assembly import parts_of
-from overview.deletion import PendingDeletion, forcible, leftovers_of, pending_deletions
+from overview.deletion import (
+    PendingDeletion,
+    forcible,
+    leftovers_of,
+    pending_deletions,
+    pending_remains,
+    remains_of,
+)
 from overview.diagnosis import Parts
 from tests.support.clusters import NOW, Builder, ago, condition
 
@@ -110,3 +118,20 @@ def test_what_is_forced_already_is_not_forced_again() -> None:
         ("HarvesterMachine", "worker-1"),
         ("HarvesterCluster", "shop-x"),
     ]
+
+
+def test_what_is_left_without_a_cluster_is_found_and_explained() -> None:
+    builder = deleting(Builder(workers=1), "worker-1", hours=1)
+    found = builder.objects()
+    found.clusters = []
+    left = remains_of(found, Key("team", "shop"))
+    assert left is not None
+    explained = {each.object: each for each in pending_remains(left, NOW)}
+    assert explained["HarvesterMachine/worker-1"].since
+    assert explained["Machine/cp-1"].next_step == "kubectl delete machine cp-1 -n team"
+    assert "nothing else asks for it" in explained["HarvesterCluster/shop-x"].reason
+    assert "Machine/worker-1" not in explained
+
+
+def test_nothing_is_left_of_a_cluster_that_never_was() -> None:
+    assert remains_of(Builder().objects(), Key("team", "other")) is None
