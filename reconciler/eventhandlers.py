@@ -173,8 +173,10 @@ class EventHandlers:
 
     def node(self, cluster: Key, change: Change) -> None:
         """The machine of a Node: they share the name, and the machine lives in the Cluster's namespace."""
-        if _differs(change, _node_fields):
-            self._machines.add(Key(cluster.namespace, change.key.name))
+        key = Key(cluster.namespace, change.key.name)
+        # Not each Node is a machine's; a machine that appears later is reconciled then.
+        if self._caches.harvester_machines.get(*key) and _differs(change, _node_fields):
+            self._machines.add(key)
 
     def workload_reached(self, cluster: Key) -> None:
         """The API of a workload cluster answered for the first time."""

@@ -14,6 +14,9 @@ from caphv.api.object import Key, Obj, key_of, uid_of
 GRACE_SECONDS = 15.0
 """How long a state may be unknown, after a start or while Harvester is unreachable, before conditions say so."""
 
+# Seconds between writes of transient states.
+_NEXT_TRANSIENT = 2.0
+
 
 class Grace:
     """Since when the states behind conditions are unknown. Without it: a restart begins a new grace period."""
@@ -45,12 +48,34 @@ class MachineMemory:
     """The etcd member was removed while the deletion continues. Without it: the members are listed again."""
     transient_since: float | None = None
     """Since when (monotonic) a transient state lasts. Without it: it is written to the status a second later."""
+    transient_written: bool = False
+    """A transient state was written since the last one that stays. Without it: the next is written sooner."""
     drift: tuple[Hashable, str] | None = None
     """Versions of machine and VM that were compared, and the result. Without it: they are compared again."""
     logged: set[str] = field(default_factory=set)
     """What the log has reported about the VM. Without it: its host and address are logged again."""
     metric_labels: tuple[str, str] | None = None
     """Labels of its series of `caphv_machine_status`, to be removed with it."""
+
+    def debounce(self, lasting: float) -> float:
+        """Seconds until a transient state has lasted long enough to be written, 0 when it has.
+
+        A machine goes through half a dozen of them within a few seconds: written one by one they would be half of all
+        requests. What lasts is written, and further ones less often.
+        """
+        now = time.monotonic()
+        if self.transient_written:
+            lasting = max(lasting, _NEXT_TRANSIENT)
+        if self.transient_since is None:
+            self.transient_since = now
+        left = self.transient_since + lasting - now
+        if left <= 0:
+            self.transient_since, self.transient_written = now, True
+        return max(0.0, left)
+
+    def settled(self) -> None:
+        """Record that the machine is in a state that stays."""
+        self.transient_since, self.transient_written = None, False
 
 
 @dataclass(slots=True)

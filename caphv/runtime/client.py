@@ -247,8 +247,8 @@ class ApiClient:
             raise self._unreachable(error) from None
         finally:
             kind = str(resource) if resource else "other"
-            metrics.API_REQUESTS.labels(self.name, verb, kind, code).inc()
-            metrics.API_REQUEST_SECONDS.labels(self.name, verb).observe(time.perf_counter() - started)
+            metrics.api_requests(self.name, verb, kind, code).inc()
+            metrics.api_request_seconds(self.name, verb).observe(time.perf_counter() - started)
         return self._parse(response.status, raw, response.headers.get("Retry-After"))
 
     # Watches

@@ -50,6 +50,8 @@ class Controller:
         self._concurrency = concurrency
         self._active: dict[Key, float] = {}
         self._workers_active = metrics.RECONCILES_ACTIVE.labels(name)
+        results = ("success", "requeue", "error")
+        self._results = {result: metrics.RECONCILES.labels(name, result) for result in results}
         self._seconds = metrics.RECONCILE_SECONDS.labels(name)
         self.grace = 20.0
 
@@ -102,7 +104,7 @@ class Controller:
             del self._active[key]
             self.queue.done(key)
             self._workers_active.dec()
-            metrics.RECONCILES.labels(self.name, result).inc()
+            self._results[result].inc()
             self._seconds.observe(time.monotonic() - started)
 
     async def _guarded(self, key: Key) -> Result | None:

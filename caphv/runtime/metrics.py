@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from prometheus_client import Counter, Gauge, Histogram
 
 API_REQUESTS = Counter(
@@ -49,3 +51,15 @@ RECONCILE_SECONDS = Histogram(
 RECONCILES_ACTIVE = Gauge("caphv_reconcile_active_workers", "Number of running reconciles.", ["controller"])
 LEADER = Gauge("caphv_leader", "1 while this process holds the lease, or runs without leader election.")
 EVENTS_DROPPED = Counter("caphv_events_dropped_total", "Kubernetes Events dropped by rate limit or full buffer.")
+
+
+@functools.cache  # a look-up by labels costs more than the rest; these values come from small sets
+def api_requests(server: str, verb: str, resource: str, code: str) -> Counter:
+    """Series of `API_REQUESTS`."""
+    return API_REQUESTS.labels(server, verb, resource, code)
+
+
+@functools.cache
+def api_request_seconds(server: str, verb: str) -> Histogram:
+    """Series of `API_REQUEST_SECONDS`."""
+    return API_REQUEST_SECONDS.labels(server, verb)

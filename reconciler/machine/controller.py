@@ -18,7 +18,7 @@ from reconciler.machine.node import initialize_node
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.status import observe, report_drift
 from reconciler.machine.vmstatus import VmPhase, vm_state
-from reconciler.memory import GRACE_SECONDS, MachineMemory
+from reconciler.memory import GRACE_SECONDS
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Watched
 
@@ -72,11 +72,7 @@ class MachineReconciler:
             await self._normal(scope)
         except Blocked as blocked:
             self._report(scope, blocked)
-            debounce = (
-                0.0
-                if blocked.warn
-                else _debounce_remaining(scope.memory, GRACE_SECONDS if blocked.unknown else _DEBOUNCE)
-            )
+            debounce = 0.0 if blocked.warn else scope.memory.debounce(GRACE_SECONDS if blocked.unknown else _DEBOUNCE)
             if not debounce:
                 await self._write(scope)
             return Result(
@@ -120,7 +116,7 @@ class MachineReconciler:
         ):
             scope.draft.set_true(condition)
         scope.draft.provisioned(ready=True)
-        scope.memory.transient_since = None
+        scope.memory.settled()
         if first:
             metrics.MACHINE_CREATION_SECONDS.observe(metrics.age(vm["metadata"]["creationTimestamp"]))
         if not was_ready:
@@ -219,18 +215,3 @@ class MachineReconciler:
 def _older(node: Obj, machine: Obj) -> bool:
     created, reference = (obj["metadata"].get("creationTimestamp") for obj in (node, machine))
     return bool(created and reference and created < reference)  # RFC 3339 in UTC sorts as text
-
-
-def _debounce_remaining(memory: MachineMemory, lasting: float) -> float:
-    """Seconds until a transient state has lasted long enough to be written, 0 when it has.
-
-    A machine goes through half a dozen of them within a few seconds: written one by one they would be half of all
-    requests. What lasts is written, and then at most once in the same time.
-    """
-    now = time.monotonic()
-    if memory.transient_since is None:
-        memory.transient_since = now
-    left = memory.transient_since + lasting - now
-    if left <= 0:
-        memory.transient_since = now
-    return max(0.0, left)

@@ -1,0 +1,48 @@
+"""What reconciles remember between runs: since when a state lasts that will not stay."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reconciler.memory import MachineMemory
+
+pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
+
+
+async def written(memory: MachineMemory, seconds: float, step: float = 0.25) -> list[float]:
+    """When a state is written that is looked at again and again, in seconds from now."""
+    found = []
+    for number in range(round(seconds / step)):
+        if not memory.debounce(1.0):
+            found.append(number * step)
+        await asyncio.sleep(step)
+    return found
+
+
+async def test_state_that_does_not_last_is_not_written() -> None:
+    assert await written(MachineMemory("uid"), 1.0) == []
+
+
+async def test_state_that_lasts_is_written_after_a_second_and_then_every_two_seconds() -> None:
+    assert await written(MachineMemory("uid"), 8.0) == [1.0, 3.0, 5.0, 7.0]
+
+
+async def test_next_transient_state_after_one_that_stays_is_written_after_a_second() -> None:
+    memory = MachineMemory("uid")
+    await written(memory, 4.0)
+    memory.settled()
+    assert await written(memory, 2.0) == [1.0]
+
+
+@given(st.lists(st.floats(0.01, 5.0), min_size=1, max_size=30))
+async def test_a_reconcile_at_the_end_of_the_delay_may_write(pauses: list[float]) -> None:
+    memory = MachineMemory("uid")
+    for pause in pauses:
+        await asyncio.sleep(pause)
+        left = memory.debounce(1.0)
+        assert 0 <= left <= 2.0
+        if left:
+            await asyncio.sleep(left + 1e-6)
+            assert not memory.debounce(1.0)
