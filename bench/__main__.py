@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import statistics
 import sys
 import time
 from collections import Counter
@@ -14,8 +13,10 @@ from typing import Any
 import click
 import uvloop
 
+from bench import scale
 from bench.environment import Bench, Requests, environment
-from bench.machines import Times, Watcher, create_clusters, create_machine, create_machines, delete_machines
+from bench.machines import Watcher, create_clusters, create_machine, create_machines, delete_machines
+from bench.times import Times, spread
 from sandbox.processes import binaries
 
 # Clusters, machines in each, accounts on Harvester, and target namespaces there (0: one for each cluster).
@@ -40,7 +41,7 @@ Examples:
   python -m bench A -o json > a.json
 """,
 )
-@click.argument("workloads", nargs=-1, type=click.Choice(list(WORKLOADS)))
+@click.argument("workloads", nargs=-1, type=click.Choice([*WORKLOADS, scale.NAME]))
 @click.option("--idle-seconds", default=60.0, help="How long to count requests when nothing changes; 0 for not at all.")
 @click.option("--workload-servers", default=4, help="API servers of workload clusters, shared by the clusters.")
 @click.option("--boot-seconds", default=2.0, help="How long a VM boots, give or take a quarter.")
@@ -49,16 +50,19 @@ def main(workloads: tuple[str, ...], output: str, **settings: Any) -> None:
     """Measure the provider.
 
     A: 20 clusters with 10 machines each, at once. B: one cluster with 50. S: 200 machines over 20 clusters, five a
-    second. L: 50 clusters with 20 each. I: 60 clusters with three each and 60 accounts in
-    ten target namespaces of one Harvester; I1 is the same
-    with one account, to compare with. Each runs on servers and a provider of its own; afterwards its machines are
-    deleted. Nodes register one second after the boot.
+    second. L: 50 clusters with 20 each. I: 60 clusters with three each and 60 accounts in ten target namespaces of one
+    Harvester; I1 is the same with one account, to compare with. Each runs on servers and a provider of its own;
+    afterwards its machines are deleted. Nodes register one second after the boot.
+
+    X: 250 clusters with 20 each, on 10 Harvesters with 50 accounts, and then single machines. One process stands in for
+    all API servers.
     """
     binaries.prepare(binaries.plain_report(lambda name, step, *_: print(f"{name}: {step}", file=sys.stderr)))
     results = {}
     for name in workloads or ("A", "B", "S", "I1", "I"):
         print(f"workload {name} …", file=sys.stderr)
-        results[name] = uvloop.run(measure(name, **settings))
+        run = scale.measure(settings["idle_seconds"]) if name == scale.NAME else measure(name, **settings)
+        results[name] = uvloop.run(run)
         if output == "table":
             print_table(name, results[name])
     if output == "json":
@@ -106,10 +110,10 @@ async def _measure(
     figures: dict[str, Any] = {
         "machines": count,
         "all ready after s": round(max(item.done for item in found) - started, 2),
-        "ready after s (each)": _spread(item.done - item.created for item in found),
-        "added: machine created → VM created, s": _spread(item.vm - item.created for item in found),
-        "added: address seen → Ready, s": _spread(item.ready - item.address for item in found),
-        "added: node seen → initialized, s": _spread(item.initialized - item.node for item in found),
+        "ready after s (each)": spread(item.done - item.created for item in found),
+        "added: machine created → VM created, s": spread(item.vm - item.created for item in found),
+        "added: address seen → Ready, s": spread(item.ready - item.address for item in found),
+        "added: node seen → initialized, s": spread(item.initialized - item.node for item in found),
         "requests a machine until ready": _requests(bench.requests().minus(requests), count),
     }
     cpu_ready, _ = bench.provider_usage()
@@ -173,15 +177,6 @@ def _requests(requests: Requests, machines: int) -> dict[str, Any]:
     }
     lease = sum(verbs["lease"] for verbs in requests.by_verb.values())
     return {"total": round((requests.total - lease) / machines, 2), **detail}
-
-
-def _spread(values: Any) -> dict[str, float]:
-    values = sorted(values)
-    return {
-        "median": round(statistics.median(values), 3),
-        "p99": round(values[min(len(values) - 1, int(len(values) * 0.99))], 3),
-        "max": round(values[-1], 3),
-    }
 
 
 def print_table(name: str, figures: dict[str, Any]) -> None:

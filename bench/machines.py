@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from bench.environment import Bench, encoded, join_token
+from bench.times import TAINT, Times
 from caphv.api.object import NODES, SECRETS, Obj, being_deleted
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.cache import Change, Informer
@@ -21,26 +22,7 @@ from sandbox.cluster import CLUSTER_LABEL, CORE_VERSION, IDENTITY, KUBERNETES_VE
 from sandbox.guest.join import JOIN_FILE, WORKER
 from sandbox.harvester import kinds
 
-TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
 _IN_FLIGHT = 16
-
-
-@dataclass
-class Times:
-    """When (monotonic seconds) each thing was seen for one machine."""
-
-    created: float = 0.0
-    vm: float = 0.0
-    address: float = 0.0
-    ready: float = 0.0
-    node: float = 0.0
-    initialized: float = 0.0
-    gone: float = 0.0
-
-    @property
-    def done(self) -> float:
-        """When the machine was both ready and initialized, 0 before."""
-        return max(self.ready, self.initialized) if self.ready and self.initialized else 0.0
 
 
 @dataclass
@@ -128,7 +110,7 @@ async def create_clusters(
     for number, name in enumerate(names):
         await manifests.apply(
             bench.management,
-            _cluster_objects(
+            cluster_objects(
                 bench, name, number, number % accounts, f"{prefix}vms-{number % targets}" if targets else name
             ),
         )
@@ -171,7 +153,8 @@ async def delete_machines(bench: Bench, pairs: Iterable[tuple[str, str]]) -> Non
     await asyncio.gather(*(one(*pair) for pair in pairs))
 
 
-def _cluster_objects(bench: Bench, name: str, number: int, account: int, target: str) -> list[Obj]:
+def cluster_objects(bench: Bench, name: str, number: int, account: int, target: str) -> list[Obj]:
+    """A cluster with the Secrets that it needs, as a user and the control plane provider create them."""
     server = bench.workload(number)
     credentials = yaml.safe_load(bench.workload_kubeconfig(number))
     join = {

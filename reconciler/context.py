@@ -68,7 +68,7 @@ class Context:
             wanted.append(finalizer)
         if wanted != present:
             await self._patch_finalizers(informer, obj, wanted)
-            log.info("%s is new", informer.resource.kind)
+            self._log_life(informer, "new")
 
     async def remove_finalizer(self, informer: Informer, obj: Obj, *finalizers: str) -> None:
         """Remove our finalizers, so that the API server deletes the object."""
@@ -76,7 +76,7 @@ class Context:
         wanted = [f for f in present if f not in finalizers]
         if wanted != present:
             await self._patch_finalizers(informer, obj, wanted)
-            log.info("%s is deleted", informer.resource.kind)
+            self._log_life(informer, "deleted")
 
     async def patch_spec(self, informer: Informer, obj: Obj, spec: dict[str, object]) -> Obj:
         """Merge fields into the spec; return the new object."""
@@ -104,6 +104,11 @@ class Context:
         draft.written(new)
         if news:
             log.info("%s is %s", informer.resource.kind, news)
+
+    def _log_life(self, informer: Informer, what: str) -> None:
+        # An identity Secret lives on: the finalizer only protects it.
+        if informer is not self.caches.secrets:
+            log.info("%s is %s", informer.resource.kind, what)
 
     async def _patch_finalizers(self, informer: Informer, obj: Obj, finalizers: list[str]) -> None:
         metadata = obj["metadata"]
