@@ -114,10 +114,11 @@ class MachineScope:
     def namespace(self) -> TargetNamespace:
         """Caches of the target namespace. Raises `Blocked` until they have been filled."""
         session = self.session()
-        with self.subscribe(triggers.caches(session.fingerprint)) as filled:
-            namespace = session.watch_namespace(self.target_namespace)
-            if not namespace.synced or not session.synced:
-                raise self._caches_not_ready(namespace.sync_error or session.sync_error, filled)
+        namespace = session.watch_namespace(self.target_namespace)
+        # Nothing is awaited before the subscription, so no change can be missed; most calls need none.
+        if not namespace.synced or not session.synced:
+            filled = self.subscribe(triggers.caches(session.fingerprint))
+            raise self._caches_not_ready(namespace.sync_error or session.sync_error, filled)
         return namespace
 
     def current_namespace(self) -> TargetNamespace:
@@ -125,11 +126,9 @@ class MachineScope:
 
         Raises `Blocked` while a watch is not connected: what cannot be undone must not follow from an old state.
         """
-        session = self.session()
-        with self.subscribe(triggers.caches(session.fingerprint)) as current:
-            namespace = self.namespace()
-            if not namespace.current or not session.pools.current:
-                raise self._caches_not_ready("", current)
+        namespace, session = self.namespace(), self.session()
+        if not namespace.current or not session.pools.current:
+            raise self._caches_not_ready("", self.subscribe(triggers.caches(session.fingerprint)))
         return namespace
 
     def _caches_not_ready(self, error: str, source: Subscription) -> Blocked:
