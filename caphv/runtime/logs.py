@@ -44,7 +44,7 @@ def configure(level: str = "info", log_format: Format = "auto", stream: TextIO |
     handler.addFilter(_add_fields)
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Nobody reads them, and finding them takes as long as the rest of a line.
+    # No formatter uses these, and finding them takes as long as the rest of a line.
     logging._srcfile = None  # as its documentation recommends
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # At debug level libraries log headers and bodies, which contain credentials and bootstrap data.

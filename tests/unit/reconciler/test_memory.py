@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
 
 async def written(memory: MachineMemory, seconds: float, step: float = 0.25) -> list[float]:
-    """When a state is written that is looked at again and again, in seconds from now."""
+    """When a state is written that is reconciled again and again, in seconds from now."""
     found = []
     for number in range(round(seconds / step)):
         if not memory.debounce(1.0):
