@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from caphv.api.object import Obj, key_of
+from caphv.api.object import Obj, Resource, key_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import NotFound
@@ -23,29 +23,37 @@ def documents(content: bytes) -> list[Obj]:
 
 
 class Objects:
-    """Objects of one API server; `manager` owns the applied fields. Kinds are not cached: CRDs may come at any time."""
+    """Objects of one API server; `manager` owns the applied fields. Missing kinds are not cached: they may come."""
 
     def __init__(self, client: ApiClient, manager: str) -> None:
         self._client, self._manager = client, manager
+        self._kinds: dict[tuple[str, str], Resource] = {}
+
+    async def resource(self, obj: Obj) -> Resource:
+        """Return the kind of an object. Raises LookupError and NotFound where it is not served."""
+        kind = str(obj["apiVersion"]), str(obj["kind"])
+        if kind not in self._kinds:
+            self._kinds[kind] = await Discovery(self._client).resource(obj)
+        return self._kinds[kind]
 
     async def check(self, objects: Iterable[Obj]) -> None:
         """Raise NoSuchKind unless all kinds are served. Helm builds all objects before it creates the first one."""
         for obj in objects:
             try:
-                await Discovery(self._client).resource(obj)
+                await self.resource(obj)
             except (LookupError, NotFound):
                 raise NoSuchKind(f'no matches for kind "{obj["kind"]}" in version "{obj["apiVersion"]}"') from None
 
     async def apply(self, objects: Iterable[Obj], namespace: str) -> None:
         """Create or overwrite objects; `namespace` is for those that name none."""
         for obj in objects:
-            resource = await Discovery(self._client).resource(obj)
+            resource = await self.resource(obj)
             await self._client.apply(resource, _placed(obj, namespace, resource.namespaced), manager=self._manager)
 
     async def read(self, obj: Obj, namespace: str) -> Obj | None:
         """Return the live object, None without one."""
         try:
-            resource = await Discovery(self._client).resource(obj)
+            resource = await self.resource(obj)
             key = key_of(_placed(obj, namespace, resource.namespaced))
             return await self._client.get(resource, key.name, key.namespace)
         except (NotFound, LookupError):
@@ -55,7 +63,7 @@ class Objects:
         """Delete objects that exist."""
         for obj in objects:
             try:
-                resource = await Discovery(self._client).resource(obj)
+                resource = await self.resource(obj)
                 key = key_of(_placed(obj, namespace, resource.namespaced))
                 await self._client.delete(resource, key.name, key.namespace)
             except (NotFound, LookupError):

@@ -9,6 +9,7 @@ from typing import Any
 
 from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
 from sandbox.addons.apply import NoSuchKind, Objects, differs, names
 from sandbox.addons.bundles import Bundle, bundles_of
 from sandbox.addons.charts import Chart, opaque
@@ -85,13 +86,14 @@ class FleetCluster:
             try:
                 await self._objects.check(bundle.objects)
                 await self._check_ownership(bundle, installed=before is not None)
-            except (NoSuchKind, OwnershipConflict) as error:
+                # Fleet installs with Helm's CreateNamespace.
+                await self._objects.apply([_namespace(bundle.namespace)], "")
+                await self._apply(bundle)
+            except (NoSuchKind, OwnershipConflict, NotFound) as error:
+                # NotFound: the namespace of an object does not exist yet.
                 last = known.bundle if known else replace(bundle, objects=())
                 self.releases[bundle.name] = Release(last, str(error), known.upgrades if known else 0)
                 return False
-            # Fleet installs with Helm's CreateNamespace.
-            await self._objects.apply([_namespace(bundle.namespace)], "")
-            await self._apply(bundle)
             if before:
                 await self._delete_dropped(before, bundle)
             self.history[bundle.release] = bundle
