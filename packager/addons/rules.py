@@ -160,6 +160,25 @@ def _cni_of_distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
         yield Finding(("cni", "name"), Fault.UNSUPPORTED, detail, value="canal")
 
 
+@RULES.rule(
+    "cni-pod-network",
+    ("Cluster",),
+    "Cilium on kubeadm and Talos must have `spec.clusterNetwork.pods`, of which Kubernetes gives each node a network.",
+)
+def _pod_network(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    """With `ipam.mode: kubernetes` Cilium waits for `spec.podCIDR` of each Node. RKE2 and K3s have a default."""
+    cni = values["cni"]
+    mode = at(cni, "values", "ipam", "mode") or "kubernetes"
+    if values["distribution"] in _WITH_HELM_CONTROLLER or cni["name"] != "cilium" or mode != "kubernetes":
+        return
+    if not at(facts.cluster, "spec", "clusterNetwork", "pods", "cidrBlocks"):
+        detail = (
+            "needs spec.clusterNetwork.pods.cidrBlocks of the Cluster: without it no Node gets a network for its "
+            "Pods, and Cilium never starts"
+        )
+        yield Finding(("cni", "name"), Fault.REQUIRED, detail)
+
+
 @RULES.rule("cloud-provider-distribution", ("Cluster",), "`cloudProviderName: harvester` must be used with RKE2 only.")
 def _provider_of_distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     if values["distribution"] != "rke2" and values["cloudProviderName"] == "harvester":

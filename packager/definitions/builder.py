@@ -18,15 +18,15 @@ from packager.addons.merge import at
 from packager.cluster_objects import facts_of, is_suspended
 from packager.definitions import files
 from packager.definitions.build import build
+from packager.definitions.gitrepos import Member, folders
 from packager.definitions.model import FLEET
 from packager.definitions.protection import protected
 from packager.definitions.source import ClusterEntry, Source, SourceProblem
 from packager.git.errors import GitError
 from packager.git.folder import Folder, Root, blob_id
 from packager.git.snapshot import Snapshot
-from packager.rendering import yaml as yamltext
 from packager.rendering.bundles import FLEET_YAML, workspace
-from packager.rendering.gitrepo import GitRepoOptions, git_repo
+from packager.rendering.gitrepo import GitRepoOptions
 from packager.rendering.lockfile import FILE as RECORD
 from packager.rendering.renderer import Rendered, Renderer
 from packager.tree import CLUSTER_ROOT, CLUSTERS, path_of
@@ -76,6 +76,7 @@ class _ClusterBuild:
     bundles: Folder | None = None
     suspended: bool = False
     workspace: str = ""
+    group: str = ""
     uninstall: UninstallPolicy = field(default_factory=UninstallPolicy)
 
 
@@ -110,7 +111,6 @@ class Builder:
         self._bundles = bundles
         self._known: dict[Key, _Known] = {}
         self._last: tuple[Source, str, BuildResult] | None = None
-        self._known_repos: dict[tuple[str, str], tuple[str, Folder]] = {}
 
     def build(self, source: Source, snapshot: Snapshot) -> BuildResult:
         """Build a source on top of the repository: pinned versions and files of running nodes stay."""
@@ -137,6 +137,13 @@ class Builder:
                 known = _Known(read, frozenset(manifests), frozenset(records), one)
             self._known[entry.key] = known
             self._add(entry.key, known.one, built, snapshot)
+        if self._git_repos and self._bundles:
+            members = [
+                Member(key, known.one.workspace, known.one.group)
+                for key, known in self._known.items()
+                if known.one.workspace
+            ]
+            built.wanted[GITREPO_ROOT] = folders(self._git_repos, members, snapshot)
         built.problems.sort()
         return built
 
@@ -181,9 +188,13 @@ class Builder:
             return _ClusterBuild(objects=objects, manifest=manifest, suspended=True)
         top = f"{CLUSTERS}/{key}/"
         bundles = Folder({path.removeprefix(top): content for path, content in rendered.tree.items()})
-        place = "" if own_repo else workspace(rendered.settings)
         return _ClusterBuild(
-            objects=objects, manifest=manifest, bundles=bundles, workspace=place, uninstall=policy_of(rendered)
+            objects=objects,
+            manifest=manifest,
+            bundles=bundles,
+            workspace="" if own_repo else workspace(rendered.settings),
+            group=rendered.settings.fleet.group,
+            uninstall=policy_of(rendered),
         )
 
     def _add(self, key: Key, found: _ClusterBuild, built: BuildResult, snapshot: Snapshot) -> None:
@@ -200,21 +211,6 @@ class Builder:
         if found.bundles is not None:
             built.wanted[CLUSTER_ROOT][str(key)] = found.bundles
             built.uninstall[key] = found.uninstall
-        if found.workspace and self._git_repos:
-            known = self._known_repos
-            if (found.workspace, key.namespace) not in known:
-                known[found.workspace, key.namespace] = _git_repo(self._git_repos, found.workspace, key.namespace)
-            folder, content = known[found.workspace, key.namespace]
-            built.wanted[GITREPO_ROOT][folder] = content
-
-
-def _git_repo(options: GitRepoOptions, place: str, namespace: str) -> tuple[str, Folder]:
-    """Return the GitRepo for all clusters of a namespace; a new cluster does not change it."""
-    paths = ["/".join(filter(None, (options.folder, CLUSTERS, namespace, "*", "*")))]
-    repo = git_repo(options, place, namespace, paths)
-    return path_of(place, repo["metadata"]["name"]), Folder(
-        {"gitrepo.yaml": yamltext.dump_all(protected([repo])).encode()}
-    )
 
 
 def existing(snapshot: Snapshot, key: Key) -> list[Obj]:

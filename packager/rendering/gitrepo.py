@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from caphv.api.object import Obj
+from caphv.api.object import Key, Obj
 from packager.addons.settings import AddonSettings
 from packager.rendering.bundles import workspace
-from packager.tree import cluster_folder, path_of
+from packager.tree import CLUSTERS, cluster_folder, path_of
 
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 # The form `user@host:path` of ssh.
@@ -80,13 +80,28 @@ def _check_helm(secret: str, regex: str) -> None:
 
 
 def git_repos(clusters: Iterable[AddonSettings], options: GitRepoOptions) -> list[Obj]:
-    """Return one GitRepo a workspace and group, sorted, each with the folders of its clusters' bundles."""
-    paths: dict[tuple[str, str], list[str]] = {}
-    for settings in clusters:
-        # The star excludes the lockfile.
-        path = "/".join(filter(None, (options.folder, cluster_folder(*settings.cluster), "*")))
-        paths.setdefault((workspace(settings), group_of(settings, options.groups)), []).append(path)
+    """Return one GitRepo a workspace and group, sorted, each with the folders of its clusters' bundles.
+
+    Without groups, paths are patterns, so that Fleet reads new clusters of a namespace without another GitRepo.
+    """
+    known = list(clusters)
+    grouped = options.groups > 1 or any(settings.fleet.group for settings in known)
+    paths: dict[tuple[str, str], set[str]] = {}
+    for settings in known:
+        key = settings.cluster
+        path = cluster_path(options, key) if grouped else namespace_path(options, key.namespace)
+        paths.setdefault((workspace(settings), group_of(settings, options.groups)), set()).add(path)
     return [git_repo(options, *place, sorted(found)) for place, found in sorted(paths.items())]
+
+
+def cluster_path(options: GitRepoOptions, cluster: Key) -> str:
+    """Return the path of a GitRepo for the bundles of one cluster; the star excludes the lockfile."""
+    return "/".join(filter(None, (options.folder, cluster_folder(*cluster), "*")))
+
+
+def namespace_path(options: GitRepoOptions, namespace: str) -> str:
+    """Return the path of a GitRepo for the bundles of all clusters in a namespace."""
+    return "/".join(filter(None, (options.folder, CLUSTERS, namespace, "*", "*")))
 
 
 def group_of(settings: AddonSettings, groups: int) -> str:

@@ -35,8 +35,13 @@ def cluster(name: str, addons: Obj | None = None, *, namespace: str = "clusters"
 
 TOLERATION = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
 K3S = {"topology": {"version": "v1.36.1+k3s1"}}
-KUBEADM = {"topology": {"version": "v1.36.1", "classRef": {"name": "harvester-kubeadm"}}}
-TALOS = {"topology": None, "controlPlaneRef": {"kind": "TalosControlPlane", "name": "control-plane"}}
+PODS = {"pods": {"cidrBlocks": ["10.42.0.0/16"]}}
+KUBEADM = {"topology": {"version": "v1.36.1", "classRef": {"name": "harvester-kubeadm"}}, "clusterNetwork": PODS}
+TALOS = {
+    "topology": None,
+    "controlPlaneRef": {"kind": "TalosControlPlane", "name": "control-plane"},
+    "clusterNetwork": PODS,
+}
 TAKEN = {"takeOwnership": True, "keepResources": False}
 
 EXAMPLES = [

@@ -12,7 +12,7 @@ from packager.addons.gather import FleetCluster
 from packager.addons.merge import merged
 from packager.addons.settings import AddonSettings, ClusterFacts, Packaging, settings_of
 from packager.rendering.bundles import targets, workspace
-from tests.support.packager.examples import cluster
+from tests.support.packager.examples import KUBEADM, TALOS, cluster
 
 pytestmark = pytest.mark.unit
 
@@ -184,6 +184,18 @@ def test_cluster_and_settings_must_agree() -> None:
     control_plane = {"spec": {"serverConfig": {"cni": "canal", "cloudProviderName": "harvester"}}}
     other = cluster("a", {"cloudProviderName": "external"}, labels={"cni": "calico"}, control_plane=control_plane)
     assert set(faults(other).values()) == {"cni-installed", "cloud-provider-installed"}
+
+
+@pytest.mark.parametrize("spec", [KUBEADM, TALOS])
+def test_cilium_needs_a_network_for_pods_where_the_distribution_has_no_default(spec: Obj) -> None:
+    cilium, without = {"cni": {"name": "cilium"}}, {**spec, "clusterNetwork": None}
+    assert faults(cluster("a", cilium, spec=spec)) == {}
+    assert set(faults(cluster("a", cilium, spec=without)).values()) == {"cni-pod-network"}
+    assert faults(cluster("a", {"cni": {"name": "calico"}}, spec=without)) == {}
+    # Its own pools need no network of Nodes.
+    own = {"cni": {"name": "cilium", "values": {"ipam": {"mode": "cluster-pool"}}}}
+    assert faults(cluster("a", own, spec=without)) == {}
+    assert faults(cluster("a", cilium)) == {}, "RKE2 has a default"
 
 
 def test_load_balancer_default_needs_kubernetes_that_can() -> None:

@@ -9,7 +9,7 @@ import yaml
 from caphv.api.object import Obj
 from packager.addons.settings import ClusterFacts
 from packager.rendering.renderer import Renderer
-from tests.support.packager.examples import cluster
+from tests.support.packager.examples import PODS, cluster
 
 pytestmark = pytest.mark.unit
 
@@ -132,7 +132,8 @@ def bundles_of(tree: Any) -> dict[str, tuple[set[str], set[str], set[str]]]:
 
 def made_by(kind: str, addons: Obj | None = None, **more: Any) -> ClusterFacts:
     """A Cluster whose control plane is of a kind."""
-    return cluster("a", addons, spec={"topology": None, "controlPlaneRef": {"kind": kind}}, **more)
+    spec = {"topology": None, "controlPlaneRef": {"kind": kind}, "clusterNetwork": PODS}
+    return cluster("a", addons, spec=spec, **more)
 
 
 def way(tree: Any, bundle: str) -> str:

@@ -437,4 +437,12 @@ def test_git_repo_holds_what_the_options_say() -> None:
     (repo,) = git_repos([settings], OPTIONS)
     assert repo["spec"]["clientSecretName"] == "git-access"
     assert repo["spec"]["caBundle"] == "UEVN"
-    assert repo["spec"]["paths"] == ["add-ons/clusters/clusters/a/*"]
+    # A new cluster of the namespace needs no other GitRepo.
+    assert repo["spec"]["paths"] == ["add-ons/clusters/clusters/*/*"]
+    grouped = cluster("b", {"fleet": {"group": "production"}})
+    settings_of_both = [one.settings for one in Renderer().render([cluster("a"), grouped], {}) if one.settings]
+    paths = {repo["metadata"]["name"]: repo["spec"]["paths"] for repo in git_repos(settings_of_both, OPTIONS)}
+    assert paths == {
+        "caphv-0": ["add-ons/clusters/clusters/a/*"],
+        "caphv-production": ["add-ons/clusters/clusters/b/*"],
+    }

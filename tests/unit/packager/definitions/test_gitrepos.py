@@ -1,0 +1,77 @@
+"""GitRepos of defined clusters: each folder is read by one of them, whatever groups the clusters name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caphv.api.object import Key
+from packager.definitions.files import GITREPOS, NAMES
+from packager.definitions.gitrepos import Member, folders
+from packager.git.directory import Directory
+from packager.rendering.gitrepo import GitRepoOptions
+
+pytestmark = pytest.mark.unit
+OPTIONS = GitRepoOptions("https://git.example.com/fleet.git")
+
+
+def member(name: str, group: str = "", workspace: str = "fleet-default", namespace: str = "team-a") -> Member:
+    return Member(Key(namespace, name), workspace, group)
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, *members: Member, clusters: tuple[str, ...] = ()) -> dict[str, list[str]]:
+        """Write the GitRepos, and folders of clusters; return the paths by workspace and name."""
+        for name in (*clusters, *(one.cluster.name for one in members)):
+            path = self._folder / "clusters" / "team-a" / name / "cni" / "fleet.yaml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        found = folders(OPTIONS, members, Directory(self._folder, names=NAMES).sync())
+        for place, folder in found.items():
+            for name, content in folder.files.items():
+                path = self._folder / GITREPOS / place / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        return {place: yaml.safe_load(folder.files["gitrepo.yaml"])["spec"]["paths"] for place, folder in found.items()}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_without_groups_a_pattern_covers_new_clusters(site: Site) -> None:
+    first = site.write(member("a"))
+    assert first == {"fleet-default/caphv-team-a": ["clusters/team-a/*/*"]}
+    assert site.write(member("a"), member("b")) == first
+
+
+def test_a_group_has_a_gitrepo_of_its_own(site: Site) -> None:
+    assert site.write(member("a"), member("b", "production"), member("c", "production")) == {
+        "fleet-default/caphv-production": ["clusters/team-a/b/*", "clusters/team-a/c/*"],
+        "fleet-default/caphv-team-a": ["clusters/team-a/a/*"],
+    }
+
+
+def test_clusters_that_cannot_be_built_stay_where_they_are_read(site: Site) -> None:
+    before = site.write(member("a"), member("b", "production"), member("c", "production"))
+    assert site.write(member("c", "production")) == before
+
+
+@given(st.dictionaries(st.sampled_from("abcde"), st.sampled_from(["", "one", "two"]), min_size=1))
+def test_every_cluster_is_read_once(tmp_path_factory: pytest.TempPathFactory, groups: dict[str, str]) -> None:
+    site = Site(tmp_path_factory.mktemp("site"))
+    found = site.write(*(member(name, group) for name, group in groups.items()))
+    paths = [path for listed in found.values() for path in listed]
+    assert len(paths) == len(set(paths))
+    if any(groups.values()):
+        assert sorted(paths) == [f"clusters/team-a/{name}/*" for name in sorted(groups)]
+    else:
+        assert paths == ["clusters/team-a/*/*"]
