@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import datetime
 import itertools
 import random
@@ -57,14 +58,16 @@ class Watch:
     namespace: str
     name: str
     metadata_only: bool
-    events: asyncio.Queue[bytes] = field(default_factory=asyncio.Queue)
+    events: list[bytes] = field(default_factory=list)
+    wakes: asyncio.Event = field(default_factory=asyncio.Event)
 
     def offer(self, kind: str, obj: Obj) -> None:
         """Queue an event if the watch wants the object."""
         metadata = obj["metadata"]
         if self.namespace in ("", metadata.get("namespace")) and self.name in ("", metadata["name"]):
             shown = {"metadata": _slim(metadata)} if self.metadata_only else obj
-            self.events.put_nowait(orjson.dumps({"type": kind, "object": shown}) + b"\n")
+            self.events.append(orjson.dumps({"type": kind, "object": shown}) + b"\n")
+            self.wakes.set()
 
 
 @dataclass
@@ -309,12 +312,13 @@ class Front:
         try:
             await response.prepare(request)
             while (left := ends - time.monotonic()) > 0:
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(min(left, _BOOKMARKS)):
-                        event = await watch.events.get()
-                except TimeoutError:
-                    event = server.bookmark()
-                await response.write(event)
+                        await watch.wakes.wait()
+                # A bookmark must not overtake an event: the next watch begins behind it.
+                waiting, watch.events = watch.events or [server.bookmark()], []
+                watch.wakes.clear()
+                await response.write(b"".join(waiting))
         finally:
             server.collection(plural).watches.discard(watch)
         return response

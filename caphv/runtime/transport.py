@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
 from yarl import URL
 
 from caphv.runtime.addresses import AddressCheck, AddressNotAllowed
 from caphv.runtime.errors import TooLarge
+from caphv.runtime.kubernetespackage import Configuration, RESTClientObject
 
 MIB = 1024 * 1024
 # A larger response is refused; informers then ask for smaller pages.

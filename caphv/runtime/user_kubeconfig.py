@@ -5,10 +5,7 @@ Not part of `caphv.runtime.kubeconfig`, whose readers never need the loaders of 
 
 from __future__ import annotations
 
-from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
-from kubernetes.aio.config import kube_config
-
+from caphv.runtime.kubernetespackage import Configuration, RESTClientObject, kube_config
 from caphv.runtime.proxy import environment_proxy
 from caphv.runtime.transport import Connection
 
@@ -19,7 +16,7 @@ async def connection(kubeconfig: str = "", context: str = "") -> Connection:
     Credentials are refreshed as the kubeconfig says. Raises whatever the `kubernetes` package raises.
     """
     configuration = Configuration()
-    await kube_config.load_kube_config(kubeconfig or None, context or None, configuration)
+    await kube_config().load_kube_config(kubeconfig or None, context or None, configuration)
 
     async def authorization() -> str:
         token = await configuration.get_api_key_with_prefix("BearerToken") or ""
