@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from caphv.runtime import openfiles
+from caphv.runtime.collector import ShortPauses
 
 try:
     import uvloop
@@ -19,6 +20,7 @@ _Answer = TypeVar("_Answer")
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to completion on a new event loop."""
     openfiles.raise_limit()
+    ShortPauses().install()
     (uvloop or asyncio).run(main)
 
 
