@@ -64,16 +64,17 @@ def wave(clusters: Iterable[ClusterFacts], previous: Tree, target: Versions, cou
     outdated: list[ClusterFacts] = []
     unknown = 0
     for facts in sorted(clusters, key=lambda facts: facts.key):
-        pinned = _pinned(facts, previous)
-        if pinned is None:
+        versions = pinned(facts, previous)
+        if versions is None:
             unknown += 1
-        elif pinned != target and not is_suspended(facts.cluster):
+        elif versions != target and not is_suspended(facts.cluster):
             outdated.append(facts)
     chosen = outdated if count is None else outdated[:count]
     return UpgradeWave(tuple(chosen), len(outdated) - len(chosen), unknown)
 
 
-def _pinned(facts: ClusterFacts, previous: Tree) -> Versions | None:
+def pinned(facts: ClusterFacts, previous: Tree) -> Versions | None:
+    """Return the versions that the repository pins for a cluster; None where it has none that can be read."""
     try:
         content = previous.get(f"{cluster_folder(*facts.key)}/{lockfile.FILE}")
         return lockfile.read(content).versions if content is not None else None

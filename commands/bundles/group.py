@@ -21,10 +21,10 @@ from commands.bundles.common import (
     finish,
     output,
     pruning_of,
-    release_of,
     render_options,
 )
 from commands.bundles.images import images
+from commands.bundles.upgrade import upgrade
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import helm_secret_options
 from commands.options.clusters import InputError, SelectedClusters, Step, cluster_options, progress, read_clusters
@@ -69,6 +69,7 @@ def bundles() -> None:
 
 bundles.add_command(check)
 bundles.add_command(images)
+bundles.add_command(upgrade)
 
 
 @bundles.command(
@@ -286,66 +287,3 @@ def list_(**flags: Any) -> None:
         found = inventory(store.sync())
     click.echo(out.LISTED[flags["output"]](found, table().newest), nl=False)
     sys.exit(DIFFERENT if any(cluster.fault for cluster in found) else DONE)
-
-
-@bundles.command(
-    short_help="Change versions of add-ons, in waves.",
-    epilog=f"""\b
-Examples:
-  caphv bundles upgrade -l wave=1 --repo https://git.example.com/fleet.git --dry-run
-  caphv bundles upgrade -l wave=1 --repo https://git.example.com/fleet.git
-  caphv bundles upgrade --count 10 --repo https://git.example.com/fleet.git --review caphv/upgrade
-  caphv bundles upgrade --all --release 2026.11 --repo https://git.example.com/fleet.git
-
-{_EXIT_STATUS}""",
-)
-@cluster_options
-@render_options
-@repository_options
-@commit_options
-@click.option("--count", type=click.IntRange(1), help="Maximum number of clusters, in order of namespace and name.")
-@click.option("--all", "everything", is_flag=True, help="All given clusters.")
-@click.option("--release", default="", help="Release of the bundles, may be an older one.  [default: the newest]")
-@click.option("--dry-run", is_flag=True, help="Show the differences without committing.")
-@prune_option
-@output("table", "json", "yaml")
-def upgrade(**flags: Any) -> None:
-    """Change the pinned versions of charts and templates, in waves: by --selector, by --count, or --all.
-
-    No other command changes pinned versions. Clusters outside of the wave are not touched.
-    """
-    from commands.output import bundles as out
-    from packager.diff import diff_clusters
-    from packager.git.commit import Reason
-    from packager.git.prune import Pruning
-    from packager.inventory import wave
-    from packager.planner import ManagementState, Planner, publish
-    from packager.tree import CLUSTERS
-
-    if not (flags["selector"] or flags["count"] or flags["everything"]):
-        raise click.UsageError("select clusters with --selector, --count or --all")
-    with progress() as step:
-        given = read_clusters(flags, step)
-        bundler = bundler_of(flags, step)
-        target = release_of(bundler, flags["release"])
-        with open_store(flags) as store:
-            step("reading the repository")
-            snapshot = store.sync()
-            chosen = wave(given.clusters, snapshot.tree, target, flags["count"])
-            pins = {facts.key: target for facts in chosen.chosen}
-            # Clusters outside of the wave are left alone.
-            scope = {f"{CLUSTERS}/{facts.key}" for facts in chosen.chosen}
-            pruning = Pruning(complete=not given.input.unreadable, budget=flags["max_prune"], scope=scope)
-            reason = Reason(flags["message"] or f"Upgrade to release {target.release} of the bundles.")
-            state = ManagementState(chosen.chosen, live=False, pruning=pruning, pins=pins)
-            if flags["dry_run"]:
-                planned = Planner(bundler).plan(snapshot, state)
-                plan = planned.plan
-                form = "diff" if flags["output"] == "table" else flags["output"]
-                text = out.DIFFERENCES[form](diff_clusters(planned.batch, plan, snapshot))
-            else:
-                planned, result = publish(store, Planner(bundler), state, reason=reason)
-                text, plan = out.PUSHED[flags["output"]](result), result.plan
-    click.echo(text, nl=False, color=out.colour())
-    click.echo(out.wave(chosen, target), err=True)
-    finish(given, planned.batch, different=bool(plan.held or plan.refused))

@@ -21,6 +21,7 @@ from packager.git.repository import Result
 from packager.inventory import RepositoryCluster, UpgradeWave
 from packager.rendering import yaml
 from packager.rendering.renderer import TEMPLATE_RULE, Rendered
+from packager.waves import Wave
 
 __all__ = [
     "DIFFERENCES",
@@ -28,6 +29,8 @@ __all__ = [
     "PUSHED",
     "RENDERED",
     "VERIFIED",
+    "WAVES",
+    "WAVES_DONE",
     "colour",
     "count",
     "formats",
@@ -35,6 +38,7 @@ __all__ = [
     "summary",
     "table",
     "wave",
+    "wave_line",
 ]
 
 _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
@@ -79,6 +83,38 @@ def wave(wave: UpgradeWave, target: Versions) -> str:
     more = f", {wave.waiting} more wait" if wave.waiting else ""
     new = f"; {wave.unknown} are not in the repository yet and will begin with the newest" if wave.unknown else ""
     return f"{count(len(wave.chosen), 'cluster')} for release {target.release}{more}{new}"
+
+
+def wave_line(outcome: Obj) -> str:
+    """Say what became of a wave."""
+    colour = "green" if outcome["state"] == "ready" else "red"
+    commit = f", commit {outcome['commit'][:12]}" if outcome["commit"] else ""
+    head = f"{click.style(outcome['state'], fg=colour)} {outcome['wave']}: "
+    lines = [f"{head}{count(len(outcome['clusters']), 'cluster')}{commit}"]
+    lines += [f"  {name}: {printable('; '.join(why))}" for name, why in sorted(outcome["problems"].items())]
+    if revert := outcome.get("revert"):
+        lines.append(f"  commit {revert[:12]} gives them their former versions; correct the cause, and run this again")
+    return "\n".join(lines)
+
+
+# Waves of an upgrade
+
+
+def _waves(waves: Sequence[Wave], target: Versions) -> str:
+    rows = [
+        (str(number), one.name, str(len(one.clusters)), ", ".join(str(facts.key) for facts in one.clusters))
+        for number, one in enumerate(waves, 1)
+    ]
+    shown = table(("WAVE", "NAME", "COUNT", "CLUSTERS"), rows) if rows else ""
+    total = sum(len(one.clusters) for one in waves)
+    return f"{shown}{count(total, 'cluster')} for release {target.release}\n"
+
+
+def _waves_content(waves: Sequence[Wave], target: Versions) -> Obj:
+    return {
+        "release": target.release,
+        "waves": [{"wave": one.name, "clusters": [str(facts.key) for facts in one.clusters]} for one in waves],
+    }
 
 
 # Rendered bundles
@@ -309,4 +345,6 @@ RENDERED = {**formats(_tree, _files, "tree"), "yaml": _streamed}
 DIFFERENCES = {**formats(_changed, _changes), "diff": _unified}
 VERIFIED = formats(_verdicts, _proof)
 PUSHED = formats(_pushed, _result)
+WAVES = formats(_waves, _waves_content)
+WAVES_DONE = formats(lambda done: "".join(map(wave_line, done)), lambda done: {"waves": done})
 LISTED = formats(_listed, _inventory)

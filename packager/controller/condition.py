@@ -9,13 +9,10 @@ from dataclasses import dataclass
 from caphv.api.conditions import Status
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key
-from packager.addons.settings import AddonSettings
-from packager.controller.fleet import ExpectedBundles, Report
+from packager.controller.fleet import ExpectedBundles, Report, expected_bundles
 from packager.controller.publisher import Published
 from packager.controller.state import ClusterState
-from packager.git.paths import joined
 from packager.git.prune import Plan
-from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
 from packager.rendering.renderer import Rendered
 from packager.tree import cluster_folder
 
@@ -86,7 +83,8 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     commit = result.commit if changed else known.get(key, result.head)
     staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(f"{folder}/")]
     staying += _foreign(published.result.plan, key)
-    return Outcome(None, "; ".join(staying), commit, _wanted(rendered, rendered.settings, commit, path), changed)
+    expected = expected_bundles(rendered, rendered.settings, commit, path)
+    return Outcome(None, "; ".join(staying), commit, expected, changed)
 
 
 def _foreign(plan: Plan, key: Key) -> list[str]:
@@ -96,13 +94,6 @@ def _foreign(plan: Plan, key: Key) -> list[str]:
         return []
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     return [f"Fleet also deploys files that caphv did not write: {', '.join(found[:_MOST_NAMED])}{more}"]
-
-
-def _wanted(rendered: Rendered, settings: AddonSettings, commit: str, path: str) -> ExpectedBundles:
-    names = sorted(file.split("/")[-2] for file in rendered.tree if file.endswith(f"/{FLEET_YAML}"))
-    bundles = tuple((name, bundle_name(rendered.cluster, name)) for name in names)
-    folder = joined(path, cluster_folder(*rendered.cluster))
-    return ExpectedBundles(workspace(settings), bundles, folder, commit)
 
 
 def condition_of(outcome: Outcome, report: Report | None) -> ConditionUpdate:

@@ -10,8 +10,12 @@ from caphv.api.object import Key, Obj, labels_of
 from caphv.api.resources import FLEET_GROUP
 from caphv.runtime.cache import Change
 from packager.addons.merge import at
+from packager.addons.settings import AddonSettings
 from packager.controller.informers import OptionalKinds
-from packager.rendering.bundles import BUNDLE_LABEL
+from packager.git.paths import joined
+from packager.rendering.bundles import BUNDLE_LABEL, FLEET_YAML, bundle_name, workspace
+from packager.rendering.renderer import Rendered
+from packager.tree import cluster_folder
 
 _BUNDLE = (FLEET_GROUP, "Bundle")
 _GIT_REPO = (FLEET_GROUP, "GitRepo")
@@ -39,6 +43,14 @@ class Report:
     def ready(self) -> bool:
         """Whether all bundles are applied and their resources ready."""
         return not self.problems
+
+
+def expected_bundles(rendered: Rendered, settings: AddonSettings, commit: str, path: str) -> ExpectedBundles:
+    """Return the bundles that Fleet should have of a rendered cluster; `path` is the remote's."""
+    names = sorted(file.split("/")[-2] for file in rendered.tree if file.endswith(f"/{FLEET_YAML}"))
+    bundles = tuple((name, bundle_name(rendered.cluster, name)) for name in names)
+    folder = joined(path, cluster_folder(*rendered.cluster))
+    return ExpectedBundles(workspace(settings), bundles, folder, commit)
 
 
 class Fleet:
