@@ -23,6 +23,7 @@ COMMANDS = {
     "scale": ("commands.scale:scale", "Change the number of a cluster's machines."),
     "upgrade": ("commands.upgrade:upgrade", "Upgrade the Kubernetes of a cluster."),
     "etcd": ("commands.etcd:etcd", "Members of a cluster's etcd, and the removal of stale ones."),
+    "plan": ("commands.plan:plan", "Show what applying manifests would create, change, replace and delete."),
     "capacity": ("commands.capacity:capacity", "Show what is free on Harvester."),
     "backup": ("commands.backup:backup", "Save clusters with all that they need as files."),
     "restore": ("commands.restore:restore", "Restore clusters from a backup; their VMs keep running."),

@@ -160,6 +160,7 @@ class ApiClient:
         *,
         patch_type: PatchType = "merge",
         subresource: str = "",
+        dry_run: bool = False,
     ) -> Obj:
         """Patch an object; `metadata.resourceVersion` inside a merge patch is a precondition (`Conflict`)."""
         return await self.request(
@@ -168,9 +169,12 @@ class ApiClient:
             resource=resource,
             body=patch,
             content_type=_PATCH_TYPES[patch_type],
+            query={"dryRun": "All" if dry_run else ""},
         )
 
-    async def apply(self, resource: Resource, obj: Obj, *, manager: str, force: bool = True) -> Obj:
+    async def apply(
+        self, resource: Resource, obj: Obj, *, manager: str, force: bool = True, dry_run: bool = False
+    ) -> Obj:
         """Server side apply: create the object, or make the fields that it names ours."""
         metadata = obj["metadata"]
         return await self.request(
@@ -180,7 +184,11 @@ class ApiClient:
             verb="apply",
             body=obj,
             content_type="application/apply-patch+yaml",
-            query={"fieldManager": manager, "force": "true" if force else ""},
+            query={
+                "fieldManager": manager,
+                "force": "true" if force else "",
+                "dryRun": "All" if dry_run else "",
+            },
         )
 
     async def delete(

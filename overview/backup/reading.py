@@ -13,7 +13,7 @@ from caphv.api.object import CONFIG_MAPS, NAMESPACES, SECRETS, Key, Obj, Resourc
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
 from overview.backup.files import Backup, Origin
-from overview.backup.graph import Belongings, ObjectId, belongings, id_of, is_cluster_api
+from overview.backup.graph import Belongings, ObjectId, belongings, id_of, is_cluster_api, references
 from overview.backup.order import missing_of
 from overview.query import Query
 from overview.reader import NoClusterApiError, Step, list_all, unseen
@@ -69,6 +69,24 @@ async def kinds_to_copy(client: ApiClient, versions: Mapping[str, str] = _NONE) 
 def _version(group: Obj, wanted: str) -> str:
     served = {str(each["version"]) for each in group["versions"]}
     return wanted if wanted in served else str(group["preferredVersion"]["version"])
+
+
+async def read_objects(
+    client: ApiClient, namespaces: Iterable[str], known: Iterable[Obj] = ()
+) -> tuple[dict[ObjectId, Obj], list[str]]:
+    """Read all objects of Cluster API in some namespaces, and what they and `known` refer to; and what is unseen.
+
+    Raises `ApiError`, `Unreachable`, `NoClusterApiError`.
+    """
+    kinds = await kinds_to_copy(client)
+    collection = _Collection(client, {key: each for key, each in kinds.items() if key[0]})
+    await collection.read(namespaces)
+    live = collection.objects
+    while await collection.read_single(
+        each for obj in (*live.values(), *known) for each in references(obj) if each not in live
+    ):
+        pass
+    return live, collection.unseen
 
 
 @dataclass(slots=True)

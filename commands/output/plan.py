@@ -1,0 +1,103 @@
+"""How a plan looks: objects, machines, and what they need, with the marks of terraform."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from commands.output.capacity import amount
+from commands.output.overview import console
+from overview.plan.effects import Action, Field, PoolEffect
+from overview.plan.model import ClusterPlan, Plan
+from overview.plan.needs import Need
+
+_MARKS = {
+    Action.CREATE: ("+", "green"),
+    Action.CHANGE: ("~", "yellow"),
+    Action.REPLACE: ("±", "magenta"),
+    Action.DELETE: ("-", "red"),
+    Action.REFUSED: ("✗", "bold red"),
+}
+_MOST_FIELDS = 8
+
+
+def show(plan: Plan) -> None:
+    """Write a plan, from objects to Harvester, with a summary."""
+    out = console()
+    if not plan.changes:
+        out.print(Text("Nothing to do: everything is as wanted"))
+        return
+    if plan.objects:
+        out.print(Text("Management cluster", style="bold"))
+    for each in plan.objects:
+        out.print(_line(each.action, each.object, each.error), soft_wrap=True)
+        _fields(out, each.fields)
+    for cluster in plan.clusters:
+        _show_cluster(out, cluster)
+    _summary(out, plan)
+
+
+def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
+    out.print(Text(f"Cluster {cluster.cluster}", style="bold"))
+    for reason in cluster.unknown:
+        out.print(Text(f"  ! its machines cannot be predicted: {reason}", style="yellow"), soft_wrap=True)
+    if cluster.infrastructure:
+        out.print(_line(Action.CHANGE, "HarvesterCluster", ""))
+        _fields(out, cluster.infrastructure)
+    for pool in cluster.pools:
+        for action, text in _pool(pool):
+            out.print(_line(action, text, ""), soft_wrap=True)
+        _fields(out, pool.reasons)
+    if cluster.vms_created or cluster.vms_deleted:
+        text = (
+            f"  Harvester: {cluster.vms_created} VMs are created, {cluster.vms_deleted} are deleted, with their disks"
+        )
+        out.print(Text(text))
+    for need in cluster.needs:
+        out.print(_need(need), soft_wrap=True)
+
+
+def _pool(pool: PoolEffect) -> list[tuple[Action, str]]:
+    name = pool.pool if pool.pool == "control plane" else f"worker pool {pool.pool}"
+    found = []
+    if pool.replaced:
+        extra = f", {pool.surge} more at a time" if pool.surge else ", each deleted before its successor is created"
+        found.append((Action.REPLACE, f"{name}: {pool.replaced} machines are replaced{extra}"))
+    change = pool.after - pool.before
+    if change:
+        action, verb = (Action.CREATE, "created") if change > 0 else (Action.DELETE, "deleted")
+        found.append((action, f"{name}: {abs(change)} machines are {verb} ({pool.before} → {pool.after})"))
+    return found
+
+
+def _need(need: Need) -> Text:
+    note = f" ({need.note})" if need.note else ""
+    free = "not known" if need.free is None else amount(need.free, need.unit)
+    mark, style = ("✗", "bold red") if need.short else ("-", "dim") if need.free is None else ("✓", "green")
+    text = f"{need.what}: {amount(need.needed, need.unit)} more at most, {free} free{note}"
+    return Text.assemble((f"  {mark} ", style), text)
+
+
+def _line(action: Action, text: str, error: str) -> Text:
+    mark, style = _MARKS[action]
+    found = Text.assemble((f"  {mark} ", style), text)
+    return found.append(f": {error}") if error else found
+
+
+def _fields(out: Console, fields: tuple[Field, ...]) -> None:
+    for field in fields[:_MOST_FIELDS]:
+        out.print(Text(f"      {field}", style="dim"), soft_wrap=True)
+    if len(fields) > _MOST_FIELDS:
+        out.print(Text(f"      and {len(fields) - _MOST_FIELDS} more fields", style="dim"))
+
+
+def _summary(out: Console, plan: Plan) -> None:
+    actions = [each.action for each in plan.objects]
+    counted = [f"{actions.count(action)} to {action}" for action in (Action.CREATE, Action.CHANGE)]
+    refused = actions.count(Action.REFUSED)
+    pools = [pool for cluster in plan.clusters for pool in cluster.pools]
+    new = sum(max(0, pool.after - pool.before) for pool in pools)
+    gone = sum(max(0, pool.before - pool.after) for pool in pools)
+    machines = f"{new} created, {sum(pool.replaced for pool in pools)} replaced, {gone} deleted"
+    more = f", {refused} refused" if refused else ""
+    out.print(Text(f"Plan: objects {', '.join(counted)}{more}; machines {machines}", style="bold"))

@@ -1,0 +1,212 @@
+"""The part of Go's text/template that patches of ClusterClasses use: if, range, variables and a few functions.
+
+Everything else raises `UnsupportedError`: a prediction that may be wrong is worse than none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import orjson
+
+_ACTION = re.compile(r"\{\{(-\s)?\s*(.*?)\s*(\s-)?\}\}", re.DOTALL)
+_TOKEN = re.compile(r'\s*(\(|\)|\||"(?:[^"\\]|\\.)*"|[^\s()|"]+)')
+_LONGEST, _MOST_STEPS = 256 * 1024, 100_000
+
+
+class UnsupportedError(ValueError):
+    """A template uses what is not evaluated here."""
+
+
+def render(template: str, variables: dict[str, Any]) -> str:
+    """Return the text of a template over variables. Raises `UnsupportedError`."""
+    if len(template) > _LONGEST:
+        raise UnsupportedError("the template is too long")
+    nodes, rest = _parse(list(_pieces(template)), 0, ())
+    if rest is not None:
+        raise UnsupportedError(f"{{{{ {rest} }}}} has no beginning")
+    return "".join(_Renderer(variables).run(nodes, variables))
+
+
+def is_true(value: Any) -> bool:
+    """Whether Go counts a value as true: neither zero nor empty."""
+    return bool(value)
+
+
+class _Renderer:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._variables: dict[str, Any] = {"$": root}
+        self._steps = 0
+
+    def run(self, nodes: Sequence[Any], dot: Any) -> Iterator[str]:
+        for node in nodes:
+            self._steps += 1
+            if self._steps > _MOST_STEPS:
+                raise UnsupportedError("the template takes too long")
+            if isinstance(node, str):
+                yield node
+            elif node[0] == "if":
+                yield from self.run(next((body for test, body in node[1] if self._holds(test, dot)), ()), dot)
+            elif node[0] == "range":
+                items = self._value(node[1], dot) or ()
+                if not isinstance(items, list):
+                    items = [items[key] for key in sorted(items)] if isinstance(items, dict) else ()
+                for item in items:
+                    yield from self.run(node[2], item)
+            else:
+                yield from self._action(node[1], dot)
+
+    def _holds(self, test: str, dot: Any) -> bool:
+        return test == "" or is_true(self._value(test, dot))
+
+    def _action(self, text: str, dot: Any) -> Iterator[str]:
+        if match := re.fullmatch(r"(\$\w+)\s*:?=\s*(.*)", text, re.DOTALL):
+            self._variables[match[1]] = self._value(match[2], dot)
+            return
+        yield _text(self._value(text, dot))
+
+    def _value(self, text: str, dot: Any) -> Any:
+        tokens = _TOKEN.findall(text)
+        value, rest = self._pipeline(tokens, dot)
+        if rest:
+            raise UnsupportedError(f"{{{{ {text} }}}} is not understood")
+        return value
+
+    def _pipeline(self, tokens: list[str], dot: Any) -> tuple[Any, list[str]]:
+        value, tokens = self._command(tokens, dot, [])
+        while tokens and tokens[0] == "|":
+            value, tokens = self._command(tokens[1:], dot, [value])
+        return value, tokens
+
+    def _command(self, tokens: list[str], dot: Any, last: list[Any]) -> tuple[Any, list[str]]:
+        operands: list[Any] = []
+        name = tokens[0] if tokens and tokens[0] in _FUNCTIONS else ""
+        tokens = tokens[1:] if name else tokens
+        while tokens and tokens[0] not in (")", "|"):
+            value, tokens = self._operand(tokens, dot)
+            operands.append(value)
+        operands += last
+        if name:
+            try:
+                return _FUNCTIONS[name](*operands), tokens
+            except TypeError:
+                raise UnsupportedError(f"{name} has {len(operands)} arguments") from None
+        if len(operands) != 1:
+            raise UnsupportedError("a call of a function that is not known")
+        return operands[0], tokens
+
+    def _operand(self, tokens: list[str], dot: Any) -> tuple[Any, list[str]]:
+        word, rest = tokens[0], tokens[1:]
+        if word == "(":
+            value, rest = self._pipeline(rest, dot)
+            if not rest:
+                raise UnsupportedError("a bracket is not closed")
+            return value, rest[1:]
+        if word.startswith('"'):
+            return word[1:-1].replace('\\"', '"'), rest
+        if re.fullmatch(r"-?[0-9]+", word):
+            return int(word), rest
+        if word in ("true", "false"):
+            return word == "true", rest
+        head, _, path = word.partition(".")
+        if head and head not in self._variables:
+            raise UnsupportedError(f"{word} is not known")
+        value = self._variables[head] if head else dot
+        for name in filter(None, path.split(".")):
+            value = value.get(name) if isinstance(value, dict) else None
+        return value, rest
+
+
+def _and(*values: Any) -> Any:
+    return next((value for value in values if not is_true(value)), values[-1] if values else None)
+
+
+def _or(*values: Any) -> Any:
+    return next((value for value in values if is_true(value)), values[-1] if values else None)
+
+
+def _default(other: Any, value: Any = None) -> Any:
+    return value if is_true(value) else other
+
+
+def _to_json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "and": _and,
+    "or": _or,
+    "not": lambda value: not is_true(value),
+    "eq": lambda first, *others: first in others,
+    "ne": lambda first, second: first != second,
+    "toJson": _to_json,
+    "quote": lambda value: _to_json(_text(value)),
+    "default": _default,
+    "len": lambda value: len(value or ()),
+}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int)):
+        return str(value)
+    if value is None:
+        return "<no value>"
+    raise UnsupportedError("a value that is neither text nor number is written without toJson")
+
+
+def _pieces(template: str) -> Iterator[tuple[str, str]]:
+    """Yield texts and actions, with the white space trimmed that `{{-` and `-}}` ask for."""
+    position, trim = 0, False
+    for match in _ACTION.finditer(template):
+        text = template[position : match.start()]
+        text = text.lstrip() if trim else text
+        yield "text", text.rstrip() if match[1] else text
+        action = match[2]
+        if not action.startswith("/*"):
+            yield "action", action
+        position, trim = match.end(), bool(match[3])
+    rest = template[position:]
+    yield "text", rest.lstrip() if trim else rest
+
+
+def _parse(pieces: list[tuple[str, str]], depth: int, ends: tuple[str, ...]) -> tuple[list[Any], str | None]:
+    """Take nodes off the pieces until one of the words in `ends`; answer them and the action that ended them."""
+    if depth > 50:
+        raise UnsupportedError("blocks are nested too deeply")
+    nodes: list[Any] = []
+    while pieces:
+        kind, text = pieces.pop(0)
+        word = text.split(None, 1)[0] if kind == "action" and text else ""
+        if kind == "text":
+            nodes.append(text)
+        elif word in ends:
+            return nodes, text
+        elif word == "if":
+            nodes.append(("if", _branches(pieces, depth, text.removeprefix("if").strip())))
+        elif word == "range":
+            test = text.removeprefix("range").strip()
+            if ":=" in test:
+                raise UnsupportedError("range with variables")
+            body, _ = _parse(pieces, depth + 1, ("end",))
+            nodes.append(("range", test, body))
+        elif word in ("else", "end", "with", "define", "template", "block", "break", "continue"):
+            raise UnsupportedError(f"{{{{ {text} }}}}")
+        else:
+            nodes.append(("action", text))
+    if ends:
+        raise UnsupportedError("a block is not closed")
+    return nodes, None
+
+
+def _branches(pieces: list[tuple[str, str]], depth: int, test: str) -> list[tuple[str, list[Any]]]:
+    branches = []
+    while True:
+        body, ended = _parse(pieces, depth + 1, ("else", "end"))
+        branches.append((test, body))
+        if ended == "end":
+            return branches
+        test = str(ended).removeprefix("else").strip().removeprefix("if").strip()

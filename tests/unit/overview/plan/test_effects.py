@@ -1,0 +1,211 @@
+"""What changes of a cluster of a shipped class do to its machines, and what they need."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Key, Obj
+from overview.backup.graph import ObjectId, id_of
+from overview.capacity import CapacityObjects
+from overview.objects import HarvesterObjects
+from overview.plan.effects import ClusterEffect, PoolEffect, effect_of, fields
+from overview.plan.needs import needs_and_free
+from overview.plan.pools import wanted_of
+from tests.support.clusterclasses import objects as class_objects
+from tests.support.clusters import condition
+
+pytestmark = pytest.mark.unit
+
+KEY = Key("team", "shop")
+CLASSES = ["harvester-rke2", "harvester-k3s", "harvester-kubeadm"]
+
+
+def world(name: str = "harvester-rke2") -> dict[ObjectId, Obj]:
+    """A cluster with two pools and its class."""
+    variables = {
+        "targetNamespace": "vms",
+        "image": "default/sles-15",
+        "sshKeyPair": "default/key",
+        "vmNetworks": ["default/production"],
+        "ipPoolRef": "machines",
+        "gateway": "10.0.0.1",
+        "subnetMask": "255.255.255.0",
+        "cpuCount": 2,
+        "memorySize": "4Gi",
+    }
+    pools = [{"class": "default-worker", "name": pool, "replicas": 2} for pool in ("md-0", "md-1")]
+    cluster = {
+        "apiVersion": "cluster.x-k8s.io/v1beta2",
+        "kind": "Cluster",
+        "metadata": {"name": KEY.name, "namespace": KEY.namespace},
+        "spec": {
+            "topology": {
+                "classRef": {"name": name, "namespace": "classes"},
+                "version": "v1.36.2",
+                "controlPlane": {"replicas": 3},
+                "workers": {"machineDeployments": pools},
+                "variables": [{"name": key, "value": value} for key, value in variables.items()],
+            }
+        },
+    }
+    objs = [cluster, *copy.deepcopy(class_objects(name))]
+    for obj in objs[1:]:
+        obj["metadata"]["namespace"] = "classes"
+    return {id_of(obj): obj for obj in objs}
+
+
+def topology(objects: dict[ObjectId, Obj]) -> Obj:
+    return next(obj for identity, obj in objects.items() if identity.kind == "Cluster")["spec"]["topology"]
+
+
+def change(edit: Callable[[Obj], None], name: str = "harvester-rke2") -> ClusterEffect:
+    before, after = world(name), world(name)
+    edit(topology(after))
+    return effect_of(KEY, wanted_of(KEY, before), wanted_of(KEY, after))
+
+
+def variable(name: str, value: Any) -> Callable[[Obj], None]:
+    def edit(found: Obj) -> None:
+        found["variables"] = [each for each in found["variables"] if each["name"] != name]
+        found["variables"].append({"name": name, "value": value})
+
+    return edit
+
+
+def numbers(effect: ClusterEffect) -> dict[str, tuple[int, int, int]]:
+    """Of each pool that changes: machines created, replaced and deleted."""
+    return {
+        pool.pool: (max(0, pool.after - pool.before), pool.replaced, max(0, pool.before - pool.after))
+        for pool in effect.pools
+    }
+
+
+ALL = {"control plane": (0, 3, 0), "md-0": (0, 2, 0), "md-1": (0, 2, 0)}
+WORKERS = {"md-0": (0, 2, 0), "md-1": (0, 2, 0)}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (lambda _found: None, {}),
+        (lambda found: found.update(version="v1.36.3"), ALL),
+        (lambda found: found["controlPlane"].update(replicas=5), {"control plane": (2, 0, 0)}),
+        (lambda found: found["workers"]["machineDeployments"][0].update(replicas=5), {"md-0": (3, 0, 0)}),
+        (lambda found: found["workers"]["machineDeployments"][1].update(replicas=0), {"md-1": (0, 0, 2)}),
+        (lambda found: found["workers"]["machineDeployments"].pop(), {"md-1": (0, 0, 2)}),
+        (
+            lambda found: found["workers"]["machineDeployments"].append(
+                {"class": "default-worker", "name": "md-2", "replicas": 4}
+            ),
+            {"md-2": (4, 0, 0)},
+        ),
+        (variable("cpuCount", 4), ALL),
+        (variable("memorySize", "8Gi"), ALL),
+        (variable("image", "default/other"), ALL),
+        (variable("sshKeyPair", "default/other"), ALL),
+        (variable("vmNetworks", ["default/other"]), ALL),
+        (variable("worker", {"cpuCount": 8}), WORKERS),
+        (variable("worker", {"cpuCount": 2}), {}),
+        (variable("controlPlane", {"memorySize": "16Gi"}), {"control plane": (0, 3, 0)}),
+        (variable("firmware", "uefi"), ALL),
+        (variable("diskSize", "80Gi"), ALL),
+        (variable("ipPoolRef", "others"), {}),
+        (variable("dnsServers", ["10.0.0.53"]), {}),
+        (variable("failureDomains", ["north"]), {}),
+    ],
+)
+def test_machines_are_replaced_for_what_they_are_made_of(
+    name: str, edit: Callable[[Obj], None], expected: dict[str, tuple[int, int, int]]
+) -> None:
+    effect = change(edit, name)
+    assert effect.unknown == ()
+    assert numbers(effect) == expected
+
+
+def test_overrides_of_a_pool_concern_that_pool() -> None:
+    overrides = {"overrides": [{"name": "worker", "value": {"memorySize": "32Gi"}}]}
+    effect = change(lambda found: found["workers"]["machineDeployments"][0].update(variables=overrides))
+    assert numbers(effect) == {"md-0": (0, 2, 0)}
+    assert [str(each) for each in effect.pools[0].reasons] == ["machine.memory: 4Gi → 32Gi"]
+
+
+def test_the_infrastructure_changes_in_place() -> None:
+    effect = change(variable("ipPoolRef", "others"))
+    assert [str(each) for each in effect.infrastructure] == ["vmNetworkConfig.ipPoolRef: machines → others"]
+
+
+def test_a_patch_that_is_not_understood_is_not_guessed() -> None:
+    before, after = world(), world()
+    for objects in (before, after):
+        patches = next(obj for identity, obj in objects.items() if identity.kind == "ClusterClass")["spec"]["patches"]
+        patches.append({"name": "x", "external": {"generateExtension": "x"}})
+    topology(after)["version"] = "v1.36.3"
+    effect = effect_of(KEY, wanted_of(KEY, before), wanted_of(KEY, after))
+    assert (effect.pools, effect.unknown) == ((), ("patch x is made by an extension",))
+
+
+def test_a_new_cluster_creates_all_its_machines_and_needs_room_for_them() -> None:
+    after = world()
+    del after[id_of(next(obj for identity, obj in after.items() if identity.kind == "Cluster"))]
+    effect = effect_of(KEY, wanted_of(KEY, after), wanted_of(KEY, world()))
+    assert numbers(effect) == {"control plane": (3, 0, 0), "md-0": (2, 0, 0), "md-1": (2, 0, 0)}
+    assert (effect.needs.vms, effect.needs.cpu, effect.needs.addresses) == (7, 14, 7)
+    assert effect.needs.memory == 28 * 1024**3
+    assert effect.needs.storage == 7 * 40 * 1024**3
+
+
+def test_a_rollout_needs_its_surge_and_what_machines_grow_by() -> None:
+    same = change(lambda found: found.update(version="v1.36.3"))
+    assert [pool.surge for pool in same.pools] == [1, 1, 1]
+    assert (same.needs.vms, same.needs.cpu) == (3, 6)
+    larger = change(variable("cpuCount", 4))
+    assert larger.needs.cpu == (3 + 1) * 4 - 3 * 2 + 2 * ((2 + 1) * 4 - 2 * 2)
+
+
+def test_a_rollout_that_is_under_way_counts() -> None:
+    found = wanted_of(KEY, world())
+    effect = effect_of(KEY, found, found, {"md-0": 1})
+    assert [(pool.pool, pool.replaced) for pool in effect.pools] == [("md-0", 1)]
+    assert effect.pools == (PoolEffect("md-0", 2, 2, 1, 1),)
+
+
+def test_needs_are_compared_with_what_is_free() -> None:
+    needs = change(lambda found: found["workers"]["machineDeployments"][0].update(replicas=5)).needs
+    host = {
+        "metadata": {"name": "a"},
+        "status": {"allocatable": {"cpu": "8", "memory": "10Gi"}, "conditions": [condition("Ready", "True")]},
+    }
+    pool = {"metadata": {"name": "machines"}, "spec": {"ranges": [{"subnet": "10.0.0.0/30"}]}, "status": {}}
+    quota = {
+        "metadata": {"namespace": "vms", "name": "q"},
+        "spec": {"hard": {"limits.cpu": "10"}},
+        "status": {"used": {"limits.cpu": "6"}},
+    }
+    cluster = {
+        "metadata": {"name": "x"},
+        "spec": {"targetNamespace": "vms", "vmNetworkConfig": {"ipPoolRef": "machines"}},
+    }
+    found = CapacityObjects(HarvesterObjects(hosts=[host], pools=[pool]), quotas=[quota], all_vms=True)
+    short = {need.what: (need.needed, need.free) for need in needs_and_free(needs, cluster, found) if need.short}
+    assert short == {
+        "memory": (12.0 * 1024**3, 10.0 * 1024**3),
+        "VMs that fit on a host": (3, 2),
+        "addresses": (3, 1),
+        "quota vms/q limits.cpu": (6.0, 4.0),
+    }
+    assert not any(need.short for need in needs_and_free(needs, cluster, None))
+
+
+def test_fields_are_named_by_the_name_of_their_list_member() -> None:
+    before = {"variables": [{"name": "a", "value": 1}], "list": [1], "same": {"x": 1}}
+    after = {"variables": [{"name": "b", "value": 2}, {"name": "a", "value": 3}], "list": [1, 2], "same": {"x": 1}}
+    assert [str(each) for each in fields(before, after)] == [
+        "list: [1] → [1, 2]",
+        "variables[a].value: 1 → 3",
+        "variables[b]: (none) → {name: b, value: 2}",
+    ]
