@@ -37,6 +37,8 @@ from caphv.runtime.store import IndexFunction, Store
 log = logging.getLogger(__name__)
 
 _PAGE, _SMALLEST_PAGE = 500, 8
+# In a list of an untrusted server, also of objects that the cache does not keep.
+_MAX_OBJECTS = 100_000
 _LASTING = 1.0
 # After so many seconds without contact the cache lists again: the server may have been restored or replaced.
 _STALE = 300.0
@@ -251,7 +253,8 @@ class Informer:
         except Exception as error:
             # A transform or an index failed, or another server responded: the cache may have missed something. Start
             # over instead of ending silently.
-            log.exception("cannot process the objects of %s on %s", self.resource, self._client.name)
+            if type(error) is not type(self.last_error):  # else it comes again with each attempt
+                log.exception("cannot process the objects of %s on %s", self.resource, self._client.name)
             self._version = ""
             return error
         return None
@@ -262,6 +265,7 @@ class Informer:
         rollback = False
         while True:
             page = await self._page(continue_token)
+            before = len(seen)
             listed = int(page["metadata"]["resourceVersion"])
             # A server restored from a backup counts from an older version again: all that is cached is from its future.
             rollback = rollback or listed < self._newest
@@ -272,6 +276,8 @@ class Informer:
             continue_token = page["metadata"].get("continue", "")
             if not continue_token:
                 break
+            if len(seen) == before or (self._client.budget and len(seen) > _MAX_OBJECTS):
+                raise TooLarge(f"the list of {self.resource} does not end: {len(seen)} objects")
         if rollback:
             log.warning("%s on %s was restored to an older state", self.resource, self._client.name)
         self._newest = listed

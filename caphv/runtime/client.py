@@ -26,7 +26,6 @@ from caphv.runtime.transport import (
     Connection,
     Transport,
     describe,
-    lines,
     read_timeout,
     refused_address,
     write_timeout,
@@ -306,7 +305,7 @@ class ApiClient:
                     self._parse(response.status, raw, response.headers.get("Retry-After"))
                 if on_open:
                     on_open()
-                async for line in lines(response.content):
+                async for line in self._transport.lines(response):
                     event = orjson.loads(line)  # noqa: TID251 - bounded by the size of an answer
                     if event["type"] == "ERROR":
                         raise error_from(int(event["object"].get("code") or 500), event["object"])

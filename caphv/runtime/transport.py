@@ -31,8 +31,10 @@ _MAX_LINE = 16 * MIB
 # Bodies above _LARGE are read few at a time, the others wait while TCP holds their server back.
 _LARGE = MIB
 _LARGE_AT_ONCE = 2
-# JSON of many small lists and objects takes fifty times its size once it is parsed.
-_MAX_CONTAINERS = 1_000_000
+# JSON of many small lists and objects takes fifty times its size once it is parsed. A VM has some 300 of them.
+_MAX_CONTAINERS = 250_000
+# A watch event is one object, which etcd limits to 1.5 MiB.
+_MAX_UNTRUSTED_LINE = 4 * MIB
 # Reads may take this many time-outs in total, as long as data arrives within each.
 _SLOW_READS = 20
 _READ_BUFFER = 64 * 1024
@@ -180,9 +182,22 @@ class Transport:
                     await stack.enter_async_context(self._large)
                 chunks.append(chunk)
             body = b"".join(chunks)
-        if large and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
-            raise TooLarge(f"{self.connection.server}: response has more than {_MAX_CONTAINERS} lists and objects")
+        if large:
+            self._check_containers(body)
         return body
+
+    async def lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of a watch. Raises `TooLarge`."""
+        longest = _MAX_UNTRUSTED_LINE if self.untrusted else _MAX_LINE
+        async with contextlib.aclosing(lines(response.content, longest)) as found:
+            async for line in found:
+                if self.untrusted:
+                    self._check_containers(line)
+                yield line
+
+    def _check_containers(self, body: bytes) -> None:
+        if body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
+            raise TooLarge(f"{self.connection.server}: response has more than {_MAX_CONTAINERS} lists and objects")
 
     async def _check_target(self) -> None:
         """Behind a proxy no socket shows the server's address: resolve it here, as far as this network can."""
@@ -221,7 +236,7 @@ def write_timeout(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, 10))
 
 
-async def lines(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+async def lines(stream: aiohttp.StreamReader, longest: int = _MAX_LINE) -> AsyncGenerator[bytes, None]:
     """Split a chunked stream at new lines."""
     parts: list[bytes] = []
     size = 0
@@ -234,8 +249,8 @@ async def lines(stream: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
             for line in complete:
                 if line:
                     yield line
-        elif size > _MAX_LINE:
-            raise TooLarge(f"a watch event is larger than {_MAX_LINE} bytes")
+        elif size > longest:
+            raise TooLarge(f"a watch event is larger than {longest} bytes")
 
 
 def describe(error: BaseException) -> str:

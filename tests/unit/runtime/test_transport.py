@@ -133,6 +133,46 @@ async def test_response_of_countless_tiny_lists_is_refused_before_it_is_parsed()
             await client.list(THINGS)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [b'{"type":"ADDED","object":{"text":"' + b" " * 5 * MIB, b'{"type":"ADDED","object":' + b"[]," * 300_000 + b"\n"],
+    ids=["endless", "countless-lists"],
+)
+async def test_watch_event_beyond_the_bounds_is_refused(part: bytes) -> None:
+    async def events(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            await response.write(part)
+            await asyncio.sleep(30)
+        return response
+
+    async with serving(events, untrusted=True) as client:
+        with pytest.raises(TooLarge):
+            await asyncio.wait_for(anext(client.watch(THINGS, resource_version="1")), 10)
+
+
+@pytest.mark.parametrize("items", [[], [thing(1)]], ids=["empty-pages", "the-same-page"])
+async def test_list_that_does_not_end_is_given_up(items: list[Obj]) -> None:
+    pages = 0
+
+    async def again(_request: web.Request) -> web.StreamResponse:
+        nonlocal pages
+        pages += 1
+        return web.Response(body=collection(*items, **{"continue": "again"}))
+
+    async with serving(again, untrusted=True) as client:
+        informer = Informer(client, THINGS)
+        task = informer.start()
+        async with asyncio.timeout(10):
+            while not isinstance(informer.last_error, TooLarge):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert pages < 20
+    assert "does not end" in str(informer.last_error)
+
+
 async def test_collection_of_large_objects_is_read_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "MAX_RESPONSE", MIB)
     things = [thing(number, 50_000) for number in range(100)]

@@ -1,0 +1,189 @@
+"""Ten healthy Harvesters, and one of an attacker: their events arrive as fast, and nothing of theirs changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import orjson
+import pytest
+from aiohttp import web
+
+from caphv.api.object import Key, Obj
+from caphv.runtime.cache import Change
+from caphv.runtime.kubeconfig import Kubeconfig
+from reconciler.harvester.session import Session, SessionEvents
+from reconciler.harvester.sessions import Sessions
+from sandbox.processes import children
+from tests.support.paths import CHECKOUT
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timing]
+
+HEALTHY = 10
+MIB = 1024 * 1024
+# What the memory may grow by, and the latencies; the second covers the clock of a busy machine.
+MEMORY, FACTOR, NOISE = 64 * MIB, 1.5, 0.02
+
+
+class Healthy:
+    """Serves one VM, and an event of it on request; records what is written."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.url, self.version = name, "", 10
+        self.writes: list[str] = []
+        self._streams: list[web.StreamResponse] = []
+        self._end = asyncio.Event()
+
+    def vm(self) -> Obj:
+        metadata = {"name": "vm", "namespace": "vms", "uid": self.name, "resourceVersion": str(self.version)}
+        return {"metadata": metadata, "spec": {}}
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path.endswith("/namespaces/kube-system"):
+            return web.json_response({"metadata": {"name": "kube-system", "uid": self.name}})
+        if request.path.endswith("selfsubjectaccessreviews"):
+            return web.json_response({"status": {"allowed": True}}, status=201)
+        if request.method != "GET":
+            self.writes.append(f"{request.method} {request.path}")
+        vms = request.path.endswith("/virtualmachines")
+        if request.query.get("watch"):
+            response = web.StreamResponse()
+            await response.prepare(request)
+            if vms:
+                self._streams.append(response)
+            await self._end.wait()
+            return response
+        items = [self.vm()] if vms else []
+        return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
+
+    async def change(self) -> None:
+        """Send an event of the VM."""
+        self.version += 1
+        event = orjson.dumps({"type": "MODIFIED", "object": self.vm()}) + b"\n"
+        for stream in self._streams:
+            await stream.write(event)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        runner = web.ServerRunner(web.Server(self.handle, handler_cancellation=True), shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield
+        finally:
+            self._end.set()
+            await runner.cleanup()
+
+
+class Arrivals:
+    """When the event of each Harvester arrived."""
+
+    def __init__(self) -> None:
+        self.sessions = Sessions()
+        self.seen: dict[str, tuple[str, asyncio.Event]] = {}
+        self.sessions.connect(SessionEvents(self._changed, lambda _session: None))
+
+    def _changed(self, sessions: Mapping[Session, None], change: Change) -> None:
+        version = change.new["metadata"]["resourceVersion"] if change.new else ""
+        for session in sessions:
+            wanted, event = self.seen.get(session.identity, ("", None))
+            if event and version == wanted:
+                event.set()
+
+    async def open(self, name: str, url: str) -> Session:
+        access = Kubeconfig(server=url, token=name)
+        session = await self.sessions.assign(Key("ns", name), access, "vms", identity=name)
+        session.watch_namespace("vms")
+        return session
+
+    async def latency(self, harvester: Healthy) -> float:
+        """Seconds from an event on a Harvester to its handler."""
+        arrived = asyncio.Event()
+        self.seen[harvester.name] = (str(harvester.version + 1), arrived)
+        started = time.perf_counter()
+        await harvester.change()
+        async with asyncio.timeout(30):
+            await arrived.wait()
+        return time.perf_counter() - started
+
+    async def latencies(self, harvesters: list[Healthy], rounds: int) -> list[float]:
+        """Latencies of all, sorted, with pauses in which an attacker gets its turns."""
+        found: list[float] = []
+        for _ in range(rounds):
+            found += [await self.latency(one) for one in harvesters]
+            await asyncio.sleep(0.05)
+        return sorted(found)
+
+
+def memory() -> int:
+    """Resident bytes of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.asynccontextmanager
+async def hostile(folder: Path) -> AsyncIterator[str]:
+    (port,) = children.free_ports(1)
+    command = [sys.executable, "-P", "-m", "tests.support.hostile", str(port)]
+    process = children.start(folder, "hostile", command, env={"PYTHONPATH": str(CHECKOUT)})
+
+    async def listens() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    try:
+        await until(listens, "the attacker's Harvester listens")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await children.end(process)
+
+
+@pytest.mark.usefixtures("runner")
+@pytest.mark.parametrize("rounds", [60, pytest.param(400, marks=pytest.mark.long)])
+async def test_ten_healthy_harvesters_do_not_notice_a_hostile_one(tmp_path: Path, rounds: int) -> None:
+    harvesters = [Healthy(f"healthy-{number}") for number in range(HEALTHY)]
+    arrivals = Arrivals()
+    async with contextlib.AsyncExitStack() as stack:
+        for one in harvesters:
+            await stack.enter_async_context(one.serving())
+        stack.push_async_callback(arrivals.sessions.close)
+        sessions = [await arrivals.open(one.name, one.url) for one in harvesters]
+        await until(lambda: all(one.watch_namespace("vms").current for one in sessions), "all watches are open")
+        before = await arrivals.latencies(harvesters, rounds)
+        start, peak = memory(), 0
+
+        async def sample() -> None:
+            nonlocal peak
+            while True:
+                peak = max(peak, memory())
+                await asyncio.sleep(0.01)
+
+        sampling = asyncio.create_task(sample())
+        url = await stack.enter_async_context(hostile(tmp_path))
+        attacked = await arrivals.open("attacked", url)
+        during = await arrivals.latencies(harvesters, rounds)
+        sampling.cancel()
+        assert attacked.sync_error, "a condition reports the attack"
+        assert len(attacked.sync_error) < 5000
+        assert attacked.client.budget
+        assert attacked.client.budget.used <= MEMORY
+        for one, session in zip(harvesters, sessions, strict=True):
+            assert one.writes == []
+            assert session.watch_namespace("vms").vms.get("vms", "vm")["metadata"]["uid"] == one.name  # type: ignore[index]
+            assert not session.sync_error
+    middle, late = (statistics.median(during), during[int(len(during) * 0.95)])
+    text = f"median {middle * 1000:.1f} ms, 95% {late * 1000:.1f} ms, memory +{(peak - start) / MIB:.0f} MiB"
+    (tmp_path / "figures").write_text(f"{text}; without: {statistics.median(before) * 1000:.1f} ms\n")
+    assert middle <= FACTOR * statistics.median(before) + NOISE, text
+    assert peak - start <= MEMORY, text

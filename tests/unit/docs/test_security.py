@@ -1,0 +1,27 @@
+"""docs/security.md promises only what a test holds."""
+
+import ast
+import re
+
+import pytest
+
+from tests.support.paths import CHECKOUT
+
+pytestmark = pytest.mark.unit
+
+PAGE = (CHECKOUT / "docs" / "security.md").read_text(encoding="utf-8")
+PROMISES = PAGE.partition("## What is promised")[2].partition("\n## ")[0]
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PROMISES)))
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED)
+def test_named_test_exists(path: str, name: str) -> None:
+    tree = ast.parse((CHECKOUT / path).read_text(encoding="utf-8"))
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert name in names
+
+
+def test_every_promise_names_a_test() -> None:
+    rows = [line for line in PROMISES.splitlines() if line.startswith("| ") and not line.startswith("| Promise")]
+    assert len(rows) > 10
+    assert [row for row in rows if "::test_" not in row] == []
