@@ -6,8 +6,10 @@ REPORTS := out/reports
 # Looked up only when .venv has to be made; PYTHON=... chooses another.
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
-UV := uv==0.13.8
-MKDOCS := mkdocs==1.6.1 mkdocs-material==9.8.1 pygments==2.21.0
+# Only packages whose files have the hashes of a lock are installed.
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
+UV_COMPILE := uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # These tests mostly wait, so more of them run at a time than there are cores.
 TEST_WORKERS ?= 5
@@ -115,19 +117,19 @@ release: setup ## Write manifests, chart, krew plugin and bill of materials of a
 docs: ## Build the documentation site into out/site; fails on broken links
 	$(require-python)
 	@test -x out/mkdocs/bin/mkdocs || $(PYTHON) -m venv --clear out/mkdocs
-	@out/mkdocs/bin/python -m pip install --quiet --disable-pip-version-check $(MKDOCS)
+	@out/mkdocs/bin/python $(PIP_INSTALL) --requirement website/requirements.lock
 	@NO_MKDOCS_2_WARNING=1 out/mkdocs/bin/mkdocs build --quiet --strict --config-file website/mkdocs.yml
 
 deploy: release ## Install on the current cluster of kubectl; IMG=... sets another image
 	kubectl apply --server-side --force-conflicts -f out/caphv.yaml
 
-lock: ## Resolve all dependencies again into requirements.lock
+lock: ## Resolve all dependencies again into the lock files
 	$(require-python)
 	$(PYTHON) -m venv out/lock
-	out/lock/bin/python -m pip install --quiet --disable-pip-version-check $(UV)
-	out/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
-		--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
-		--extra dev --output-file requirements.lock pyproject.toml
+	out/lock/bin/python $(PIP_INSTALL) --requirement release/uv.lock
+	out/lock/bin/$(UV_COMPILE) --extra dev --output-file requirements.lock pyproject.toml
+	out/lock/bin/$(UV_COMPILE) --output-file website/requirements.lock website/requirements.in
+	out/lock/bin/$(UV_COMPILE) --output-file release/uv.lock release/uv.in
 
 clean: ## Remove everything that these tasks created in the checkout
 	rm -rf $(VENV) out dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

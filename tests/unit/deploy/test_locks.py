@@ -1,0 +1,44 @@
+"""Every Python package that a task or the image installs is pinned to the hashes of its files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from release import lock
+
+pytestmark = pytest.mark.unit
+
+LOCKS = {
+    "requirements.lock": None,
+    "website/requirements.lock": "website/requirements.in",
+    "release/uv.lock": "release/uv.in",
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_pin_has_a_hash(checkout: Path, name: str) -> None:
+    pins = lock.packages((checkout / name).read_text())
+    assert pins
+    assert [pin.name for pin in pins if not pin.hashes] == []
+
+
+@pytest.mark.parametrize(("name", "source"), [(name, source) for name, source in LOCKS.items() if source])
+def test_locks_have_what_is_asked_for(checkout: Path, name: str, source: str) -> None:
+    pins = {f"{pin.name}=={pin.version}" for pin in lock.packages((checkout / name).read_text())}
+    assert set((checkout / source).read_text().split()) <= pins
+
+
+def test_makefile_and_image_install_by_hash_only(checkout: Path) -> None:
+    makefile = (
+        (checkout / "Makefile")
+        .read_text()
+        .replace("\\\n", " ")
+        .replace("$(PIP_INSTALL)", "-m pip install --require-hashes")
+    )
+    dockerfile = (checkout / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip install(?: [^&\n]*)?", makefile) + re.findall(r"pip install(?: [^&\n]*)?", dockerfile)
+    assert len(installs) > 4
+    # What is built here has no hash, and nothing else comes with it.
+    own = ("--no-deps", "--no-index")
+    assert [line for line in installs if "--require-hashes" not in line and not any(word in line for word in own)] == []
