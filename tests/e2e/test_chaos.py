@@ -18,9 +18,9 @@ from sandbox.cluster import ClusterSpec
 from sandbox.consistency import wait_consistent
 from sandbox.environment import Sandbox
 from sandbox.harvester.faults import Faults
-from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
+from tests.support.e2e import running_sandbox
 
 pytestmark = pytest.mark.e2e
 
@@ -36,13 +36,10 @@ SPEC = ClusterSpec(
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("chaos"), SandboxSettings(boot_seconds=0.5, register_seconds=0.2))
-    try:
-        asyncio.run(box.up())
+    with running_sandbox(
+        tmp_path_factory.mktemp("chaos"), SandboxSettings(boot_seconds=0.5, register_seconds=0.2)
+    ) as box:
         yield box
-    finally:
-        asyncio.run(children.stop_all(box.folder))
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -12,9 +12,9 @@ from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import maintenance
 from sandbox.harvester.faults import Fault, Faults
-from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
+from tests.support.e2e import running_sandbox
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -24,13 +24,10 @@ HOSTS = ("harvester-1", "harvester-2", "harvester-3")
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("hosts"), SandboxSettings(boot_seconds=0.5, register_seconds=0.2))
-    try:
-        asyncio.run(box.up())
+    with running_sandbox(
+        tmp_path_factory.mktemp("hosts"), SandboxSettings(boot_seconds=0.5, register_seconds=0.2)
+    ) as box:
         yield box
-    finally:
-        asyncio.run(children.stop_all(box.folder))
 
 
 async def test_three_hosts_are_maintained_without_a_restart_or_a_new_machine(box: Sandbox) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Iterator
 
@@ -13,9 +12,9 @@ from caphv.runtime.cache import Change
 from sandbox.capi.distribution import RKE2
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
-from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
+from tests.support.e2e import running_sandbox
 
 pytestmark = pytest.mark.e2e
 
@@ -25,14 +24,8 @@ SETTINGS = SandboxSettings(boot_seconds=0.5, register_seconds=0.2)
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """A sandbox with the provider; gone without a trace after the last test."""
-    binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("box"), SETTINGS)
-    try:
-        asyncio.run(box.up())
+    with running_sandbox(tmp_path_factory.mktemp("box"), SETTINGS) as box:
         yield box
-        assert asyncio.run(box.down())
-    finally:
-        asyncio.run(children.stop_all(box.folder))
 
 
 def scenario_of(box: Sandbox, spec: ClusterSpec) -> Scenario:

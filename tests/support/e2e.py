@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from caphv.api.object import NAMESPACES, Obj, Resource
@@ -14,13 +14,28 @@ from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from sandbox import manifests
+from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
-from sandbox.processes import children
+from sandbox.processes import binaries, children
+from sandbox.state import SandboxSettings
 from tests.support.paths import CHECKOUT
 from tests.support.process import LOOPBACK
 
 CLUSTERCTL = "clusterctl.cluster.x-k8s.io"
 HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
+
+
+@contextmanager
+def running_sandbox(folder: Path, settings: SandboxSettings) -> Iterator[Sandbox]:
+    """A sandbox for as long as the block lasts; its end leaves no process and no file."""
+    binaries.prepare()
+    box = Sandbox(folder, settings)
+    try:
+        asyncio.run(box.up())
+        yield box
+        assert asyncio.run(box.down())
+    finally:
+        asyncio.run(children.stop_all(box.folder))
 
 
 def crd(group: str, version: str, kind: str) -> Obj:
