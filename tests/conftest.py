@@ -25,7 +25,7 @@ def checkout() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_crds() -> Path:
-    """The folder with the CRDs of others; skips the test where it is not there."""
+    """The folder with the CRDs of others; skips the test if it does not exist."""
     if not SHARED_CRDS.is_dir():
         pytest.skip("the CRDs of others are not here")
     return SHARED_CRDS

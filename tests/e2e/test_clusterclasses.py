@@ -21,10 +21,9 @@ from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import CLASS_NAMESPACE, CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
-from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
-from tests.support.e2e import HEALTH_CHECKS, holds, seen
+from tests.support.e2e import HEALTH_CHECKS, holds, running_sandbox, seen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -54,14 +53,8 @@ CONTROL_PLANES = {
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """A sandbox with the provider and all classes."""
-    binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("classes"), SETTINGS)
-    try:
-        asyncio.run(box.up())
+    with running_sandbox(tmp_path_factory.mktemp("classes"), SETTINGS) as box:
         yield box
-        assert asyncio.run(box.down())
-    finally:
-        asyncio.run(children.stop_all(box.folder))
 
 
 def scenario_of(box: Sandbox, cluster_class: str, **changes: Any) -> Scenario:
@@ -120,7 +113,7 @@ async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_it
 
 
 async def test_nodes_of_k3s_without_a_cni_wait_for_another_one(box: Sandbox) -> None:
-    # Nodes are not ready for as long as it takes, and no one replaces them.
+    # Nodes may stay not ready for any time, and none is replaced.
     spec = scenario_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
     scenario = Scenario(
         box.folder, replace(spec, name="bare", namespace="bare", target_namespace="bare"), timeout=PATIENCE

@@ -17,10 +17,9 @@ from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
-from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario
 from sandbox.state import SandboxSettings
-from tests.support.e2e import HEALTH_CHECKS, TALOS, admitted, holds, seen
+from tests.support.e2e import HEALTH_CHECKS, TALOS, admitted, holds, running_sandbox, seen
 from tests.support.paths import CHECKOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -33,18 +32,12 @@ EXAMPLES = sorted(path.stem for path in (CHECKOUT / "examples").glob("*.yaml"))
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """A sandbox with the provider, its webhooks and all classes."""
-    binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("examples"), SETTINGS)
-    try:
-        asyncio.run(box.up())
+    with running_sandbox(tmp_path_factory.mktemp("examples"), SETTINGS) as box:
         yield box
-        assert asyncio.run(box.down())
-    finally:
-        asyncio.run(children.stop_all(box.folder))
 
 
 def objects(box: Sandbox, example: str) -> list[Obj]:
-    """What a user applies: the example in a namespace of its own, with what there is in the sandbox."""
+    """The example as a user applies it: in its own namespace, with names that the sandbox has."""
     gateway = f"{box.status()['network'].removesuffix('.0.0/16')}.0.1"
     there = {
         "team-a": example,

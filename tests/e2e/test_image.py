@@ -59,7 +59,7 @@ def test_final_stage_is_small_and_unprivileged(checkout: Path) -> None:
 
 
 def test_user_of_the_final_stage_has_the_ids_of_the_deployment(checkout: Path, tmp_path: Path) -> None:
-    """On a copy of this machine's accounts, in namespaces where no one else sees them."""
+    """On a copy of this machine's accounts, in namespaces that others do not see."""
     require_namespaces()
     _, final = stages((checkout / "Dockerfile").read_text())
     (line,) = [line for line in final if "useradd" in line]

@@ -76,7 +76,7 @@ async def started(folder: Path) -> ApiServer:
 
 @pytest.fixture
 def copy(checkout: Path, tmp_path: Path) -> Path:
-    """A checkout of its own: what `make` writes to `out/` is no one else's."""
+    """A separate checkout, so that `make` writes to an `out/` of its own."""
     for name in SOURCES:
         shutil.copytree(checkout / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:

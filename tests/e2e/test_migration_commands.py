@@ -106,7 +106,7 @@ def block(text: str) -> str:
 
 
 def go_provider() -> list[Obj]:
-    """What its manifests have next to the CRDs, its webhook for validation last; no one serves that."""
+    """What its manifests have in addition to the CRDs, its validating webhook last; nothing serves that webhook."""
     own, selector = {"namespace": SPACE}, {"control-plane": "controller-manager"}
     access = "rbac.authorization.k8s.io"
     role: Obj = {"apiVersion": f"{access}/v1", "kind": "ClusterRole", "rules": []}

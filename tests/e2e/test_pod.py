@@ -264,7 +264,7 @@ async def probed(pod: Pod, probe: str) -> bool:
 
 
 async def leads(client: ApiClient, lease: str) -> bool:
-    """Whether a user has the lease, which comes a moment after being ready."""
+    """Whether a replica holds the lease, which it gets a moment after it is ready."""
     with contextlib.suppress(NotFound):
         return bool((await client.get(LEASES, lease, NAMESPACE))["spec"]["holderIdentity"])
     return False

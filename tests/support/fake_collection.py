@@ -144,7 +144,7 @@ class Collection:
 
 
 def copy(obj: Obj) -> Obj:
-    """What arrives over the wire is no one else's."""
+    """Objects from the wire are not shared with anyone."""
     return {**obj, "metadata": dict(obj["metadata"])}
 
 

@@ -29,7 +29,7 @@ SHIPPED = CHECKOUT / "deploy" / "kustomize" / "base" / "metrics-rbac.yaml"
 
 
 async def token(client: ApiClient, name: str, *audiences: str) -> str:
-    """A token of a ServiceAccount, which is made when it is not there."""
+    """A token of a ServiceAccount, which is created if it does not exist."""
     if name not in [obj["metadata"]["name"] for obj in (await client.list(ACCOUNTS, "default"))["items"]]:
         await client.create(ACCOUNTS, {"metadata": {"name": name, "namespace": "default"}})
     path = f"/api/v1/namespaces/default/serviceaccounts/{name}/token"
@@ -44,7 +44,7 @@ async def bind(client: ApiClient, name: str) -> None:
 
 
 async def scrape(port: int, bearer: str = "", tls: ssl.SSLContext | None = None) -> tuple[int, str]:
-    """Status and text of an answer, as soon as a user listens; the certificate is verified when `tls` says how."""
+    """Status and text of an answer, as soon as the port is open; the certificate is verified when `tls` says how."""
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     async with asyncio.timeout(20), aiohttp.ClientSession(f"https://127.0.0.1:{port}") as session:
         while True:

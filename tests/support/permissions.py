@@ -27,7 +27,7 @@ def granted(roles: list[Obj]) -> set[Permission]:
 
 
 def asked(server: ApiServer, user: str, decision: str) -> set[Permission]:
-    """What a user asked of an API server and its rules answered with `allow` or `forbid`."""
+    """Requests of a user that the rules of an API server answered with `allow` or `forbid`."""
     found: set[Permission] = set()
     for line in server.audit_log.read_text().splitlines():
         event = json.loads(line)

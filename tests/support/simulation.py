@@ -79,7 +79,7 @@ class Simulation:
         return found
 
     async def until_gone(self, resource: Resource, name: str, timeout: float = PATIENCE) -> None:
-        """Wait until the object is not there any more."""
+        """Wait until the object is deleted."""
 
         async def gone() -> bool:
             try:

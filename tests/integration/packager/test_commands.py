@@ -168,7 +168,7 @@ def test_from_a_management_cluster_to_a_git_server(
         assert "1 invalid, 1 matches" in caphv("verify", expect=1)
         assert json.loads(caphv("push", "-l", "wave=a", "--force", "-o", "json"))["changed"] == ["clusters/team/a"]
 
-        # A clone that is lost, a password that is wrong, a server that is not there.
+        # A lost clone, a wrong password, and a server that does not exist.
         assert caphv("push").startswith("nothing changed")
         caphv.environment["CAPHV_GIT_PASSWORD"] = f"{CANARY}-wrong"
         caphv("push", expect=2)

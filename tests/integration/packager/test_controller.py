@@ -147,7 +147,7 @@ async def test_a_deleted_cluster_is_pruned_and_more_than_the_budget_is_not(case:
     packager = await case.running("--max-prune=20", "--interval=1")
     await case.until_pruned("two", "three")
     await packager.until_idle()
-    # No restart forgets it, until a user takes the mark away.
+    # A restart does not change that; removing the mark does.
     mark = f"clusters/{case.namespace}/four/.caphv-moved"
     assert mark in case.origin.files()
     case.origin.remove(mark)

@@ -76,7 +76,7 @@ async def test_a_push_of_definitions_becomes_manifests_and_bundles_at_once(case:
     assert {"caphv.yaml", "cni/fleet.yaml", "ccm/fleet.yaml", "csi/fleet.yaml"} <= case.mine("one")
     (repo,) = (text for path, text in case.origin.files().items() if path.endswith("/gitrepo.yaml"))
     assert "clientSecretName: fleet-git" in repo
-    # A good one and a bad one; and a user who only pretends that there was a push.
+    # A valid and an invalid definition, and a forged push event.
     source.push({"two.yaml": definition(case, "two"), "bad.yaml": definition(case, "bad", "  nonsense: true")})
     assert await push_event(port, b"{}", signed(b"{x}")) == 401
     assert await push_event(port, b"x" * (6 * 1024 * 1024), "") == 413

@@ -209,7 +209,7 @@ def test_bundles_go_with_the_cluster_and_never_before(case: Case) -> None:
     case.define(calico(1450))
     case.publish()
     live, count = case.live(), 1
-    # The definition is deleted: no one has confirmed it, and nothing happens but a line in the status file.
+    # The definition is deleted. Without a confirmation, only the status file gets a line.
     case.define()
     held = case.publish(live).result.plan.held
     assert [reported.what for reported in held] == [MANIFEST]

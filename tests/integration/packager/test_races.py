@@ -1,4 +1,4 @@
-"""Several that push at once: no one's change is lost, and all end at the same."""
+"""Concurrent pushes: no change is lost, and all of them end with the same tree."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_lost_race_is_decided_again_on_what_is_there(origin: Origin, cache: Pa
 
 @pytest.mark.parametrize("history", ["deleted", "forced"])
 def test_a_branch_that_is_taken_away_while_it_is_decided(history: str, origin: Origin, cache: Path) -> None:
-    """Nothing of the history that a user took away comes back with our push."""
+    """History that a user removed does not come back with our push."""
     with Repository(Remote(origin.url), cache) as repository:
         old = put(repository, wanted("a/one", "a/two")).commit
         calls = []

@@ -75,7 +75,7 @@ async def test_disks_of_a_machine_with_a_longer_name_stay(case: Case) -> None:
     assert recorded.startswith("a-disk-x-disk-0-")
     assert left == "a-disk-y-disk-0-x7k2p"
     await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, left)
-    # Harvester would refuse it anyway, because a VM uses it: no one may even try.
+    # Harvester would refuse it anyway, because a VM uses it: the provider must not even try.
     assert not [write for write in await case.writes(since) if "a-disk-x" in write]
 
 

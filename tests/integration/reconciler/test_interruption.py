@@ -159,7 +159,7 @@ async def test_write_that_outlives_the_lease_does_no_harm(
         first.result()
         if deleting:
             await case.until_gone(HARVESTER_MACHINES, "one")
-            # Another client lives there by now.
+            # By now the address belongs to another machine.
             await case.ready_machine("two")
         else:
             await case.until(HARVESTER_MACHINES, "one", is_ready)

@@ -1,4 +1,4 @@
-"""The log at level info tells the life of clusters and machines, by name, and nothing else at a start."""
+"""At level info, the log names what happens to clusters and machines, and a start logs nothing else."""
 
 from __future__ import annotations
 

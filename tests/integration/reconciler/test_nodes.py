@@ -68,7 +68,7 @@ async def test_provider_id_of_the_node_wins(case: Case) -> None:
 
 
 async def test_node_is_initialized_although_its_vm_reports_no_address(case: Case) -> None:
-    """A guest agent may need what a cloud provider brings, and that waits for the taint: no one may wait for both."""
+    """A guest agent may need the cloud provider, which waits for the taint: the provider must not wait for both."""
     await case.ready_cluster()
     await case.connect_workload()
     name = f"{case.name}-one"

@@ -358,7 +358,7 @@ async def changed(client: ApiClient, webhook: Webhook, before: str) -> bool:
 
 
 async def bundle(client: ApiClient, webhook: Webhook) -> str:
-    """The CAs of a webhook configuration, empty when it is not there."""
+    """The CAs of a webhook configuration, empty if it does not exist."""
     try:
         found = await client.get(RESOURCES[webhook], NAMES[webhook])
     except NotFound:

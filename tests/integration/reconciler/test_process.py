@@ -1,4 +1,4 @@
-"""The provider as a process: restarts, idleness, its share of the objects, metrics, and what it never tells."""
+"""The provider as a process: restarts, idleness, its share of the objects, metrics, and secrets that it never shows."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ async def test_errors_are_counted(case: Case) -> None:
     await case.reserve(pool, f"{case.subnet}.1", None)
 
 
-# What it never tells
+# Secrets that it never shows
 
 
 async def test_secrets_are_in_no_log_event_condition_or_metric(case: Case) -> None:

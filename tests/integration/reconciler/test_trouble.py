@@ -105,7 +105,7 @@ async def test_another_vm_of_the_same_name_is_not_the_machines(case: Case) -> No
     await case.until(kinds.VIRTUAL_MACHINES, "one", lambda obj: obj.get("status", {}).get("ready"))
     found = await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "MachineNotFound"))
     assert found["spec"]["providerID"] == before["spec"]["providerID"] != f"harvester://{uid_of(again)}"
-    # Restored from a backup, say: only a user who knows that can tell.
+    # It may have been restored from a backup: only a user can know.
     await case.patch(HARVESTER_MACHINES, "one", {"metadata": {"annotations": {names.ADOPT_ANNOTATION: "true"}}})
     taken = await case.until(HARVESTER_MACHINES, "one", is_ready)
     assert taken["status"]["virtualMachine"]["uid"] == uid_of(again)

@@ -83,7 +83,7 @@ class Predecessor:
         while True:
             for resource, reconcile in ((HARVESTER_CLUSTERS, self._cluster), (HARVESTER_MACHINES, self._machine)):
                 for obj in await self._all(resource):
-                    # As there: a conflict, or an object that is not there yet, is checked again next time.
+                    # As in the original: a conflict or a missing object is retried at the next poll.
                     with contextlib.suppress(Conflict, NotFound, AlreadyExists, TooManyRequests):
                         await reconcile(obj)
             await asyncio.sleep(PERIOD)

@@ -1,4 +1,4 @@
-"""One cluster on the simulated Harvester, with the test in the part of the Cluster API core and of a user."""
+"""One cluster on the simulated Harvester; the test plays the Cluster API core and the user."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Case:
         self.name = f"{prefix}-{number}"
         self.target = f"{self.name}-vms"
         self.balancer = f"{self.name}-{self.name}-lb"
-        # Addresses of the production network that no one else uses: the pools of the test are made here.
+        # Addresses of the production network for the pools of this test alone.
         self.subnet = f"{environment.prefix}.{48 + number % 79}"
         self.gateway = f"{environment.prefix}.0.1"
         self._stack = contextlib.AsyncExitStack()
@@ -112,7 +112,7 @@ class Case:
         paused: bool = False,
         **spec: Any,
     ) -> None:
-        """Create Cluster and HarvesterCluster (of which `spec` is) as a user does; link them as the core does."""
+        """Create Cluster and HarvesterCluster as a user does, linked as the core does; `spec` is of the latter."""
         reference = {"apiGroup": INFRASTRUCTURE, "kind": "HarvesterCluster", "name": self.name}
         wanted = {"infrastructureRef": reference, "paused": paused}
         cluster = await self.create(CLUSTERS, self.name, wanted, finalizers=[f"{CORE}/core"])
@@ -320,7 +320,7 @@ class Case:
         return obj
 
     async def until_gone(self, resource: Resource, name: str, timeout: float = PATIENCE) -> None:
-        """Wait until an object is not there any more."""
+        """Wait until an object is deleted."""
         client, namespace = self._place(resource)
         obj: Obj | None = None
 
@@ -400,7 +400,7 @@ class Case:
         return found
 
     async def _drop(self, resource: Resource, name: str) -> None:
-        """Delete an object of the core's, which no one but the test holds."""
+        """Delete an object of Cluster API's core; only the test's finalizer holds it."""
         await self.ask_deletion(resource, name)
         with contextlib.suppress(NotFound):
             await self.patch(resource, name, {"metadata": {"finalizers": None}})

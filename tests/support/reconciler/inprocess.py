@@ -1,4 +1,4 @@
-"""The provider inside the process of a test, which can stop it at a chosen write, as if a user had pulled a plug."""
+"""The provider inside the process of a test, which can stop it at a chosen write, as a crash would."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Hook:
         return answer
 
     async def asked(self, _method: str, _path: str, _options: Mapping[str, Any], send: Send) -> Any:
-        """Answer a request of a provider that lives."""
+        """Answer a request of a running provider."""
         return await send()
 
 
 class StopAtWrite(Hook):
-    """Stops the provider after its write `number` (from 1): the server did it, and no one heard the answer.
+    """Stops the provider after its write `number` (from 1): the server has done it, and the response is lost.
 
-    To stop before a write is the same as after the previous one it: what the provider knows is lost either way.
+    A stop before a write is the same as one after the previous write: what the provider knows is lost either way.
     """
 
     def __init__(self, number: int) -> None:
@@ -68,7 +68,7 @@ class StopAtWrite(Hook):
 
 
 class Delay(Hook):
-    """Keeps the first write to a path under way: `late` has it, for a test to send when no one expects it any more."""
+    """Keeps the first write to a path under way: `late` is that request, for a test to send too late."""
 
     def __init__(self, method: str, part: str) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Delay(Hook):
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let hooks see the requests of providers that `run` starts, and no one else's."""
+    """Let hooks see the requests of providers that `run` starts, and no others."""
     original = ApiClient.request
 
     async def request(self: ApiClient, method: str, path: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`caphv bundles` with a user's templates, a mirror of charts, a terminal, and input that no one should write."""
+"""`caphv bundles` with a user's templates, a mirror of charts, a terminal, and hostile input."""
 
 import json
 import shutil
@@ -162,7 +162,7 @@ def test_a_hostile_value_sends_nothing_to_the_terminal(tmp_path: Path) -> None:
     assert "\x1b[2J" not in shown
 
 
-# Input that no one should write
+# Hostile input
 
 
 @pytest.mark.parametrize("name", ["true", "17", "null", '""', "[a]"])

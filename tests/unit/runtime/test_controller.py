@@ -26,7 +26,7 @@ def now() -> float:
 
 
 class Recorder:
-    """A reconcile that notes when it ran and does what it is reported to."""
+    """A reconcile that records when it ran, and then calls `then`."""
 
     def __init__(self, then: Callable[[Key], Awaitable[Result | None]] | None = None) -> None:
         self.starts: list[tuple[Key, float]] = []

@@ -249,7 +249,7 @@ async def test_a_note_of_who_waits_reaches_the_holder_and_delays_no_one() -> Non
         assert len(heard) == 1
         assert heard.pop() - left < 2.5
     assert not held.done()
-    # The holder dies, and notes that no one reads do not make it live longer.
+    # The holder dies; sync requests do not extend its lease.
     held.cancel()
     died = clock()
     while not takeover.done():

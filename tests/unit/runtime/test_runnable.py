@@ -1,4 +1,4 @@
-"""Parts of a process next to its controllers: how they begin and end, and what the probes and metrics tell of them."""
+"""Runnables next to the controllers of a process: start, end, probes and metrics."""
 
 import asyncio
 

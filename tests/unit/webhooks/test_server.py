@@ -1,4 +1,4 @@
-"""The server on a loopback port: certificates and their rotation, wrong requests, its end, and what it tells."""
+"""The server on a loopback port: certificates and their rotation, wrong requests, shutdown and logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may say that there was a push."""
+"""Which push events are accepted."""
 
 from __future__ import annotations
 

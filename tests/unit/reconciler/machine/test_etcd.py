@@ -168,7 +168,7 @@ def test_silence_is_not_waited_for_forever() -> None:
 
 
 def test_for_rke2_a_member_that_may_be_left_is_reported_without_delay() -> None:
-    """Its provider removes members itself, so nothing waits; the metric and the alert tell what it could not do."""
+    """Its provider removes members itself, so nothing waits; metric and alert report what it could not do."""
     before, scope = failures(), scope_of(Silent(), seconds=0, machine=owned_by("RKE2ControlPlane"))
     asyncio.run(ensure_member_removed(scope))
     assert scope.warnings == ["EtcdMemberRemovalFailed"]

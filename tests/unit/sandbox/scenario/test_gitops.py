@@ -1,4 +1,4 @@
-"""Definitions come into a sandbox's repository as a user with an editor would push them."""
+"""A sandbox pushes definitions as a user with an editor would."""
 
 import subprocess
 from pathlib import Path
