@@ -10,7 +10,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from caphv.api import resources
+from caphv.api import names, resources
 from caphv.api.object import NAMESPACES, Obj, Resource
 from caphv.runtime.client import ApiClient
 from commands.main import cli
@@ -81,6 +81,6 @@ async def create(client: ApiClient, obj: Obj, namespace: str) -> None:
         spec = {"sshUser": "sles", "sshKeyPair": "default/caphv", "networks": ["default/production"]}
         whole["spec"] = {**spec, "volumes": [image], **whole["spec"]}
     await client.create(resource, whole)
-    if resource.group == resources.INFRASTRUCTURE_GROUP:
+    if resource.group == names.GROUP:
         status = {"status": obj["status"]}
         await client.patch(resource, metadata["name"], namespace, status, subresource="status")
