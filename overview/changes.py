@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from caphv.api.object import Key, Obj, key_of
 from overview.doctor.model import Check, Result
@@ -29,13 +29,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A merge patch of one object in the version in which it was read; its resourceVersion is the precondition."""
+    """A merge patch of one object, with the object as it was read: it holds while the fields of the patch are equal."""
 
     api_version: str
     kind: str
     key: Key
     body: Obj
     changes: tuple[Change, ...]
+    before: Obj = field(default_factory=dict, repr=False, compare=False)
+
+    def holds(self, now: Obj) -> bool:
+        """Whether the fields that it changes are as they were read; others, such as the status, may differ."""
+        return _same(self.body, self.before, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,16 @@ class Plan:
 
 
 def patch_of(obj: Obj, body: Obj, changes: Iterable[Change]) -> Patch:
-    """Return the patch of an object that holds only for the version that was read."""
-    version = obj["metadata"].get("resourceVersion")
-    metadata = {"metadata": {"resourceVersion": version}} if version else {}
-    return Patch(str(obj.get("apiVersion") or ""), str(obj["kind"]), key_of(obj), {**metadata, **body}, tuple(changes))
+    """Return the patch of an object that was read."""
+    return Patch(str(obj.get("apiVersion") or ""), str(obj["kind"]), key_of(obj), body, tuple(changes), obj)
+
+
+def _same(body: Obj, before: Obj, now: Obj) -> bool:
+    for name, value in body.items():
+        one, other = before.get(name), now.get(name)
+        if isinstance(value, dict):
+            if not _same(value, one or {}, other or {}):
+                return False
+        elif one != other:
+            return False
+    return True

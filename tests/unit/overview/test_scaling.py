@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from caphv.api.object import Key, Obj
@@ -44,10 +46,8 @@ def results(found: Plan, *checks: str) -> dict[str, Result]:
 
 def test_a_topology_is_changed_at_the_cluster_and_only_there() -> None:
     builder = topology(Builder(), md=2, gpu=1)
-    builder.cluster["metadata"]["resourceVersion"] = "41"
     (patch,) = plan(builder, 3, gpu=4).patches
     assert patch.kind == "Cluster"
-    assert patch.body["metadata"] == {"resourceVersion": "41"}
     assert patch.body["spec"]["topology"]["controlPlane"] == {"replicas": 3}
     # A merge patch replaces a list: the other pool has to stay as it is.
     pools = patch.body["spec"]["topology"]["workers"]["machineDeployments"]
@@ -65,6 +65,17 @@ def test_without_a_topology_control_plane_and_deployment_are_changed() -> None:
     first, second = plan(without_topology(Builder()), 3, **{"shop-md-0": 5}).patches
     assert (first.kind, first.body) == ("RKE2ControlPlane", {"spec": {"replicas": 3}})
     assert (second.kind, second.key.name, second.body) == ("MachineDeployment", "shop-md-0", {"spec": {"replicas": 5}})
+
+
+def test_a_patch_holds_while_only_other_fields_change() -> None:
+    builder = topology(Builder(), md=2, gpu=1)
+    (patch,) = plan(builder, gpu=4).patches
+    now = copy.deepcopy(builder.cluster)
+    now["status"]["phase"] = "Provisioning"
+    now["spec"]["topology"]["version"] = "v1.36.3+rke2r1"
+    assert patch.holds(now)
+    now["spec"]["topology"]["workers"]["machineDeployments"][0]["replicas"] = 3
+    assert not patch.holds(now)
 
 
 def test_the_same_numbers_change_nothing() -> None:
