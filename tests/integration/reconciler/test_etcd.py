@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from caphv.api.object import NODES
 from caphv.runtime.client import ApiClient
@@ -14,9 +16,11 @@ from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.etcd import ETCDCTL
 from caphv.runtime.exec import ExecError, pod_exec
 from caphv.runtime.kubeconfig import parse_kubeconfig
+from commands.main import cli
 from sandbox.harvester import kinds
 from sandbox.processes import pki
-from tests.support.reconciler.case import HARVESTER_MACHINES, MACHINES, Case
+from sandbox.processes.apiserver import private_file
+from tests.support.reconciler.case import CLUSTER_LABEL, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import condition_of
 from tests.support.simulation import joining
 from tests.support.waiting import until
@@ -130,3 +134,44 @@ async def test_errors_of_a_command_are_reported(case: Case) -> None:
         await asyncio.wait_for(case.delete_machine("a"), 20)
     finally:
         await client.close()
+
+
+async def test_a_member_without_a_machine_is_found_and_removed(case: Case, tmp_path: Path) -> None:
+    client = await control_plane(case, "a", "b", "c")
+    try:
+        for name in ("b", "c"):
+            ready = {"type": "NodeReady", "status": "True", "reason": "NodeReady", "message": ""}
+            status = {"status": {"nodeRef": {"name": name}, "conditions": [ready]}}
+            await case.management.patch(MACHINES, name, case.name, status, subresource="status")
+        # A machine that is no longer one of the cluster's: nothing removes its member.
+        await case.patch(MACHINES, "a", {"metadata": {"labels": {CLUSTER_LABEL: "another"}}})
+        ref = f"{case.name}/{case.name}"
+        status, text = await caphv(case, tmp_path, "etcd", "members", ref)
+        assert status == 1, text
+        states = {line.split()[0].rpartition("-")[0]: line.split()[2] for line in text.splitlines()[1:4]}
+        assert states == {"a": "stale", "b": "healthy", "c": "healthy"}
+        status, text = await caphv(case, tmp_path, "etcd", "remove", ref, "--dry-run")
+        assert (status, "remove member a-" in text) == (0, True), text
+        assert await members(client, "c") == {"a", "b", "c"}
+        status, text = await caphv(case, tmp_path, "etcd", "remove", ref, "--yes")
+        assert (status, "removed member a-" in text) == (0, True), text
+        assert await members(client, "c") == {"b", "c"}
+        status, text = await caphv(case, tmp_path, "etcd", "remove", ref, "--yes")
+        assert (status, "Nothing to remove" in text) == (0, True), text
+        # A member with a machine stays.
+        found = json.loads(await etcdctl(client, "c", "member", "list", "-w", "json"))
+        name = next(member["name"] for member in found["members"] if member["name"].startswith("b-"))
+        status, text = await caphv(case, tmp_path, "etcd", "remove", ref, name, "--yes")
+        assert (status, "which exists" in text) == (1, True), text
+        assert await members(client, "c") == {"b", "c"}
+        await case.patch(MACHINES, "a", {"metadata": {"labels": {CLUSTER_LABEL: case.name}}})
+    finally:
+        await client.close()
+
+
+async def caphv(case: Case, folder: Path, *arguments: str) -> tuple[int, str]:
+    """Run a command as an administrator of the management cluster."""
+    kubeconfig = folder / "management.kubeconfig"
+    private_file(kubeconfig, pki.to_yaml(case.environment.management.kubeconfig()))
+    result = await asyncio.to_thread(CliRunner().invoke, cli, [*arguments, "--kubeconfig", str(kubeconfig)])
+    return result.exit_code, result.output
