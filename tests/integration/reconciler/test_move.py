@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import Iterator
 
 import pytest
 from click.testing import CliRunner, Result
 
-from caphv import data
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, uid_of
 from caphv.runtime.errors import NotFound
 from commands.main import cli
-from sandbox import manifests
 from sandbox.harvester import kinds
 from sandbox.processes import pki
-from sandbox.processes.apiserver import ApiServer, private_file
+from sandbox.processes.apiserver import private_file
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import is_ready
-from tests.support.reconciler.environment import Environment, Provider, core_crds, running
+from tests.support.reconciler.environment import Environment, elsewhere, running
 from tests.support.reconciler.ownership import CLUSTER
 from tests.support.waiting import until
 
@@ -39,14 +36,9 @@ def there(environment: Environment) -> Environment:
     """A second management cluster with a provider, for the same Harvester."""
 
     async def start() -> Environment:
-        server = ApiServer(environment.folder, "target", audit=True)
-        await server.start()
-        async with server.client() as client:
-            ours = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
-            await manifests.apply(client, [*ours, *core_crds("v1beta2")])
-        provider = Provider(environment.folder, "provider-target", server)
-        await provider.start()
-        return dataclasses.replace(environment, management=server, provider=provider)
+        found = await elsewhere(environment, "target")
+        await found.provider.start()
+        return found
 
     return asyncio.run(start())
 

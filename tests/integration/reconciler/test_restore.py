@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from caphv import data
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, annotations_of, key_of, uid_of
-from sandbox import manifests
 from sandbox.harvester import kinds
 from sandbox.processes.apiserver import ApiServer
 from tests.support.overview import Management
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import is_ready
-from tests.support.reconciler.environment import Environment, Provider, core_crds, running
+from tests.support.reconciler.environment import Environment, elsewhere, running
 from tests.support.reconciler.ownership import CLUSTER
 
 pytestmark = pytest.mark.integration
@@ -48,17 +45,6 @@ async def _addresses(case: Case, pool: str) -> dict[str, str]:
     return found | {"endpoint": str(cluster["spec"]["controlPlaneEndpoint"]), "pool": str(await case.allocated(pool))}
 
 
-async def _elsewhere(environment: Environment) -> Environment:
-    """A new management cluster with the CRDs, and a provider that is not started yet."""
-    server = ApiServer(environment.folder, "elsewhere", audit=True)
-    await server.start()
-    async with server.client() as client:
-        ours = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
-        await manifests.apply(client, [*ours, *core_crds("v1beta2")])
-    provider = Provider(environment.folder, "provider-elsewhere", server)
-    return dataclasses.replace(environment, management=server, provider=provider)
-
-
 async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restarts(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +70,7 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
     await environment.provider.kill()
     await environment.management.stop()
 
-    there = await _elsewhere(environment)
+    there = await elsewhere(environment)
     since = there.audit_position(there.harvester)
     status, output = await asyncio.to_thread(caphv, there.management, "restore", folder, "--yes")
     assert (status, "stay paused" in output) == (1, True), output

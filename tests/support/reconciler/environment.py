@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -93,6 +94,17 @@ def running(folder: Path) -> Iterator[Environment]:
             yield asyncio.run(_start(folder, str(claimed)))
         finally:
             asyncio.run(children.stop_all(folder))
+
+
+async def elsewhere(environment: Environment, name: str = "elsewhere") -> Environment:
+    """A further management cluster with the CRDs for the same Harvester, and a provider that is not started yet."""
+    server = ApiServer(environment.folder, name, audit=True)
+    await server.start()
+    async with server.client() as client:
+        ours = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
+        await manifests.apply(client, [*ours, *core_crds("v1beta2")])
+    provider = Provider(environment.folder, f"provider-{name}", server)
+    return dataclasses.replace(environment, management=server, provider=provider)
 
 
 async def _start(folder: Path, claimed: str) -> Environment:
