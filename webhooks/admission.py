@@ -33,7 +33,7 @@ from webhooks.rules.model import (
     as_advice,
 )
 
-CLONED_FROM_ANNOTATION = "cluster.x-k8s.io/cloned-from-name"
+CLONED_FROM_ANNOTATION = names.CLONED_FROM_ANNOTATION
 RESTORED_LABEL = "velero.io/restore-name"
 _FINALIZERS = frozenset(
     (

@@ -35,6 +35,7 @@ CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"
 WATCH_FILTER_LABEL = "cluster.x-k8s.io/watch-filter"
 # Cluster API: annotations
 PAUSED_ANNOTATION = "cluster.x-k8s.io/paused"
+CLONED_FROM_ANNOTATION = "cluster.x-k8s.io/cloned-from-name"
 MANAGED_BY_ANNOTATION = "cluster.x-k8s.io/managed-by"
 
 # Our own annotations on HarvesterCluster and HarvesterMachine
@@ -60,6 +61,7 @@ OWNER_UID_ANNOTATION = "caphv.io/owner-uid"
 CONTENT_ANNOTATION = "caphv.io/content-hash"
 INPUTS_ANNOTATION = "caphv.io/inputs-hash"
 RENEW_AT_ANNOTATION = "caphv.io/renew-at"
+EXPIRES_AT_ANNOTATION = "caphv.io/expires-at"
 
 # And on IPPools, with an address behind it: which management cluster holds that address.
 ADDRESS_HOLDER_PREFIX = "addresses.caphv.io/"
@@ -131,6 +133,7 @@ class ConditionType(StrEnum):
     REFERENCES_ALLOWED = "ReferencesAllowed"
     HARVESTER_CONNECTION_READY = "HarvesterConnectionReady"
     TARGET_NAMESPACE_READY = "TargetNamespaceReady"
+    FAILURE_DOMAINS_AVAILABLE = "FailureDomainsAvailable"
     VM_IP_POOL_READY = "VMIPPoolReady"
     VM_IP_POOL_CREATED = "VMIPPoolCreatedByController"
     CUSTOM_IP_POOL_CREATED = "CustomIPPoolCreated"
@@ -165,10 +168,12 @@ class Reason(StrEnum):
     HARVESTER_AUTHENTICATION_FAILED = "HarvesterAuthenticationFailed"
     TARGET_NAMESPACE_CHECKING = "TargetNamespaceChecking"
     TARGET_NAMESPACE_NOT_READY = "TargetNamespaceNotReady"
+    FAILURE_DOMAIN_UNAVAILABLE = "FailureDomainUnavailable"
     VM_IP_POOL_CREATION_FAILED = "VMIPPoolCreationFailed"
     CUSTOM_POOL_CREATION_FAILED = "CustomPoolCreationInHarvesterFailed"
     CLOUD_PROVIDER_CONFIG_IN_PROGRESS = "CloudProviderConfigGenerationInProgress"
     CLOUD_PROVIDER_CONFIG_FAILED = "CloudProviderConfigGenerationFailed"
+    CLOUD_PROVIDER_CONFIG_EXPIRING = "CloudProviderConfigExpiring"
     FLEET_INTEGRATION_NOT_APPLICABLE = "FleetIntegrationNotApplicable"
     FLEET_INTEGRATION_IN_PROGRESS = "FleetIntegrationInProgress"
     FLEET_INTEGRATION_FAILED = "FleetIntegrationFailed"

@@ -188,6 +188,9 @@ class MachineReconciler:
         set_condition = scope.draft.set_unknown if blocked.unknown else scope.draft.set_false
         for condition in (blocked.condition, ConditionType.INFRASTRUCTURE_READY, ConditionType.READY):
             set_condition(condition, blocked.reason, blocked.message)
+        if blocked.reason == Reason.MACHINE_NOT_FOUND and scope.draft.has(ConditionType.VM_UP_TO_DATE):
+            # There is nothing to compare any more.
+            scope.draft.set_unknown(ConditionType.VM_UP_TO_DATE, blocked.reason, blocked.message)
         if not blocked.unknown:
             scope.draft.provisioned(ready=False)
         if blocked.warn and not scope.draft.has_message(blocked.condition, blocked.message):

@@ -31,7 +31,7 @@ from reconciler.harvester.ownership import Ownership, formerly_owned, ownership_
 from reconciler.harvester.topology import has_single_host
 from reconciler.machine import cloudinit, talos
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
-from reconciler.machine.disks import ResolvedImage, qualified, resolve_image
+from reconciler.machine.disks import ResolvedImage, qualified, resolve_image, where_searched
 from reconciler.machine.guest import guest_config
 from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
@@ -68,7 +68,13 @@ def _checked_inputs(scope: MachineScope) -> VirtualMachineInputs:
         inputs = inputs_of(scope)
         errors = spec_errors(scope.obj, inputs.images)
         if errors:
-            raise scope.failed("; ".join(map(str, errors)), uploaded)
+            absent = [
+                where_searched(str(image), scope.session().images.store, scope.target_namespace)
+                for volume in scope.spec.get("volumes") or ()
+                if (image := volume.get("imageName")) and image not in inputs.images
+            ]
+            found = [*map(str, errors), *dict.fromkeys(absent), *_template_advice(scope)]
+            raise scope.failed("; ".join(found), uploaded)
     return inputs
 
 
@@ -91,6 +97,17 @@ def inputs_of(scope: MachineScope) -> VirtualMachineInputs:
     )
 
 
+def _template_advice(scope: MachineScope) -> list[str]:
+    """How to correct a machine that was cloned: neither its template nor the machine follows a correction."""
+    template = annotations_of(scope.obj).get(names.CLONED_FROM_ANNOTATION)
+    if not template:
+        return []
+    return [
+        f"HarvesterMachineTemplate {template} is immutable: create a corrected one under another name, refer to it in "
+        "the control plane or MachineDeployment, and delete this Machine"
+    ]
+
+
 def _resolved_images(scope: MachineScope) -> dict[str, ResolvedImage]:
     wanted = {volume.get("imageName") for volume in scope.spec.get("volumes") or ()} - {None, ""}
     images = list(scope.session().images.store)
@@ -107,10 +124,12 @@ def _public_key(scope: MachineScope) -> str:
     with scope.subscribe(triggers.key_pairs(session.fingerprint)) as created:
         pair = session.key_pairs.get(namespace, name)
         if pair is None:
-            raise scope.failed(
+            found = [
                 f"spec.sshKeyPair is {reference!r}: Harvester has no such KeyPair; create it or correct the name",
-                created,
-            )
+                where_searched(reference, session.key_pairs.store, scope.target_namespace),
+                *_template_advice(scope),
+            ]
+            raise scope.failed("; ".join(found), created)
     return str((pair.get("spec") or {}).get("publicKey") or "")
 
 

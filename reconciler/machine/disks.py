@@ -39,6 +39,19 @@ def resolve_image(image_name: str, images: Iterable[Obj], default_namespace: str
     return None
 
 
+def where_searched(reference: str, objects: Iterable[Obj], default_namespace: str) -> str:
+    """Where an absent image or key pair was searched, and under which references Harvester has its name."""
+    namespace, name = qualified(reference, default_namespace)
+    found = {
+        f"{obj['metadata'].get('namespace')}/{name}"
+        for obj in objects
+        if name in (obj["metadata"]["name"], (obj.get("spec") or {}).get("displayName"))
+    }
+    how = "" if "/" in reference else ", where names without a namespace are searched"
+    there = f"; Harvester has {', '.join(sorted(found))}" if found else ""
+    return f"{reference!r} is not in namespace {namespace}{how}{there}"
+
+
 def qualified(reference: str, default_namespace: str) -> tuple[str, str]:
     """Split a reference `<namespace>/<name>` or `<name>`."""
     namespace, _, name = reference.rpartition("/")

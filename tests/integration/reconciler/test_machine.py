@@ -102,6 +102,20 @@ async def test_image_that_appears_later_unblocks(case: Case) -> None:
     assert claim["spec"]["storageClassName"] == "harvester-longhorn"
 
 
+async def test_absent_image_says_where_it_was_searched_and_what_to_do_about_a_template(case: Case) -> None:
+    await case.ready_cluster()
+    volume = {"volumeType": "image", "imageName": "sles-15", "volumeSize": "10Gi"}
+    await case.create_machine("one", volumes=[volume])
+    cloned = {"metadata": {"annotations": {"cluster.x-k8s.io/cloned-from-name": "control-plane"}}}
+    await case.patch(HARVESTER_MACHINES, "one", cloned)
+    for text in (
+        f"'sles-15' is not in namespace {case.target}, where names without a namespace are searched; "
+        "Harvester has default/sles-15",
+        "HarvesterMachineTemplate control-plane is immutable: create a corrected one under another name",
+    ):
+        await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "VMProvisioningFailed", text))
+
+
 async def test_key_pair_that_appears_later_unblocks(case: Case) -> None:
     await case.ready_cluster()
     await case.create_machine("one", sshKeyPair=f"default/{case.name}")

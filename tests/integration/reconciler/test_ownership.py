@@ -9,7 +9,7 @@ import pytest
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, uid_of
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
-from tests.support.reconciler.conditions import is_false, is_ready
+from tests.support.reconciler.conditions import is_false, is_ready, is_unknown
 from tests.support.simulation import virtual_machine
 
 pytestmark = pytest.mark.integration
@@ -22,6 +22,7 @@ async def test_vanished_vm_is_reported_and_never_recreated(case: Case) -> None:
     await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
     found = await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "MachineNotFound"))
     assert is_false("Ready", "MachineNotFound")(found)
+    assert is_unknown("VMUpToDate", "MachineNotFound")(found)
     assert not found["status"]["ready"]
     assert found["status"]["initialization"]["provisioned"]
     assert found["spec"]["providerID"] == before["spec"]["providerID"]
