@@ -32,6 +32,7 @@ _GATES = (
 _ADDITIONAL = (
     ConditionType.IDENTITY_UP_TO_DATE,
     ConditionType.REFERENCES_ALLOWED,
+    ConditionType.FAILURE_DOMAINS_AVAILABLE,
     ConditionType.CLOUD_PROVIDER_CONFIG_READY,
     ConditionType.FLEET_INTEGRATION_READY,
     ConditionType.ADDON_BUNDLES_READY,
@@ -54,6 +55,7 @@ _WARNINGS = frozenset(
         Reason.VM_DIFFERS,
         Reason.ADDON_BUNDLES_NOT_APPLIED,
         Reason.CROSS_NAMESPACE_REFERENCE,
+        Reason.FAILURE_DOMAIN_UNAVAILABLE,
     }
 )
 # Messages of the core that say nothing of their own.

@@ -62,14 +62,19 @@ class EventHandlers:
                 self._add_templates_of(cluster)
 
     def harvester_machine(self, change: Change) -> None:
-        """The machine; its cluster when it is deleted, because deletion of the cluster waits for its machines."""
+        """The machine; its cluster when the machine is deleted, or moves while a failure domain is not available.
+
+        The deletion of a cluster waits for its machines, and a domain that no machine uses is not reported.
+        """
         if _differs(change, _metadata):
             self._machines.add(change.key)
-        if change.new is None:
-            cluster = self._caches.cluster_of(change.obj)
-            kind, name = clusterapi.infrastructure_ref(cluster) if cluster else ("", "")
-            if kind == resources.HARVESTER_CLUSTERS.kind:
-                self._clusters.add(Key(change.key.namespace, name))
+        moved = change.old is not None and _differs(change, _failure_domain)
+        if change.new is not None and not moved:
+            return
+        cluster = self._caches.cluster_of(change.obj)
+        harvester_cluster = self._caches.harvester_cluster_of(cluster) if cluster else None
+        if harvester_cluster and (change.new is None or _has_unavailable_domain(harvester_cluster)):
+            self._clusters.add(key_of(harvester_cluster))
 
     def harvester_machine_template(self, change: Change) -> None:
         """The template."""
@@ -246,6 +251,14 @@ def _metadata(obj: Obj) -> list[Any]:
 def _fields_for_machines(obj: Obj) -> list[Any]:
     status = obj.get("status") or {}
     return [obj["metadata"].get("generation"), status.get("ready"), status.get("failureDomains")]
+
+
+def _failure_domain(obj: Obj) -> Any:
+    return (obj.get("status") or {}).get("failureDomain")
+
+
+def _has_unavailable_domain(obj: Obj) -> bool:
+    return any(not domain.get("controlPlane") for domain in (obj.get("status") or {}).get("failureDomains") or ())
 
 
 def _cluster_fields(obj: Obj) -> list[Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.topology import failure_domains
+from reconciler.harvester.topology import failure_domains, why_unavailable
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
@@ -14,9 +16,14 @@ def ensure_failure_domains(scope: ClusterScope) -> None:
     """Publish the domains. Raises `Blocked` if the spec names none of them: machines would be placed anywhere."""
     wanted = scope.obj["spec"].get("controlPlaneFailureDomains") or ()
     before = scope.draft.fields.get("failureDomains") or []
-    used = {name for machine in scope.context.caches.machines_of(scope.cluster) if (name := _domain_of(machine))}
-    found = failure_domains(list(scope.connected().hosts.store), wanted, published=before, used=used)
+    used: dict[str, list[str]] = {}
+    for machine in scope.context.caches.machines_of(scope.cluster):
+        if name := _domain_of(machine):
+            used.setdefault(name, []).append(machine["metadata"]["name"])
+    hosts = list(scope.connected().hosts.store)
+    found = failure_domains(hosts, wanted, published=before, used=used)
     scope.draft.fields["failureDomains"] = found
+    _report_unavailable(scope, used, unavailable(found, used, hosts))
     _report_lost(scope, [domain for domain in before if not wanted or domain["name"] in wanted], found)
     names = [domain["name"] for domain in found]
     if wanted and not set(wanted) & set(names):
@@ -31,6 +38,29 @@ def ensure_failure_domains(scope: ClusterScope) -> None:
         )
 
 
+def unavailable(domains: list[Obj], used: Collection[str], hosts: list[Obj]) -> dict[str, str]:
+    """Domains in use of which no host accepts new machines, with the cause."""
+    causes = {domain["name"]: why_unavailable(domain, hosts) for domain in domains if domain["name"] in used}
+    return {name: cause for name, cause in causes.items() if cause}
+
+
+def _report_unavailable(scope: ClusterScope, used: Mapping[str, list[str]], causes: Mapping[str, str]) -> None:
+    """Report that machines could not be recreated where they are: a maintenance passes, a lost label stays."""
+    condition, reason = ConditionType.FAILURE_DOMAINS_AVAILABLE, Reason.FAILURE_DOMAIN_UNAVAILABLE
+    if not causes:
+        scope.draft.set_true(condition)
+        return
+    domains = [f"{name} ({_count(used[name])}): {cause}" for name, cause in causes.items()]
+    message = f"failure domains in use take no new machines: {'; '.join(domains)}"
+    if not scope.draft.has_message(condition, message):
+        scope.warning_event(reason, message)
+    scope.draft.set_false(condition, reason, message)
+
+
+def _count(machines: list[str]) -> str:
+    return f"machine {machines[0]}" if len(machines) == 1 else f"{len(machines)} machines"
+
+
 def _domain_of(machine: Obj) -> str:
     status, spec = machine.get("status") or {}, machine.get("spec") or {}
     return str(status.get("failureDomain") or spec.get("failureDomain") or "")
@@ -40,7 +70,7 @@ def _report_lost(scope: ClusterScope, before: list[Obj], found: list[Obj]) -> No
     """Emit an Event for domains that take no new control plane machines any more."""
     eligible = {domain["name"] for domain in found if domain["controlPlane"]}
     lost = sorted(domain["name"] for domain in before if domain.get("controlPlane") and domain["name"] not in eligible)
-    if lost and eligible:
+    if lost:
         message = (
             f"no new control plane machines in {', '.join(lost)}: its hosts are cordoned, in maintenance or removed"
         )

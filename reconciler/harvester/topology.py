@@ -51,10 +51,26 @@ def has_single_host(name: str, published: Collection[dict[str, Any]], hosts: Col
     return any(host_name(host) == name for host in hosts)
 
 
+def why_unavailable(domain: dict[str, Any], hosts: Collection[Obj]) -> str:
+    """Why no host of a domain accepts new machines; empty if one does."""
+    members = [host for host in hosts if domain_of_host([domain], host)]
+    if not members:
+        return f"no host has label {topology_key(domain)}={domain['name']}"
+    if any(map(accepts_machines, members)):
+        return ""
+    return ", ".join(f"host {host['metadata']['name']} {_state(host)}" for host in members)
+
+
 def accepts_machines(host: Obj) -> bool:
     """Whether a host may run new VMs: it is neither cordoned, nor in maintenance, nor a witness."""
     maintenance = annotations_of(host).get(names.MAINTENANCE_ANNOTATION)
     return not (_is_witness(host) or (host.get("spec") or {}).get("unschedulable") or maintenance)
+
+
+def _state(host: Obj) -> str:
+    if _is_witness(host):
+        return "is a witness"
+    return "is in maintenance" if annotations_of(host).get(names.MAINTENANCE_ANNOTATION) else "is cordoned"
 
 
 def topology_key(domain: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from caphv.api.names import CLUSTER_FINALIZER, LEGACY_CLUSTER_FINALIZER
-from caphv.api.object import NAMESPACES, NODES, SERVICES, Obj
+from caphv.api.object import NAMESPACES, NODES, SERVICES, Obj, labels_of
 from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
@@ -91,6 +91,24 @@ async def test_control_planes_may_be_kept_to_some_failure_domains_that_are_there
     assert found["status"]["failureDomains"] == domains(
         "zone-1", "zone-2", "zone-3", key=ZONE, control_plane=("zone-1", "zone-3")
     )
+
+
+async def test_domain_of_a_machine_that_takes_no_machines_is_reported(case: Case) -> None:
+    await case.ready_cluster()
+    machine = await case.ready_machine("one", control_plane=True)
+    domain = machine["status"]["failureDomain"]
+    hosts = [host for host in (await case.harvester.list(NODES))["items"] if labels_of(host).get(ZONE) == domain]
+    try:
+        for host in hosts:
+            await case.harvester.patch(NODES, host["metadata"]["name"], "", {"spec": {"unschedulable": True}})
+        reported = is_false("FailureDomainsAvailable", "FailureDomainUnavailable", f"{domain} (machine one): host ")
+        found = await case.until(HARVESTER_CLUSTERS, case.name, reported)
+        assert domain in {each["name"] for each in found["status"]["failureDomains"]}
+        await case.until_event(case.name, "Warning", "FailureDomainUnavailable")
+    finally:
+        for host in hosts:
+            await case.harvester.patch(NODES, host["metadata"]["name"], "", {"spec": {"unschedulable": None}})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("FailureDomainsAvailable"))
 
 
 def domains(*names: str, key: str, control_plane: Collection[str] = ()) -> list[Obj]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import Obj
+from reconciler.cluster.failuredomains import unavailable
 from reconciler.harvester.topology import failure_domains, has_single_host
 
 pytestmark = pytest.mark.unit
@@ -60,6 +61,27 @@ def test_domain_of_a_machine_stays_when_its_host_is_removed() -> None:
     found = failure_domains([host("a")], published=before, used=["b"])
     assert {domain["name"]: domain["controlPlane"] for domain in found} == {"a": True, "b": False}
     assert [domain["name"] for domain in failure_domains([host("a")], published=before)] == ["a"]
+
+
+def test_domain_in_use_says_why_it_takes_no_machines() -> None:
+    cordoned = {**host("a", "zone-1"), "spec": {"unschedulable": True}}
+    maintained, witness = host("b", "zone-1"), host("w", "zone-2")
+    maintained["metadata"]["annotations"] = {"harvesterhci.io/maintain-status": "running"}
+    before = failure_domains([cordoned, maintained, witness, host("c", "zone-3"), host("d", "zone-4")])
+    witness["metadata"]["labels"]["node-role.harvesterhci.io/witness"] = "true"
+    hosts, used = [cordoned, maintained, witness, host("d", "zone-4")], ["zone-1", "zone-2", "zone-3", "zone-4"]
+    found = failure_domains(hosts, published=before, used=used)
+    assert unavailable(found, used, hosts) == {
+        "zone-1": "host a is cordoned, host b is in maintenance",
+        "zone-2": "host w is a witness",
+        "zone-3": "no host has label topology.kubernetes.io/zone=zone-3",
+    }
+    assert unavailable(found, ["zone-4"], hosts) == {}
+
+
+def test_domain_that_the_user_excludes_is_available() -> None:
+    hosts = [host("a", "zone-1"), host("b", "zone-2")]
+    assert unavailable(failure_domains(hosts, ["zone-1"]), ["zone-2"], hosts) == {}
 
 
 @pytest.mark.parametrize(("name", "single"), [("zone-1", False), ("zone-2", True), ("c", True), ("nowhere", False)])
