@@ -96,6 +96,8 @@ class ClusterMemory:
     """The guests' account was deleted on Harvester. Without it: the next check finds out again."""
     account_checked_at: float | None = None
     """When (monotonic) the guests' account was last seen on Harvester. Without it: it is read again."""
+    expiry_reported: str = ""
+    """What was reported of the guests' credentials, once. Without it: an Event is repeated for a paused cluster."""
     cloud_config_written_at: float | None = None
     """When (monotonic) the Secret in the workload cluster was written. Without it: a rewrite does not wait."""
 

@@ -72,6 +72,8 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
         if blocked.unknown and scope.draft.is_true(_READY) and (left := scope.memory.grace.remaining(_READY)):
             scope.requeue_within(left)
             return
+        if _report_expiry(scope, blocked.message):
+            return
         if blocked.warn and not scope.draft.has_message(_READY, blocked.message):
             scope.warning_event(blocked.reason, blocked.message)
         scope.draft.set_false(_READY, blocked.reason, blocked.message)
@@ -86,24 +88,32 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
         scope.draft.set_true(_READY)
 
 
-async def renew_cloud_config(scope: ClusterScope) -> None:
-    """Renew the token of guests while another phase is blocked or the cluster is paused.
+async def renew_cloud_config(scope: ClusterScope, why: str) -> None:
+    """Renew the token of guests while another phase cannot continue, for the reason `why`, or the cluster is paused.
 
-    Guests lose their cloud provider when the token expires, whatever the state of their HarvesterCluster. This changes
-    no condition, and creates nothing that does not exist.
+    Guests lose their cloud provider when the token expires, whatever the state of their HarvesterCluster. This creates
+    nothing that does not exist, and changes no condition unless the token is about to expire.
     """
     if (scope.obj["spec"].get("cloudConfig") or {}).get("delivery") != "Secret" or being_deleted(scope.obj):
         return
-    if scope.session is None or scope.session.error or not scope.context.sessions.of(scope.key):
-        return
     await scope.context.workloads.ensure(scope.cluster_key)
-    try:
-        scope.requeue_within(await _secret(scope, create=False))
-    except Blocked as blocked:
-        scope.requeue_within(blocked.requeue_after)
-    except (ApiError, Unreachable) as error:
-        log.warning("cannot renew the credentials of guests of HarvesterCluster %s: %s", scope.key, error)
-        scope.requeue_within(_RETRY_RENEWAL)
+    client = scope.context.workloads.client(scope.cluster_key)
+    if client is None:
+        return
+    await scope.context.object_watches.ensure(scope.key, client, SECRETS, SECRET)
+    session = scope.session
+    if session and not session.error and scope.context.sessions.of(scope.key):
+        try:
+            scope.requeue_within(await _secret(scope, create=False))
+            return
+        except Blocked as blocked:
+            scope.requeue_within(blocked.requeue_after)
+            why = blocked.message
+        except (ApiError, Unreachable) as error:
+            log.warning("cannot renew the credentials of guests of HarvesterCluster %s: %s", scope.key, error)
+            scope.requeue_within(_RETRY_RENEWAL)
+            why = str(error)
+    _report_expiry(scope, why)
 
 
 async def delete_cloud_config(scope: ClusterScope) -> None:
@@ -125,7 +135,46 @@ def renewal(secret: Obj, inputs: str, now: datetime) -> float | None:
     return left if left > 0 and notes.get(names.INPUTS_ANNOTATION) == inputs else None
 
 
-def secret_object(uid: str, content: str, inputs: str, renew_at: datetime) -> Obj:
+def expiry(secret: Obj) -> tuple[datetime, datetime] | None:
+    """When to warn about the token in our Secret (metadata), and when it expires; None if that is not known."""
+    notes = annotations_of(secret)
+    try:
+        renew_at = datetime.fromisoformat(notes.get(names.RENEW_AT_ANNOTATION, "")).astimezone(UTC)
+        noted = notes.get(names.EXPIRES_AT_ANNOTATION)
+        # Versions before 0.12 did not note it: they renewed after two thirds of the lifetime that they asked for.
+        ends = datetime.fromisoformat(noted) if noted else renew_at + timedelta(seconds=TOKEN_SECONDS / 3)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    ends = ends.astimezone(UTC)
+    return renew_at + (ends - renew_at) / 2, ends
+
+
+def _report_expiry(scope: ClusterScope, why: str) -> bool:
+    """Warn before the token in the workload cluster expires that could not be renewed; return whether it was due."""
+    secret = scope.context.object_watches.known(scope.key, SECRETS, SECRET)
+    times = expiry(secret) if secret and _ours(secret) else None
+    if times is None:
+        return False
+    (warn_at, ends), now = times, datetime.now(UTC)
+    if now < warn_at:
+        scope.requeue_within((warn_at - now).total_seconds())
+        return False
+    verb = "expire" if now < ends else "expired"
+    message = (
+        f"credentials of cloud provider and CSI driver in Secret {SECRET} of the workload cluster {verb} at "
+        f"{rfc3339(ends)}, and cannot be renewed: {why}"
+    )
+    if now < ends:
+        scope.requeue_within((ends - now).total_seconds())
+    if scope.memory.expiry_reported != verb and not scope.draft.has_message(_READY, message):
+        log.warning("HarvesterCluster %s: %s", scope.key, message)
+        scope.warning_event(Reason.CLOUD_PROVIDER_CONFIG_EXPIRING, message)
+    scope.memory.expiry_reported = verb
+    scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_EXPIRING, message)
+    return True
+
+
+def secret_object(uid: str, content: str, inputs: str, renew_at: datetime, expires_at: datetime | None = None) -> Obj:
     """The Secret in the workload cluster; `uid` is that of the HarvesterCluster."""
     encoded = base64.b64encode(content.encode()).decode()
     return {
@@ -139,6 +188,7 @@ def secret_object(uid: str, content: str, inputs: str, renew_at: datetime) -> Ob
                 names.CONTENT_ANNOTATION: _digest(content.encode()),
                 names.INPUTS_ANNOTATION: inputs,
                 names.RENEW_AT_ANNOTATION: rfc3339(renew_at),
+                **({names.EXPIRES_AT_ANNOTATION: rfc3339(expires_at)} if expires_at else {}),
             },
         },
         "type": "Opaque",
@@ -228,7 +278,7 @@ async def _secret(scope: ClusterScope, *, create: bool = True) -> float | None:
     now = datetime.now(UTC)
     life = (credentials.expires or now) - now
     content = await _kubeconfig(scope, credentials)
-    wanted = secret_object(uid_of(scope.obj), content, inputs, now + life * 2 / 3)
+    wanted = secret_object(uid_of(scope.obj), content, inputs, now + life * 2 / 3, now + life)
     try:
         if known:
             wanted["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
@@ -241,6 +291,7 @@ async def _secret(scope: ClusterScope, *, create: bool = True) -> float | None:
     scope.memory.cloud_config_written_at = time.monotonic()
     scope.memory.verified_cloud_configs[_secret.__name__] = (written["metadata"]["resourceVersion"], inputs)
     scope.memory.account_lost = False
+    scope.memory.expiry_reported = ""
     scope.event(
         "CloudConfigWritten", f"wrote Secret {SECRET} of the workload cluster with a token valid for {_days(life)}"
     )

@@ -80,13 +80,15 @@ class ClusterReconciler:
         try:
             await self._connect(unwritten)
         except Blocked as blocked:
-            return Result(requeue_after=blocked.requeue_after)
+            unwritten.requeue_within(blocked.requeue_after)
+            await cloudconfig.renew_cloud_config(unwritten, blocked.message)
+            return Result(requeue_after=unwritten.requeue_after)
         except Unauthorized:
             if unwritten.session is None:
                 raise
             unwritten.session.probe()
             return Result(requeue_after=_REFUSED_ONCE)
-        await cloudconfig.renew_cloud_config(unwritten)
+        await cloudconfig.renew_cloud_config(unwritten, "the cluster is paused")
         return Result(requeue_after=unwritten.requeue_after)
 
     async def _connect(self, scope: ClusterScope) -> None:
@@ -137,6 +139,7 @@ class ClusterReconciler:
             waits = being_deleted(scope.obj) or not scope.draft.fields.get("ready")
             if isinstance(error, (Forbidden, Invalid)) and waits:
                 self._report(scope, _refused(error))
+            await cloudconfig.renew_cloud_config(scope, str(error))
             await self._write(scope)
             raise
         await self._write(scope)
@@ -200,7 +203,7 @@ class ClusterReconciler:
                 # What was known stays while this process, or its connection, starts.
                 scope.requeue_within(remaining)
                 return Result(requeue_after=scope.requeue_after)
-        await cloudconfig.renew_cloud_config(scope)
+        await cloudconfig.renew_cloud_config(scope, blocked.message)
         self._report(scope, blocked)
         await self._write(scope)
         return Result(requeue_after=scope.requeue_after)

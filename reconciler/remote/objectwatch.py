@@ -47,6 +47,11 @@ class ObjectWatches:
             watch = self._start(cluster, client, resource, target)
         return watch.informer if watch.informer.synced else None
 
+    def known(self, cluster: Key, resource: Resource, target: Key) -> Obj | None:
+        """The metadata of a watched object, None if it is not watched, not read yet, or absent."""
+        watch = self._watches.get((cluster, resource))
+        return watch.informer.get(*target) if watch and watch.target == target else None
+
     async def forget(self, cluster: Key, resource: Resource | None = None) -> None:
         """Stop the watch of a kind, or all watches of a cluster."""
         for key in [key for key in self._watches if key[0] == cluster and resource in (None, key[1])]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
 
+from caphv.api.conditions import rfc3339
+from caphv.api.names import EXPIRES_AT_ANNOTATION, RENEW_AT_ANNOTATION
 from caphv.api.object import CONFIG_MAPS, EVENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource
 from caphv.runtime.errors import NotFound, Unauthorized
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
@@ -225,3 +228,24 @@ async def test_tokens_are_nowhere_to_be_seen(case: Case) -> None:
     for token in tokens:
         assert token.split(".")[2] not in seen
     await case.workload.delete(SECRETS, SECRET, "kube-system")
+
+
+async def test_credentials_about_to_expire_are_reported_while_harvester_cannot_be_reached(case: Case) -> None:
+    await connect(case)
+    await case.ready_cluster(cloudConfig={"delivery": "Secret"})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
+    await case.identity("not a kubeconfig")
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false("HarvesterConnectionReady", "HarvesterConnectionFailed"))
+    now = datetime.now(UTC)
+    times = {
+        RENEW_AT_ANNOTATION: rfc3339(now - timedelta(hours=2)),
+        EXPIRES_AT_ANNOTATION: rfc3339(now + timedelta(hours=1)),
+    }
+    await case.workload.patch(SECRETS, SECRET, "kube-system", {"metadata": {"annotations": times}})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false(READY, "CloudProviderConfigExpiring", "expire at"))
+    await case.until_event(case.name, "Warning", "CloudProviderConfigExpiring")
+    await case.identity()
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
+    renewed = (await workload_secret(case))["metadata"]["annotations"]
+    assert renewed[RENEW_AT_ANNOTATION] > times[EXPIRES_AT_ANNOTATION]
+    await case.delete()

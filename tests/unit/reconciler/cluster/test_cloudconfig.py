@@ -13,7 +13,7 @@ from caphv.api import names
 from caphv.api.object import Key
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.cluster.cloudaccount import usable
-from reconciler.cluster.cloudconfig import intact, renewal, secret_object
+from reconciler.cluster.cloudconfig import TOKEN_SECONDS, expiry, intact, renewal, secret_object
 from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 from reconciler.harvester.ownership import Owner, record
@@ -187,3 +187,24 @@ def test_changed_content_is_noticed() -> None:
         assert not intact({**secret, "data": {key: value}})
     assert not intact({**secret, "data": {**secret["data"], "more": "eA=="}})
     assert not intact({**secret, "data": {}})
+
+
+@given(st.timedeltas(min_value=timedelta(minutes=1), max_value=timedelta(days=30)))
+def test_warning_comes_after_the_renewal_and_before_the_end(left: timedelta) -> None:
+    renew_at = NOW + timedelta(hours=2)
+    found = expiry(secret_object("uid-1", "content", "inputs", renew_at, renew_at + left))
+    assert found is not None
+    assert renew_at <= found[0] < found[1]
+
+
+def test_end_of_a_token_of_an_earlier_version_is_computed() -> None:
+    found = expiry(secret_object("uid-1", "content", "inputs", NOW))
+    assert found is not None
+    assert found[1] == NOW + timedelta(seconds=TOKEN_SECONDS / 3)
+
+
+@pytest.mark.parametrize("noted", ["", "soon", "9999-12-31T23:59:59Z"])
+def test_unreadable_times_are_no_reason_to_warn(noted: str) -> None:
+    secret = secret_object("uid-1", "content", "inputs", NOW)
+    secret["metadata"]["annotations"][names.RENEW_AT_ANNOTATION] = noted
+    assert expiry(secret) is None
