@@ -17,11 +17,14 @@ from packager.addons.settings import ClusterFacts
 from packager.rendering import yaml
 from packager.rendering.gitrepo import GitRepoOptions, git_repos
 from packager.rendering.renderer import Renderer
+from packager.rendering.vendored import ROOT, VendoredChart, folder_of
 from sandbox.addons.bundles import Bundle, bundles_of
 from sandbox.addons.charts import opaque
 
 _REPO = "https://git.example.com/fleet.git"
 _CHANGE = {"ccm": {"replicas": 2}}
+VENDORED = "Fleet, vendored"
+_CHARTS = ("harvester-cloud-provider", "harvester-csi-driver")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -30,7 +33,7 @@ _CHANGE = {"ccm": {"replicas": 2}}
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def main(clusters: int, groups: int, output: str) -> None:
     """Count what one changed setting of one cluster makes Fleet do, by who installs the charts."""
-    rows = [measure(clusters, groups, installer) for installer in ("Fleet", "HelmController")]
+    rows = [measure(clusters, groups, how) for how in ("Fleet", "HelmController", VENDORED)]
     if output == "json":
         print(json.dumps(rows, indent=2))
         return
@@ -38,16 +41,17 @@ def main(clusters: int, groups: int, output: str) -> None:
         print(f"{name:30}" + "".join(f"{row[name]:>16}" for row in rows))
 
 
-def measure(clusters: int, groups: int, installer: str) -> dict[str, Any]:
-    """Return the counts of one commit."""
-    addons = {"charts": {"installedBy": installer}}
+def measure(clusters: int, groups: int, how: str) -> dict[str, Any]:
+    """Return the counts of one commit. `how`: by Fleet, with vendored charts or without, or by the Helm controller."""
+    addons = {"charts": {"installedBy": how.partition(",")[0]}}
+    vendor = _vendored() if how == VENDORED else {}
     facts = [_cluster(number, addons) for number in range(clusters)]
     changed = [_cluster(0, {**addons, **_CHANGE}), *facts[1:]]
-    before, _ = _read(facts, {}, groups)
-    files = {path: content for one in Renderer().render(facts, {}) for path, content in one.tree.items()}
-    after, counts = _read(changed, files, groups)
+    before, _ = _read(facts, vendor, groups)
+    files = {path: content for one in Renderer().render(facts, vendor) for path, content in one.tree.items()}
+    after, counts = _read(changed, {**vendor, **files}, groups)
     touched = [name for name, bundle in after.items() if before[name] != bundle]
-    return {"charts installed by": installer, "GitRepos run": groups, **counts, "bundles changed": len(touched)}
+    return {"charts installed by": how, "GitRepos run": groups, **counts, "bundles changed": len(touched)}
 
 
 def _read(facts: Sequence[ClusterFacts], previous: Mapping[str, bytes], groups: int) -> tuple[dict[str, Bundle], Obj]:
@@ -56,7 +60,7 @@ def _read(facts: Sequence[ClusterFacts], previous: Mapping[str, bytes], groups: 
 
     def chart(helm: Mapping[str, Any]) -> Sequence[Obj]:
         nonlocal fetched
-        fetched += 1
+        fetched += "repo" in helm
         return opaque(helm)
 
     results = Renderer().render(facts, previous)
@@ -73,6 +77,14 @@ def _read(facts: Sequence[ClusterFacts], previous: Mapping[str, bytes], groups: 
             one = {**repo, "spec": {**repo["spec"], "paths": [path]}}
             found |= {bundle.name: bundle for bundle in bundles_of(folders[path], one, chart)}
     return found, {"bundles read": len(found), "chart downloads": fetched}
+
+
+def _vendored() -> dict[str, bytes]:
+    """Return a repository's vendored charts, of one file each."""
+    versions = Renderer().table.newest.charts
+    charts = [VendoredChart(name, versions[name], "", {"Chart.yaml": f"name: {name}\n".encode()}) for name in _CHARTS]
+    (folders,) = folder_of(charts).values()
+    return {f"{ROOT.name}/{name}/{path}": text for name, one in folders.items() for path, text in one.files.items()}
 
 
 def _cluster(number: int, addons: Obj) -> ClusterFacts:

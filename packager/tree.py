@@ -11,11 +11,13 @@ import re
 
 from packager.git.folder import Root, Tree
 
-__all__ = ["CLUSTERS", "CLUSTER_ROOT", "Tree", "cluster_folder", "content_hash", "path_of"]
+__all__ = ["CLUSTERS", "CLUSTER_ROOT", "VENDOR", "Tree", "cluster_folder", "content_hash", "path_of"]
 
 CLUSTERS = "clusters"
 """The folder in the repository that holds the bundles of all clusters."""
 CLUSTER_ROOT = Root(CLUSTERS)
+VENDOR = "vendor"
+"""The folder in the repository that holds charts, so that Fleet downloads none."""
 
 # A name of Kubernetes or a file name: never hidden, never an option, never `..`.
 _SEGMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")

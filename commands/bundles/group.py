@@ -25,6 +25,7 @@ from commands.bundles.common import (
 )
 from commands.bundles.images import images
 from commands.bundles.upgrade import upgrade
+from commands.bundles.vendor import vendor
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import helm_secret_options
 from commands.options.clusters import InputError, SelectedClusters, Step, cluster_options, progress, read_clusters
@@ -70,6 +71,7 @@ def bundles() -> None:
 bundles.add_command(check)
 bundles.add_command(images)
 bundles.add_command(upgrade)
+bundles.add_command(vendor)
 
 
 @bundles.command(
@@ -125,11 +127,11 @@ def _rendered(flags: dict[str, Any], given: SelectedClusters, step: Step) -> Bat
     from packager.git.errors import GitError
     from packager.git.prune import Pruning
     from packager.git.publish import changes
-    from packager.tree import CLUSTER_ROOT, CLUSTERS
+    from packager.tree import CLUSTER_ROOT, CLUSTERS, VENDOR
     from packager.uninstall import policies_of, staging
 
     bundler = bundler_of(flags, step)
-    target = Directory(flags["to"], names=(CLUSTERS,)) if flags["to"] else None
+    target = Directory(flags["to"], names=(CLUSTERS, VENDOR)) if flags["to"] else None
     try:
         if names_repository(flags):
             with open_store(flags) as store:

@@ -195,13 +195,13 @@ def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
     from packager.git.errors import GitError, InvalidRemote
     from packager.git.remote import Remote
     from packager.git.repository import Repository
-    from packager.tree import CLUSTERS
+    from packager.tree import CLUSTERS, VENDOR
 
     if not names_repository(flags):
         raise click.UsageError("give a repository with --repo URL or a folder with --folder")
     try:
         if flags["folder"]:
-            directory = Directory(flags["folder"], _inner(flags["inner"]), names=(CLUSTERS,))
+            directory = Directory(flags["folder"], _inner(flags["inner"]), names=(CLUSTERS, VENDOR))
             if not (new or flags["folder"].is_dir()):
                 raise InputError(f"{flags['folder']}: no such folder")
             yield directory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,16 @@ class Charts:
                 return max(fitting, key=lambda chart: _ordered(chart.version))
         # RKE2's own charts have no address.
         return _read(self._helm.pull(ref)) if self._download and ref.repo else None
+
+
+def files_of(chart: Chart) -> dict[str, bytes]:
+    """Return all files of a chart by path in it, without hidden ones. Raises HelmError."""
+    if chart.path.is_dir():
+        paths = [path for path in sorted(chart.path.rglob("*")) if path.is_file() and not path.is_symlink()]
+        found = {path.relative_to(chart.path).as_posix(): path.read_bytes() for path in paths}
+    else:
+        found = _of_archive(chart.path, ())
+    return {path: text for path, text in found.items() if not any(part.startswith(".") for part in path.split("/"))}
 
 
 def _candidates(folder: Path, name: str) -> list[Path]:
@@ -112,8 +122,8 @@ def _of_folder(folder: Path) -> dict[str, bytes]:
     return files
 
 
-def _of_archive(path: Path) -> dict[str, bytes]:
-    """Read the same from an archive, in memory: nothing is unpacked."""
+def _of_archive(path: Path, names: Sequence[str] = ("Chart.yaml", "values.yaml")) -> dict[str, bytes]:
+    """Read the same from an archive, all files without `names`, in memory: nothing is unpacked."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(path) as archive:
@@ -124,7 +134,7 @@ def _of_archive(path: Path) -> dict[str, bytes]:
                     raise HelmError(f"{path.name} unpacks to more than {_LARGEST >> 20} MiB")
                 content = archive.extractfile(member) if member.isfile() else None
                 name = member.name.removeprefix("./").partition("/")[2]
-                if content and name.rpartition("/")[2] in ("Chart.yaml", "values.yaml"):
+                if content and name and (not names or name.rpartition("/")[2] in names):
                     files[name] = content.read()
     except (tarfile.TarError, OSError, EOFError) as error:
         raise HelmError(f"{path.name} is not an archive of a chart: {error}") from None

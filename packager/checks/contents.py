@@ -14,6 +14,7 @@ from caphv.runtime.text import Limits, TextError, load_yaml, load_yaml_all
 from caphv.validation.finding import FieldPath
 from packager.addons.merge import at
 from packager.rendering.bundles import FLEET_YAML
+from packager.rendering.vendored import CHART_FOLDER
 from packager.tree import Tree
 
 HELM_CONTROLLER = "helm.cattle.io/v1"
@@ -74,14 +75,18 @@ def _bundle(tree: Tree, folder: str) -> Bundle:
     settings = next(iter(_documents(tree, f"{folder}/{FLEET_YAML}")), {})
     namespace = str(settings.get("defaultNamespace") or "default")
     manifests = tuple(
-        (path, obj)
-        for path in sorted(tree)
-        if path.startswith(f"{folder}/") and path != f"{folder}/{FLEET_YAML}" and path.endswith((".yaml", ".yml"))
-        for obj in _documents(tree, path)
+        (path, obj) for path in sorted(tree) if _is_manifest(path, folder) for obj in _documents(tree, path)
     )
-    releases = (*_of_fleet(settings, namespace, f"{folder}/{FLEET_YAML}"), *_of_manifests(manifests))
+    own = tree.get(f"{folder}/{CHART_FOLDER}/Chart.yaml")
+    releases = (*_of_fleet(settings, namespace, f"{folder}/{FLEET_YAML}", own), *_of_manifests(manifests))
     depends = tuple(str(row.get("name")) for row in settings.get("dependsOn", ()) if isinstance(row, dict))
     return Bundle(folder, str(settings.get("name")), namespace, depends, manifests, releases, settings)
+
+
+def _is_manifest(path: str, folder: str) -> bool:
+    """Whether a file is a manifest, and neither fleet.yaml nor a file of a chart."""
+    inner = path.removeprefix(f"{folder}/")
+    return inner not in (path, FLEET_YAML) and "/" not in inner and inner.endswith((".yaml", ".yml"))
 
 
 def _documents(tree: Tree, path: str) -> list[Obj]:
@@ -91,11 +96,13 @@ def _documents(tree: Tree, path: str) -> list[Obj]:
         raise ValueError(f"{path} {error}") from None
 
 
-def _of_fleet(settings: Obj, namespace: str, file: str) -> Iterator[Release]:
+def _of_fleet(settings: Obj, namespace: str, file: str, own: bytes | None) -> Iterator[Release]:
     helm = settings.get("helm") or {}
     if not (helm.get("chart") or helm.get("repo")):
         return
     ref = _chart(str(helm.get("chart") or ""), str(helm.get("repo") or ""), str(helm.get("version") or ""))
+    if own is not None and helm.get("chart") == CHART_FOLDER:
+        ref = ChartRef(_name(own, file), "", ref.version)
     values = helm.get("values") or {}
     yield Release(str(helm.get("releaseName")), namespace, ref, values, file, ("helm", "values"), by_fleet=True)
 
@@ -110,6 +117,13 @@ def _of_manifests(manifests: Sequence[tuple[str, Obj]]) -> Iterator[Release]:
         ref = ChartRef(name, "", "") if own else _chart(*(str(spec.get(key) or "") for key in _FIELDS))
         namespace = str(spec.get("targetNamespace") or at(obj, "metadata", "namespace") or "kube-system")
         yield Release(name, namespace, ref, _content(spec, file), file, path, by_fleet=False)
+
+
+def _name(chart_yaml: bytes, file: str) -> str:
+    try:
+        return str(load_yaml(chart_yaml, _LIMITS)["name"])
+    except (TextError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: the chart next to it has no name: {error}") from None
 
 
 _FIELDS = ("chart", "repo", "version")

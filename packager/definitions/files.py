@@ -21,10 +21,10 @@ from packager.definitions.protection import protected, unprotected
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.gitrepo import GitRepoOptions, git_repo
-from packager.tree import CLUSTERS, path_of
+from packager.tree import CLUSTERS, VENDOR, path_of
 
 MANIFESTS, NAMESPACES, GITREPOS, STATUS = "manifests", "namespaces", "gitrepos", "caphv-status.yaml"
-NAMES = (MANIFESTS, NAMESPACES, GITREPOS, CLUSTERS, STATUS)
+NAMES = (MANIFESTS, NAMESPACES, GITREPOS, CLUSTERS, VENDOR, STATUS)
 """Everything at the top of the repository, or of the remote's path."""
 CLUSTER = "cluster"
 SHARED_FILE = "objects.yaml"

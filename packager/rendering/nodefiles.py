@@ -57,7 +57,7 @@ def _manifests(rendered: Rendered, settings: AddonSettings) -> dict[str, bytes]:
     found = {}
     for path, content in sorted(rendered.tree.items()):
         bundle, _, name = path.removeprefix(f"{folder}/").partition("/")
-        if bundle in _EARLY and name and name != FLEET_YAML:
+        if bundle in _EARLY and name and "/" not in name and name != FLEET_YAML:
             place = f"/var/lib/rancher/{settings.distribution}/server/manifests"
             found[f"{place}/caphv-{bundle}-{name}"] = content
     return found

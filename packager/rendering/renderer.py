@@ -24,7 +24,7 @@ from packager.addons.gather import annotations_of_cluster
 from packager.addons.merge import merged, origin
 from packager.addons.settings import AddonSettings, Charts, ClusterFacts, settings_of
 from packager.addons.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
-from packager.rendering import bundles, lockfile, render_cache, secretscan, sources, storageclasses, yaml
+from packager.rendering import bundles, lockfile, render_cache, secretscan, sources, storageclasses, vendored, yaml
 from packager.rendering.templates import SUFFIX, TemplateError, Templates, check_folder
 from packager.tree import Tree, cluster_folder, content_hash, path_of
 
@@ -101,6 +101,7 @@ class Renderer:
         self.options = options
         self.table: Table = table(versions)
         self._overlays: dict[str, str] = {}
+        self._vendored: tuple[bytes, vendored.Charts] = b"", {}
         self._templates: dict[str, Templates] = {}
         self._known: dict[Key, tuple[bytes, Rendered]] = {}
         self.shareable: dict[str, bool] = {}
@@ -127,7 +128,7 @@ class Renderer:
             finding = Finding(("metadata", "name"), Fault.INVALID, str(error), "cluster-name", facts.key.name)
             return Rendered(facts.key, findings=(finding,))
         before = previous.get(f"{folder}/{lockfile.FILE}")
-        inputs = _fingerprint(facts, before, pin)
+        inputs = _fingerprint(facts, before, pin) + hashlib.sha256(previous.get(vendored.INDEX) or b"").digest()
         known = self._known.get(facts.key)
         if known and known[0] == inputs:
             return known[1]
@@ -162,7 +163,11 @@ class Renderer:
             findings = findings + lockfile.moved_charts(settings, old.installer)
         findings = findings + _too_new(settings, versions)
         findings = findings + self.table.unsupported(versions, settings.kubernetes_version)
-        tree, found = self._files(settings, versions, folder)
+        try:
+            charts = self._charts(previous)
+        except ValueError as error:
+            return Rendered(facts.key, settings=settings, findings=(*findings, vendored.finding(error)))
+        tree, found = self._files(settings, versions, folder, charts)
         classes = f"{folder}/{storageclasses.FILE}"
         findings = findings + storageclasses.changes(settings, previous.get(classes), tree.get(classes))
         findings = in_order([*findings, *found])
@@ -182,6 +187,13 @@ class Renderer:
             before = sources.found_in(previous, folder, self.table.repositories.values())
         options = self.options
         return sources.left_out(before, options.chart_repository, options.templates, shipped=options.shipped)
+
+    def _charts(self, previous: Tree) -> vendored.Charts:
+        """Return the charts that the repository holds. Raises ValueError."""
+        index = previous.get(vendored.INDEX) or b""
+        if index != self._vendored[0]:
+            self._vendored = index, vendored.read(previous)
+        return self._vendored[1]
 
     def _made_of(self, version: str) -> sources.Sources:
         if version not in self._overlays:
@@ -206,7 +218,7 @@ class Renderer:
         return self._files(settings, versions, cluster_folder(*settings.cluster))
 
     def _files(
-        self, settings: AddonSettings, versions: Versions, folder: str
+        self, settings: AddonSettings, versions: Versions, folder: str, charts: vendored.Charts = MappingProxyType({})
     ) -> tuple[dict[str, bytes], list[Finding]]:
         try:
             templates = self.templates(versions.templates)
@@ -220,6 +232,7 @@ class Renderer:
         made = self._shared(templates, settings, versions)
         if made is None:
             made, findings = self._bundles(templates, settings, versions)
+        made = vendored.embed(made, charts) if charts else made
         return {f"{folder}/{path}": content for path, content in made.items()}, findings
 
     def _shared(self, templates: Templates, settings: AddonSettings, versions: Versions) -> dict[str, bytes] | None:

@@ -86,10 +86,12 @@ def _bundle(files: Mapping[str, bytes], folder: str, spec: Mapping[str, Any], ch
     }
     settings = documents(inner.pop(_FLEET_YAML, b"{}"))
     found = settings[0] if settings else {}
-    objects = [obj for name, content in sorted(inner.items()) if _is_manifest(name) for obj in documents(content)]
     helm = found.get("helm") or {}
     if helm.get("chart") or helm.get("repo"):
+        # Templates of a chart in the folder are no manifests.
         objects = list(chart(helm))
+    else:
+        objects = [obj for name, content in sorted(inner.items()) if _is_manifest(name) for obj in documents(content)]
     # The flag of a GitRepo only ever sets it.
     keep = bool(found.get("keepResources")) or bool(spec.get("keepResources"))
     return Bundle(folder, found, objects, keep)

@@ -1,4 +1,4 @@
-"""Charts by RKE2's Helm controller, on the stand-ins of Fleet and of the controller."""
+"""Charts without downloads by Fleet, on its stand-in and that of RKE2's Helm controller."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from caphv.api.object import Obj
+from caphv.api.object import CONFIG_MAPS, Obj, uid_of
 from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 from packager.rendering.renderer import Renderer
+from packager.rendering.vendored import ROOT, VendoredChart, folder_of
 from packager.tree import Tree
 from sandbox import manifests
 from sandbox.addons.charts import opaque
@@ -21,6 +22,7 @@ from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.integration
 
+CCM = VendoredChart("harvester-cloud-provider", "0.2.15", "", {"Chart.yaml": b"name: harvester-cloud-provider\n"})
 GIT_REPO = {"spec": {"paths": ["clusters/*/*/*"]}}
 
 
@@ -48,3 +50,31 @@ async def test_a_setting_reaches_the_release_without_a_download_by_fleet(
         assert controller.releases["harvester-cloud-provider"].input["values"]["replicasCount"] == 2
         changed = [name for name, release in fleet.releases.items() if release.upgrades != upgrades[name]]
         assert [name.rpartition("-")[0] for name in changed] == ["ccm-a"]
+
+
+async def test_an_existing_cluster_takes_a_vendored_chart_as_the_same_release(
+    new_api_server: Callable[..., Awaitable[ApiServer]],
+) -> None:
+    (folders,) = folder_of([CCM]).values()
+    vendor = {f"{ROOT.name}/{name}/{path}": text for name, one in folders.items() for path, text in one.files.items()}
+    facts = cluster("a", {"distribution": "kubeadm", "csi": {"enabled": False}})
+    before = Renderer().render_one(facts, {}).tree
+    after = Renderer().render_one(facts, {**vendor, **before}).tree
+    downloads = 0
+
+    def chart(helm: Mapping[str, Any]) -> list[Obj]:
+        nonlocal downloads
+        downloads += "repo" in helm
+        metadata = {"name": f"objects-of-{helm['releaseName']}"}
+        return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"version": helm["version"]}}]
+
+    server = await new_api_server()
+    async with server.client() as client:
+        fleet = FleetCluster(client, chart)
+        ready = await fleet.sync(before, GIT_REPO)
+        assert downloads == 1
+        live = await client.get(CONFIG_MAPS, "objects-of-harvester-cloud-provider", "kube-system")
+        assert await fleet.sync(after, GIT_REPO) == ready
+        same = await client.get(CONFIG_MAPS, "objects-of-harvester-cloud-provider", "kube-system")
+        assert (downloads, uid_of(same), same["data"]) == (1, uid_of(live), live["data"])
+        assert set(fleet.history) == {"harvester-cloud-provider"}
