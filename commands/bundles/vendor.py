@@ -89,9 +89,10 @@ def _charts(batch: Batch, checker: Checker) -> tuple[dict[tuple[str, str], Vendo
         if release.by_fleet and release.chart.repo
     ]
     found, missing = {}, []
-    for ref in sorted({release.chart for release in releases}, key=str):
+    for release in sorted({release.chart: release for release in releases}.values(), key=lambda one: str(one.chart)):
+        ref = release.chart
         try:
-            chart = checker.find(ref)
+            chart = checker.find(release)
             if chart is None:
                 missing.append(str(ref))
                 continue

@@ -13,6 +13,7 @@ from caphv.runtime.text import Limits, TextError, load_yaml
 from packager.addons.merge import merged
 from packager.checks.contents import ChartRef
 from packager.checks.helm import Helm, HelmError
+from packager.tree import Tree, content_hash
 
 _LIMITS = Limits(size=4 * 1024 * 1024)
 _LARGEST = 64 * 1024 * 1024
@@ -35,12 +36,21 @@ class Charts:
     def __init__(self, helm: Helm, folder: Path | None = None, *, download: bool = False) -> None:
         self._helm, self._folder, self._download = helm, folder, download
         self._known: dict[ChartRef, Chart | None] = {}
+        self._written: dict[str, Chart] = {}
         self._lock = threading.Lock()
 
     @property
     def are_given(self) -> bool:
         """Whether there is any source of charts."""
         return self._download or self._folder is not None
+
+    def of_bundle(self, files: Tree) -> Chart:
+        """Return a chart that a bundle holds itself. Raises HelmError: it cannot be read."""
+        digest = content_hash(files)
+        with self._lock:
+            if digest not in self._written:
+                self._written[digest] = _read(self._helm.write(files, digest))
+            return self._written[digest]
 
     def find(self, ref: ChartRef) -> Chart | None:
         """Return a chart, None without one. Raises HelmError: it cannot be pulled or read."""

@@ -87,9 +87,12 @@ class Checker:
         findings.sort(key=lambda one: (one.place, one.finding.field, one.finding.rule))
         return Checked(str(settings.cluster), tuple(findings), charts)
 
-    def find(self, ref: ChartRef) -> Chart | None:
-        """Return a chart at hand, None without one. Raises HelmError."""
-        return self._charts.find(ref) if self._charts else None
+    def find(self, release: Release) -> Chart | None:
+        """Return the chart of a release if it is at hand, else None. Raises HelmError."""
+        if self._charts is None:
+            return None
+        files = release.chart_files
+        return self._charts.find(release.chart) if files is None else self._charts.of_bundle(files)
 
     @property
     def needs_charts(self) -> bool:
@@ -98,7 +101,7 @@ class Checker:
 
     def render(self, release: Release, values: Obj, settings: AddonSettings) -> list[tuple[str, Obj]]:
         """Return what a release renders to. Raises HelmError."""
-        chart = self.find(release.chart)
+        chart = self.find(release)
         if self._helm is None or chart is None:
             return []
         version = settings.kubernetes_version
@@ -135,7 +138,7 @@ class _Run:
         return content
 
     def _release(self, release: Release, content: _Content) -> bool:
-        chart = self._checker.find(release.chart)
+        chart = self._checker.find(release)
         if chart is None:
             # RKE2's own charts come with RKE2, and need no mirror.
             if self._checker.needs_charts and release.chart.version:

@@ -45,6 +45,8 @@ class Release:
     file: str
     path: FieldPath
     by_fleet: bool
+    chart_files: Tree | None = None
+    """Files of a chart that the bundle holds itself."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ def _bundle(tree: Tree, folder: str) -> Bundle:
     manifests = tuple(
         (path, obj) for path in sorted(tree) if _is_manifest(path, folder) for obj in _documents(tree, path)
     )
-    own = tree.get(f"{folder}/{CHART_FOLDER}/Chart.yaml")
+    top = f"{folder}/{CHART_FOLDER}/"
+    own = {path.removeprefix(top): tree[path] for path in tree if path.startswith(top)}
     releases = (*_of_fleet(settings, namespace, f"{folder}/{FLEET_YAML}", own), *_of_manifests(manifests))
     depends = tuple(str(row.get("name")) for row in settings.get("dependsOn", ()) if isinstance(row, dict))
     return Bundle(folder, str(settings.get("name")), namespace, depends, manifests, releases, settings)
@@ -96,15 +99,18 @@ def _documents(tree: Tree, path: str) -> list[Obj]:
         raise ValueError(f"{path} {error}") from None
 
 
-def _of_fleet(settings: Obj, namespace: str, file: str, own: bytes | None) -> Iterator[Release]:
+def _of_fleet(settings: Obj, namespace: str, file: str, own: Tree) -> Iterator[Release]:
     helm = settings.get("helm") or {}
     if not (helm.get("chart") or helm.get("repo")):
         return
     ref = _chart(str(helm.get("chart") or ""), str(helm.get("repo") or ""), str(helm.get("version") or ""))
-    if own is not None and helm.get("chart") == CHART_FOLDER:
-        ref = ChartRef(_name(own, file), "", ref.version)
+    vendored = bool(own) and helm.get("chart") == CHART_FOLDER
+    if vendored:
+        ref = ChartRef(_name(own.get("Chart.yaml", b""), file), "", ref.version)
     values = helm.get("values") or {}
-    yield Release(str(helm.get("releaseName")), namespace, ref, values, file, ("helm", "values"), by_fleet=True)
+    yield Release(
+        str(helm.get("releaseName")), namespace, ref, values, file, ("helm", "values"), True, own if vendored else None
+    )
 
 
 def _of_manifests(manifests: Sequence[tuple[str, Obj]]) -> Iterator[Release]:

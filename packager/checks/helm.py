@@ -17,6 +17,8 @@ import orjson
 from caphv.api.object import Obj
 from caphv.runtime.text import Limits, TextError, load_yaml
 from packager.checks.contents import ChartRef, Release
+from packager.git.paths import fault_of
+from packager.tree import Tree
 
 _SECONDS = 120.0
 _LARGEST = 32 * 1024 * 1024
@@ -46,6 +48,16 @@ class Helm:
             self._run(["pull", *address, "--version", chart.version, "--destination", folder])
             (archive,) = Path(folder).iterdir()
             return archive.rename(self._scratch / f"{archive.name}-{Path(folder).name}.tgz")
+
+    def write(self, files: Tree, name: str) -> Path:
+        """Write the files of a chart into a folder for `template`. Raises HelmError for a path outside of it."""
+        top = self._scratch / name
+        for path, content in files.items():
+            if fault := fault_of(path):
+                raise HelmError(f"{path}: {fault}")
+            (top / path).parent.mkdir(parents=True, exist_ok=True)
+            (top / path).write_bytes(content)
+        return top
 
     def template(
         self, chart: Path, release: Release, values: Obj, version: str, served: Iterable[str]

@@ -47,7 +47,7 @@ def charts_of(clusters: Iterable[tuple[Tree, AddonSettings]], checker: Checker) 
 
 def _add(known: ChartImages, release: Release, settings: AddonSettings, checker: Checker) -> None:
     try:
-        chart = checker.find(release.chart)
+        chart = checker.find(release)
         if chart is None:
             return
         values = without(release.values, _REGISTRIES)

@@ -101,6 +101,19 @@ def test_changes_of_immutable_fields_against_the_repository(clusters: Path, char
     assert ("ccm/fleet.yaml", "helm.version", True) in found
 
 
+def test_vendored_charts_are_rendered_from_their_bundles(clusters: Path, charts: Path, tmp_path: Path) -> None:
+    write(clusters, manifest("a", {"ccm": {"values": {"replicas": 2}}}))
+    fleet = tmp_path / "fleet"
+    assert call("push", clusters, "--folder", fleet).exit_code == 0
+    assert call("vendor", clusters, "--folder", fleet, "--charts", charts).exit_code == 0
+    assert call("push", clusters, "--folder", fleet).exit_code == 0
+    (tmp_path / "none").mkdir()
+    status, found, content = check(clusters, "--folder", fleet, "--charts", tmp_path / "none")
+    assert (status, found) == (1, [("ccm/fleet.yaml", "helm.values.replicas", False)])
+    rows = {row["name"]: row["rendered"] for row in content["clusters"][0]["charts"]}
+    assert rows == {"harvester-cloud-provider": True, "harvester-csi-driver": True, "rke2-calico": False}
+
+
 def test_charts_that_are_not_at_hand(clusters: Path, charts: Path, tmp_path: Path) -> None:
     write(clusters, manifest("a"))
     # Without charts, manifests are checked; with some, a missing one is an error. RKE2 brings its own charts.
