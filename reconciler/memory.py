@@ -102,12 +102,41 @@ class ClusterMemory:
     """When (monotonic) the Secret in the workload cluster was written. Without it: a rewrite does not wait."""
 
 
+class QuotaGate:
+    """Namespaces on Harvester whose quota is used up: one machine at a time tries whether that is still so.
+
+    Without it: each machine that waits tries again every few seconds, with a Secret and an address of its own.
+    """
+
+    def __init__(self) -> None:
+        self._closed: dict[Hashable, tuple[str, float]] = {}
+
+    def wait(self, namespace: Hashable, seconds: float) -> tuple[str, float] | None:
+        """Why no VM can be created there, and for how many seconds; None for the machine that is to try."""
+        message, until = self._closed.get(namespace, ("", 0.0))
+        now = time.monotonic()
+        if now < until:
+            return message, until - now
+        if message:
+            self._closed[namespace] = (message, now + seconds)
+        return None
+
+    def close(self, namespace: Hashable, message: str, seconds: float) -> None:
+        """Record that a quota refused a VM."""
+        self._closed[namespace] = (message, time.monotonic() + seconds)
+
+    def open(self, namespace: Hashable) -> None:
+        """Record that a VM was created."""
+        self._closed.pop(namespace, None)
+
+
 class Memory:
     """Memory of all objects by key. An object that was recreated under the same name starts with an empty one."""
 
     def __init__(self) -> None:
         self._machines: dict[Key, MachineMemory] = {}
         self._clusters: dict[Key, ClusterMemory] = {}
+        self.quotas = QuotaGate()
 
     def machine(self, obj: Obj) -> MachineMemory:
         """Memory of a HarvesterMachine."""

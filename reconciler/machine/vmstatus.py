@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from caphv.api.object import Obj
+from caphv.api import names
+from caphv.api.object import Obj, annotations_of
+from caphv.api.plaintext import plain
 
 
 class VmPhase(Enum):
@@ -68,6 +70,13 @@ _ADVICE = {
 }
 
 
+_OVER_QUOTA = (
+    "Harvester stopped the VM because the quota of its namespace is used up: raise it, or delete VMs there, and start "
+    "the VM; Harvester says"
+)
+_LONGEST_QUOTA = 512
+
+
 def addresses(vmi: Obj) -> list[dict[str, str]]:
     """Return `status.addresses` of the machine from its VirtualMachineInstance, in an order that does not change.
 
@@ -111,6 +120,9 @@ def vm_state(vm: Obj | None, vmi: Obj | None) -> VmState:
     host = str(((vmi or {}).get("status") or {}).get("nodeName") or "")
     phase, status = _phase(vm, vmi)
     message = _ADVICE[phase]
+    quota = annotations_of(vm).get(names.INSUFFICIENT_QUOTA_ANNOTATION) if vm and phase is VmPhase.STOPPED else None
+    if quota:
+        message = f"{_OVER_QUOTA}: {plain(quota, _LONGEST_QUOTA)}"
     if status and status not in ("Running", "Starting", "Stopped", "Stopping", "Paused"):
         message = f"{message} ({status})"
     if phase not in (VmPhase.RUNNING, VmPhase.MISSING) and (detail := _detail(vm, vmi)):

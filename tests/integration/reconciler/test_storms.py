@@ -189,3 +189,27 @@ def requests_of(case: Case, position: int) -> int:
     """Requests of the provider to the management cluster about a case since an audit position."""
     events = case.environment.requests(case.environment.management, position)
     return sum(f"/namespaces/{case.name}/" in event["requestURI"] for event in events)
+
+
+async def test_a_full_quota_is_one_message_and_no_storm_of_creations(case: Case) -> None:
+    names = [f"full-{number}" for number in range(6)]
+    pool = await case.pool("pool", 1, 9)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    quota = {"metadata": {"name": "tight", "namespace": case.target}, "spec": {"hard": {"limits.cpu": "1"}}}
+    await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
+    await case.create_machine("first")
+    refused = is_false("VMProvisioningReady", "VMProvisioningFailed", "is used up: raise it")
+    first = await case.until(HARVESTER_MACHINES, "first", refused)
+    since = case.environment.audit_position(case.environment.harvester)
+    for name in names:
+        await case.create_machine(name)
+    waiting = [await case.until(HARVESTER_MACHINES, name, refused) for name in names]
+    await asyncio.sleep(STORM_SECONDS)
+    messages = {condition_of(obj, "VMProvisioningReady")["message"] for obj in (first, *waiting)}
+    assert len(messages) == 1
+    assert len(await case.writes(since)) <= 2, await case.writes(since)
+    assert list((await case.allocated(pool)).values()) == [f"{case.name}/first"]
+    await case.harvester.delete(kinds.RESOURCE_QUOTAS, "tight", case.target)
+    await asyncio.gather(
+        *(case.until(HARVESTER_MACHINES, name, is_ready, timeout=2 * WELL_AGAIN) for name in ("first", *names))
+    )

@@ -115,3 +115,14 @@ class TestState:
 
     def test_unknown_word_of_kubevirt_is_shown(self) -> None:
         assert "SomethingNew" in vm_state(vm("SomethingNew"), None).message
+
+
+def test_a_vm_that_a_quota_stopped_says_so() -> None:
+    vm = {
+        "metadata": {"annotations": {"harvesterhci.io/insufficient-resource-quota": "limits.cpu\x1b[2J of 10"}},
+        "status": {"printableStatus": "Stopped"},
+    }
+    message = vm_state(vm, None).message
+    assert "the quota of its namespace is used up: raise it" in message
+    assert "limits.cpu" in message
+    assert "\x1b" not in message
