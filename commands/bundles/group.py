@@ -24,6 +24,7 @@ from commands.bundles.common import (
     render_options,
 )
 from commands.bundles.images import images
+from commands.bundles.trace import trace
 from commands.bundles.upgrade import upgrade
 from commands.bundles.vendor import vendor
 from commands.main import CONTEXT_SETTINGS
@@ -49,6 +50,7 @@ Examples:
   caphv bundles push clusters/ --repo https://git.example.com/fleet.git
   caphv bundles verify --repo https://git.example.com/fleet.git    against the management cluster
   caphv bundles check clusters/ --charts charts/                   with the real charts
+  caphv bundles trace team-a/demo cni.mtu --repo https://git.example.com/fleet.git
   caphv bundles list --repo https://git.example.com/fleet.git
   caphv bundles upgrade --repo https://git.example.com/fleet.git -l wave=1
 
@@ -69,6 +71,7 @@ def bundles() -> None:
 
 
 bundles.add_command(check)
+bundles.add_command(trace)
 bundles.add_command(images)
 bundles.add_command(upgrade)
 bundles.add_command(vendor)

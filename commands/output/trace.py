@@ -1,0 +1,60 @@
+"""How `caphv bundles trace` writes what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from caphv.api.object import Key
+from commands.output.bundles import formats
+from commands.output.validate import printable
+from packager.trace import Stage, Trace
+
+_MARKS = {True: ("ok", "green"), False: ("stopped", "red"), None: ("unknown", "yellow")}
+
+
+def _text(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> str:
+    return "".join(f"{line}\n" for line in _lines(cluster, setting, traces))
+
+
+def _lines(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> Iterator[str]:
+    yield f"cluster {cluster}"
+    if setting:
+        yield _line(setting)
+    for found in traces:
+        yield f"bundle {printable(found.bundle)}"
+        yield from map(_line, found.stages)
+        if found.stopped:
+            yield f"  It stopped at: {found.stopped.name}."
+    if not traces:
+        yield "no bundle is rendered for it"
+
+
+def _line(stage: Stage) -> str:
+    word, colour = _MARKS[stage.ok]
+    parts = [part for part in (stage.place, stage.detail) if part]
+    return f"  {click.style(f'{word:<8}', fg=colour)} {stage.name:<17} {printable(': '.join(parts))}"
+
+
+def _content(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> Any:
+    return {
+        "cluster": str(cluster),
+        **({"setting": _row(setting)} if setting else {}),
+        "bundles": [
+            {
+                "name": found.bundle,
+                "stages": [_row(stage) for stage in found.stages],
+                **({"stopped": found.stopped.name} if found.stopped else {}),
+            }
+            for found in traces
+        ],
+    }
+
+
+def _row(stage: Stage) -> dict[str, Any]:
+    return {"name": stage.name, "place": stage.place, "ok": stage.ok, "detail": stage.detail}
+
+
+TRACED = formats(_text, _content)

@@ -1,0 +1,258 @@
+"""Follows a setting of a cluster's add-ons to the object in the cluster, and finds where it stopped or was reverted.
+
+The way has these stages: setting, rendered bundle, repository, GitRepo, Bundle, BundleDeployment, object. Facts in,
+stages out; `trace_reader` reads the facts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from caphv.api.object import Obj
+from caphv.runtime.text import Limits, load_yaml, load_yaml_all
+from packager.addons.gather import Gathered
+from packager.addons.merge import at
+from packager.controller.fleet import reads
+from packager.git.snapshot import Snapshot
+from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
+from packager.rendering.renderer import Rendered
+from packager.tree import cluster_folder
+
+_BUNDLES = {
+    "cni": ("cni", "cni-crds"),
+    "ccm": ("ccm", "load-balancers"),
+    "csi": ("csi", "csi-crds", "snapshot-controller", "storage-classes"),
+}
+"""Bundles that the settings of an add-on end up in; all other settings may be in any bundle."""
+_COMMIT = "fleet.cattle.io/commit"
+_SHORT = 12
+# What the packager rendered.
+_LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
+ObjectKey = tuple[str, str, str]
+"""Kind, namespace and name."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of the way. `ok` is None where it cannot be read. `detail` says what is there, or what is wrong."""
+
+    name: str
+    place: str
+    ok: bool | None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """What management and workload cluster have. None: not visible, for the reason in `why` or `unreachable`.
+
+    `bundles` and `deployments` are by name of the bundle in Fleet.
+    """
+
+    git_repos: Sequence[Obj] | None = None
+    bundles: Mapping[str, Obj] | None = None
+    deployments: Mapping[str, Obj] | None = None
+    why: str = "Fleet is not visible"
+    objects: Mapping[ObjectKey, Obj] | None = None
+    unreachable: str = "the workload cluster was not read"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The stages of one bundle."""
+
+    bundle: str
+    stages: tuple[Stage, ...]
+
+    @property
+    def stopped(self) -> Stage | None:
+        """The first stage that is not as it should be."""
+        return next((stage for stage in self.stages if stage.ok is False), None)
+
+
+def setting_stage(gathered: Gathered, path: tuple[str, ...], place: str) -> Stage:
+    """Return the stage of a setting; `place` is its file and line, empty where it was not read from a file."""
+    value = at(gathered.values, *path)
+    sources = [found for known, found in sorted(gathered.origins.items()) if known[: len(path)] == path]
+    shown = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    if value is None or not sources:
+        return Stage("setting", ".".join(path), None, "is not set: the default applies")
+    origin = ".".join(map(str, sources[0]))
+    return Stage(
+        "setting", place or origin, True, f"{'.'.join(path)} = {shown}" + (f", from {origin}" if place else "")
+    )
+
+
+def bundles_of(rendered: Rendered, setting: tuple[str, ...]) -> list[str]:
+    """Return the rendered bundles that a setting may end up in; all without a setting."""
+    folder = cluster_folder(*rendered.cluster)
+    all_bundles = {path.removeprefix(f"{folder}/").split("/")[0] for path in rendered.tree if path.endswith(FLEET_YAML)}
+    wanted = _BUNDLES.get(setting[0]) if setting else None
+    return sorted(all_bundles if wanted is None else all_bundles & {*wanted})
+
+
+def manifests(rendered: Rendered, bundle: str) -> list[Obj]:
+    """Return the manifests of a rendered bundle."""
+    folder = f"{cluster_folder(*rendered.cluster)}/{bundle}/"
+    texts = [
+        text
+        for path, text in sorted(rendered.tree.items())
+        if path.startswith(folder) and path != f"{folder}{FLEET_YAML}"
+    ]
+    return [obj for text in texts for obj in load_yaml_all(text, _LIMITS) if isinstance(obj, dict)]
+
+
+def trace(rendered: Rendered, bundle: str, snapshot: Snapshot | None, live: LiveState) -> Trace:
+    """Return the stages of one bundle of a cluster that could be rendered."""
+    name = bundle_name(rendered.cluster, bundle)
+    stages = [_rendered(rendered, bundle), *_repository(rendered, bundle, snapshot)]
+    head = snapshot.commit if snapshot else ""
+    stages += _fleet(rendered, name, head, live)
+    stages += _objects(rendered, bundle, live)
+    return Trace(bundle, tuple(stages))
+
+
+def _rendered(rendered: Rendered, bundle: str) -> Stage:
+    folder = f"{cluster_folder(*rendered.cluster)}/{bundle}"
+    helm = at(load_yaml(rendered.tree[f"{folder}/{FLEET_YAML}"], _LIMITS), "helm") or {}
+    chart = f"chart {helm['chart']} {helm.get('version', '')}".strip() if "chart" in helm else ""
+    kinds = ", ".join(f"{obj['kind']} {obj['metadata']['name']}" for obj in manifests(rendered, bundle))
+    return Stage("rendered", folder, True, chart or kinds)
+
+
+def _repository(rendered: Rendered, bundle: str, snapshot: Snapshot | None) -> Iterator[Stage]:
+    folder = f"{cluster_folder(*rendered.cluster)}/{bundle}/"
+    if snapshot is None:
+        yield Stage("repository", folder, None, "no repository was given: --repo or --folder")
+        return
+    files = {path: text for path, text in rendered.tree.items() if path.startswith(folder)}
+    different = [path.removeprefix(folder) for path, text in sorted(files.items()) if snapshot.read(path) != text]
+    commit = f"commit {snapshot.commit[:_SHORT]}"
+    if len(different) == len(files) and all(snapshot.read(path) is None for path in files):
+        yield Stage("repository", folder, False, f"{commit} does not have the bundle: push it")
+    elif different:
+        yield Stage("repository", folder, False, f"{commit} differs in {', '.join(different)}: push it")
+    else:
+        yield Stage("repository", folder, True, commit)
+
+
+def _fleet(rendered: Rendered, name: str, head: str, live: LiveState) -> Iterator[Stage]:
+    if rendered.settings is None or live.git_repos is None or live.bundles is None:
+        yield Stage("Fleet", "", None, live.why)
+        return
+    place = workspace(rendered.settings)
+    yield _git_repo(cluster_folder(*rendered.cluster), place, head, live.git_repos)
+    found = live.bundles.get(name)
+    if found is None:
+        yield Stage("Bundle", f"{place}/{name}", False, "does not exist: Fleet has not read the folder")
+        return
+    yield _bundle(found, f"{place}/{name}", head)
+    deployment = (live.deployments or {}).get(name)
+    if deployment is None:
+        yield Stage("BundleDeployment", name, False, "does not exist: no Fleet Cluster matches the target")
+    else:
+        yield _deployment(deployment)
+
+
+def _git_repo(folder: str, place: str, head: str, git_repos: Sequence[Obj]) -> Stage:
+    readers = [repo for repo in git_repos if reads(repo, folder)]
+    if not readers:
+        return Stage("GitRepo", place, False, f"none in this namespace has a path for {folder}/*; create one")
+    repo = readers[0]
+    name = f"{place}/{repo['metadata']['name']}"
+    commit = str(at(repo, "status", "commit") or "")
+    rows = at(repo, "status", "conditions") or ()
+    stalled = [str(row.get("message")) for row in rows if row.get("type") == "Stalled" and row.get("status") == "True"]
+    if stalled:
+        return Stage("GitRepo", name, False, stalled[0])
+    if head and commit and commit != head:
+        return Stage("GitRepo", name, False, f"is at commit {commit[:_SHORT]}, the branch at {head[:_SHORT]}")
+    return Stage(
+        "GitRepo", name, True if commit else None, f"commit {commit[:_SHORT]}" if commit else "has read no commit yet"
+    )
+
+
+def _bundle(bundle: Obj, place: str, head: str) -> Stage:
+    commit = str(at(bundle, "metadata", "labels", _COMMIT) or "")
+    summary = at(bundle, "status", "summary") or {}
+    messages = [str(row["message"]) for row in summary.get("nonReadyResources") or () if row.get("message")]
+    state = str(at(bundle, "status", "display", "state") or "")
+    detail = ", ".join(filter(None, (f"commit {commit[:_SHORT]}" if commit else "", state, *messages)))
+    desired = int(summary.get("desiredReady") or 0)
+    return Stage("Bundle", place, bool(desired and int(summary.get("ready") or 0) >= desired), detail or "is not ready")
+
+
+def _deployment(deployment: Obj) -> Stage:
+    metadata, status = deployment["metadata"], deployment.get("status") or {}
+    place = f"{metadata['namespace']}/{metadata['name']}"
+    wanted, applied = str(at(deployment, "spec", "deploymentID") or ""), str(status.get("appliedDeploymentID") or "")
+    if wanted != applied:
+        return Stage("BundleDeployment", place, False, f"the agent has not applied it yet{_reason(status)}")
+    modified = [
+        f"{row.get('kind')} {row.get('name')}"
+        + (" is missing" if row.get("missing") else f" was changed: {row.get('patch')}")
+        for row in status.get("modifiedStatus") or ()
+    ]
+    if modified:
+        return Stage("BundleDeployment", place, False, "; ".join(modified))
+    return Stage(
+        "BundleDeployment", place, bool(status.get("ready")), f"release {status.get('release', '')}{_reason(status)}"
+    )
+
+
+def _reason(status: Mapping[str, Any]) -> str:
+    rows = status.get("conditions") or ()
+    found = [str(row["message"]) for row in rows if row.get("status") == "False" and row.get("message")]
+    return f": {found[0]}" if found else ""
+
+
+def _objects(rendered: Rendered, bundle: str, live: LiveState) -> Iterator[Stage]:
+    if live.objects is None:
+        yield Stage("object", "", None, live.unreachable)
+        return
+    for obj in manifests(rendered, bundle):
+        key = obj["kind"], str(obj["metadata"].get("namespace") or ""), str(obj["metadata"]["name"])
+        place = f"{key[0]} {'/'.join(filter(None, key[1:]))}"
+        found = live.objects.get(key)
+        if found is None:
+            yield Stage("object", place, False, "does not exist in the cluster")
+            continue
+        changed = next(differences(obj, found), None)
+        if changed:
+            by = writer(found, changed)
+            detail = f"{'.'.join(changed)} was changed" + (f" by {by}: a later writer reverted it" if by else "")
+            yield Stage("object", place, False, detail)
+        else:
+            failed = _job(found)
+            yield Stage("object", place, not failed, failed or "as rendered")
+
+
+def differences(wanted: Any, live: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of fields that a live object lacks or contradicts; lists are compared as a whole."""
+    if isinstance(wanted, Mapping) and isinstance(live, Mapping):
+        for name, value in wanted.items():
+            yield from differences(value, live.get(name), (*path, str(name)))
+    elif wanted != live:
+        yield path
+
+
+def writer(obj: Obj, path: Sequence[str]) -> str:
+    """Return who wrote a field last, and when, as the API server recorded it; empty where it did not."""
+    found = [
+        (str(entry.get("time", "")), str(entry.get("manager", "")))
+        for entry in at(obj, "metadata", "managedFields") or ()
+        if at(entry.get("fieldsV1"), *(f"f:{name}" for name in path)) is not None
+    ]
+    time, manager = max(found, default=("", ""))
+    return f"{manager} at {time}" if manager else ""
+
+
+def _job(obj: Obj) -> str:
+    """Return why the Helm controller cannot install a HelmChart; Fleet does not see that."""
+    rows = at(obj, "status", "conditions") or ()
+    failed = [str(row.get("message")) for row in rows if row.get("type") == "Failed" and row.get("status") == "True"]
+    return f"the Helm controller failed: {failed[0]}" if failed else ""

@@ -1,0 +1,151 @@
+"""A setting is followed to its object; the first stage that stops it is named, and who reverted it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from caphv.api.object import Obj
+from packager.addons.gather import gather
+from packager.git.directory import Directory
+from packager.git.snapshot import Snapshot
+from packager.rendering.bundles import bundle_name
+from packager.rendering.renderer import Rendered, Renderer
+from packager.trace import LiveState, Trace, bundles_of, manifests, setting_stage, trace
+from packager.tree import CLUSTERS
+from tests.support.packager.examples import K3S, cluster
+
+pytestmark = pytest.mark.unit
+FACTS = cluster("demo", {"cni": {"name": "cilium", "mtu": 1400}}, spec=K3S, namespace="team-a")
+NAME = bundle_name(FACTS.key, "cni")
+COMMIT = "folder"
+
+
+@pytest.fixture
+def rendered() -> Rendered:
+    found = Renderer().render_one(FACTS, {})
+    assert found.ok
+    return found
+
+
+@pytest.fixture
+def snapshot(rendered: Rendered, tmp_path: Path) -> Snapshot:
+    for path, content in rendered.tree.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(content)
+    return Directory(tmp_path, names=(CLUSTERS,)).sync()
+
+
+def live(rendered: Rendered, **changes: Any) -> LiveState:
+    """Fleet and the cluster as they are when all has arrived."""
+    objects = {
+        (obj["kind"], obj["metadata"].get("namespace", ""), obj["metadata"]["name"]): obj
+        for obj in manifests(rendered, "cni")
+    }
+    repo: Obj = {
+        "metadata": {"name": "caphv-0"},
+        "spec": {"paths": ["clusters/team-a/*/*"]},
+        "status": {"commit": COMMIT},
+    }
+    bundle: Obj = {
+        "metadata": {"name": NAME, "labels": {"fleet.cattle.io/commit": COMMIT}},
+        "status": {"summary": {"desiredReady": 1, "ready": 1}, "display": {"state": "Active"}},
+    }
+    status = {"appliedDeploymentID": "1", "ready": True, "nonModified": True, "release": "kube-system/harvester-cni"}
+    deployment: Obj = {
+        "metadata": {"name": NAME, "namespace": "cluster-x"},
+        "spec": {"deploymentID": "1"},
+        "status": status,
+    }
+    found: dict[str, Any] = {
+        "git_repos": [repo],
+        "bundles": {NAME: bundle},
+        "deployments": {NAME: deployment},
+        "objects": objects,
+    }
+    return LiveState(**{**found, **changes})
+
+
+def stopped(found: Trace) -> tuple[str, str]:
+    assert found.stopped, found.stages
+    return found.stopped.name, found.stopped.detail
+
+
+def test_a_setting_that_arrived_stops_nowhere(rendered: Rendered, snapshot: Snapshot) -> None:
+    setting = setting_stage(gather(FACTS), ("cni", "mtu"), "demo.yaml:7")
+    assert (setting.ok, setting.place) == (True, "demo.yaml:7")
+    assert setting.detail.startswith("cni.mtu = 1400, from metadata.annotations.addons.caphv.io/values.cni.mtu")
+    assert bundles_of(rendered, ("cni", "mtu")) == ["cni"]
+    found = trace(rendered, "cni", snapshot, live(rendered))
+    assert found.stopped is None
+    assert [stage.ok for stage in found.stages] == [True] * len(found.stages)
+    names = [stage.name for stage in found.stages]
+    assert names == ["rendered", "repository", "GitRepo", "Bundle", "BundleDeployment", "object"]
+
+
+def test_what_is_not_pushed_stops_at_the_repository(rendered: Rendered, snapshot: Snapshot) -> None:
+    other = Renderer().render_one(cluster("demo", {"cni": {"name": "cilium"}}, spec=K3S, namespace="team-a"), {})
+    assert stopped(trace(other, "cni", snapshot, live(other)))[0] == "repository"
+    without = trace(rendered, "cni", None, live(rendered)).stages[1]
+    assert (without.name, without.ok) == ("repository", None)
+
+
+def test_fleet_stops_it_in_many_ways(rendered: Rendered, snapshot: Snapshot) -> None:
+    repo = live(rendered).git_repos[0]  # type: ignore[index]
+    conditions = [{"type": "Stalled", "status": "True", "message": "authentication required"}]
+    deployment = live(rendered).deployments[NAME]  # type: ignore[index]
+    modified = [{"kind": "HelmChart", "name": "rke2-cilium", "patch": "{…}"}]
+    for changes, expected in (
+        ({"git_repos": []}, ("GitRepo", "none in this namespace")),
+        ({"git_repos": [{**repo, "status": {"commit": "old"}}]}, ("GitRepo", "is at commit old, the branch at folder")),
+        ({"git_repos": [{**repo, "status": {"conditions": conditions}}]}, ("GitRepo", "authentication required")),
+        ({"bundles": {}}, ("Bundle", "does not exist")),
+        ({"deployments": {}}, ("BundleDeployment", "no Fleet Cluster matches")),
+        ({"deployments": {NAME: {**deployment, "spec": {"deploymentID": "2"}}}}, ("BundleDeployment", "not applied")),
+        (
+            {"deployments": {NAME: {**deployment, "status": {**deployment["status"], "modifiedStatus": modified}}}},
+            ("BundleDeployment", "HelmChart rke2-cilium was changed"),
+        ),
+    ):
+        name, detail = stopped(trace(rendered, "cni", snapshot, live(rendered, **changes)))
+        assert (name, expected[1] in detail) == (expected[0], True), (changes, detail)
+
+
+def test_a_reverted_object_names_its_writer(rendered: Rendered, snapshot: Snapshot) -> None:
+    ((key, obj),) = live(rendered).objects.items()  # type: ignore[union-attr]
+    older = yaml.safe_load(obj["spec"]["valuesContent"]) | {"MTU": 1500}
+    fields = {"f:spec": {"f:valuesContent": {}}}
+    entries = [
+        {"manager": "fleetagent", "time": "2026-11-22T05:00:00Z", "fieldsV1": fields},
+        {"manager": "deploy@server", "time": "2026-11-22T06:00:00Z", "fieldsV1": fields},
+    ]
+    found = {
+        **obj,
+        "metadata": {**obj["metadata"], "managedFields": entries},
+        "spec": {**obj["spec"], "valuesContent": yaml.safe_dump(older)},
+    }
+    name, detail = stopped(trace(rendered, "cni", snapshot, live(rendered, objects={key: found})))
+    assert name == "object"
+    assert detail == (
+        "spec.valuesContent was changed by deploy@server at 2026-11-22T06:00:00Z: a later writer reverted it"
+    )
+    assert "does not exist" in stopped(trace(rendered, "cni", snapshot, live(rendered, objects={})))[1]
+
+
+def test_a_failing_helm_controller_is_reported_although_fleet_is_content(
+    rendered: Rendered, snapshot: Snapshot
+) -> None:
+    ((key, obj),) = live(rendered).objects.items()  # type: ignore[union-attr]
+    failed = [{"type": "Failed", "status": "True", "message": "Job has reached configured number of retries"}]
+    found = {**obj, "status": {"conditions": failed}}
+    _, detail = stopped(trace(rendered, "cni", snapshot, live(rendered, objects={key: found})))
+    assert detail.startswith("the Helm controller failed: Job has reached")
+
+
+def test_what_cannot_be_read_is_unknown_and_no_fault(rendered: Rendered, snapshot: Snapshot) -> None:
+    found = trace(rendered, "cni", snapshot, LiveState(why="Fleet cannot be read: Forbidden"))
+    assert found.stopped is None
+    assert [(stage.name, stage.ok) for stage in found.stages[2:]] == [("Fleet", None), ("object", None)]
