@@ -16,8 +16,8 @@ __all__ = ["CLUSTERS", "CLUSTER_ROOT", "VENDOR", "Tree", "cluster_folder", "cont
 CLUSTERS = "clusters"
 """The folder in the repository that holds the bundles of all clusters."""
 CLUSTER_ROOT = Root(CLUSTERS)
-VENDOR = "vendor"
-"""The folder in the repository that holds charts, so that Fleet downloads none."""
+VENDOR = "vendored-charts"
+"""The folder in the repository that holds charts; checkouts of users may have another one called `vendor`."""
 
 # A name of Kubernetes or a file name: never hidden, never an option, never `..`.
 _SEGMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")

@@ -11,7 +11,7 @@ import yaml
 from packager.checks.contents import ChartRef, bundles_of
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Rendered, Renderer
-from packager.rendering.vendored import INDEX, TOP, VendoredChart, folder_of, read
+from packager.rendering.vendored import INDEX, ROOT, TOP, VendoredChart, folder_of, read
 from packager.tree import Tree
 from tests.support.packager.charts import archived, shipped
 from tests.support.packager.commands import call, manifest, write
@@ -28,7 +28,9 @@ PLACE = "clusters/clusters/a"
 
 def repository(*charts: VendoredChart) -> dict[str, bytes]:
     (folders,) = folder_of(charts).values()
-    return {f"vendor/{name}/{path}": text for name, folder in folders.items() for path, text in folder.files.items()}
+    return {
+        f"{ROOT.name}/{name}/{path}": text for name, folder in folders.items() for path, text in folder.files.items()
+    }
 
 
 def render(previous: Tree, **more: Any) -> Rendered:
