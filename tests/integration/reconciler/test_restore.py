@@ -58,6 +58,8 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
         await old.ready_machine(name, control_plane=name == "cp")
     # With a problem: `clusterctl move` refuses one with a machine that waits for its bootstrap data.
     await old.create_machine("stuck", bootstrap=None)
+    # Its address is reserved; the status says so a moment later.
+    await old.until(HARVESTER_MACHINES, "stuck", lambda obj: (obj.get("status") or {}).get("allocatedIPAddress"))
     before, addresses = await _on_harvester(old), await _addresses(old, pool)
 
     def caphv(server: ApiServer, *arguments: str) -> tuple[int, str]:
