@@ -16,7 +16,7 @@ COVERED = (
     "docs/*.md",
     "docs/tasks/*.md",
     "clusterclass/README.md",
-    "examples/*",
+    "examples/*.*",
     "schemas/clusterdefinition.json",
     # The default of `caphv generate`, help texts and comments, and what the sandbox and the benchmarks run.
     "commands/**/*.py",

@@ -320,6 +320,7 @@ def _lines(result: Result, flags: dict[str, Any]) -> Iterator[str]:
 
     for verb, names in _changes(result.plan):
         yield from (f"{verb} {name}" for name in names)
+    yield from (printable(f"{name}: {', '.join(changes)}") for name, changes in result.plan.details.items())
     yield from (f"foreign {printable(path)} {FOREIGN_FILE}" for path in result.plan.foreign)
     if result.plan.is_empty:
         yield "nothing to do"
@@ -344,6 +345,7 @@ def _content(built: BuildResult, result: Result) -> dict[str, Any]:
         "branch": result.branch,
         **dict(_changes(result.plan)),
         "foreign": list(result.plan.foreign),
+        "settings": {name: list(changes) for name, changes in result.plan.details.items()},
         "clusters": [str(key) for key in sorted(built.objects)],
         "faulty": [str(key) for key in sorted(built.invalid)],
         "problems": [
