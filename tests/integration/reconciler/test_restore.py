@@ -59,7 +59,7 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
     # With a problem: `clusterctl move` refuses one with a machine that waits for its bootstrap data.
     await old.create_machine("stuck", bootstrap=None)
     # Its address is reserved; the status says so a moment later.
-    await old.until(HARVESTER_MACHINES, "stuck", lambda obj: (obj.get("status") or {}).get("allocatedIPAddress"))
+    await old.until(HARVESTER_MACHINES, "stuck", _has_address)
     before, addresses = await _on_harvester(old), await _addresses(old, pool)
 
     def caphv(server: ApiServer, *arguments: str) -> tuple[int, str]:
@@ -96,6 +96,7 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
         after = await _on_harvester(new)
         assert {name: uid_of(obj) for name, obj in after.items()} == {name: uid_of(obj) for name, obj in before.items()}
         assert [name for name in before if _generation(before[name]) != _generation(after[name])] == []
+        await new.until(HARVESTER_MACHINES, "stuck", _has_address)
         assert await _addresses(new, pool) == addresses
         ours = uid_of(await new.management.get(NAMESPACES, "kube-system"))
         recorded = {annotations_of(obj).get(CLUSTER, ours) for obj in after.values()}
@@ -104,6 +105,10 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
         assert (await new.get(CLUSTERS, new.name))["spec"].get("paused") in (None, False)
     finally:
         await new.close()
+
+
+def _has_address(obj: Obj) -> bool:
+    return bool((obj.get("status") or {}).get("allocatedIPAddress"))
 
 
 def _generation(obj: Obj) -> object:
