@@ -20,9 +20,7 @@ import pytest
 import yaml
 
 from caphv import data
-from caphv.api.names import identity_finalizer
-from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
-from caphv.api.resources import FLEET_CLUSTERS
+from caphv.api.object import SECRETS, Obj
 from caphv.runtime.addresses import AddressPolicy, networks
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
@@ -36,29 +34,19 @@ from sandbox import manifests
 from sandbox.capi import rancher
 from sandbox.environment import STATE_FILE
 from sandbox.guest.workload import FLAGS as WORKLOAD_FLAGS
-from sandbox.harvester import kinds
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.processes import binaries, children, network, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.support.metrics import bind, scrape, token
 from tests.support.paths import CHECKOUT
 from tests.support.permissions import GROUPS, asked, granted
 from tests.support.reconciler import environment, inprocess
 from tests.support.reconciler.case import (
-    CLUSTER_LABEL,
-    CLUSTERS,
     HARVESTER_CLUSTERS,
-    HARVESTER_MACHINE_TEMPLATES,
-    HARVESTER_MACHINES,
     Case,
-    machine_spec,
 )
-from tests.support.reconciler.cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 from tests.support.reconciler.environment import TIMES, Environment, core_crds
-from tests.support.reconciler.fleet import LABELS
-from tests.support.reconciler.loadbalancer import place
-from tests.support.reconciler.ownership import left_behind, recorded
+from tests.support.reconciler.uses import imported, live, recreated_after_quota, stay_in, take_over, watched
 from tests.support.waiting import until
 from tests.support.webhooks import write_certificate
 from webhooks.configuration import NAMES, RESOURCES
@@ -217,7 +205,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
         await recreated_after_quota(full)
         await imported(full)
         await take_over(taken)
-        await stay_in(narrow)
+        await stay_in(narrow, NARROW)
     management, harvester = restricted.management, restricted.harvester
     assert asked(management, MANAGER, "forbid") == set()
     for account in (ACCOUNT, NARROW):
@@ -364,134 +352,3 @@ async def bundle(client: ApiClient, webhook: Webhook) -> str:
     except NotFound:
         return ""
     return str(found["webhooks"][0]["clientConfig"]["caBundle"])
-
-
-async def watched(case: Case, port: int) -> None:
-    """Prometheus gets metrics with the shipped role, another account does not."""
-    assert (await scrape(port, await token(case.management, "stranger")))[0] == 403
-    await bind(case.management, "prometheus")
-    assert (await scrape(port, await token(case.management, "prometheus")))[0] == 200
-
-
-async def live(case: Case) -> None:
-    """A cluster with everything: created pools, load balancer, and the cloud config in two of its places."""
-
-    def described(first: int, last: int) -> Obj:
-        bounds = {"rangeStart": f"{case.subnet}.{first}", "rangeEnd": f"{case.subnet}.{last}"}
-        network = {"vmNetwork": "default/production", "gateway": case.gateway}
-        return {"subnet": f"{case.environment.prefix}.0.0/17", **network, **bounds}
-
-    await connect(case)
-    await case.ready_cluster(
-        loadBalancerConfig={"ipamType": "pool", "ipPool": described(1, 2)},
-        vmNetworkConfig={"ipPool": described(11, 14), "gateway": case.gateway, "subnetMask": "255.255.128.0"},
-        updateCloudProviderConfig=await config_map(case),
-        cloudConfig={"delivery": "Secret"},
-    )
-    await case.until(HARVESTER_CLUSTERS, case.name, is_true("CloudProviderConfigReady"))
-    await until_workload_secret(case, lambda _: True)
-    template = {"template": {"spec": machine_spec()}}
-    await case.create(HARVESTER_MACHINE_TEMPLATES, "machines", template, labels={CLUSTER_LABEL: case.name})
-    await case.until(HARVESTER_MACHINE_TEMPLATES, "machines", lambda obj: obj.get("status"))
-    await case.ready_machine("cp", control_plane=True)
-    await case.until(HARVESTER_CLUSTERS, case.name, is_true("InitMachineCreated"))
-    await repaired(case)
-    await rotated(case)
-
-
-async def rotated(case: Case) -> None:
-    """The identity is replaced by deletion and creation, which its finalizer does not delay."""
-    before = await case.management.get(SECRETS, "identity", case.name)
-    assert before["metadata"]["finalizers"] == [identity_finalizer()]
-    await case.management.delete(SECRETS, "identity", case.name)
-
-    async def released() -> bool:
-        with contextlib.suppress(NotFound):
-            return uid_of(await case.management.get(SECRETS, "identity", case.name)) != uid_of(before)
-        return True
-
-    await until(released, "the Secret is released")
-    await case.identity()
-    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
-
-
-async def repaired(case: Case) -> None:
-    """Listeners of the spec reach load balancer and Service."""
-    listener = {"name": "rke2", "port": 9345, "protocol": "TCP", "backendPort": 9345}
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": {"listeners": [listener]}}})
-    await case.until(kinds.LOAD_BALANCERS, case.balancer, lambda obj: len(obj["spec"]["listeners"]) == 2)
-    await case.until(SERVICES, case.balancer, lambda obj: len(obj["spec"]["ports"]) == 2)
-
-
-async def imported(case: Case) -> None:
-    """Rancher imports the cluster, in the older way that needs all three of its kinds."""
-    name = rancher.managed_name(Key(case.name, case.name))
-    await case.management.create(NAMESPACES, {"metadata": {"name": "fleet-default"}})
-    task = asyncio.create_task(rancher.Rancher(case.management, turtles=False).run())
-    try:
-        await case.patch(CLUSTERS, case.name, {"metadata": {"labels": LABELS}})
-        await case.until(HARVESTER_CLUSTERS, case.name, is_true("FleetIntegrationReady"), timeout=60)
-        fleet = await case.management.get(FLEET_CLUSTERS, name, "fleet-default")
-        assert fleet["metadata"]["labels"]["cni"] == LABELS["cni"]
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def recreated_after_quota(case: Case) -> None:
-    """A VM that a quota refuses leaves its Secret; it is created with newer bootstrap data once the quota is raised."""
-    quota = {"metadata": {"name": "tight", "namespace": case.target}, "spec": {"hard": {"limits.cpu": "1"}}}
-    await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
-    await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo]\n"})
-    await case.create_machine("late", bootstrap="late-data")
-    await case.until(HARVESTER_MACHINES, "late", is_false("VMProvisioningReady", "VMProvisioningFailed", "tight"))
-    await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo newer]\n"})
-    await case.harvester.delete(kinds.RESOURCE_QUOTAS, "tight", case.target)
-    await case.until(HARVESTER_MACHINES, "late", is_ready)
-    user_data, _ = await case.user_data("late")
-    assert user_data["runcmd"][-1] == "echo newer"
-
-
-async def take_over(case: Case) -> None:
-    """A machine and an account that another owner left; then a user deletes the VM, and the machine."""
-    await case.identity("not a kubeconfig")
-    await case.write_secret("bootstrap", {"value": "#cloud-config\nruncmd: [echo]\n"})
-    pool = await case.pool("pool", 1, 5)
-    vm = await left_behind(case, "one", recorded(case, "one"))
-    await pair_without_record(case)
-    await place(case, case.balancer, {})
-    await case.create_cluster(vmNetworkConfig=case.vm_network(pool), updateCloudProviderConfig=await config_map(case))
-    await case.until_event(case.name, "Warning", "HarvesterConnectionFailed")
-    await case.identity()
-    await case.ready()
-    # The same problem again is the same Event again.
-    await case.identity("not a kubeconfig")
-    await case.until(HARVESTER_CLUSTERS, case.name, is_false("HarvesterConnectionReady", "HarvesterConnectionFailed"))
-    await case.identity()
-    await case.until(HARVESTER_CLUSTERS, case.name, is_true("HarvesterConnectionReady"))
-    await case.until(HARVESTER_CLUSTERS, case.name, is_true("CloudProviderConfigReady"))
-    await case.ready_machine("one", providerID=f"harvester://{uid_of(vm)}")
-    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
-    await case.until_gone(kinds.VIRTUAL_MACHINES, "one")
-    await case.delete_machine("one")
-    assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []
-
-
-async def stay_in(case: Case) -> None:
-    """A cluster by an account that has its rights in this target namespace only."""
-    assert NARROW.targets == (case.target,)
-    identity = await identityaccount.create(case.harvester, NARROW, case.environment.harvester.url)
-    await case.identity(identity)
-    await case.write_secret("bootstrap", {"value": "#cloud-config\nruncmd: [echo]\n"})
-    await case.create_cluster(cloudConfig={"delivery": "File"})
-    await case.ready()
-    await case.ready_machine("one")
-
-
-async def pair_without_record(case: Case) -> None:
-    """ServiceAccount and binding of a cloud provider as the Go provider leaves them."""
-    place = {"name": case.name, "namespace": case.target}
-    await case.harvester.create(ACCOUNTS, {"metadata": place})
-    role = {"apiGroup": BINDINGS.group, "kind": "ClusterRole", "name": "harvesterhci.io:cloudprovider"}
-    subjects = [{"kind": "ServiceAccount", **place}]
-    await case.harvester.create(BINDINGS, {"metadata": {"name": case.name}, "roleRef": role, "subjects": subjects})

@@ -1,0 +1,161 @@
+"""All that a provider does in its life, one use after the other, for tests of its rights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from caphv.api.names import identity_finalizer
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
+from caphv.api.resources import FLEET_CLUSTERS
+from caphv.runtime.errors import NotFound
+from reconciler.harvester import identityaccount
+from sandbox.capi import rancher
+from sandbox.harvester import kinds
+from tests.support.metrics import bind, scrape, token
+from tests.support.reconciler.case import (
+    CLUSTER_LABEL,
+    CLUSTERS,
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINE_TEMPLATES,
+    HARVESTER_MACHINES,
+    Case,
+    machine_spec,
+)
+from tests.support.reconciler.cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
+from tests.support.reconciler.conditions import is_false, is_ready, is_true
+from tests.support.reconciler.fleet import LABELS
+from tests.support.reconciler.loadbalancer import place
+from tests.support.reconciler.ownership import left_behind, recorded
+from tests.support.waiting import until
+
+
+async def watched(case: Case, port: int) -> None:
+    """Prometheus gets metrics with the shipped role, another account does not."""
+    assert (await scrape(port, await token(case.management, "stranger")))[0] == 403
+    await bind(case.management, "prometheus")
+    assert (await scrape(port, await token(case.management, "prometheus")))[0] == 200
+
+
+async def live(case: Case) -> None:
+    """A cluster with everything: created pools, load balancer, and the cloud config in two of its places."""
+
+    def described(first: int, last: int) -> Obj:
+        bounds = {"rangeStart": f"{case.subnet}.{first}", "rangeEnd": f"{case.subnet}.{last}"}
+        network = {"vmNetwork": "default/production", "gateway": case.gateway}
+        return {"subnet": f"{case.environment.prefix}.0.0/17", **network, **bounds}
+
+    await connect(case)
+    await case.ready_cluster(
+        loadBalancerConfig={"ipamType": "pool", "ipPool": described(1, 2)},
+        vmNetworkConfig={"ipPool": described(11, 14), "gateway": case.gateway, "subnetMask": "255.255.128.0"},
+        updateCloudProviderConfig=await config_map(case),
+        cloudConfig={"delivery": "Secret"},
+    )
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("CloudProviderConfigReady"))
+    await until_workload_secret(case, lambda _: True)
+    template = {"template": {"spec": machine_spec()}}
+    await case.create(HARVESTER_MACHINE_TEMPLATES, "machines", template, labels={CLUSTER_LABEL: case.name})
+    await case.until(HARVESTER_MACHINE_TEMPLATES, "machines", lambda obj: obj.get("status"))
+    await case.ready_machine("cp", control_plane=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("InitMachineCreated"))
+    await repaired(case)
+    await rotated(case)
+
+
+async def rotated(case: Case) -> None:
+    """The identity is replaced by deletion and creation, which its finalizer does not delay."""
+    before = await case.management.get(SECRETS, "identity", case.name)
+    assert before["metadata"]["finalizers"] == [identity_finalizer()]
+    await case.management.delete(SECRETS, "identity", case.name)
+
+    async def released() -> bool:
+        with contextlib.suppress(NotFound):
+            return uid_of(await case.management.get(SECRETS, "identity", case.name)) != uid_of(before)
+        return True
+
+    await until(released, "the Secret is released")
+    await case.identity()
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+
+
+async def repaired(case: Case) -> None:
+    """Listeners of the spec reach load balancer and Service."""
+    listener = {"name": "rke2", "port": 9345, "protocol": "TCP", "backendPort": 9345}
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": {"listeners": [listener]}}})
+    await case.until(kinds.LOAD_BALANCERS, case.balancer, lambda obj: len(obj["spec"]["listeners"]) == 2)
+    await case.until(SERVICES, case.balancer, lambda obj: len(obj["spec"]["ports"]) == 2)
+
+
+async def imported(case: Case) -> None:
+    """Rancher imports the cluster, in the older way that needs all three of its kinds."""
+    name = rancher.managed_name(Key(case.name, case.name))
+    await case.management.create(NAMESPACES, {"metadata": {"name": "fleet-default"}})
+    task = asyncio.create_task(rancher.Rancher(case.management, turtles=False).run())
+    try:
+        await case.patch(CLUSTERS, case.name, {"metadata": {"labels": LABELS}})
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true("FleetIntegrationReady"), timeout=60)
+        fleet = await case.management.get(FLEET_CLUSTERS, name, "fleet-default")
+        assert fleet["metadata"]["labels"]["cni"] == LABELS["cni"]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def recreated_after_quota(case: Case) -> None:
+    """A VM that a quota refuses leaves its Secret; it is created with newer bootstrap data once the quota is raised."""
+    quota = {"metadata": {"name": "tight", "namespace": case.target}, "spec": {"hard": {"limits.cpu": "1"}}}
+    await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
+    await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo]\n"})
+    await case.create_machine("late", bootstrap="late-data")
+    await case.until(HARVESTER_MACHINES, "late", is_false("VMProvisioningReady", "VMProvisioningFailed", "tight"))
+    await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo newer]\n"})
+    await case.harvester.delete(kinds.RESOURCE_QUOTAS, "tight", case.target)
+    await case.until(HARVESTER_MACHINES, "late", is_ready)
+    user_data, _ = await case.user_data("late")
+    assert user_data["runcmd"][-1] == "echo newer"
+
+
+async def take_over(case: Case) -> None:
+    """A machine and an account that another owner left; then a user deletes the VM, and the machine."""
+    await case.identity("not a kubeconfig")
+    await case.write_secret("bootstrap", {"value": "#cloud-config\nruncmd: [echo]\n"})
+    pool = await case.pool("pool", 1, 5)
+    vm = await left_behind(case, "one", recorded(case, "one"))
+    await pair_without_record(case)
+    await place(case, case.balancer, {})
+    await case.create_cluster(vmNetworkConfig=case.vm_network(pool), updateCloudProviderConfig=await config_map(case))
+    await case.until_event(case.name, "Warning", "HarvesterConnectionFailed")
+    await case.identity()
+    await case.ready()
+    # The same problem again is the same Event again.
+    await case.identity("not a kubeconfig")
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false("HarvesterConnectionReady", "HarvesterConnectionFailed"))
+    await case.identity()
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("HarvesterConnectionReady"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("CloudProviderConfigReady"))
+    await case.ready_machine("one", providerID=f"harvester://{uid_of(vm)}")
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "one")
+    await case.delete_machine("one")
+    assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []
+
+
+async def stay_in(case: Case, account: identityaccount.Account) -> None:
+    """A cluster by an account that has its rights in this target namespace only."""
+    assert account.targets == (case.target,)
+    identity = await identityaccount.create(case.harvester, account, case.environment.harvester.url)
+    await case.identity(identity)
+    await case.write_secret("bootstrap", {"value": "#cloud-config\nruncmd: [echo]\n"})
+    await case.create_cluster(cloudConfig={"delivery": "File"})
+    await case.ready()
+    await case.ready_machine("one")
+
+
+async def pair_without_record(case: Case) -> None:
+    """ServiceAccount and binding of a cloud provider as the Go provider leaves them."""
+    place = {"name": case.name, "namespace": case.target}
+    await case.harvester.create(ACCOUNTS, {"metadata": place})
+    role = {"apiGroup": BINDINGS.group, "kind": "ClusterRole", "name": "harvesterhci.io:cloudprovider"}
+    subjects = [{"kind": "ServiceAccount", **place}]
+    await case.harvester.create(BINDINGS, {"metadata": {"name": case.name}, "roleRef": role, "subjects": subjects})
