@@ -167,7 +167,8 @@ class Repository:
             return
         out = self._clone.remotely("reading branches", ["ls-remote", "--heads", "--", self.remote.url]).decode()
         found = [line.partition("\trefs/heads/")[2] for line in out.splitlines()]
-        if found:
+        # Another client may have created it since it was looked up: then the push fails, and is planned again.
+        if found and self.remote.branch not in found:
             more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
             raise MissingBranch(
                 f"{self.remote.shown} has no branch {self.remote.branch}, only {', '.join(found[:_MOST_NAMED])}{more}: "

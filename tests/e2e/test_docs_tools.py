@@ -26,7 +26,8 @@ KUBECTL = [
     for page in doccommands.PAGES
     for block in doccommands.blocks(page)
     for words in doccommands.commands(block)
-    if words[0].startswith("kubectl")
+    # Plugins are not part of kubectl.
+    if words[0].startswith("kubectl") and words[1:2] not in (["caphv"], ["krew"])
 ]
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 DEPLOYMENT = "deployment/caphv-controller-manager"
 # What the release is made from.
 SOURCES = ("caphv", "clusterclass", "deploy", "release")
-FILES = ("Makefile", "pyproject.toml", "requirements.lock")
+FILES = ("Makefile", "LICENSE", "pyproject.toml", "requirements.lock")
 # Not ours, and checked by nothing here.
 STAND_INS = [
     *(crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")),

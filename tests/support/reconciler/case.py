@@ -268,8 +268,8 @@ class Case:
         except NotFound:
             await self.management.create(SECRETS, obj)
         else:
-            obj["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
-            await self.management.replace(SECRETS, obj)
+            # The provider writes its finalizer into the same object.
+            await self.management.patch(SECRETS, name, self.name, {"data": dict.fromkeys(old.get("data") or {}) | data})
 
     async def patch(self, resource: Resource, name: str, patch: Obj) -> Obj:
         """Merge into an object of the case, wherever it lives."""
