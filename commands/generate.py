@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caphv.api.object import Obj
+from commands.generate_push import explain, push
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import chart_options, rendering
 from packager.definitions.flags import FLAGS, Flag
@@ -76,6 +77,12 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 )
 @click.option("--interactive", is_flag=True, help="Ask for what no flag says.")
 @click.option("--apply", "applied", is_flag=True, help="Apply to the management cluster by server side apply.")
+@click.option(
+    "--push",
+    "pushed",
+    is_flag=True,
+    help="Push the cluster's bundles to --fleet-addon-repo first. Credentials come from variables CAPHV_GIT_*.",
+)
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
 @click.option("--context", default="", help="Context of that kubeconfig.")
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Write files into this folder.")
@@ -110,6 +117,13 @@ def generate(**options: Any) -> None:
         click.echo(f"error: {problem}", err=True)
     if problems:
         sys.exit(INVALID)
+    if options["pushed"]:
+        found = push(found, lambda previous: _built(wanted, options | {"previous": previous}))
+        problems = [_line(finding, given, document) for finding in found.findings if not finding.advice]
+        if problems:
+            raise click.ClickException("; ".join(problems))
+    elif not options["to"] and options["output"] != "definition":
+        explain(found)
     secret = _secret(found, identity)
     if options["to"]:
         _write(options["to"], wanted, found, options["output"])
@@ -204,7 +218,7 @@ def _built(wanted: Obj, options: dict[str, Any], existing: Sequence[Obj] = ()) -
         renderer = Renderer(rendering(options))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    return build(wanted, renderer, {}, existing)
+    return build(wanted, renderer, options.get("previous", {}), existing)
 
 
 def _line(finding: Finding, given: Mapping[str, str], document: Document | None) -> str:

@@ -20,6 +20,7 @@ from commands.generate import generate
 from commands.main import cli
 from packager.definitions.flags import FLAGS
 from packager.definitions.model import check
+from tests.support.packager.repositories import Origin
 
 pytestmark = pytest.mark.unit
 
@@ -258,3 +259,40 @@ def test_a_shell_completes_what_the_schema_takes() -> None:
 def completed(flag: str, begun: str) -> list[str]:
     shell = ShellComplete(generate, {}, "caphv-generate", "_CAPHV_GENERATE_COMPLETE")
     return [item.value for item in shell.get_completions([flag], begun)]
+
+
+# Bundles of a cluster that Fleet is to equip
+
+
+def test_without_push_the_output_names_what_is_missing() -> None:
+    result = call(*LEAST, "--fleet-addon-repo", "https://git.example.com/f.git")
+    assert result.exit_code == 0
+    assert "no cloud provider and no CSI driver: add --push, or run a packager" in result.stderr
+    assert call(*LEAST).stderr == ""
+
+
+def test_push_puts_the_bundles_where_the_gitrepo_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    origin = Origin.make(tmp_path / "fleet.git")
+    target = (*LEAST, "--fleet-addon-repo", origin.url, "--push")
+    result = call(*target)
+    assert result.exit_code == 0, result.stderr
+    (path,) = next(obj for obj in yaml.safe_load_all(result.stdout) if obj["kind"] == "GitRepo")["spec"]["paths"]
+    folder = path.removesuffix("/*")
+    assert {f"{folder}/{bundle}/fleet.yaml" for bundle in ("ccm", "cni", "csi")} <= set(origin.files())
+    assert "add --push" not in result.stderr
+    # Again changes nothing; another setting is one more commit.
+    assert "the bundles are there already" in call(*target).stderr
+    assert call(*target, "--cni-mtu", "1400").exit_code == 0
+    assert origin.count() == 2
+    # What would break a running network is refused, and nothing is pushed.
+    refused = call(*target, "--pod-cidr", "10.99.0.0/16")
+    assert refused.exit_code == 1
+    assert "live-network" in refused.stderr or "was rendered as" in refused.stderr
+    assert origin.count() == 2
+
+
+def test_push_needs_a_repository() -> None:
+    result = call(*LEAST, "--push")
+    assert result.exit_code == 2
+    assert "name it with --fleet-addon-repo" in result.stderr
