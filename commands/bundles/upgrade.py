@@ -155,7 +155,7 @@ class _Upgrade:
         from packager.git.commit import Reason
         from packager.planner import Planner, publish
 
-        reason = Reason(f"{self.flags['message']}\n{why}".strip())
+        reason = Reason(" ".join(filter(None, (self.flags["message"], why))))
         return publish(self.store, Planner(self.bundler), self.state(clusters, pins), reason=reason)
 
 
@@ -175,7 +175,7 @@ def _at_once(work: _Upgrade) -> tuple[str, str, Planned, bool]:
         form = "diff" if flags["output"] == "table" else flags["output"]
         text = out.DIFFERENCES[form](diff_clusters(planned.batch, plan, snapshot))
     else:
-        why = (flags["message"] and "") or f"Upgrade to release {work.target.release} of the bundles."
+        why = "" if flags["message"] else f"Upgrade to release {work.target.release} of the bundles."
         planned, result = work.push(chosen.chosen, pins, why)
         text, plan = out.PUSHED[flags["output"]](result), result.plan
     return text, out.wave(chosen, work.target), planned, bool(plan.held or plan.refused)
