@@ -253,4 +253,5 @@ async def test_machine_without_its_cluster_waits_until_it_is_released(case: Case
     await case.until_gone(HARVESTER_MACHINES, "one", timeout=AT_ONCE)
     await case.until_event("one", "Warning", "ForcedDeletion")
     await remove_from_harvester(case, "one")
-    await case.create(CLUSTERS, case.name, cluster["spec"])  # for the end of the test
+    # For the end of the test, and with its finalizer: a HarvesterCluster without a Cluster is never deleted.
+    await case.create(CLUSTERS, case.name, cluster["spec"], finalizers=cluster["metadata"]["finalizers"])
