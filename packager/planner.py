@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from caphv.api.object import Key, Obj
-from packager import commit_summary, move_marker
+from packager import commit_summary, move_marker, rollout
 from packager.addons.gather import ClusterFacts
 from packager.addons.versions import Versions
 from packager.bundler import Batch, Bundler
@@ -58,7 +58,7 @@ class ManagementState:
     `uninstallable` are names of the Fleet bundles that Fleet would uninstall, None if that is unknown.
 
     `live`: the facts come from the management cluster that applies the repository's manifests. `pruning` overrides
-    what may be removed.
+    what may be removed. `upgrade` is what an upgrade in waves depends on, None where none is made.
     """
 
     facts: tuple[ClusterFacts, ...] = ()
@@ -72,15 +72,21 @@ class ManagementState:
     live: bool = True
     pruning: Pruning | None = None
     pins: Pins = field(default_factory=dict)
+    upgrade: rollout.Observed | None = None
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Rendered bundles of `ManagementState.facts`, what the definitions build to (if there are any), and the plan."""
+    """Rendered bundles of `ManagementState.facts`, what the definitions build to (if there are any), and the plan.
+
+    `upgrade` is the upgrade in waves that the repository holds with this plan; `step` is its commit if the plan is one.
+    """
 
     batch: Batch
     built: BuildResult | None
     plan: Plan
+    upgrade: rollout.Rollout | None = None
+    step: rollout.Step | None = None
 
 
 class Planner:
@@ -100,8 +106,22 @@ class Planner:
     def plan(self, snapshot: Snapshot, state: ManagementState, source: Source | None = None) -> Planned:
         """Return what state and source make of a repository. Raises CorruptClone.
 
-        Without a source the definitions are unknown: then manifests stay as they are.
+        Without a source the definitions are unknown: then manifests stay as they are. The commit of a wave has no other
+        change: it is planned when nothing else is to be committed.
         """
+        planned = self._plan(snapshot, state, source)
+        if state.upgrade is None:
+            return planned
+        table = self._bundler.renderer.table
+        current, step = rollout.step(snapshot, state.upgrade, state.facts, table)
+        if step is None or not planned.plan.is_empty:
+            return replace(planned, upgrade=current)
+        planned = self._plan(snapshot, replace(state, pins=step.pins), source)
+        write = {**planned.plan.write, rollout.FILE: rollout.write(step.rollout)}
+        plan = replace(planned.plan, write=write, why=step.why)
+        return replace(planned, plan=plan, upgrade=step.rollout, step=step)
+
+    def _plan(self, snapshot: Snapshot, state: ManagementState, source: Source | None) -> Planned:
         built = self._builder.build(source, snapshot) if self._builder and source else None
         facts = state.facts
         if state.live:

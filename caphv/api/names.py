@@ -71,6 +71,8 @@ ADDON_VALUES_ANNOTATION = "addons.caphv.io/values"
 ALLOW_NETWORK_CHANGE_ANNOTATION = "addons.caphv.io/allow-network-change"
 # "true" leaves a cluster's bundles as they are.
 SUSPEND_ADDONS_ANNOTATION = "addons.caphv.io/suspend"
+# On the packager's Lease: upgrade all bundles in waves.
+UPGRADE_ANNOTATION = "addons.caphv.io/upgrade"
 # "true" on a Cluster lets its definition, and so the cluster, go without another confirmation.
 CONFIRM_REMOVAL_ANNOTATION = "caphv.io/confirm-removal"
 ADDONS_VARIABLE = "addons"

@@ -4,8 +4,9 @@ Why not the leader election of the `kubernetes` package: it does not release the
 waits until it expires), it compares the clocks of machines, and it reads before every renewal. Here a process measures
 the age of a lease by its own clock, from the moment it saw the renewal.
 
-A standby can ask the leader for a sync by an annotation on the Lease. The leader finds it at its next renewal, which
-meets a newer version than it has read; that takes no further right, watch or request.
+A standby can ask the leader for a sync by an annotation on the Lease, and a user for other work by annotations of their
+own. The leader finds them at its next renewal, which meets a newer version than it has read; that takes no further
+right, watch or request. With a renewal it also removes those that it has handled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import datetime
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from caphv.api.object import LEASES, Obj, annotations_of
@@ -44,7 +45,8 @@ class LeaderElection:
     """Compete for one Lease as `identity` (unique to each process).
 
     Renewals use connections and a time-out of their own: behind other work they would come too late.
-    `on_sync_request` is called when a standby asks for a sync while this process leads; it may be set at any time.
+    `on_sync_request` is called when a standby asks for a sync while this process leads, and `on_annotations` with all
+    annotations of the Lease when they change; both may be set at any time.
     """
 
     def __init__(
@@ -54,7 +56,10 @@ class LeaderElection:
         self._namespace, self._name, self._identity = namespace, name, identity
         self._timing = timing or Timing()
         self.on_sync_request: Callable[[], None] = lambda: None
+        self.on_annotations: Callable[[Mapping[str, str]], None] = lambda _: None
         self._lease: Obj | None = None
+        self._annotations: Mapping[str, str] = {}
+        self._handled: dict[str, str] = {}
         self._sync_request = ""
         self._seen: tuple[Obj, float] = ({}, 0.0)
         self._renewed = 0.0
@@ -69,6 +74,15 @@ class LeaderElection:
         """Raise `Fenced` once the lease may have expired, so that no delayed write meets those of the next holder."""
         if self._leading and self._remaining() <= 0:
             raise Fenced(f"lease {self._namespace}/{self._name} may have expired; nothing may be written any more")
+
+    @property
+    def lease(self) -> Obj | None:
+        """The Lease as this process last read or wrote it."""
+        return self._lease
+
+    def remove_annotation(self, name: str, value: str) -> None:
+        """Remove an annotation with the next renewal, unless it has another value by then."""
+        self._handled[name] = value
 
     async def close(self) -> None:
         """Close the connections."""
@@ -149,6 +163,7 @@ class LeaderElection:
                 await self._reread()
             return False
         self._renewed = started
+        self._report_annotations()
         return True
 
     async def _create(self) -> bool:
@@ -180,6 +195,14 @@ class LeaderElection:
             self.on_sync_request()
         return lease
 
+    def _report_annotations(self) -> None:
+        now = annotations_of(self._lease or {})
+        # What was removed may be set again, with the same value.
+        self._handled = {name: value for name, value in self._handled.items() if now.get(name) == value}
+        if now != self._annotations:
+            self._annotations = dict(now)
+            self.on_annotations(self._annotations)
+
     def _holding(self) -> bool:
         return self._lease is not None and _spec(self._lease).get("holderIdentity") == self._identity
 
@@ -202,7 +225,8 @@ class LeaderElection:
             spec["acquireTime"] = _now()
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
         spec.update(holderIdentity=self._identity, leaseDurationSeconds=int(self._timing.duration), renewTime=_now())
-        return {**lease, "spec": spec}
+        annotations = {name: value for name, value in annotations_of(lease).items() if self._handled.get(name) != value}
+        return {**lease, "metadata": {**lease["metadata"], "annotations": annotations}, "spec": spec}
 
 
 def _spec(lease: Obj) -> Obj:

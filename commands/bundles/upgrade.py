@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,14 @@ from commands.options.repository import commit_options, open_store, prune_option
 
 if TYPE_CHECKING:
     from caphv.api.object import Key
+    from packager import rollout
     from packager.addons.gather import ClusterFacts
     from packager.addons.versions import Versions
     from packager.bundler import Bundler
     from packager.controller.fleet import ExpectedBundles, Report
     from packager.git.repository import Result
     from packager.planner import Planned, Store
-    from packager.waves import Wave
+    from packager.rollout import Outdated
 
 
 class Gate(click.ParamType[float]):
@@ -150,13 +152,21 @@ class _Upgrade:
         pruning = Pruning(complete=not self.given.input.unreadable, budget=self.flags["max_prune"], scope=scope)
         return ManagementState(chosen, live=False, pruning=pruning, pins=pins)
 
-    def push(self, clusters: Iterable[ClusterFacts], pins: Mapping[Key, Versions], why: str) -> tuple[Planned, Result]:
+    def outdated(self) -> Outdated:
+        """Return what tells which clusters the branch has with other versions than the target's."""
+        from packager import rollout
+
+        facts = {one.key: one for one in self.given.clusters}
+        return rollout.outdated_in(self.store.sync(), facts, self.target)
+
+    def push(self, clusters: Collection[Key], pins: Mapping[Key, Versions], why: str) -> tuple[Planned, Result]:
         """Commit other versions of these clusters."""
         from packager.git.commit import Reason
         from packager.planner import Planner, publish
 
         reason = Reason(" ".join(filter(None, (self.flags["message"], why))))
-        return publish(self.store, Planner(self.bundler), self.state(clusters, pins), reason=reason)
+        chosen = [facts for facts in self.given.clusters if facts.key in clusters]
+        return publish(self.store, Planner(self.bundler), self.state(chosen, pins), reason=reason)
 
 
 def _at_once(work: _Upgrade) -> tuple[str, str, Planned, bool]:
@@ -176,7 +186,7 @@ def _at_once(work: _Upgrade) -> tuple[str, str, Planned, bool]:
         text = out.DIFFERENCES[form](diff_clusters(planned.batch, plan, snapshot))
     else:
         why = "" if flags["message"] else f"Upgrade to release {work.target.release} of the bundles."
-        planned, result = work.push(chosen.chosen, pins, why)
+        planned, result = work.push(pins, pins, why)
         text, plan = out.PUSHED[flags["output"]](result), result.plan
     return text, out.wave(chosen, work.target), planned, bool(plan.held or plan.refused)
 
@@ -184,55 +194,58 @@ def _at_once(work: _Upgrade) -> tuple[str, str, Planned, bool]:
 def _in_waves(work: _Upgrade, step: Step) -> int:
     """Upgrade wave by wave, and return the exit status."""
     from commands.output import bundles as out
-    from packager.inventory import pinned, wave
+    from packager import rollout
+    from packager.inventory import wave
     from packager.waves import split
 
     snapshot = work.store.sync()
-    outdated = wave(work.given.clusters, snapshot.tree, work.target, None)
-    waves = split(work.flags["waves"], outdated.chosen)
+    waves = split(work.flags["waves"], wave(work.given.clusters, snapshot.tree, work.target, None).chosen)
     if work.flags["dry_run"] or not waves:
         click.echo(out.WAVES[work.flags["output"]](waves, work.target), nl=False)
         return 0
     done = []
-    for number, one in enumerate(waves, 1):
-        name = f"wave {number} of {len(waves)} ({one.name})"
-        before = {facts.key: versions for facts in one.clusters if (versions := pinned(facts, snapshot.tree))}
-        work.earlier.add(work.store.sync().commit)
-        outcome = _wave(work, one, name, before, step)
+    upgrade = rollout.begin(waves, work.target.release, work.flags["gate"])
+    following: rollout.Step | None = rollout.next_wave(upgrade, work.outdated(), work.target, time.time())
+    while following and following.rollout.is_active:
+        outcome, following = _wave(work, following, step)
         done.append(outcome)
         if work.flags["output"] == "table":
             click.echo(out.wave_line(outcome))
-        if outcome["state"] != "ready":
-            break
     if work.flags["output"] != "table":
         click.echo(out.WAVES_DONE[work.flags["output"]](done), nl=False)
     return 0 if done[-1]["state"] == "ready" else DIFFERENT
 
 
-def _wave(work: _Upgrade, one: Wave, name: str, before: Mapping[Key, Versions], step: Step) -> dict[str, Any]:
-    """Commit a wave, await Fleet, and revert the wave if it does not become ready. Return what happened."""
-    release = work.target.release
-    outcome = {"wave": one.name, "clusters": [str(facts.key) for facts in one.clusters], "problems": {}}
+def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any], rollout.Step | None]:
+    """Commit a wave, await Fleet, and revert the wave if it does not become ready. Return what happened and follows."""
+    from caphv.api.object import Key
+    from packager import rollout
+    from packager.controller.fleet import Report
+
+    upgrade = wave.rollout
+    work.earlier.add(work.store.sync().commit)
     # Before anything is committed: without the right to read Bundles, every wave would be reverted.
-    _await(work, {}, 0, step, name)
-    planned, result = work.push(
-        one.clusters, dict.fromkeys(before, work.target), f"Upgrade to release {release}: {name}."
-    )
+    _await(work, {}, 0, step, upgrade.title)
+    planned, result = work.push(upgrade.before, wave.pins, wave.why)
+    outcome = {"wave": upgrade.name, "clusters": [str(key) for key in upgrade.before], "problems": {}}
     outcome |= {"commit": result.commit}
-    failed = {
-        str(bad.cluster): [str(found) for found in bad.findings if not found.advice] for bad in planned.batch.failed
-    }
-    failed |= {skipped.what: [skipped.why] for skipped in (*result.plan.held, *result.plan.refused)}
+    failed = {bad.cluster: [str(found) for found in bad.findings if not found.advice] for bad in planned.batch.failed}
+    for skipped in (*result.plan.held, *result.plan.refused):
+        failed.setdefault(Key(*skipped.what.split("/")[1:3]), []).append(f"{skipped.what}: {skipped.why}")
+    reports = {}
     if not failed:
-        wanted = _expected(work, planned, result.head)
-        waiting = _await(work, wanted, work.flags["gate"], step, name)
-        if not waiting:
-            return outcome | {"state": "ready"}
-        failed = {str(key): list(report.problems) for key, report in waiting.items()}
-    step(f"{name} is not ready: reverting it")
+        waiting = _await(work, _expected(work, planned, result.head), work.flags["gate"], step, upgrade.title)
+        reports = {key: waiting.get(key, Report(())) for key in upgrade.before}
+    # All are ready, or the gate's time is over.
+    now = max(time.time(), upgrade.since + upgrade.gate)
+    following = rollout.advance(upgrade, work.outdated(), reports, work.target, now=now, failed=failed)
+    if following is None or following.rollout.state is not rollout.State.REVERTED:
+        return outcome | {"state": "ready"}, following
+    step(f"{upgrade.title} is not ready: reverting it")
     work.earlier.add(result.head)
-    _, reverted = work.push(one.clusters, before, f"Revert {name} of release {release}: it did not become ready.")
-    return outcome | {"state": "reverted", "revert": reverted.commit, "problems": failed}
+    _, reverted = work.push(upgrade.before, following.pins, following.why)
+    problems = {str(key): [*found] for key, found in following.rollout.problems.items()}
+    return outcome | {"state": "reverted", "revert": reverted.commit, "problems": problems}, following
 
 
 def _expected(work: _Upgrade, planned: Planned, commit: str) -> dict[Key, ExpectedBundles]:

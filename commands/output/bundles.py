@@ -346,5 +346,9 @@ DIFFERENCES = {**formats(_changed, _changes), "diff": _unified}
 VERIFIED = formats(_verdicts, _proof)
 PUSHED = formats(_pushed, _result)
 WAVES = formats(_waves, _waves_content)
-WAVES_DONE = formats(lambda done: "".join(map(wave_line, done)), lambda done: {"waves": done})
+# For scripts; people read the line of each wave when it ends.
+WAVES_DONE: dict[str, Callable[[Sequence[Obj]], str]] = {
+    "json": lambda done: _as_json({"waves": done}),
+    "yaml": lambda done: yaml.dump({"waves": list(done)}),
+}
 LISTED = formats(_listed, _inventory)

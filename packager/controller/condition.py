@@ -83,6 +83,7 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     commit = result.commit if changed else known.get(key, result.head)
     staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(f"{folder}/")]
     staying += _foreign(published.result.plan, key)
+    staying += published.upgrade.notes(key) if published.upgrade else []
     expected = expected_bundles(rendered, rendered.settings, commit, path)
     return Outcome(None, "; ".join(staying), commit, expected, changed)
 

@@ -21,6 +21,7 @@ from packager.controller.debouncer import Debouncer
 from packager.controller.publisher import Published, Publisher
 from packager.controller.state import ClusterCache, ClusterState
 from packager.controller.status import Reporter
+from packager.controller.upgrades import Upgrades
 from packager.definitions.source import SourceProblem
 from packager.git.errors import GitError
 from packager.planner import ManagementState
@@ -58,10 +59,12 @@ class SyncLoop:
         path: str,
         *,
         waiting: Waiting,
+        upgrades: Upgrades,
     ) -> None:
         self.debouncer = Debouncer(intervals.debounce, intervals.longest)
         self._clusters, self._publisher, self._reporter = clusters, publisher, reporter
         self._intervals, self._path, self._waiting = intervals, path, waiting
+        self._upgrades = upgrades
         self._thread = ThreadPoolExecutor(1, "git")
         self._rendered: dict[Key, Rendered] = {}
         self._held: set[str] = set()
@@ -76,7 +79,7 @@ class SyncLoop:
         while True:
             if await self.sync():
                 self._failures = 0
-                await self.debouncer.wait(self._intervals.interval)
+                await self.debouncer.wait(min(self._intervals.interval, self._upgrades.seconds_left()))
             else:
                 self._failures += 1
                 await self.debouncer.pause(backoff(self._failures))
@@ -115,7 +118,15 @@ class SyncLoop:
         protected = frozenset(self._clusters.protected())
         uninstallable = self._waiting.over()
         return ManagementState(
-            facts, keep, incomplete, moved, confirmed, protected, uninstallable, condition.why(changed)
+            facts,
+            keep,
+            incomplete,
+            moved,
+            confirmed,
+            protected,
+            uninstallable,
+            condition.why(changed),
+            upgrade=self._upgrades.observed(),
         )
 
     def _done(self, published: Published, states: dict[Key, ClusterState]) -> None:
@@ -123,6 +134,7 @@ class SyncLoop:
         outcomes = condition.outcomes(published, self._reporter.commits(), self._path)
         for key, found in states.items():
             self._reporter.update(key, outcomes[key] if found.facts else condition.waiting(found))
+        self._upgrades.note(published)
         self._report_removals(published)
         self._report_definitions(published)
         for key in self._reporter.known - states.keys():

@@ -36,6 +36,7 @@ from packager.controller.push_relay import PushRelay
 from packager.controller.receiver import Receiver
 from packager.controller.state import ClusterCache
 from packager.controller.status import Reporter
+from packager.controller.upgrades import Upgrades
 from packager.uninstall import Waiting
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,9 @@ class Process:
         self._clusters = ClusterCache(client, version, selection, self._changed, self._settled)
         self._fleet = Fleet(self._clusters.kinds, self._fleet_changed)
         self._reporter = Reporter(client, self._clusters, self._fleet, events, publisher.is_before)
+        self._upgrades = Upgrades(
+            publisher, self._fleet, self._reporter, events, election=election, due=self._upgrade_due
+        )
         self.loop = SyncLoop(
             self._clusters,
             publisher,
@@ -121,6 +125,7 @@ class Process:
             options.intervals,
             options.publisher.place.remote.path,
             waiting=Waiting(self._fleet.uninstallable),
+            upgrades=self._upgrades,
         )
         self._events = events
         for informer in self._clusters.informers:
@@ -157,9 +162,14 @@ class Process:
     def _settled(self) -> None:
         self.loop.debouncer.trigger_now()
         self._reporter.resync()
+        self._upgrades.fleet_visible()
 
     def _fleet_changed(self, place: Key) -> None:
         self._reporter.fleet_changed(place)
+        self._upgrades.fleet_changed(place)
+
+    def _upgrade_due(self) -> None:
+        self.loop.debouncer.trigger_now()
 
     async def _start(self) -> None:
         self._clusters.connect()

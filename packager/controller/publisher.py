@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from caphv.api.object import Key
+from packager import rollout
 from packager.bundler import Batch, Bundler
 from packager.controller.definition_source import DefinitionCommit, DefinitionSource, SourceOptions
 from packager.controller.open_repository import RepositoryConfig, RepositoryHandle
@@ -46,6 +47,7 @@ class Published:
     """The result of a publication. `unmerged` are the clusters whose change waits on the review branch.
 
     `built` is what the definitions build to, None until they were read once; `source_error` is why they cannot be read.
+    `upgrade` is the upgrade in waves that the repository holds, and `step` its commit if this one was.
     """
 
     batch: Batch
@@ -53,6 +55,8 @@ class Published:
     unmerged: frozenset[Key] = frozenset()
     built: BuildResult | None = None
     source_error: Exception | None = None
+    upgrade: rollout.Rollout | None = None
+    step: rollout.Step | None = None
 
     @cached_property
     def changed(self) -> frozenset[Key]:
@@ -72,6 +76,7 @@ class Publisher:
         """Take the options. Raises as `Renderer` does."""
         bundler = Bundler(options.rendering)
         builder = Builder(bundler.renderer, options.git_repos)
+        self.table = bundler.renderer.table
         self._options = options
         self._planner = Planner(bundler, builder, options.max_prune, options.namespace)
         self._target = RepositoryHandle(options.place)
@@ -97,7 +102,7 @@ class Publisher:
         unmerged: frozenset[Key] = frozenset()
         if self.is_reviewed:
             unmerged = frozenset(touched(self._planner.plan(repository.sync(), state, source).plan))
-        return Published(planned.batch, result, unmerged, planned.built, error)
+        return Published(planned.batch, result, unmerged, planned.built, error, planned.upgrade, planned.step)
 
     @property
     def is_reviewed(self) -> bool:
@@ -107,6 +112,13 @@ class Publisher:
     def is_before(self, commit: str, other: str) -> bool:
         """Whether one commit of the branch is known to be older than another."""
         return self._order.get(commit, math.inf) < self._order.get(other, -1)
+
+    def may_be_before(self, commit: str, other: str) -> bool:
+        """Whether a commit of the branch is not known to be another one, or newer.
+
+        Of commits before the start only the last one is known: an unknown one may be older than any other.
+        """
+        return self._order.get(commit, -1) < self._order.get(other, 0)
 
     def stop(self) -> None:
         """Commit nothing more, not even the current plan: another replica may take over. Callable from any thread."""

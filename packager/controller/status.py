@@ -67,6 +67,14 @@ class Reporter:
         """Clusters with an outcome."""
         return set(self._outcomes)
 
+    def outcome(self, key: Key) -> Outcome | None:
+        """Return the newest outcome of a cluster."""
+        return self._outcomes.get(key)
+
+    def clusters_of(self, place: Key) -> set[Key]:
+        """Return the clusters of a Bundle, or of a workspace (empty name)."""
+        return self._clusters_of.get(place, set())
+
     def settled(self, key: Key) -> bool:
         """Whether the condition already reports that the bundles are in the repository."""
         found = self._clusters.harvester_cluster(key)
@@ -106,7 +114,7 @@ class Reporter:
 
     def fleet_changed(self, place: Key) -> None:
         """Evaluate the clusters of a Bundle that changed, or of a workspace with a changed GitRepo (empty name)."""
-        for key in self._clusters_of.get(place, ()):
+        for key in self.clusters_of(place):
             self.controller.enqueue(key)
 
     def harvester_cluster_changed(self, change: Change) -> None:

@@ -53,7 +53,7 @@ class Reason:
 
 def message(plan: Plan, reason: Reason) -> str:
     """Return the message of a commit: the reason, and every changed, removed and skipped folder."""
-    sections = [_line(plan.subject) or _subject(plan), _line(reason.why)]
+    sections = [_line(plan.subject) or _subject(plan), _line(plan.why or reason.why)]
     for title, names in (
         ("Settings", [f"{name}: {', '.join(changes)}" for name, changes in plan.details.items()]),
         ("Added", plan.added),

@@ -91,8 +91,9 @@ Staging = Callable[[Removal], Stay | None]
 class Plan:
     """Changes of files by path relative to the remote's path, and their summary.
 
-    `subject` is the first line of the commit's message, empty for one made of the folders; `details` tell what changes
-    in each cluster, by `<namespace>/<name>`. `foreign` are files that others put where Fleet deploys them.
+    `subject` is the first line of the commit's message, empty for one made of the folders; `why` is the reason if it is
+    the plan's own; `details` tell what changes in each cluster, by `<namespace>/<name>`. `foreign` are files that
+    others put where Fleet deploys them.
     """
 
     write: Mapping[str, bytes] = field(default_factory=dict)
@@ -104,6 +105,7 @@ class Plan:
     refused: tuple[Skipped, ...] = ()
     foreign: tuple[str, ...] = ()
     subject: str = ""
+    why: str = ""
     details: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property

@@ -1,4 +1,4 @@
-"""`caphv bundles upgrade --waves` as a process, with a real API server; a test plays Fleet."""
+"""Upgrades in waves, by the command and by the packager, with a real API server; a test plays Fleet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,26 @@ from typing import Any
 import pytest
 import yaml
 
-from caphv.api.object import NAMESPACES, Obj
+from caphv.api.object import EVENTS, LEASES, NAMESPACES, Obj
 from caphv.api.resources import FLEET_BUNDLES
 from caphv.runtime.client import ApiClient
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
-from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, FLEET_CLUSTERS, crd, install
+from tests.support.packager.environment import (
+    CLASSES,
+    CLUSTERS,
+    CONTROL_PLANES,
+    FLEET_CLUSTERS,
+    Case,
+    Packager,
+    crd,
+    install,
+    opened,
+)
 from tests.support.packager.examples import cluster
 from tests.support.packager.repositories import Origin, git
 from tests.support.paths import CHECKOUT
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -54,7 +65,7 @@ class Fleet:
             task.cancel()
 
     async def apply(self) -> None:
-        if (head := self.origin.head()) == self.applied:
+        if not self.origin.branches() or (head := self.origin.head()) == self.applied:
             return
         for path, content in self.origin.files().items():
             parts = path.split("/")
@@ -74,10 +85,19 @@ class Fleet:
         await self.client.patch(FLEET_BUNDLES, metadata["name"], namespace, status, subresource="status")
 
 
+@pytest.fixture(scope="module")
+def server(etcd_folder: Path) -> Iterator[ApiServer]:
+    """An API server without Fleet, which the first test installs."""
+    server = ApiServer(etcd_folder, "waves")
+    asyncio.run(server.start())
+    asyncio.run(install(server, CLUSTERS, CLASSES, CONTROL_PLANES, FLEET_CLUSTERS))
+    yield server
+    asyncio.run(server.stop())
+
+
 async def test_waves_continue_when_ready_and_are_reverted_when_not(
-    new_api_server: Callable[..., Awaitable[ApiServer]], origin: Origin, tmp_path: Path
+    server: ApiServer, origin: Origin, tmp_path: Path
 ) -> None:
-    server = await new_api_server()
     (tmp_path / "management.yaml").write_text(yaml.safe_dump(server.kubeconfig()))
 
     async def caphv(*arguments: str, expect: int = 0) -> Any:
@@ -105,7 +125,6 @@ async def test_waves_continue_when_ready_and_are_reverted_when_not(
         return {one["name"]: one["versions"]["release"] for one in (await caphv("list"))["clusters"]}
 
     async with server.client() as client:
-        await install(server, CLUSTERS, CLASSES, CONTROL_PLANES, FLEET_CLUSTERS)
         await client.create(NAMESPACES, {"metadata": {"name": "team"}})
         labels = {"a": {"caphv.io/wave": "canary"}}
         facts = [cluster(name, namespace="team", labels=labels.get(name, {})) for name in NAMES]
@@ -147,3 +166,114 @@ async def test_waves_continue_when_ready_and_are_reverted_when_not(
             done = await upgrade("canary,1,rest", "ready=60s", newest)
             assert [wave["clusters"] for wave in done["waves"]] == [["team/b"], ["team/c"]]
             assert set((await releases()).values()) == {newest}
+
+
+async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
+    server: ApiServer, origin: Origin, tmp_path: Path
+) -> None:
+    async with opened(server, tmp_path, origin) as case:
+        await manifests.apply(case.client, [crd(FLEET_BUNDLES)])
+        await case.namespace_for_leases()
+        await asyncio.gather(*(case.cluster(name) for name in NAMES))
+        canary = {"metadata": {"labels": {"caphv.io/wave": "canary"}}}
+        await case.client.patch(CLUSTERS, "a", case.namespace, canary)
+        fleet = Fleet(case.client, origin)
+        async with fleet.running():
+            packager = await leader(case)
+            for name in NAMES:
+                await case.until_condition(name, "True", part="applied by Fleet")
+            newest, first = releases(case), case.count()
+
+            await request(case, f"canary,2,rest ready=60s release={OLDER}")
+            await until_state(case, "Complete")
+            assert set(releases(case).values()) == {OLDER}
+            # A commit for each wave, and one that says that all are ready.
+            assert case.count() == first + 3
+            for ancestor, names in (("main~2", {"a"}), ("main~1", {"b", "c"}), ("main", set())):
+                changed = git(origin.folder, "diff", "--name-only", f"{ancestor}~1", ancestor).splitlines()
+                assert {path.split("/")[2] for path in changed if "/" in path} == names
+            assert "wave 2 of 2 (2)" in origin.message("main~1")
+            await until_lease_event(case, "UpgradeComplete", f"release {OLDER}")
+
+            # The second wave does not become ready; another packager finds that out, and reverts it.
+            before, fleet.stuck = origin.files(), {"b"}
+            text = "canary,1,rest ready=15s"
+            await request(case, text)
+            await until_state(case, "Progressing", wave=2)
+            await packager.stop()
+            packager = await leader(case)
+            found = await until_state(case, "Reverted")
+            assert found["problems"][0]["cluster"] == f"{case.namespace}/b"
+            assert "image cannot be pulled" in found["problems"][0]["messages"][0]
+            assert releases(case) == {"a": newest["a"], "b": OLDER, "c": OLDER}
+            after = origin.files()
+            assert {path for path in before | after if before.get(path) != after.get(path)} <= {
+                path for path in after if path.startswith(f"clusters/{case.namespace}/a/") or path == FILE
+            }
+            await case.until_event("AddonBundlesReverted", "image cannot be pulled")
+            await until_lease_event(case, "UpgradeReverted", f"{case.namespace}/b")
+            fleet.stuck, fleet.applied = set(), ""
+            await case.until_condition("b", "True", part=f"release {newest['a']} was reverted")
+
+            # The cause is fixed: the same request continues with the clusters that are left.
+            await request(case, text)
+            found = await until_state(case, "Complete")
+            assert [wave["clusters"] for wave in found["waves"]] == [[f"{case.namespace}/{name}"] for name in "bc"]
+            assert releases(case) == newest
+
+            # What cannot be followed is reported, and changes nothing.
+            count = case.count()
+            await request(case, "canary,1 ready=60s", taken=False)
+            await until_lease_event(case, "UpgradeNotPossible", "the last wave must be 'rest'")
+            await case.set_values("c", {"cni": {"name": "calico", "mtu": 1400}})
+            await case.until_count(count + 1)
+            assert releases(case) == newest
+
+
+FILE = "caphv-upgrade.yaml"
+
+
+async def leader(case: Case) -> Packager:
+    packager = case.packager("--leader-elect")
+    packager.environment["POD_NAMESPACE"] = "caphv-system"
+    await packager.start()
+    return packager
+
+
+async def request(case: Case, text: str, *, taken: bool = True) -> None:
+    """Annotate the Lease of the packager, and wait until it has taken the request."""
+    place = f"{case.namespace}.packager.caphv.io", "caphv-system"
+    await case.client.patch(LEASES, *place, {"metadata": {"annotations": {"addons.caphv.io/upgrade": text}}})
+
+    async def is_taken() -> bool:
+        annotations = (await case.client.get(LEASES, *place))["metadata"].get("annotations") or {}
+        return "addons.caphv.io/upgrade" not in annotations
+
+    if taken:
+        await until(is_taken, lambda: "the request is still on the Lease")
+
+
+async def until_state(case: Case, state: str, **fields: object) -> Obj:
+    found: Obj = {}
+
+    async def holds() -> bool:
+        nonlocal found
+        found = yaml.safe_load(case.origin.files().get(FILE, "{}"))
+        return all(found.get(name) == value for name, value in {"state": state, **fields}.items())
+
+    await until(holds, lambda: f"wanted {state} {fields}, the upgrade is {found}")
+    return found
+
+
+async def until_lease_event(case: Case, reason: str, part: str) -> None:
+    async def there() -> bool:
+        rows = (await case.client.list(EVENTS, "caphv-system"))["items"]
+        return any(row["reason"] == reason and part in row["message"] for row in rows)
+
+    await until(there, lambda: f"no Event {reason} {part!r}")
+
+
+def releases(case: Case) -> dict[str, str]:
+    top = f"clusters/{case.namespace}"
+    files = case.origin.files()
+    return {name: yaml.safe_load(files[f"{top}/{name}/caphv.yaml"])["versions"]["release"] for name in NAMES}

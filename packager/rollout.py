@@ -1,0 +1,289 @@
+"""An upgrade in waves as data, and what its next commit is, for the command line and the controller alike.
+
+The controller keeps it in the repository: the commit of each wave also writes `caphv-upgrade.yaml` with the clusters of
+all waves and the versions before. So a restarted packager, or another replica, continues where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from caphv.api.object import Key
+from caphv.runtime.text import Limits, TextError, load_yaml
+from packager import inventory
+from packager.addons.gather import ClusterFacts
+from packager.addons.versions import Table, Versions, pinned
+from packager.cluster_objects import is_suspended
+from packager.controller.fleet import Report
+from packager.git.snapshot import Snapshot
+from packager.rendering import yaml
+from packager.waves import Wave, parse, split
+
+log = logging.getLogger(__name__)
+
+FILE = "caphv-upgrade.yaml"
+STOP = "stop"
+"""The request that ends an upgrade where it is."""
+_LIMITS = Limits(size=4 * 1024 * 1024, nodes=200_000, seconds=10, aliases=False)
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+Outdated = Callable[[Key], Versions | None]
+"""Returns the versions of a cluster that can be upgraded now; None for any other."""
+
+
+class State(StrEnum):
+    """What became of an upgrade."""
+
+    PROGRESSING = "Progressing"
+    COMPLETE = "Complete"
+    REVERTED = "Reverted"
+    STOPPED = "Stopped"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for; without a release it is the newest."""
+
+    waves: tuple[str, ...]
+    gate: float
+    release: str = ""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An upgrade in waves. `wave` is the number of the one that was committed last, from 1; `since` is its time.
+
+    `before` are the versions that the clusters of this wave had. `gate` is in seconds. `request` is the user's text.
+    """
+
+    release: str
+    gate: float
+    waves: tuple[tuple[str, tuple[Key, ...]], ...]
+    request: str = ""
+    state: State = State.PROGRESSING
+    wave: int = 0
+    since: float = 0.0
+    before: Mapping[Key, Versions] = field(default_factory=dict)
+    problems: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether more commits may follow."""
+        return self.state is State.PROGRESSING
+
+    @property
+    def name(self) -> str:
+        """The wave that was committed last, as the user wrote it."""
+        return self.waves[self.wave - 1][0] if self.wave else ""
+
+    @property
+    def title(self) -> str:
+        """The same wave, for people."""
+        return f"wave {self.wave} of {len(self.waves)} ({self.name})" if self.wave else "no wave"
+
+    def notes(self, cluster: Key) -> list[str]:
+        """Return what users should know of a cluster: that the upgrade waits for it, or was reverted."""
+        if self.is_active and cluster in self.before:
+            return [f"{self.title} of the upgrade to release {self.release}"]
+        if self.state is State.REVERTED and cluster in self.problems:
+            return [f"release {self.release} was reverted: {', '.join(self.problems[cluster])}"]
+        return []
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next commit of an upgrade: versions that clusters get, and why; `rollout` is what it is afterwards."""
+
+    rollout: Rollout
+    pins: Mapping[Key, Versions]
+    why: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the controller knows: the text of a new request, and what Fleet reports of the last wave's clusters.
+
+    A cluster that Fleet has not reported on is missing in `reports`. `can_start`: Fleet is visible, so that a wave can
+    be awaited.
+    """
+
+    request: str = ""
+    reports: Mapping[Key, Report] = field(default_factory=dict)
+    can_start: bool = False
+    now: float = 0.0
+
+
+def parse_request(text: str) -> Request:
+    """Read a text such as `canary,10%,rest ready=10m release=2026.12`. Raises ValueError with what is wrong."""
+    waves, *others = text.split() or [""]
+    found = dict(part.partition("=")[::2] for part in others)
+    if unknown := sorted(found.keys() - {"ready", "release"}):
+        raise ValueError(f"{', '.join(unknown)}: unknown; use <waves> ready=<time> release=<release>")
+    time = re.fullmatch(r"([1-9]\d{0,5})([smh])", found.get("ready", ""))
+    if time is None:
+        raise ValueError("ready must be a time such as 90s, 45m or 2h, for example: canary,10%,rest ready=10m")
+    return Request(parse(waves), float(int(time[1]) * _SECONDS[time[2]]), found.get("release", ""))
+
+
+def begin(waves: Sequence[Wave], release: str, gate: float, request: str = "") -> Rollout:
+    """Return an upgrade whose first wave is not committed yet."""
+    return Rollout(
+        release, gate, tuple((one.name, tuple(facts.key for facts in one.clusters)) for one in waves), request
+    )
+
+
+def next_wave(rollout: Rollout, outdated: Outdated, target: Versions, now: float) -> Step:
+    """Return the commit of the next wave that has something to upgrade; after the last one, the end."""
+    for number, (_, clusters) in enumerate(rollout.waves[rollout.wave :], rollout.wave + 1):
+        if before := {key: versions for key in clusters if (versions := outdated(key))}:
+            following = replace(rollout, wave=number, since=float(int(now)), before=before)
+            why = f"Upgrade to release {rollout.release}: {following.title}."
+            return Step(following, dict.fromkeys(before, target), why)
+    ended = replace(rollout, state=State.COMPLETE, wave=len(rollout.waves), before={})
+    return Step(ended, {}, f"The upgrade to release {rollout.release} is complete.")
+
+
+def advance(
+    rollout: Rollout,
+    outdated: Outdated,
+    reports: Mapping[Key, Report],
+    target: Versions,
+    *,
+    now: float,
+    failed: Mapping[Key, Sequence[str]] | None = None,
+) -> Step | None:
+    """Return what follows the last wave: the next one, its revert, or None while it must be awaited.
+
+    `failed` are clusters of the wave that could not be committed. A cluster without a report is awaited for as long as
+    it has none: a wave is not reverted only because Fleet is not visible.
+    """
+    found: dict[Key, tuple[str, ...]] = {}
+    found |= {key: ("its bundles were not upgraded",) for key in rollout.before if outdated(key)}
+    found |= {key: tuple(problems) for key, problems in (failed or {}).items()}
+    known = [reports[key] for key in rollout.before if key in reports]
+    is_over = now - rollout.since >= rollout.gate
+    if not found and all(report.ready for report in known):
+        return next_wave(rollout, outdated, target, now) if len(known) == len(rollout.before) else None
+    if is_over:
+        found |= {key: report.problems for key, report in reports.items() if key in rollout.before and not report.ready}
+    elif not found:
+        return None
+    reverted = replace(rollout, state=State.REVERTED, problems=found)
+    pins = {key: versions for key, versions in rollout.before.items() if not outdated(key)}
+    why = f"Revert {rollout.title} of release {rollout.release}: it did not become ready."
+    return Step(reverted, pins, why)
+
+
+def step(
+    snapshot: Snapshot, observed: Observed, clusters: Iterable[ClusterFacts], table: Table
+) -> tuple[Rollout | None, Step | None]:
+    """Return the upgrade that the repository holds, and its next commit, None while there is none to make."""
+    current = read(snapshot.read(FILE))
+    active = current if current and current.is_active else None
+    facts = {one.key: one for one in clusters if not is_suspended(one.cluster)}
+    try:
+        if observed.request == STOP:
+            return current, _stop(active) if active else None
+        if observed.request and not (active and active.request == observed.request):
+            return current, _start(snapshot, observed, facts, table) if observed.can_start else None
+        return current, _continue(active, snapshot, observed, facts, table.release(active.release)) if active else None
+    except ValueError as error:
+        log.error("the upgrade in waves cannot continue: %s", error)
+        return current, None
+
+
+def _stop(active: Rollout) -> Step:
+    stopped = replace(active, state=State.STOPPED, request=STOP, before={})
+    return Step(stopped, {}, f"The upgrade to release {active.release} is stopped after {active.title}.")
+
+
+def _start(snapshot: Snapshot, observed: Observed, facts: Mapping[Key, ClusterFacts], table: Table) -> Step:
+    request = parse_request(observed.request)
+    target = table.release(request.release) if request.release else table.newest
+    waves = split(request.waves, inventory.wave(facts.values(), snapshot.tree, target, None).chosen)
+    started = begin(waves, target.release, request.gate, observed.request)
+    return next_wave(started, outdated_in(snapshot, facts, target), target, observed.now)
+
+
+def _continue(
+    active: Rollout, snapshot: Snapshot, observed: Observed, facts: Mapping[Key, ClusterFacts], target: Versions
+) -> Step | None:
+    # A cluster that was deleted, or is suspended, need not become ready.
+    present = replace(active, before={key: known for key, known in active.before.items() if key in facts})
+    return advance(present, outdated_in(snapshot, facts, target), observed.reports, target, now=observed.now)
+
+
+def outdated_in(snapshot: Snapshot, facts: Mapping[Key, ClusterFacts], target: Versions) -> Outdated:
+    """Return what tells which of these clusters a repository holds with other versions than the target's."""
+
+    def outdated(key: Key) -> Versions | None:
+        versions = inventory.pinned(facts[key], snapshot.tree) if key in facts else None
+        return versions if versions != target else None
+
+    return outdated
+
+
+# The file
+
+
+def write(rollout: Rollout) -> bytes:
+    """Return the content of the file."""
+    versions: list[tuple[Versions, list[str]]] = []
+    for key, found in sorted(rollout.before.items()):
+        group = next((names for known, names in versions if known == found), None)
+        if group is None:
+            versions.append((found, group := []))
+        group.append(str(key))
+    content = {
+        "state": rollout.state.value,
+        "release": rollout.release,
+        "request": rollout.request,
+        "gateSeconds": int(rollout.gate),
+        "waves": [{"name": name, "clusters": [str(key) for key in clusters]} for name, clusters in rollout.waves],
+        "wave": rollout.wave,
+        "since": datetime.fromtimestamp(int(rollout.since), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "before": [{"versions": found.as_data(), "clusters": keys} for found, keys in versions],
+        "problems": [{"cluster": str(key), "messages": [*found]} for key, found in sorted(rollout.problems.items())],
+    }
+    return yaml.dump(content).encode()
+
+
+def read(content: bytes | None) -> Rollout | None:
+    """Return the upgrade of a file, None without one; a damaged file is reported and ends its upgrade."""
+    if content is None:
+        return None
+    try:
+        value = load_yaml(content, _LIMITS)
+        return _rollout(value)
+    except (TextError, KeyError, TypeError, ValueError, AttributeError) as error:
+        log.error("%s is damaged, so no upgrade in waves continues: %s %s", FILE, type(error).__name__, error)
+        return None
+
+
+def _rollout(value: Any) -> Rollout:
+    waves = tuple((str(one["name"]), tuple(map(_key, one["clusters"]))) for one in value["waves"])
+    number = int(value["wave"])
+    if not 0 <= number <= len(waves):
+        raise ValueError(f"wave: there is no wave {number}")
+    return Rollout(
+        release=str(value["release"]),
+        gate=float(value["gateSeconds"]),
+        waves=waves,
+        request=str(value["request"]),
+        state=State(value["state"]),
+        wave=number,
+        since=datetime.fromisoformat(str(value["since"])).timestamp(),
+        before={_key(name): pinned(one["versions"]) for one in value["before"] for name in one["clusters"]},
+        problems={_key(one["cluster"]): tuple(map(str, one["messages"])) for one in value["problems"]},
+    )
+
+
+def _key(text: Any) -> Key:
+    namespace, name = str(text).split("/")
+    return Key(namespace, name)
