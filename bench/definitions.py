@@ -34,7 +34,7 @@ def _publish(folder: Path, count: int, rounds: int) -> dict[str, Any]:
     publisher = Publisher(
         PublisherOptions(
             RepositoryConfig(Remote(f"file://{fleet}"), folder / "cache"),
-            source=definition_source.Options(place, crossobject.check),
+            source=definition_source.SourceOptions(place, crossobject.check),
         )
     )
     try:

@@ -111,6 +111,7 @@ class Builder:
         self._bundles = bundles
         self._known: dict[Key, _Known] = {}
         self._last: tuple[Source, str, BuildResult] | None = None
+        self._protected: set[str] = set()
 
     def build(self, source: Source, snapshot: Snapshot) -> BuildResult:
         """Build a source on top of the repository: pinned versions and files of running nodes stay."""
@@ -124,7 +125,7 @@ class Builder:
             # Folders without a wanted state are left alone.
             del built.wanted[GITREPO_ROOT], built.wanted[CLUSTER_ROOT]
         for (namespace, name), objects in source.groups.items():
-            _share(built, snapshot, namespace, name, objects)
+            self._share(built, snapshot, namespace, name, objects)
         classes = [obj for group in source.groups.values() for obj in group]
         before, self._known = self._known, {}
         for entry in source.clusters:
@@ -203,7 +204,7 @@ class Builder:
             built.invalid.add(key)
             return
         for name, objects in found.shared.items():
-            _share(built, snapshot, key.namespace, name, objects)
+            self._share(built, snapshot, key.namespace, name, objects)
         built.objects[key] = found.objects
         built.wanted[MANIFEST_ROOT][str(key)] = found.manifest
         if found.suspended:
@@ -211,6 +212,26 @@ class Builder:
         if found.bundles is not None:
             built.wanted[CLUSTER_ROOT][str(key)] = found.bundles
             built.uninstall[key] = found.uninstall
+
+    def _share(self, built: BuildResult, snapshot: Snapshot, namespace: str, name: str, objects: Sequence[Obj]) -> None:
+        """Add a shared group. What the repository holds stays: a changed ClusterClass would replace all machines.
+
+        Only protection is added to what an earlier release wrote.
+        """
+        if (namespace, name) in built.groups:
+            return
+        built.groups[namespace, name] = objects
+        folder = path_of(namespace, name)
+        top = f"{files.NAMESPACES}/{folder}"
+        if snapshot.entry(f"{top}/{FLEET_YAML}") is not None:
+            path = f"{top}/{files.SHARED_FILE}"
+            if (id_ := _id(snapshot, path)) in self._protected:
+                return
+            objects = _objects(snapshot, path)
+            if not objects or objects == protected(objects):
+                self._protected.add(id_)
+                return
+        built.wanted[NAMESPACE_ROOT][folder] = Folder(files.shared_files(objects))
 
 
 def existing(snapshot: Snapshot, key: Key) -> list[Obj]:
@@ -254,20 +275,3 @@ def _placed(entry: ClusterEntry, finding: Finding) -> SourceProblem:
         if at(item.obj, *finding.path[:2]) is not None:
             return item.problem(finding)
     return entry.head.problem(finding)
-
-
-def _share(built: BuildResult, snapshot: Snapshot, namespace: str, name: str, objects: Sequence[Obj]) -> None:
-    """Add a shared group. What the repository holds stays: a changed ClusterClass would replace all machines.
-
-    Only protection is added to what an earlier release wrote.
-    """
-    built.groups.setdefault((namespace, name), objects)
-    folder = path_of(namespace, name)
-    known = built.wanted[NAMESPACE_ROOT]
-    if folder in known:
-        return
-    if snapshot.entry(f"{files.NAMESPACES}/{folder}/{FLEET_YAML}") is not None:
-        objects = _objects(snapshot, f"{files.NAMESPACES}/{folder}/{files.SHARED_FILE}")
-        if not objects or objects == protected(objects):
-            return
-    known[folder] = Folder(files.shared_files(objects))
