@@ -36,8 +36,9 @@ Exit status: 0 shown, 2 no Harvester can be read.
 def capacity(**flags: Any) -> None:
     """Show what is free on each Harvester that clusters use.
 
-    CPU and memory count by the requests of VMs, as the scheduler counts them. The identity of a cluster may see only
-    its own VMs: then hosts may have less room than shown. Quotas and storage need an administrator's kubeconfig.
+    CPU and memory count by the requests of all Pods, VMs of other namespaces included, as the scheduler counts them. A
+    Harvester whose hosts do not report them shows only VMs that the identity may see, and says so. Quotas and storage
+    need an administrator's kubeconfig.
     """
     with patient_progress() as step:
         found, hidden = run(_read(flags, step))

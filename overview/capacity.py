@@ -20,7 +20,7 @@ _PERCENT_BY_DEFAULT = 100
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """CPUs and bytes of memory of a host, a zone or all hosts, by the requests of VMs."""
+    """CPUs and bytes of memory of a host, a zone or all hosts, by the requests of Pods."""
 
     name: str
     hosts: int
@@ -57,7 +57,7 @@ class Storage:
 
 @dataclass(slots=True)
 class CapacityObjects:
-    """What was read of one Harvester. `all_vms` says that VMs of all namespaces are in it."""
+    """What was read of one Harvester. `all_vms` says that instances of all namespaces are in it."""
 
     harvester: HarvesterObjects
     quotas: list[Obj] = field(default_factory=list)
@@ -96,7 +96,7 @@ def capacity_of(found: CapacityObjects) -> Capacity:
         pools_of(found.harvester),
         tuple(_quotas(found.quotas)),
         _storage(found.disks, found.over_provisioning),
-        found.all_vms,
+        found.all_vms or all(host.all_pods for host in hosts),
     )
 
 

@@ -12,6 +12,7 @@ from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from overview.capacity import CapacityObjects
 from overview.harvester import read_harvester
 from overview.reader import list_all, unseen
+from overview.room import hosts_of
 
 _LONGHORN = "longhorn-system"
 _OVER_PROVISIONING = "storage-over-provisioning-percentage"
@@ -35,7 +36,8 @@ async def _all_vms(client: ApiClient, found: CapacityObjects) -> None:
         found.harvester.instances = await list_all(client, resources.VIRTUAL_MACHINE_INSTANCES)
         found.all_vms = True
     except (ApiError, Unreachable) as error:
-        found.harvester.unseen.append(unseen("VMs of other namespaces", error))
+        if not all(host.all_pods for host in hosts_of(found.harvester)):
+            found.harvester.unseen.append(unseen("VMs of other namespaces", error))
 
 
 async def _quotas(client: ApiClient, found: CapacityObjects, namespace: str) -> None:

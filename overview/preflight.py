@@ -110,7 +110,8 @@ def _capacity(subject: str, harvester: HarvesterObjects, demand: Demand) -> Chec
         )
         remedy = "Stop other VMs, end the maintenance of hosts, or add a host"
         return Check("capacity", subject, Result.ERROR, message, remedy)
-    return ok("capacity", subject, f"hosts have room for {number}, by the VMs that the identity may see")
+    note = "" if all(host.all_pods for host in hosts) else ", by the VMs that the identity may see"
+    return ok("capacity", subject, f"hosts have room for {number}{note}")
 
 
 def surge_of(replicas: int, value: object, default: int = 1) -> int:

@@ -1,7 +1,8 @@
 """Which room the hosts of a Harvester have for further VMs: pure.
 
-Counted are the requests of VMs, as the scheduler does. An identity that may see only its own namespaces knows nothing
-of other VMs, so the answer is an upper bound; a host that is full by it is full.
+Counted is what Pods request, as the scheduler does. Harvester writes the sum of a host's Pods to an annotation of the
+host every 15 seconds, so an identity that may see only its own namespaces knows about the VMs of others, too. Without
+the annotation the VMs that are seen count, and the answer is an upper bound; a host that is full by it is full.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from caphv.api.names import MAINTENANCE_ANNOTATION, WITNESS_LABEL
+from caphv.api.names import MAINTENANCE_ANNOTATION, POD_REQUESTS_ANNOTATION, WITNESS_LABEL
 from caphv.api.object import Obj, annotations_of, labels_of
 from caphv.api.quantity import quantity
+from caphv.runtime.text import TextError, load_json
 from overview.details import host_ready
 from overview.objects import HarvesterObjects
 
@@ -43,6 +45,9 @@ class Size:
     def __add__(self, other: Size) -> Size:
         return Size(self.cpu + other.cpu, self.memory + other.memory)
 
+    def __or__(self, other: Size) -> Size:
+        return Size(max(self.cpu, other.cpu), max(self.memory, other.memory))
+
     def fits(self, room: Size) -> bool:
         """Whether it fits into a room."""
         return self.cpu <= room.cpu and self.memory <= room.memory
@@ -50,11 +55,12 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host that takes VMs, with what it has and what VMs on it request."""
+    """A host that takes VMs, with what it has and what VMs on it request; `all_pods`: what all of its Pods do."""
 
     name: str
     total: Size
     used: Size
+    all_pods: bool = False
 
     @property
     def free(self) -> Size:
@@ -75,7 +81,10 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
             continue
         total = (obj.get("status") or {}).get("allocatable") or {}
         name = str(obj["metadata"]["name"])
-        found.append(Host(name, Size.of(total.get("cpu"), total.get("memory")), used.get(name, Size())))
+        pods = _pod_requests(obj)
+        # VMs that started since the annotation was written are not in it.
+        taken = used.get(name, Size()) | (pods or Size())
+        found.append(Host(name, Size.of(total.get("cpu"), total.get("memory")), taken, pods is not None))
     return sorted(found, key=lambda host: host.name)
 
 
@@ -100,6 +109,14 @@ def unplaced(hosts: Iterable[Host], sizes: Sequence[Size]) -> int:
         best = max(fitting, key=lambda name: free[name].memory)
         free[best] = free[best] - size
     return left
+
+
+def _pod_requests(host: Obj) -> Size | None:
+    try:
+        wanted = load_json(annotations_of(host).get(POD_REQUESTS_ANNOTATION) or "")
+    except TextError:
+        return None
+    return Size.of(wanted.get("cpu"), wanted.get("memory")) if isinstance(wanted, dict) else None
 
 
 def _short(number: Decimal) -> str:

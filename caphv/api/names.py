@@ -101,6 +101,7 @@ SSH_NAMES_ANNOTATION = "harvesterhci.io/sshNames"
 IMAGE_ID_ANNOTATION = "harvesterhci.io/imageId"
 WITNESS_LABEL = "node-role.harvesterhci.io/witness"
 MAINTENANCE_ANNOTATION = "harvesterhci.io/maintain-status"
+POD_REQUESTS_ANNOTATION = "management.cattle.io/pod-requests"
 # Harvester stopped the VM because of the quota of its namespace, and says why.
 INSUFFICIENT_QUOTA_ANNOTATION = "harvesterhci.io/insufficient-resource-quota"
 RUN_STRATEGY_ANNOTATION = "harvesterhci.io/vmRunStrategy"

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS
+from caphv.api.object import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, SECRETS
 from commands.main import cli
 from sandbox.harvester import kinds
 from sandbox.processes import pki
@@ -239,3 +239,16 @@ async def test_what_is_free_is_less_by_each_machine(case: Case, tmp_path: Path) 
     assert 0 < cpu - later <= 2
     code, text = await run(case, tmp_path, "capacity", "-n", case.name, "--hosts")
     assert (code, f"{pool}  9 of 10" in " ".join(text.split(" ")), "all hosts" in text) == (0, True, True), text
+    # What hosts report counts, too: not every identity may list the VMs of other namespaces.
+    await _report_pods(case, '{"cpu":"3","memory":"5Gi","pods":"70"}')
+    code, text = await run(case, tmp_path, "capacity", "-n", case.name, "-o", "json")
+    (found,) = json.loads(text)
+    assert (code, found["allVms"]) == (0, True)
+    assert {each["memory"] - each["memoryFree"] for each in found["hosts"]} == {5 * 1024**3}
+    await _report_pods(case, None)
+
+
+async def _report_pods(case: Case, text: str | None) -> None:
+    for host in (await case.harvester.list(NODES))["items"]:
+        patch = {"metadata": {"annotations": {"management.cattle.io/pod-requests": text}}}
+        await case.harvester.patch(NODES, host["metadata"]["name"], "", patch)

@@ -41,6 +41,17 @@ def test_hosts_and_zones_have_what_vms_do_not_request() -> None:
     assert [(room.name, room.memory_free // GIB) for room in found.hosts] == [("a", 26), ("b", 32), ("c", 0)]
 
 
+def test_hosts_that_report_their_pods_need_no_right_to_see_all_vms() -> None:
+    report = {"annotations": {"management.cattle.io/pod-requests": '{"cpu":"2","memory":"30Gi"}'}}
+    one, other = host("a"), host("b")
+    one["metadata"] |= report
+    found = capacity_of(CapacityObjects(HarvesterObjects(hosts=[one, other])))
+    assert (found.all_vms, found.total.memory_free // GIB) == (False, 34)
+    other["metadata"] |= report
+    found = capacity_of(CapacityObjects(HarvesterObjects(hosts=[one, other])))
+    assert (found.all_vms, found.total.memory_free // GIB) == (True, 4)
+
+
 def test_quotas_have_what_is_left_of_each_limit() -> None:
     quota = {
         "metadata": {"namespace": "vms", "name": "default-resource-quota"},

@@ -75,6 +75,20 @@ def test_what_vms_request_is_counted() -> None:
     assert str(only.free) == "5.8 CPU and 25 GiB"
 
 
+def test_pods_of_all_namespaces_count_when_the_host_reports_them() -> None:
+    def reported(text: str) -> Obj:
+        return host("a", annotations={"management.cattle.io/pod-requests": text})
+
+    own = instance("x", "a", resources={"requests": {"cpu": "4", "memory": "1Gi"}})
+    found = HarvesterObjects(hosts=[reported('{"cpu":"3500m","memory":"20Gi","pods":"61"}')], instances=[own])
+    (only,) = hosts_of(found)
+    # The VM is younger than the report, which has more memory of others than it requests.
+    assert (only.used, only.all_pods) == (Size.of("4", "20Gi"), True)
+    for text in ("", "[]", "{", "null"):
+        (only,) = hosts_of(HarvesterObjects(hosts=[reported(text)], instances=[own]))
+        assert (only.used, only.all_pods) == (Size.of("4", "1Gi"), False)
+
+
 def test_machines_that_find_no_host_are_an_error() -> None:
     full = HarvesterObjects(hosts=[host("a", memory="10Gi"), host("b", memory="7Gi")])
     found = checks(Builder(), full, 3, Size.of(2, "4Gi"))["capacity"]
