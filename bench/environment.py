@@ -160,7 +160,7 @@ async def environment(*, workloads: int, boot_seconds: float, boot_spread: float
             dataclasses.replace(State(settings), network=str(claimed)).save(folder)
             await _simulate(folder)
             clients = [_client(stack, server) for server in servers]
-            await manifests.apply(clients[0], _cluster_api_crds())
+            await manifests.apply(clients[0], cluster_api_crds("clusters", "machines"))
             await manifests.apply(clients[0], manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml"))))
             namespace: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "caphv-system"}}
             await manifests.apply(clients[0], [namespace])
@@ -190,10 +190,10 @@ def _client(stack: contextlib.AsyncExitStack, server: ApiServer) -> ApiClient:
     return client
 
 
-def _cluster_api_crds() -> list[Obj]:
-    """CRDs of the core; without the core nothing converts, so that only the newest version is served."""
+def cluster_api_crds(*names: str) -> list[Obj]:
+    """CRDs of the core by plural; without the core nothing converts, so that only the newest version is served."""
     bases = cluster_api_manifests() / "crd" / "bases"
-    crds = manifests.read([bases / f"cluster.x-k8s.io_{name}.yaml" for name in ("clusters", "machines")])
+    crds = manifests.read([bases / f"cluster.x-k8s.io_{name}.yaml" for name in names])
     for crd in crds:
         versions: list[dict[str, Any]] = crd["spec"]["versions"]
         crd["spec"]["versions"] = [version for version in versions if version["storage"]]

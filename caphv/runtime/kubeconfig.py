@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from cryptography import x509
 from yarl import URL
 
 from caphv.runtime.addresses import AddressCheck
@@ -268,6 +267,9 @@ def _token_expires(token: str) -> datetime | None:
 
 
 def _certificate_expires(pem: str) -> datetime | None:
+    # Imported here: every command would take 20 ms longer to start, and few ask for the end of a certificate.
+    from cryptography import x509  # noqa: PLC0415
+
     try:
         return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
     except (ValueError, x509.InvalidVersion):
