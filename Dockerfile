@@ -1,8 +1,11 @@
 # syntax=docker/dockerfile:1
-# The image of caphv, for linux/amd64 and linux/arm64:
-#   docker buildx build --platform linux/amd64,linux/arm64 --tag IMAGE --push .
+# The images of caphv, for linux/amd64 and linux/arm64. The controller has no shell, Git, SSH or package manager:
+#   docker buildx build --platform linux/amd64,linux/arm64 --target controller --tag IMAGE:TAG --push .
+# The packager commits with Git. Its image can do all that the controller's can, and is built without --target, too:
+#   docker buildx build --platform linux/amd64,linux/arm64 --target packager --tag IMAGE:TAG-packager --push .
 
-ARG PYTHON=3.13-slim-bookworm
+# RELEASE.md says how to update the digest.
+ARG PYTHON=3.13-slim-bookworm@sha256:01f42367a0a94ad4bc17111776fd66e3500c1d87c15bbd6055b7371d39c124fb
 
 FROM python:${PYTHON} AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
@@ -22,11 +25,27 @@ RUN python -m release.lock build hatchling > /build-requirements.txt \
     && python -m pip install --no-cache-dir --no-compile --no-deps --no-index --ignore-installed \
         --prefix=/opt/caphv /dist/caphv-*.whl
 
-FROM python:${PYTHON}
+# The interpreter, its packages, and the libraries and certificates that they need.
+FROM build AS rootfs
+RUN python -m release.rootfs /rootfs /opt/caphv
+
+FROM scratch AS controller-bill
+COPY --from=rootfs /rootfs/usr/share/caphv/sbom.cdx.json /
+
+FROM scratch AS controller
 LABEL org.opencontainers.image.title="caphv" \
       org.opencontainers.image.description="Cluster API provider for Harvester" \
       org.opencontainers.image.source="https://github.com/rancher-sandbox/cluster-api-provider-harvester" \
       org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=rootfs /rootfs /
+# The root file system may be read-only: no byte code is written, and only /tmp is written to.
+ENV PATH=/usr/local/bin HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+USER 65532:65532
+WORKDIR /
+ENTRYPOINT ["caphv"]
+CMD ["run"]
+
+FROM python:${PYTHON} AS git
 # The packager commits with git, and reaches remotes by ssh, too, which wants to know its user.
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -35,7 +54,21 @@ RUN apt-get update \
     && groupadd --gid 65532 caphv \
     && useradd --uid 65532 --gid caphv --no-create-home --home-dir /tmp --shell /usr/sbin/nologin caphv
 COPY --from=build /opt/caphv /usr/local
-# The root file system may be read-only: no byte code is written, and only /tmp is written to.
+
+FROM git AS packages
+WORKDIR /src
+COPY release release
+RUN python -m release.sbom > /sbom.cdx.json
+
+FROM scratch AS packager-bill
+COPY --from=packages /sbom.cdx.json /
+
+FROM git AS packager
+LABEL org.opencontainers.image.title="caphv-packager" \
+      org.opencontainers.image.description="Cluster API provider for Harvester, with Git for the packager" \
+      org.opencontainers.image.source="https://github.com/rancher-sandbox/cluster-api-provider-harvester" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=packages /sbom.cdx.json /usr/share/caphv/sbom.cdx.json
 ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /

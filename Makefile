@@ -10,6 +10,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 UV_COMPILE := uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+IMAGES = $(if $(IMG),--image $(IMG)) $(if $(PACKAGER_IMG),--packager-image $(PACKAGER_IMG))
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # These tests mostly wait, so more of them run at a time than there are cores.
 TEST_WORKERS ?= 5
@@ -110,8 +111,8 @@ bench-webhook: setup ## Measure the admission webhook
 bench-packager: setup ## Measure rendering, committing and pushing bundles, and following definitions
 	$(BIN)/python -m bench.packager
 
-release: setup ## Write manifests, chart, krew plugin and bill of materials of a release into out/
-	$(BIN)/python -m release $(if $(IMG),--image $(IMG))
+release: wheel ## Write manifests, chart, krew plugin and bill of materials of a release into out/
+	$(BIN)/python -m release $(IMAGES) --wheel "$$(ls -t dist/caphv-*.whl | head -n 1)"
 
 # Apart from .venv: nothing else needs these packages.
 docs: ## Build the documentation site into out/site; fails on broken links
@@ -120,7 +121,8 @@ docs: ## Build the documentation site into out/site; fails on broken links
 	@out/mkdocs/bin/python $(PIP_INSTALL) --requirement website/requirements.lock
 	@NO_MKDOCS_2_WARNING=1 out/mkdocs/bin/mkdocs build --quiet --strict --config-file website/mkdocs.yml
 
-deploy: release ## Install on the current cluster of kubectl; IMG=... sets another image
+deploy: setup ## Install on the current cluster of kubectl; IMG=... sets another image
+	$(BIN)/python -m release $(IMAGES)
 	kubectl apply --server-side --force-conflicts -f out/caphv.yaml
 
 lock: ## Resolve all dependencies again into the lock files

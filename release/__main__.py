@@ -23,27 +23,39 @@ Examples:
 )
 @click.option("--image", default="", help="Image of the provider; default: the released image of this version.")
 @click.option(
+    "--packager-image",
+    default="",
+    help="Image of the packager; default: that of the provider if it is given, otherwise the released one.",
+)
+@click.option(
+    "--wheel",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Wheel of this version, for the krew plugin; without it, the plugin is left out.",
+)
+@click.option(
     "--output",
     type=click.Path(path_type=Path),
     default=CHECKOUT / "out",
     help="Output folder.",
     show_default="out",
 )
-def main(image: str, output: Path) -> None:
+def main(image: str, packager_image: str, wheel: Path | None, output: Path) -> None:
     """Write manifests for kubectl, clusterctl and Turtles, Helm chart, krew plugin, bill of materials and checksums."""
     output.mkdir(parents=True, exist_ok=True)
-    files = contents(image)
+    files = contents(image, packager_image, wheel)
     for name, content in sorted(files.items()):
         (output / name).write_bytes(content)
         click.echo(f"{output.name}/{name}")
 
 
-def contents(image: str = "") -> dict[str, bytes]:
-    """All release artifacts by file name; reproducible byte for byte."""
-    version = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    image = image or f"{components.IMAGE}:v{version}"
+def contents(image: str = "", packager_image: str = "", wheel: Path | None = None) -> dict[str, bytes]:
+    """All release artifacts by file name, with the krew plugin if the wheel is given; reproducible byte for byte."""
+    version = project_version()
+    released = f"{components.IMAGE}:v{version}"
+    packager_image = packager_image or image or f"{released}{components.PACKAGER_SUFFIX}"
+    image = image or released
     objects = components.with_image(components.objects(DEPLOY / "kustomize" / "base"), image)
-    packager = components.with_image(components.objects(DEPLOY / "kustomize" / "packager"), image)
+    packager = components.with_image(components.objects(DEPLOY / "kustomize" / "packager"), packager_image)
     monitoring = components.objects(DEPLOY / "kustomize" / "monitoring")
     bill = sbom.bill(lock.at_run_time(CHECKOUT), version)
     files = {
@@ -64,10 +76,22 @@ def contents(image: str = "") -> dict[str, bytes]:
         files[f"clusterclass-{folder.name}.yaml"] = "---\n".join(parts).encode()
     for name in ("clusterctl", "turtles"):
         files |= {path.name: path.read_bytes() for path in sorted((DEPLOY / name).glob("*.yaml"))}
-    files |= krew.files(version, CHECKOUT / "LICENSE")
+    if wheel:
+        files |= krew.files(version, CHECKOUT / "LICENSE", wheel)
     files["harvester-clusterroles.yaml"] = (DEPLOY / "harvester" / "clusterroles.yaml").read_bytes()
-    sums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items())]
-    return {**files, "SHA256SUMS": "".join(sums).encode()}
+    return {**files, "SHA256SUMS": sums(files)}
+
+
+def project_version() -> str:
+    """Version of this checkout."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["version"])
+
+
+def sums(files: dict[str, bytes]) -> bytes:
+    """Check sums of files, in the form of sha256sum."""
+    lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items())]
+    return "".join(lines).encode()
 
 
 if __name__ == "__main__":

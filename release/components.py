@@ -12,6 +12,8 @@ import yaml
 from caphv.api.object import Obj
 
 IMAGE = "ghcr.io/rancher-sandbox/cluster-api-provider-harvester"
+PACKAGER_SUFFIX = "-packager"
+"""Of the tag of the image with Git."""
 # Flags of `caphv run` that `clusterctl init` and a CAPIProvider's configSecret can set; the manifest has the defaults.
 VARIABLES = {"--log-level": "CAPHV_LOG_LEVEL", "--concurrency": "CAPHV_CONCURRENCY"}
 # Template for `clusterctl generate cluster` -> its parts in `deploy/clusterctl/parts`.

@@ -1,7 +1,8 @@
 """The plugin `kubectl caphv` for krew: a manifest, and an archive with what krew installs.
 
 caphv is a Python package with compiled dependencies, so the archive has no program of its own but a launcher: it runs
-this version's wheel with uv or pipx, which keep it in their cache.
+the wheel next to it with uv or pipx, which keep its dependencies in their cache. krew compares the archive, and so the
+wheel, with the hash in the manifest.
 """
 
 import gzip
@@ -18,7 +19,16 @@ _LAUNCHER = """\
 #!/bin/sh
 # Runs caphv {version} as a plugin of kubectl, with uv or pipx.
 set -eu
-wheel="${{CAPHV_WHEEL:-{wheel}}}"
+# krew links to this file from a folder on the PATH; the wheel is next to the file itself.
+self="$0"
+while [ -L "$self" ]; do
+  link="$(readlink "$self")"
+  case "$link" in
+    /*) self="$link" ;;
+    *) self="${{self%/*}}/$link" ;;
+  esac
+done
+wheel="${{CAPHV_WHEEL:-${{self%/*}}/{wheel}}}"
 if command -v uv >/dev/null 2>&1; then
   exec uv tool run --quiet --from "$wheel" {name} "$@"
 elif command -v pipx >/dev/null 2>&1; then
@@ -29,26 +39,37 @@ exit 1
 """
 
 
-def files(version: str, license_file: Path) -> dict[str, bytes]:
-    """Archive and manifest by file name; reproducible byte for byte."""
-    archive_name = f"{NAME}-v{version}.tar.gz"
-    archive = _archive({NAME: launcher(version).encode(), "LICENSE": license_file.read_bytes()})
-    return {archive_name: archive, "caphv.krew.yaml": _manifest(version, archive_name, archive).encode()}
+def files(version: str, license_file: Path, wheel: Path) -> dict[str, bytes]:
+    """Archive and manifest by file name; reproducible byte for byte. Raises ValueError for another version's wheel."""
+    if wheel.name != wheel_name(version):
+        raise ValueError(f"{wheel} is not {wheel_name(version)}, the wheel of this version: run `make wheel`")
+    content = {
+        NAME: launcher(version).encode(),
+        wheel.name: wheel.read_bytes(),
+        "LICENSE": license_file.read_bytes(),
+    }
+    archive_name, archive = f"{NAME}-v{version}.tar.gz", _archive(content)
+    manifest = _manifest(version, archive_name, archive, list(content))
+    return {archive_name: archive, "caphv.krew.yaml": manifest.encode()}
+
+
+def wheel_name(version: str) -> str:
+    """File name of the wheel of a version."""
+    return f"caphv-{version}-py3-none-any.whl"
 
 
 def launcher(version: str) -> str:
     """Shell script that krew installs as `kubectl-caphv`."""
-    wheel = f"{REPOSITORY}/releases/download/v{version}/caphv-{version}-py3-none-any.whl"
-    return _LAUNCHER.format(version=version, wheel=wheel, name=NAME)
+    return _LAUNCHER.format(version=version, wheel=wheel_name(version), name=NAME)
 
 
-def _manifest(version: str, archive_name: str, archive: bytes) -> str:
+def _manifest(version: str, archive_name: str, archive: bytes, names: list[str]) -> str:
     platform = {
         # The launcher is a shell script.
         "selector": {"matchExpressions": [{"key": "os", "operator": "In", "values": ["linux", "darwin"]}]},
         "uri": f"{REPOSITORY}/releases/download/v{version}/{archive_name}",
         "sha256": hashlib.sha256(archive).hexdigest(),
-        "files": [{"from": NAME, "to": "."}, {"from": "LICENSE", "to": "."}],
+        "files": [{"from": name, "to": "."} for name in names],
         "bin": NAME,
     }
     manifest = {
@@ -63,7 +84,7 @@ def _manifest(version: str, archive_name: str, archive: bytes) -> str:
                 "Shows clusters on Harvester with what is wrong and what to do, checks everything they depend on, and\n"
                 "scales, upgrades, moves and repairs them. Provider: Cluster API Provider Harvester (CAPHV).\n"
             ),
-            "caveats": "Needs uv or pipx on the PATH; the first call downloads the Python package.\n",
+            "caveats": "Needs uv or pipx on the PATH; the first call downloads the packages that caphv depends on.\n",
             "platforms": [platform],
         },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,7 @@ def run(**flags: Any) -> None:
     It watches Clusters, HarvesterClusters and ClusterClasses, renders the bundles of each cluster whose settings
     changed, and commits them together. Condition AddonBundlesReady of the HarvesterCluster reports the result.
     """
+    require_git()
     from caphv.runtime import eventloop, logs
     from caphv.runtime.errors import ApiError
     from caphv.runtime.kubeconfig import KubeconfigError
@@ -125,6 +127,15 @@ def run(**flags: Any) -> None:
     except (KubeconfigError, ApiError, OSError) as error:
         log.error("%s", error)
         sys.exit(1)
+
+
+def require_git() -> None:
+    """Raise `click.UsageError` without Git, before anything is imported that needs it."""
+    if shutil.which("git") is None:
+        raise click.UsageError(
+            "git is not in the PATH: the image of the provider has no Git, use that of the packager, whose tag ends "
+            "with -packager"
+        )
 
 
 def checked(flags: dict[str, Any]) -> PackagerFlags:
@@ -155,6 +166,7 @@ def child_process(flags: dict[str, Any]) -> list[Runnable]:
 
     Raises `click.UsageError`.
     """
+    require_git()
     from caphv.runtime.childprocess import ChildProcess
 
     shared = ("kubeconfig", "namespace", "watch_filter", "leader_elect", "log_level", "log_format")

@@ -1,7 +1,9 @@
 """The steps of the Dockerfile, run without a container engine: into empty folders, with the command run from there."""
 
+import json
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from release import lock
-from tests.support.image import stages
+from tests.support.image import controller, stages
 from tests.support.pods import require_namespaces
 
 pytestmark = pytest.mark.e2e
@@ -50,19 +52,65 @@ def test_nothing_of_tests_and_build_is_in_it(prefix: Path) -> None:
     assert present & {"pytest", "mypy", "ruff", "hatchling", "build", "hypothesis"} == set()
 
 
-def test_final_stage_is_small_and_unprivileged(checkout: Path) -> None:
-    _, final = stages((checkout / "Dockerfile").read_text())
-    assert "USER 65532:65532" in final
-    installed = [line for line in final if "apt-get install" in line]
-    assert not any(name in line for line in installed for name in ("gcc", "build-essential", "clang", "python3-dev"))
-    assert [line for line in final if line.startswith("COPY ")] == ["COPY --from=build /opt/caphv /usr/local"]
+def test_controller_has_only_what_was_assembled_for_it(checkout: Path) -> None:
+    found = stages((checkout / "Dockerfile").read_text())["controller"]
+    assert re.search("^FROM scratch AS controller$", (checkout / "Dockerfile").read_text(), re.MULTILINE)
+    assert "USER 65532:65532" in found
+    assert [line for line in found if line.startswith("COPY ")] == ["COPY --from=rootfs /rootfs /"]
+    assert not [line for line in found if line.startswith(("RUN ", "ADD "))]
 
 
-def test_user_of_the_final_stage_has_the_ids_of_the_deployment(checkout: Path, tmp_path: Path) -> None:
+def test_controller_has_no_program_but_python(prefix: Path) -> None:
+    """Neither shell nor Git, SSH, or package manager: each file that can be run is Python's or a launcher of it."""
+    root = controller(prefix)
+    programs = {
+        path.name
+        for path in root.rglob("*")
+        if path.is_file() and not path.is_symlink() and path.parent.name in ("bin", "sbin", "libexec", "games")
+    }
+    launchers = {path.name for path in (root / "usr/local/bin").iterdir() if path.read_bytes()[:2] == b"#!"}
+    assert programs - launchers == {Path(sys.base_prefix, f"bin/python3.{sys.version_info.minor}").name}
+    links = {path.name for path in root.rglob("*") if path.is_symlink() and path.parent.name == "bin"}
+    assert links <= {"python", "python3"}
+    assert {"caphv", "kubectl-caphv"} <= launchers
+    assert not launchers & {"pip", "pip3", "sh", "bash", "git", "ssh"}
+    assert not [path for path in root.rglob("*") if path.is_file() and path.stat().st_mode & 0o6000]
+
+
+def test_account_of_the_controller_has_the_ids_of_the_deployment(prefix: Path) -> None:
+    root = controller(prefix)
+    assert "caphv:x:65532:65532:" in (root / "etc/passwd").read_text()
+    assert stat.S_IMODE((root / "tmp").stat().st_mode) == 0o1777
+
+
+def test_bill_of_materials_lists_python_debian_and_the_interpreter(checkout: Path, prefix: Path) -> None:
+    root = controller(prefix)
+    bill = json.loads((root / "usr/share/caphv/sbom.cdx.json").read_text())
+    listed = {component["purl"].partition("@")[0] for component in bill["components"]}
+    assert {f"pkg:pypi/{package.name}" for package in lock.at_run_time(checkout)} | {"pkg:pypi/caphv"} <= listed
+    assert {"pkg:generic/python", "pkg:deb/debian/libc6", "pkg:deb/debian/ca-certificates"} <= listed
+    assert not [
+        purl for purl in listed if purl.endswith(("/git", "/openssh-client", "/bash", "/dash", "/apt", "/dpkg"))
+    ]
+    # Scanners of images find the same packages.
+    status = {path.name for path in (root / "var/lib/dpkg/status.d").iterdir()}
+    assert {f"pkg:deb/debian/{name}" for name in status} == {purl for purl in listed if purl.startswith("pkg:deb/")}
+
+
+def test_packager_has_git_and_ssh(checkout: Path) -> None:
+    found = stages((checkout / "Dockerfile").read_text())
+    (installed,) = [line for line in found["git"] if "apt-get install" in line]
+    assert {"git", "openssh-client"} <= set(installed.split())
+    assert not any(name in installed for name in ("gcc", "build-essential", "clang", "python3-dev"))
+    assert "USER 65532:65532" in found["packager"]
+    assert next(reversed(found)) == "packager", "an image that is built without --target works for both Deployments"
+
+
+def test_user_of_the_packager_has_the_ids_of_the_deployment(checkout: Path, tmp_path: Path) -> None:
     """On a copy of this machine's accounts, in namespaces that others do not see."""
     require_namespaces()
-    _, final = stages((checkout / "Dockerfile").read_text())
-    (line,) = [line for line in final if "useradd" in line]
+    found = stages((checkout / "Dockerfile").read_text())["git"]
+    (line,) = [line for line in found if "useradd" in line]
     steps = [step for step in line.split("&&") if "groupadd" in step or "useradd" in step]
     for name in ("passwd", "group", "shadow", "gshadow", "login.defs"):
         (tmp_path / name).touch()

@@ -153,6 +153,34 @@ def test_packager_of_the_chart_is_that_of_the_kustomization(
         assert obj == ours[key], key
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "ghcr.io/rancher-sandbox/cluster-api-provider-harvester:VERSION-packager"),
+        ({"image": {"repository": "mirror.example.com/caphv"}}, "mirror.example.com/caphv:VERSION-packager"),
+        # Values from before 0.12, with one image for both.
+        ({"image": {"tag": "mine"}}, "ghcr.io/rancher-sandbox/cluster-api-provider-harvester:mine"),
+        # What --reuse-values leaves.
+        ({"packager": {"image": None}}, "ghcr.io/rancher-sandbox/cluster-api-provider-harvester:VERSION-packager"),
+        (
+            {"image": {"tag": "x"}, "packager": {"image": {"tag": "v2", "repository": "example.com/p"}}},
+            "example.com/p:v2",
+        ),
+    ],
+)
+def test_image_of_the_packager(helm: Path, chart: Path, tmp_path: Path, values: Obj, expected: str) -> None:
+    version = yaml.safe_load((chart / "Chart.yaml").read_text())["appVersion"]
+    packager = {**PACKAGER["packager"], **values.get("packager", {})}
+    objects = parsed(template(helm, chart, tmp_path, {**values, "packager": packager}))
+    (container,) = objects["Deployment", "caphv-system", "caphv-packager"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == expected.replace("VERSION", version)
+    (manager,) = objects["Deployment", "caphv-system", "caphv-controller-manager"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert not manager["image"].endswith("-packager")
+    assert manager["image"].rpartition(":")[2] == values.get("image", {}).get("tag", version)
+
+
 def test_values_reach_the_packager(helm: Path, chart: Path, tmp_path: Path) -> None:
     values = {
         "watchNamespace": "team-a",

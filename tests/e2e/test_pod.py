@@ -47,6 +47,8 @@ pytestmark = pytest.mark.e2e
 
 NAMESPACE = "caphv-system"
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+# Absent from the controller's image.
+PROGRAMS = ("sh", "/bin/sh", "bash", "git", "ssh", "env", "apt-get", "dpkg", "pip")
 LOOK = """\
 import os
 print(os.getuid(), os.getgid())
@@ -131,13 +133,15 @@ async def provider(management: ApiServer, checkout: Path, prefix: Path, folder: 
         try:
             await until(lambda: probed(pod, "readinessProbe"), "it is ready")
             assert await probed(pod, "livenessProbe")
-            assert pod.run("python3", "-c", LOOK).splitlines() == [
+            assert pod.run(pod.python, "-c", LOOK).splitlines() == [
                 "65532 65532",
                 "/ Read-only file system",
                 "/usr/local Read-only file system",
                 "/etc Read-only file system",
                 "/tmp written",
             ]
+            for program in PROGRAMS:
+                assert "FileNotFoundError" in pod.run(program, "--version"), program
             secret = await client.get(SECRETS, "caphv-webhook-self-signed", NAMESPACE)
             await until(lambda: has_authority(client, secret["data"]["ca.crt"]), "API servers know the CA")
             await scraped(pod, client, checkout, secret)
@@ -216,7 +220,7 @@ async def packager(
         place = {"name": "caphv-git", "namespace": NAMESPACE}
         await client.create(SECRETS, {"metadata": place, "type": "kubernetes.io/basic-auth", "stringData": credentials})
         await manifests.apply(client, [*objects, *metrics_roles()])
-        pod = Pod(management, await deployment(client, "caphv-packager"), prefix, folder / "pod")
+        pod = Pod(management, await deployment(client, "caphv-packager"), prefix, folder / "pod", "packager")
         await pod.mount(client)
         case = Case(management, client, folder, origin)
         await client.create(NAMESPACES, {"metadata": {"name": case.namespace}})

@@ -1,4 +1,4 @@
-"""The stages of the Dockerfile, and its first one run without a container engine: into empty folders."""
+"""The stages of the Dockerfile, and those that build run without a container engine: into empty folders."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Folders and files of the build stage.
-PLACES = ("/opt/caphv", "/requirements.txt", "/build-requirements.txt", "/build", "/dist")
+# Folders and files of the stages that build.
+BUILDING = ("build", "rootfs")
+PLACES = ("/opt/caphv", "/requirements.txt", "/build-requirements.txt", "/build", "/dist", "/rootfs")
 PLACE = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, PLACES))})(?![\w-])")
 
 
-def stages(dockerfile: str) -> list[list[str]]:
-    """Instructions of each stage, continuation lines joined, comments left out."""
+def stages(dockerfile: str) -> dict[str, list[str]]:
+    """Instructions of each stage by its name, continuation lines joined, comments left out."""
     lines = [line for line in dockerfile.splitlines() if not line.startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ").splitlines()
-    found: list[list[str]] = []
+    found: dict[str, list[str]] = {}
     for line in filter(str.strip, joined):
         if line.startswith("FROM "):
-            found.append([])
+            found[line.rpartition(" AS ")[2]] = []
         elif found:
-            found[-1].append(line)
+            found[next(reversed(found))].append(line)
     return found
 
 
@@ -40,17 +41,18 @@ def copied(checkout: Path, target: Path) -> None:
 
 
 def build(checkout: Path, folder: Path) -> Path:
-    """Run the build stage in a folder; answers the folder that the final stage takes from it."""
+    """Run the stages that build in a folder; answers the folder with the packages, next to that of the controller."""
     source = folder / "src"
     copied(checkout, source)
     (folder / "opt").mkdir()
-    build, _ = stages((checkout / "Dockerfile").read_text())
+    found = stages((checkout / "Dockerfile").read_text())
     programs = folder / "programs"
     programs.mkdir()
     (programs / "python").symlink_to(sys.executable)
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment["PATH"] = f"{programs}:{environment['PATH']}"
-    for step in (line.removeprefix("RUN ") for line in build if line.startswith("RUN ")):
+    lines = [line for name in BUILDING for line in found[name]]
+    for step in (line.removeprefix("RUN ") for line in lines if line.startswith("RUN ")):
         # Packages that pip has at hand are not downloaded again: the hashes of the lock are compared all the same.
         command = PLACE.sub(lambda found: f"{folder}{found[1]}", step.replace("--no-cache-dir ", ""))
         done = subprocess.run(
@@ -63,3 +65,8 @@ def build(checkout: Path, folder: Path) -> Path:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return folder / "opt" / "caphv"
+
+
+def controller(prefix: Path) -> Path:
+    """The root file system of the controller, built with a folder of packages."""
+    return prefix.parent.parent / "rootfs"

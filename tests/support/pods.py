@@ -1,9 +1,9 @@
 """A Pod as a kubelet would run it, as far as that needs no container engine: for what a Deployment asks of its image.
 
-One container, of the image that the Dockerfile describes: its build stage is run (`tests.support.image`), the rest of
-its root is this machine's /usr and /etc. The process has namespaces of its own for users and mounts, a read-only
-root, an unprivileged user without capabilities, the volumes, arguments and environment of the Pod, and nothing else.
-The network is that of the machine.
+One container, of the image that the Dockerfile describes: the stages that build are run (`tests.support.image`). The
+controller has the root file system that they assemble; the rest of the packager's is this machine's /usr and /etc. The
+process has namespaces of its own for users and mounts, a read-only root, an unprivileged user without capabilities, the
+volumes, arguments and environment of the Pod, and nothing else. The network is that of the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from caphv.runtime.errors import NotFound
 from sandbox.processes import children
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.children import Process
-from tests.support.image import stages
+from tests.support.image import controller, stages
 from tests.support.paths import CHECKOUT
 from tests.support.process import LOOPBACK
 
@@ -40,20 +40,37 @@ PATH=$PATH:/usr/sbin:/sbin
 mount -t tmpfs root {root}
 cd {root}
 mkdir usr etc proc dev old
-mount --rbind /usr usr
+mount --rbind {image}/usr usr
 mount -o remount,bind,ro usr
 # A copy, because volumes may be mounted below it; what only root may read is not needed.
-cp --archive /etc/. etc 2>/dev/null || true
-for folder in bin lib lib64 sbin; do [ ! -e /$folder ] || ln -s usr/$folder $folder; done
+cp --archive {image}/etc/. etc 2>/dev/null || true
+for folder in bin lib lib64 sbin; do [ ! -e {image}/$folder ] || ln -s usr/$folder $folder; done
 mount --rbind /proc proc
 mount --rbind /dev dev
 {mounts}
 pivot_root . old
 cd /
-umount -l old
-rmdir old
-mount -o remount,ro /
-exec unshare --user --map-user={user} --map-group={group} "$@"
+exec {python} -I -c {enter} {user} {group} "$@"
+"""
+# In Python, because the controller's root has no other program: it leaves the former root, makes its own read-only, and
+# becomes the user of the Pod. The last argument but the command is the environment.
+_ENTER = """\
+import ctypes, json, os, sys
+user, group, variables, *command = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+def check(result):
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+check(libc.umount2(b"/old", 2))
+os.rmdir("/old")
+check(libc.mount(None, b"/", None, 4096 | 32 | 1, None))
+check(libc.unshare(0x10000000))
+for name, text in ("setgroups", "deny"), ("uid_map", user + " 0 1"), ("gid_map", group + " 0 1"):
+    with open("/proc/self/" + name, "w") as file:
+        file.write(text)
+environment = json.loads(variables)
+os.environ["PATH"] = environment["PATH"]
+os.execvpe(command[0], command, environment)
 """
 
 
@@ -67,12 +84,16 @@ def require_namespaces() -> None:
 
 @dataclass
 class Pod:
-    """One Pod of a Deployment; `folder` holds what is mounted, `prefix` is what the image has from its build stage."""
+    """One Pod of a Deployment; `folder` holds what is mounted, `prefix` is what the image has from its build stage.
+
+    Where `target` is the controller, all of its root is from the stages that build.
+    """
 
     server: ApiServer
     deployment: Obj
     prefix: Path
     folder: Path
+    target: str = "controller"
     settings: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -85,6 +106,16 @@ class Pod:
         """Its only container."""
         (container,) = self.spec["containers"]
         return dict(container)
+
+    @property
+    def image(self) -> Path | None:
+        """Root file system of its image, None for that of this machine."""
+        return controller(self.prefix) if self.target == "controller" else None
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return f"{sys.base_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 
     @property
     def namespace(self) -> str:
@@ -141,24 +172,27 @@ class Pod:
         assert security["allowPrivilegeEscalation"] is False
         script = _ROOT.format(
             root=shlex.quote(str(root)),
+            image=shlex.quote(str(self.image)) if self.image else "",
             mounts="\n".join(self._mounts()),
+            python=shlex.quote(self.python),
+            enter=shlex.quote(_ENTER),
             user=context["runAsUser"],
             group=context["runAsGroup"],
         )
-        environment = [f"{name}={value}" for name, value in self._environment().items()]
         outer = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", script, "bash"]
-        return [*outer, "env", "--ignore-environment", *environment, *command]
+        return [*outer, json.dumps(self._environment()), *command]
 
     def _mounts(self) -> list[str]:
         """What the image and the Pod put into the root, as lines of a shell."""
         python = Path(sys.base_prefix)
-        lines = [] if python.is_relative_to("/usr") else [_bind(python, python)]
+        source = Path(f"{self.image or ''}{python}")
+        lines = [] if python.is_relative_to("/usr") else [_bind(source, python)]
         packages = Path(sysconfig.get_path("purelib", vars={"base": str(python)}))
-        if packages.is_dir():
+        if packages.is_dir() and not self.image:
             # Not those of the image.
             lines.append(f"mount -t tmpfs none .{shlex.quote(str(packages))}")
-        lines.append(_bind(self.prefix, Path("/usr/local")))
-        interpreter = python / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+        if not self.image:
+            lines.append(_bind(self.prefix, Path("/usr/local")))
         link = self.prefix.parent.parent / "programs" / "python"
         volumes = {volume["name"]: volume for volume in self.spec["volumes"]}
         # Outer folders first.
@@ -166,7 +200,7 @@ class Pod:
             lines.append(self._volume(volumes[mount["name"]], Path(mount["mountPath"])))
         lines.append(_bind(self.folder / "account", Path(_TOKENS)))
         # The first line of the entry point names it.
-        lines += [f"mkdir -p .{shlex.quote(str(link.parent))}", f"ln -s {interpreter} .{shlex.quote(str(link))}"]
+        lines += [f"mkdir -p .{shlex.quote(str(link.parent))}", f"ln -s {self.python} .{shlex.quote(str(link))}"]
         return lines
 
     def _volume(self, volume: Obj, place: Path) -> str:
@@ -177,10 +211,13 @@ class Pod:
         options = f"size={limit[1]}{limit[2].lower()},mode=1777"
         return f"mkdir -p .{place}\nmount -t tmpfs -o {options} {volume['name']} .{place}"
 
+    @property
+    def _stage(self) -> list[str]:
+        return stages((CHECKOUT / "Dockerfile").read_text())[self.target]
+
     def _environment(self) -> dict[str, str]:
         packages = next(self.prefix.glob("lib/python*/site-packages")).relative_to(self.prefix)
-        _, final = stages((CHECKOUT / "Dockerfile").read_text())
-        (line,) = [line for line in final if line.startswith("ENV ")]
+        (line,) = [line for line in self._stage if line.startswith("ENV ")]
         found = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONPATH": f"/usr/local/{packages}"}
         found |= dict(word.split("=", 1) for word in line.removeprefix("ENV ").split())
         found |= {"KUBERNETES_SERVICE_HOST": self.server.address, "KUBERNETES_SERVICE_PORT": str(self.server.port)}
@@ -192,8 +229,7 @@ class Pod:
         return {**found, children.MARK: str(self.folder)}
 
     def _entrypoint(self) -> list[str]:
-        _, final = stages((CHECKOUT / "Dockerfile").read_text())
-        (line,) = [line for line in final if line.startswith("ENTRYPOINT ")]
+        (line,) = [line for line in self._stage if line.startswith("ENTRYPOINT ")]
         arguments = self.container["args"]
         return [
             *json.loads(line.removeprefix("ENTRYPOINT ")),

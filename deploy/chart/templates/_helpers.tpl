@@ -40,7 +40,7 @@ and the object. Namespaces become that of the release.
 {{- $_ := set .pod "volumes" (include "caphv.without" (dict "list" .pod.volumes "name" .name) | fromYamlArray) }}
 {{- end -}}
 
-{{/* What the values say of both Pods: image, proxy, and where they may run. */}}
+{{/* What the values say of both Pods: image, proxy, and where they may run. `image` has values before those of both. */}}
 {{- define "caphv.pod" -}}
 {{- $pod := .pod -}}
 {{- $values := .root.Values -}}
@@ -55,8 +55,8 @@ and the object. Namespaces become that of the release.
 {{- $_ := unset $pod "tolerations" }}
 {{- end }}
 {{- $container := index $pod.containers 0 }}
-{{- $tag := default .root.Chart.AppVersion $values.image.tag }}
-{{- $_ := set $container "image" (printf "%s:%s" $values.image.repository $tag) }}
+{{- $tag := coalesce .image.tag $values.image.tag (printf "%s%s" .root.Chart.AppVersion .suffix) }}
+{{- $_ := set $container "image" (printf "%s:%s" (coalesce .image.repository $values.image.repository) $tag) }}
 {{- $_ := set $container "imagePullPolicy" $values.image.pullPolicy }}
 {{- with $values.proxy.url }}
 {{- $exceptions := join "," $values.proxy.exceptions }}

@@ -97,6 +97,21 @@ def test_a_mistyped_word_is_answered_with_the_one_that_is_meant(arguments: list[
     assert f"'{meant}'?" in result.output
 
 
+@pytest.mark.parametrize("command", [["packager", "run"], ["run", "--with-packager"]], ids=" ".join)
+def test_packager_without_git_names_the_image_that_has_it(command: list[str]) -> None:
+    """In a process of its own, because GitPython refuses to be imported without Git."""
+    done = subprocess.run(
+        [sys.executable, "-m", "caphv", *command],
+        env={"PATH": "/nowhere", "CAPHV_GIT_REPO": "https://git.example.com/fleet.git"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "git is not in the PATH" in done.stderr
+    assert "-packager" in done.stderr
+
+
 @pytest.mark.parametrize("command", [["run"], ["packager", "run", "--repo", "file:///nowhere"]], ids=" ".join)
 def test_a_stop_is_obeyed_while_the_management_cluster_is_away(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

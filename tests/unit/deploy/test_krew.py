@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import tarfile
 import tomllib
@@ -27,8 +28,15 @@ def version(checkout: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def files() -> dict[str, bytes]:
-    return contents("registry.example.com/caphv:test")
+def wheel(tmp_path_factory: pytest.TempPathFactory, version: str) -> Path:
+    path = tmp_path_factory.mktemp("dist") / f"caphv-{version}-py3-none-any.whl"
+    path.write_bytes(b"the wheel")
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(wheel: Path) -> dict[str, bytes]:
+    return contents("registry.example.com/caphv:test", wheel=wheel)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +72,22 @@ def test_archive_is_the_one_that_the_manifest_names(manifest: dict[str, Any], fi
     assert members[platform["bin"]].mode & 0o111 == 0o111
 
 
+def test_archive_whose_hash_krew_compares_has_the_wheel(files: dict[str, bytes], wheel: Path, version: str) -> None:
+    """So nothing is downloaded that has no hash in the manifest, but what the wheel depends on."""
+    with tarfile.open(fileobj=io.BytesIO(files[f"{NAME}-v{version}.tar.gz"])) as tar:
+        member = tar.extractfile(wheel.name)
+        assert member
+        assert member.read() == b"the wheel"
+    assert "://" not in launcher(version).partition("echo")[0]
+
+
+def test_wheel_of_another_version_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "caphv-0.0.1-py3-none-any.whl"
+    other.write_bytes(b"")
+    with pytest.raises(ValueError, match="run `make wheel`"):
+        contents(wheel=other)
+
+
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
@@ -76,9 +100,9 @@ def test_launcher_runs_the_wheel_of_its_version(
 ) -> None:
     done = run(tmp_path, version, program)
     assert done.returncode == 0, done.stderr
-    wheel = f"/releases/download/v{version}/caphv-{version}-py3-none-any.whl"
+    wheel = tmp_path / "store" / "v1" / f"caphv-{version}-py3-none-any.whl"
     words = done.stdout.splitlines()
-    assert [("WHEEL" if word.endswith(wheel) else word) for word in words] == expected
+    assert [("WHEEL" if Path(word).resolve() == wheel else word) for word in words] == expected
 
 
 def test_launcher_says_what_it_needs(tmp_path: Path, version: str) -> None:
@@ -88,13 +112,18 @@ def test_launcher_says_what_it_needs(tmp_path: Path, version: str) -> None:
 
 
 def run(folder: Path, version: str, program: str) -> "subprocess.CompletedProcess[str]":
-    """Run the launcher with one program on its PATH, which prints its arguments."""
-    script = folder / NAME
+    """Run the launcher by krew's link, with one program on its PATH, which prints its arguments."""
+    script = folder / "store" / "v1" / NAME
+    script.parent.mkdir(parents=True)
     script.write_text(launcher(version))
     script.chmod(0o755)
+    link = folder / "bin" / NAME
+    link.parent.mkdir()
+    link.symlink_to(Path("..") / "store" / "v1" / NAME)
+    (folder / "readlink").symlink_to(str(shutil.which("readlink")))
     if program:
         (folder / program).write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\n" "$word"; done\n')
         (folder / program).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != "CAPHV_WHEEL"}
-    words = ["/bin/sh", str(script), "status", "-n", "a b"]
+    words = ["/bin/sh", str(link), "status", "-n", "a b"]
     return subprocess.run(words, env={**environment, "PATH": str(folder)}, capture_output=True, text=True, check=False)

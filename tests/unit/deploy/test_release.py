@@ -94,9 +94,26 @@ def test_all_files_name_the_version_of_the_project(checkout: Path, version: str)
     deploy = checkout / "deploy"
     chart = yaml.safe_load((deploy / "chart" / "Chart.yaml").read_text())
     assert (chart["version"], chart["appVersion"]) == (version, f"v{version}")
-    for name in ("base", "packager"):
+    for name, suffix in (("base", ""), ("packager", components.PACKAGER_SUFFIX)):
         kustomization = yaml.safe_load((deploy / "kustomize" / name / "kustomization.yaml").read_text())
-        assert kustomization["images"] == [{"name": components.IMAGE, "newTag": f"v{version}"}]
+        assert kustomization["images"] == [{"name": components.IMAGE, "newTag": f"v{version}{suffix}"}]
+
+
+@pytest.mark.parametrize(
+    ("images", "provider", "packager"),
+    [
+        ((), "IMAGE:vVERSION", "IMAGE:vVERSION-packager"),
+        # One image for both, as before 0.12.
+        (("registry.example.com/caphv:x",), "registry.example.com/caphv:x", "registry.example.com/caphv:x"),
+        (("registry.example.com/caphv:x", "example.com/p:y"), "registry.example.com/caphv:x", "example.com/p:y"),
+    ],
+)
+def test_packager_has_its_own_image(version: str, images: tuple[str, ...], provider: str, packager: str) -> None:
+    written = contents(*images)
+    for file, expected in (("caphv.yaml", provider), ("packager.yaml", packager)):
+        (deployment,) = [obj for obj in objects(written[file]) if obj["kind"] == "Deployment"]
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        assert container["image"] == expected.replace("IMAGE", components.IMAGE).replace("VERSION", version)
 
 
 def test_webhook_configurations_are_those_that_the_server_restores() -> None:
