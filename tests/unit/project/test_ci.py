@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,21 @@ def test_slowest_groups_come_first() -> None:
     assert sorted(nodeids, key=scheduling.slowest_first(nodeids)) == [other, life, split, quick]
     assert scheduling.group_of(life) == scheduling.group_of(other)
     assert scheduling.group_of(split) == split
+
+
+def test_workers_stay_in_a_folder_of_integration_tests() -> None:
+    client, manager = (f"tests/integration/runtime/test_{name}.py" for name in ("client", "manager"))
+    crds, life = "tests/integration/reconciler/test_crds.py", "tests/e2e/test_migration.py"
+    waiting = {life: 146.0, client: 10.0, crds: 20.0, manager: 8.0}
+    no_one = Counter[str]()
+    assert scheduling.next_group(waiting, client, no_one) == client
+    assert scheduling.next_group({life: 146.0, manager: 8.0}, client, no_one) == manager
+    assert scheduling.next_group(waiting, None, no_one) == life
+    assert scheduling.next_group(waiting, life, Counter({life: 1})) == life
+    del waiting[life]
+    assert scheduling.next_group(waiting, life, no_one) == crds
+    alone = Counter({"tests/integration/reconciler": 1})
+    assert scheduling.next_group(waiting, life, alone) == client
+    assert scheduling.next_group({crds: 20.0}, life, alone) == crds
+    both = Counter({"tests/integration/reconciler": 1, "tests/integration/runtime": 2})
+    assert scheduling.next_group(waiting, life, both) == crds
