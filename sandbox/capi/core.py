@@ -115,6 +115,8 @@ def _command(folder: Path, webhook_port: int, health_port: int) -> list[str | Pa
         "--insecure-diagnostics",
         "--leader-elect=false",
         "--feature-gates=ClusterTopology=true",
+        # Nothing is stored in an older version; it would patch each CRD, which the API server then compiles again.
+        "--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields",
         # The default limits protect a shared API server.
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
