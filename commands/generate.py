@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -15,11 +15,13 @@ from caphv.api.object import Obj
 from commands.generate_push import explain, push
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import chart_options, rendering
-from packager.definitions.flags import FLAGS, Flag
+from packager.definitions.flags import FLAGS
 
 if TYPE_CHECKING:
     from caphv.validation.finding import Finding
     from caphv.validation.yaml.tree import Document
+    from commands.generate_answers import Interview
+    from overview.newcluster import Surroundings
     from packager.apply import Applier, ApplyFailure
     from packager.definitions.build import Built
 
@@ -75,7 +77,8 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
     type=click.Path(dir_okay=False, allow_dash=True),
     help="File with a ClusterDefinition, - for standard input; flags win over it.",
 )
-@click.option("--interactive", is_flag=True, help="Ask for what no flag says.")
+@click.option("--interactive", is_flag=True, help="Ask for what no flag says, and offer what Harvester has.")
+@click.option("--no-harvester", is_flag=True, help="Do not check against Harvester.")
 @click.option("--apply", "applied", is_flag=True, help="Apply to the management cluster by server side apply.")
 @click.option(
     "--push",
@@ -97,26 +100,31 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 def generate(**options: Any) -> None:
     """Generate all objects of a cluster: from flags, from answers, or from a ClusterDefinition.
 
-    Objects are printed, unless they are written with --to or applied with --apply. All errors are reported at
-    once. The Secret with Harvester's kubeconfig is printed and applied only where --harvester-kubeconfig names it, and
-    never written by --to: that is for repositories.
+    Objects are printed, unless they are written with --to or applied with --apply. With --harvester-kubeconfig it is
+    checked that Harvester has the image, key pair, networks, storage classes and IPPools, and that addresses and quota
+    suffice. All errors are reported at once. The Secret with Harvester's kubeconfig is printed and applied only where
+    --harvester-kubeconfig names it, and never written by --to: that is for repositories.
     """
     given = {flag.name: options[flag.parameter] for flag in FLAGS}
-    if options["interactive"]:
-        given |= _answers(given, options)
+    interview = _interview(given, options) if options["interactive"] else None
+    if interview:
+        given = interview.values
     problems: list[str] = []
     identity = _identity(options["harvester_kubeconfig"], problems)
     document = _read(options["definition"]) if options["definition"] else None
     wanted = _wanted(given, document, options)
     found = _built(wanted, options)
-    problems += [_line(finding, given, document) for finding in found.findings if not finding.advice]
-    for finding in found.findings:
+    checked = _preflight(identity, wanted, found, problems, options)
+    for finding in (*found.findings, *checked):
+        line = _line(finding, given, document)
         if finding.advice:
-            click.echo(f"warning: {_line(finding, given, document)}", err=True)
-    for problem in problems:
-        click.echo(f"error: {problem}", err=True)
+            click.echo(f"warning: {line}", err=True)
+        else:
+            problems.append(line)
     if problems:
-        sys.exit(INVALID)
+        _refuse(problems, interview, options)
+    if interview:
+        _agree(interview, found, identity, options)
     if options["pushed"]:
         found = push(found, lambda previous: _built(wanted, options | {"previous": previous}))
         problems = [_line(finding, given, document) for finding in found.findings if not finding.advice]
@@ -133,36 +141,78 @@ def generate(**options: Any) -> None:
         click.echo(_printed(wanted, found, secret, options["output"]), nl=False)
 
 
-def _answers(given: Mapping[str, str], options: dict[str, Any]) -> dict[str, str]:
-    """Prompt for missing values on standard error, so that the output can be piped."""
-    answers: dict[str, str] = {}
-    for flag in FLAGS:
-        if not flag.ask or given[flag.name]:
-            continue
-        default = flag.default
-        if flag.name == "--namespace":
-            default = answers.get("--name") or given["--name"]
-        answers[flag.name] = click.prompt(
-            flag.ask, default=default, show_default=bool(default), value_proc=partial(_checked, flag), err=True
-        )
-    if not options["harvester_kubeconfig"]:
-        path = click.prompt(
-            "Kubeconfig for Harvester (empty when the Secret is there)", "", show_default=False, err=True
-        )
-        options["harvester_kubeconfig"] = Path(path).expanduser() if path else None
-    if not options["applied"] and not options["to"] and options["output"] == "yaml":
+def _interview(given: Mapping[str, str], options: dict[str, Any]) -> Interview:
+    """Ask for what is missing, the kubeconfig for Harvester first."""
+    from commands.generate_answers import Interview
+
+    def read(path: Path) -> Surroundings | None:
+        from commands import generate_harvester as harvester
+
+        problems: list[str] = []
+        try:
+            content = _identity(path, problems)
+        except click.ClickException as error:
+            raise click.UsageError(error.format_message()) from None
+        if problems:
+            raise click.UsageError("; ".join(problems))
+        if options["no_harvester"]:
+            return None
+        try:
+            return harvester.read(content)
+        except harvester.HarvesterRefusedError as error:
+            raise click.UsageError(str(error)) from None
+        except harvester.HarvesterUnreachableError as error:
+            click.echo(f"warning: Harvester does not answer, so that nothing is offered: {error}", err=True)
+            return None
+
+    interview = Interview(given, read)
+    options["harvester_kubeconfig"] = interview.ask_kubeconfig(options["harvester_kubeconfig"])
+    interview.ask()
+    return interview
+
+
+def _agree(interview: Interview, found: Built, identity: str, options: dict[str, Any]) -> None:
+    """Show what the answers make, and ask before anything is written."""
+    from caphv.runtime.kubeconfig import parse_kubeconfig
+    from commands.generate_answers import show_summary
+
+    if found.definition:
+        server = parse_kubeconfig(identity).server if identity else ""
+        show_summary(found.definition, interview.harvester, server)
+    if options["applied"]:
+        click.confirm("Apply to the management cluster?", default=True, abort=True, err=True)
+    elif options["to"]:
+        click.confirm(f"Write to {options['to']}?", default=True, abort=True, err=True)
+    elif options["output"] == "yaml":
         options["applied"] = click.confirm("Apply to the management cluster", default=False, err=True)
-    return answers
 
 
-def _checked(flag: Flag, answer: str) -> str:
-    """Return a valid answer; an invalid one is asked for again, so that other answers are not lost."""
-    from packager.definitions.flags import fault_of
+def _refuse(problems: Sequence[str], interview: Interview | None, options: dict[str, Any]) -> NoReturn:
+    """Report all problems and end the command; answers can be given again as flags."""
+    for problem in problems:
+        click.echo(f"error: {problem}", err=True)
+    if interview:
+        from commands.generate_answers import command_line
 
-    text = answer.strip()
-    if text and (fault := fault_of(flag, text)):
-        raise click.UsageError(fault)
-    return text
+        line = command_line(interview.values, options["harvester_kubeconfig"])
+        click.echo(f"To correct this without answering again, leave out what is wrong:\n  {line}", err=True)
+    sys.exit(INVALID)
+
+
+def _preflight(
+    identity: str, wanted: Obj, found: Built, problems: list[str], options: dict[str, Any]
+) -> Sequence[Finding]:
+    """Return what Harvester lacks; what is wrong with the kubeconfig itself is added to the problems."""
+    if not identity or options["no_harvester"]:
+        return ()
+    from commands.generate_harvester import preflight
+
+    result = preflight(identity, wanted, found.definition)
+    if result.refused:
+        problems.append(f"--harvester-kubeconfig {options['harvester_kubeconfig']}: {result.refused}")
+    for note in result.unchecked:
+        click.echo(f"warning: {note}", err=True)
+    return result.findings
 
 
 def _wanted(given: Mapping[str, str], document: Document | None, options: dict[str, Any]) -> Obj:

@@ -32,7 +32,7 @@ _MOST_BYTES = 16 * 1024 * 1024
     epilog="""\b
 Examples:
   caphv plan -f cluster.yaml
-  caphv generate production.yaml | caphv plan -f -      a definition
+  caphv generate --definition production.yaml | caphv plan -f -
   caphv plan -f clusters/ -f classes/
   caphv plan team-a/production                          what is still to be done
   caphv plan -f cluster.yaml -o json | jq '.clusters[].pools[] | select(.replaced > 0)'

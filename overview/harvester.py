@@ -12,6 +12,7 @@ import base64
 import binascii
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from caphv.api import names, resources
 from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, Resource
@@ -204,7 +205,7 @@ async def _harvester(found: Harvesters, accounts: list[Account], limit: asyncio.
 
 def _joined(one: HarvesterObjects, other: HarvesterObjects) -> HarvesterObjects:
     """What two accounts see of one Harvester."""
-    fields: dict[str, list[Obj]] = {}
+    fields: dict[str, Any] = {}
     for name in (*_CLUSTER_WIDE, *_SURROUNDINGS, *_IN_NAMESPACE, "services"):
         objs = {str(obj["metadata"].get("uid") or obj["metadata"]): obj for obj in getattr(one, name)}
         objs |= {str(obj["metadata"].get("uid") or obj["metadata"]): obj for obj in getattr(other, name)}
@@ -226,7 +227,8 @@ async def _list(client: ApiClient, found: HarvesterObjects, name: str, resource:
     try:
         objs = await list_all(client, resource, namespace)
     except NotFound:
-        return  # a Harvester without the kind has no such object
+        found.unserved.append(str(resource))  # a Harvester without the kind has no such object
+        return
     except (ApiError, Unreachable) as error:
         found.unseen.append(unseen(f"{resource}{f' of namespace {namespace}' if namespace else ''}", error))
         return

@@ -68,6 +68,8 @@ class HarvesterObjects:
     settings: list[Obj] = field(default_factory=list)
     namespaces: frozenset[str] = frozenset()
     unseen: list[Unseen] = field(default_factory=list)
+    unserved: list[str] = field(default_factory=list)
+    """Kinds that the server does not have: without VM images it is no Harvester."""
 
     def sees(self, what: str) -> bool:
         """Whether a collection could be read, so that absence from it means something."""

@@ -6,7 +6,7 @@ by an annotation of the pool. Entries without a mark were made by the Go provide
 """
 
 import ipaddress
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from caphv.api import names
@@ -63,6 +63,23 @@ def mark_name(address: str) -> str:
     # Names of annotations have no colons, and begin and end with a letter or digit.
     bare = ipaddress.ip_address(address).exploded.replace(":", "-") if ":" in address else address
     return f"{names.ADDRESS_HOLDER_PREFIX}{bare}"
+
+
+def serves(pool: Obj, networks: Iterable[str]) -> bool:
+    """Tell whether `pool` may serve a machine on `networks`: it names none of its own, or one of these.
+
+    References are `<namespace>/<name>` or `<name>`; a name without namespace matches by name alone.
+    """
+    wanted: str = (pool.get("spec", {}).get("selector") or {}).get("network") or ""
+    return not wanted or any(_same_network(wanted, network) for network in networks)
+
+
+def _same_network(one: str, other: str) -> bool:
+    one_namespace, _, one_name = one.rpartition("/")
+    other_namespace, _, other_name = other.rpartition("/")
+    if one_name != other_name:
+        return False
+    return not one_namespace or not other_namespace or one_namespace == other_namespace
 
 
 def pool_capacity(pool: Obj) -> int:

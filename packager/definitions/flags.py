@@ -107,8 +107,8 @@ FLAGS = (
     Flag(
         "--disk-size",
         ("spec", "machines", "diskSize"),
-        "NodeConfig disk.  [default: 40Gi]",
-        "NodeConfig disk of a VM",
+        "Boot disk of a VM.  [default: 40Gi]",
+        "Boot disk of a VM",
         "40Gi",
     ),
     Flag(

@@ -3,9 +3,10 @@
 One place decides the precedence, because address management, cloud-init and the deletion of a machine must agree on it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caphv.api import ippool
 from caphv.api.object import Obj
 
 DEFAULT_MASK = "255.255.0.0"
@@ -100,27 +101,10 @@ def dhcp_interfaces(network: Network, nic_count: int) -> tuple[str, ...]:
     return tuple(f"eth{index}" for index in range(first, nic_count))
 
 
-def pool_serves(pool: Obj, networks: Iterable[str]) -> bool:
-    """Tell whether `pool` may serve a machine on `networks`: it names none of its own, or one of these.
-
-    References are `<namespace>/<name>` or `<name>`; a name without namespace matches by name alone.
-    """
-    wanted: str = (pool.get("spec", {}).get("selector") or {}).get("network") or ""
-    return not wanted or any(_same_network(wanted, network) for network in networks)
-
-
-def _same_network(one: str, other: str) -> bool:
-    one_namespace, _, one_name = one.rpartition("/")
-    other_namespace, _, other_name = other.rpartition("/")
-    if one_name != other_name:
-        return False
-    return not one_namespace or not other_namespace or one_namespace == other_namespace
-
-
 def serving_pools(network: PoolNetwork, pools: Sequence[Obj], networks: Sequence[str]) -> tuple[str, ...]:
     """Keep the pools of `network`, in order, that serve a machine on `networks`.
 
     A pool that is not among `pools` stays: whether it is missing is for the allocation to say.
     """
     known = {pool["metadata"]["name"]: pool for pool in pools}
-    return tuple(name for name in network.pools if name not in known or pool_serves(known[name], networks))
+    return tuple(name for name in network.pools if name not in known or ippool.serves(known[name], networks))

@@ -136,7 +136,7 @@ def test_generate_applies_and_applies_again(caphv: Caphv, management: ApiServer)
     flags = shlex.split(
         "--name demo --namespace generated --image default/sles --ssh-keypair default/key --network default/production"
     )
-    first = caphv("generate", *flags, "--harvester-kubeconfig", str(identity), "--apply").stdout
+    first = caphv("generate", *flags, "--harvester-kubeconfig", str(identity), "--no-harvester", "--apply").stdout
     assert "applied Cluster generated/demo" in first
     assert "applied ClusterClass generated/harvester-rke2" in first
     secret = on(management, lambda client: client.get(SECRETS, "demo-harvester-identity", "generated"))

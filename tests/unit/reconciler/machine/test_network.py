@@ -2,13 +2,13 @@ from typing import Any
 
 import pytest
 
+from caphv.api import ippool
 from reconciler.machine.network import (
     Dhcp,
     PoolNetwork,
     StaticAddress,
     dhcp_interfaces,
     effective_network,
-    pool_serves,
     serving_pools,
     with_address,
 )
@@ -105,7 +105,7 @@ def test_address_of_a_pool_becomes_static() -> None:
     ],
 )
 def test_pool_serves_its_network(selector: str, networks: list[str], serves: bool) -> None:
-    assert pool_serves(pool("p", selector), networks) is serves
+    assert ippool.serves(pool("p", selector), networks) is serves
 
 
 def test_serving_pools_keep_order_and_unknown_names() -> None:
