@@ -1,0 +1,79 @@
+"""Each message that asks to delete, adopt or correct an object has a test in which a user does so, and it helps."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.paths import CHECKOUT
+
+pytestmark = pytest.mark.unit
+
+REMEDY = re.compile(
+    r"\b(?:delete|remove) (?:it|them)\b|\bor adopt the VM\b|\bset annotation\b|\bcreate it or correct\b"
+)
+FOLDER = "tests/integration/reconciler"
+# Module and words of the message → the test in FOLDER that follows its remedy.
+FOLLOWED = {
+    ("cluster/adoption.py", "rename this HarvesterCluster"): "test_remedies.py::delete_a_service_of_another_owner",
+    ("cluster/cloudaccount.py", "belongs to another owner"): "test_remedies.py::delete_accounts_of_another_owner",
+    ("cluster/cloudaccount.py", "is not the token"): "test_remedies.py::delete_the_token_of_another_account",
+    (
+        "cluster/cloudconfig.py",
+        "was not created by",
+    ): "test_cloudconfig.py::test_secret_of_another_client_is_left_alone",
+    ("cluster/deletion.py", "deletion is blocked"): (
+        "test_loadbalancer.py::test_deletion_without_harvester_waits_until_a_user_releases"
+    ),
+    ("cluster/pools.py", "create it or"): "test_cluster.py::test_missing_pool_is_named_and_picked_up_when_it_comes",
+    ("cluster/references.py", "used without permission"): (
+        "test_references.py::test_reference_of_an_earlier_version_is_warned_about_and_a_new_one_is_refused"
+    ),
+    ("machine/adoption.py", "belongs to"): "test_adoption.py::test_foreign_vm_is_taken_over_on_request_once",
+    ("machine/adoption.py", "did not create it"): "test_remedies.py::adopt_a_vm_made_by_hand",
+    ("machine/create.py", "KeyPair"): "test_machine.py::test_key_pair_that_appears_later_unblocks",
+    ("machine/create.py", "delete it, or rename"): "test_remedies.py::delete_a_cloud_init_secret_of_another_owner",
+    ("machine/delete.py", "deletion is blocked"): (
+        "test_adoption.py::test_machine_is_released_on_request_while_harvester_is_away"
+    ),
+    ("machine/talos.py", "remove it"): "test_remedies.py::remove_user_data_that_talos_does_not_read",
+}
+# Reported by a command, which is run again.
+OF_COMMANDS = {"harvester/guestaccount.py", "harvester/rotation.py"}
+
+
+def messages() -> Iterator[tuple[str, str]]:
+    """Module and text of each message that names such a remedy."""
+    top = CHECKOUT / "reconciler"
+    for file in sorted(top.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        parts = {id(each) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for each in node.values}
+        for node in ast.walk(tree):
+            if id(node) in docs or id(node) in parts or not isinstance(node, ast.Constant | ast.JoinedStr):
+                continue
+            text = ast.unparse(node)
+            if REMEDY.search(text):
+                yield file.relative_to(top).as_posix(), text
+
+
+def test_each_remedy_is_followed_by_a_test() -> None:
+    found = [(module, text) for module, text in messages() if module not in OF_COMMANDS]
+    assert len(found) >= len(FOLLOWED)
+    entries = {
+        (module, text): [words for place, words in FOLLOWED if place == module and words in text]
+        for module, text in found
+    }
+    assert [message for message, words in entries.items() if len(words) != 1] == []
+    assert {(module, words) for (module, _), (words,) in entries.items()} == FOLLOWED.keys()
+
+
+@pytest.mark.parametrize("name", sorted(FOLLOWED.values()))
+def test_the_test_of_a_remedy_exists(name: str) -> None:
+    path, _, function = name.partition("::")
+    tree = ast.parse((CHECKOUT / FOLDER / path).read_text(encoding="utf-8"))
+    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert function in names
