@@ -11,7 +11,7 @@ import click
 
 from commands.options.changes import confirm
 from commands.options.clusters import InputError
-from commands.options.management import run
+from commands.options.management import data_text, run
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
@@ -72,10 +72,10 @@ def _output(command: Any) -> Any:
         click.option(
             "-o",
             "--output",
-            type=click.Choice(["cloud-init", "kubeconfig", "secret"]),
+            type=click.Choice(["cloud-init", "kubeconfig", "secret", "json", "yaml"]),
             default="cloud-init",
             show_default=True,
-            help="User data for VMs, the kubeconfig alone, or the Secret for a running cluster.",
+            help="User data for VMs, the kubeconfig alone, the Secret for a running cluster, or data about all of it.",
         ),
         click.option("--server", default="", help="URL of Harvester for guests.  [default: its virtual address]"),
         click.option(
@@ -111,13 +111,17 @@ def create(name: str, **flags: Any) -> None:
     contains a token: treat it like a password.
     """
     found = run(_read(name, flags))
-    for line in _creations(found, flags):
+    changes = _creations(found, flags)
+    for line in changes:
         click.echo(line, err=True)
     if flags["dry_run"]:
+        _report(found, changes, flags)
         return
     if found.account is None or found.binding is None:
         confirm({**flags, "output": "data"}, f"Create this on Harvester for cluster {name}?")
-    _write(run(_content(name, flags, renew=False)), flags)
+    content = run(_content(name, flags, renew=False))
+    if not _report(found, changes, flags, content):
+        _write(content, flags)
 
 
 @cloud_config.command(
@@ -149,10 +153,13 @@ def renew(name: str, **flags: Any) -> None:
     _require(found)
     workload = flags["workload_kubeconfig"]
     what = "Secret kube-system/harvester-cloud-config of the cluster" if workload else "the output"
-    click.echo(f"issues another token of ServiceAccount {found.key}, tests it, and writes it to {what}", err=True)
-    for obj in found.tokens if workload else ():
-        click.echo(f"deletes the former token, Secret {found.key.namespace}/{obj['metadata']['name']}", err=True)
+    changes = [f"issues another token of ServiceAccount {found.key}, tests it, and writes it to {what}"]
+    tokens = [f"{found.key.namespace}/{obj['metadata']['name']}" for obj in found.tokens if workload]
+    changes += [f"deletes the former token, Secret {name}" for name in tokens]
+    for line in changes:
+        click.echo(line, err=True)
     if flags["dry_run"]:
+        _report(found, changes, flags)
         return
     confirm({**flags, "output": "data"}, f"Renew the token of cluster {name}?")
     content = run(_content(name, flags, renew=True))
@@ -160,7 +167,7 @@ def renew(name: str, **flags: Any) -> None:
         run(_deliver(content, workload))
         click.echo("wrote Secret kube-system/harvester-cloud-config; restart Pods that read it at start only", err=True)
         run(_end_former(name, flags, keep_newest=not flags["expires_in"]))
-    else:
+    if not _report(found, changes, flags, content) and not workload:
         _write(content, flags)
 
 
@@ -177,6 +184,7 @@ Exit status: 0 done or nothing to do, 1 refused or aborted, 2 invalid usage or H
 )
 @_options
 @click.option("--former", is_flag=True, help="Only tokens before the newest one.")
+@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @_change
 def revoke(name: str, **flags: Any) -> None:
     """Delete binding, tokens and account of a cluster: its cloud provider and CSI driver lose access."""
@@ -184,22 +192,21 @@ def revoke(name: str, **flags: Any) -> None:
 
     found = run(_read(name, flags))
     objs = former(found, found.current) if flags["former"] else list(found.tokens)
-    for obj in objs:
-        click.echo(f"deletes Secret {found.key.namespace}/{obj['metadata']['name']}", err=True)
+    changes = [f"deletes Secret {found.key.namespace}/{obj['metadata']['name']}" for obj in objs]
     if not flags["former"]:
         for kind, present in (("ServiceAccount", found.account), ("ClusterRoleBinding", found.binding)):
-            if present:
-                click.echo(f"deletes {kind} {found.key.name}", err=True)
-    if not objs and (flags["former"] or not (found.account or found.binding)):
-        click.echo("Nothing to delete", err=True)
-        return
-    if flags["dry_run"]:
+            changes += [f"deletes {kind} {found.key.name}"] if present else []
+    for line in changes or ["Nothing to delete"]:
+        click.echo(line, err=True)
+    if flags["dry_run"] or not changes:
+        _report(found, changes, flags)
         return
     confirm({**flags, "output": "data"}, f"Delete this on Harvester for cluster {name}?")
     if flags["former"]:
         run(_end_former(name, flags, keep_newest=True))
     else:
         run(_revoke(name, flags))
+    _report(found, changes, flags, applied=True)
 
 
 def _creations(found: GuestAccount, flags: dict[str, Any]) -> list[str]:
@@ -213,6 +220,25 @@ def _creations(found: GuestAccount, flags: dict[str, Any]) -> list[str]:
     elif not found.tokens:
         lines.append(f"creates a Secret in namespace {found.key.namespace} with a token that never ends")
     return lines
+
+
+def _report(
+    found: GuestAccount, changes: list[str], flags: dict[str, Any], content: str = "", *, applied: bool = False
+) -> bool:
+    """Write what was done as data, if that is asked for; a cloud config that was delivered is not shown."""
+    from caphv.runtime.kubeconfig import parse_kubeconfig
+
+    if flags["output"] not in ("json", "yaml"):
+        return False
+    data: dict[str, Any] = {"account": str(found.key), "changes": changes, "applied": applied or bool(content)}
+    if content:
+        access = parse_kubeconfig(content)
+        ends = access.expires()
+        data |= {"server": access.server, "expires": ends.isoformat() if ends else None}
+        if not flags.get("workload_kubeconfig"):
+            data["kubeconfig"] = content
+    _output_text(data_text(data, flags["output"]), flags.get("file"))
+    return True
 
 
 def _require(found: GuestAccount) -> None:
@@ -315,11 +341,15 @@ def _write(content: str, flags: dict[str, Any]) -> None:
         text = cloud_init(content)
     elif flags["output"] == "secret":
         text = yaml.safe_dump(workload_secret(content), sort_keys=False)
-    if flags["file"] is None:
+    _output_text(text, flags["file"])
+
+
+def _output_text(text: str, file: Path | None) -> None:
+    if file is None:
         click.echo(text, nl=False)
         return
-    with os.fdopen(os.open(flags["file"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
         # Opening an existing file does not change its mode.
         os.fchmod(out.fileno(), 0o600)
         out.write(text)
-    click.echo(f"wrote {flags['file']}", err=True)
+    click.echo(f"wrote {file}", err=True)

@@ -131,6 +131,11 @@ def read_overview(flags: dict[str, Any], chosen: Selection, step: Step, *, deep:
 
 def print_data(value: Any, output: str) -> None:
     """Write data of the model as JSON or YAML."""
+    click.echo(data_text(value, output), nl=False)
+
+
+def data_text(value: Any, output: str) -> str:
+    """Return data of the model as JSON or YAML."""
     import json
 
     import yaml
@@ -138,9 +143,8 @@ def print_data(value: Any, output: str) -> None:
     from overview.model import as_json
 
     if output == "json":
-        click.echo(json.dumps(as_json(value), indent=2, ensure_ascii=False))
-    else:
-        click.echo(yaml.safe_dump(as_json(value), sort_keys=False, allow_unicode=True), nl=False)
+        return json.dumps(as_json(value), indent=2, ensure_ascii=False) + "\n"
+    return yaml.safe_dump(as_json(value), sort_keys=False, allow_unicode=True)
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:

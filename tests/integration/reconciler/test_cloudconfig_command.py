@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from caphv.api.object import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
+from caphv.api.object import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, CONFIG_MAPS, NAMESPACES, SECRETS, SERVICE_ACCOUNTS
 from caphv.api.resources import VIRTUAL_MACHINES
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound, Unauthorized
 from caphv.runtime.kubeconfig import parse_kubeconfig
@@ -154,6 +156,35 @@ async def test_without_a_delivery_both_tokens_are_valid_until_the_former_is_revo
         await outside.harvester.get(CLUSTER_ROLE_BINDINGS, outside.name)
     result = await caphv(outside, tmp_path, "revoke", "--yes")
     assert (result.exit_code, "Nothing to delete" in result.stderr) == (0, True)
+
+
+async def test_scripts_read_what_is_done_as_data(outside: Case, tmp_path: Path) -> None:
+    account = f"{outside.target}/{outside.name}"
+    planned = json.loads((await caphv(outside, tmp_path, "create", "--dry-run", "-o", "json")).stdout)
+    assert (planned["account"], planned["applied"], "kubeconfig" in planned) == (account, False, False)
+    assert planned["changes"][0] == f"creates ServiceAccount {account}"
+    made = json.loads(await created(outside, tmp_path, "-o", "json"))
+    assert made["applied"]
+    assert made["server"] == parse_kubeconfig(made["kubeconfig"]).server
+    assert await works(outside, with_server(made["kubeconfig"], outside))
+    # As kube-controller-manager publishes it in each namespace.
+    published = {"ca.crt": outside.environment.harvester.ca.certificate.decode()}
+    metadata = {"name": "kube-root-ca.crt", "namespace": outside.target}
+    await outside.harvester.create(CONFIG_MAPS, {"metadata": metadata, "data": published})
+    ending = yaml.safe_load(await created(outside, tmp_path, "-o", "yaml", "--expires-in", "30"))
+    left = datetime.fromisoformat(ending["expires"]) - datetime.now(UTC)
+    assert timedelta(0) < left <= timedelta(days=30)
+    assert made["expires"] is None or made["expires"] > ending["expires"]
+    delivered = ("--workload-kubeconfig", str(tmp_path / "workload.yaml"))
+    result = await caphv(outside, tmp_path, "renew", "--yes", "-o", "json", *delivered)
+    assert result.exit_code == 0, result.output
+    assert "kubeconfig" not in json.loads(result.stdout)
+    revoked = json.loads((await caphv(outside, tmp_path, "revoke", "--yes", "-o", "json")).stdout)
+    assert revoked["applied"]
+    assert f"deletes ServiceAccount {outside.name}" in revoked["changes"]
+    nothing = json.loads((await caphv(outside, tmp_path, "revoke", "--yes", "-o", "json")).stdout)
+    assert nothing == {"account": account, "changes": [], "applied": False}
+    await outside.workload.delete(SECRETS, "harvester-cloud-config", "kube-system")
 
 
 async def test_objects_of_others_are_left_alone(outside: Case, tmp_path: Path) -> None:
