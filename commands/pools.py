@@ -97,7 +97,7 @@ Exit status: 0 nothing is left to do, 1 aborted or failed, 2 something cannot be
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be released, and change nothing.")
 def release(names: tuple[str, ...], **flags: Any) -> None:
-    """Release addresses that this management cluster made for machines which do not exist any more.
+    """Release addresses that this management cluster made for machines and load balancers that do not exist any more.
 
     Addresses that a VM or Service still uses, that another management cluster made, or that carry no record stay, and
     `caphv pools audit` lists them. One write per pool corrects entries, counts and marks together, and fails as a whole

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from caphv.api import names, resources
-from caphv.api.object import NAMESPACES, SERVICES, Key, Obj, Resource, uid_of
+from caphv.api.object import NAMESPACES, SERVICES, Key, Obj, Resource, key_of, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, Unreachable
 from overview.objects import Unseen, by_key
@@ -32,16 +32,20 @@ class PoolObjects:
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """HarvesterMachines of a management cluster: of all namespaces (`namespaces` is None), or of some."""
+    """Owners of addresses on a management cluster: of all namespaces (`namespaces` is None), or of some.
+
+    `balancers` names the HarvesterCluster of each load balancer.
+    """
 
     management_cluster: str
     objects: dict[Key, Obj]
     namespaces: frozenset[str] | None
     unseen: tuple[Unseen, ...] = ()
+    balancers: dict[Key, Key] = field(default_factory=dict)
 
 
 async def read_machines(client: ApiClient, namespace: str) -> Machines:
-    """Read all HarvesterMachines; where only those of a namespace may be read, these."""
+    """Read all HarvesterMachines and HarvesterClusters; where only those of a namespace may be read, these."""
     hidden: list[Unseen] = []
     uid = ""
     try:
@@ -50,13 +54,14 @@ async def read_machines(client: ApiClient, namespace: str) -> Machines:
         hidden.append(unseen("namespace kube-system of the management cluster", error))
     try:
         found = await list_all(client, resources.HARVESTER_MACHINES)
-        return Machines(uid, by_key(found), None, tuple(hidden))
+        return Machines(uid, by_key(found), None, tuple(hidden), await _balancers(client))
     except Forbidden as error:
         if not namespace:
             raise
-        hidden.append(unseen("HarvesterMachines of other namespaces", error))
+        hidden.append(unseen("HarvesterMachines or HarvesterClusters of other namespaces", error))
     found = await list_all(client, resources.HARVESTER_MACHINES, namespace)
-    return Machines(uid, by_key(found), frozenset({namespace}), tuple(hidden))
+    balancers = await _balancers(client, namespace)
+    return Machines(uid, by_key(found), frozenset({namespace}), tuple(hidden), balancers)
 
 
 async def read_pools(client: ApiClient, machines: Machines, namespaces: frozenset[str]) -> PoolObjects:
@@ -65,7 +70,7 @@ async def read_pools(client: ApiClient, machines: Machines, namespaces: frozense
     found.pools = await list_all(client, resources.IP_POOLS)
     owners = found.owners
     owners.management_cluster, owners.machines = machines.management_cluster, machines.objects
-    owners.namespaces = machines.namespaces
+    owners.namespaces, owners.balancers = machines.namespaces, machines.balancers
     complete = await asyncio.gather(
         _everywhere(client, found, resources.VIRTUAL_MACHINES, namespaces, objs=owners.vms),
         _everywhere(client, found, resources.VIRTUAL_MACHINE_INSTANCES, namespaces, objs=owners.instances),
@@ -74,7 +79,7 @@ async def read_pools(client: ApiClient, machines: Machines, namespaces: frozense
             client, found, SERVICES, namespaces, objs=owners.services, label_selector=f"{names.SERVICE_LB_LABEL}=true"
         ),
     )
-    owners.vms_complete = complete[0] and complete[1]
+    owners.vms_complete = all(complete)
     return found
 
 
@@ -92,12 +97,11 @@ async def apply_repair(
         pool = next((obj for obj in found.pools if obj["metadata"]["name"] == name), None)
         if report is None or pool is None or not report.wrong:
             return None
+        balancers = await _balancers(management) if report.leaked else {}
         for entry in report.leaked:
             namespace, _, machine = entry.id.partition("/")
-            if await _exists(management, namespace, machine):
-                raise Conflict(
-                    409, "Conflict", f"HarvesterMachine {entry.id} was created meanwhile: run the audit again"
-                )
+            if Key(namespace, machine) in balancers or await _exists(management, namespace, machine):
+                raise Conflict(409, "Conflict", f"the owner of {entry.id} was created meanwhile: run the audit again")
         patch = repair(pool, report)
         if patch is None:
             return None
@@ -107,6 +111,15 @@ async def apply_repair(
             continue
         return report
     raise Conflict(409, "Conflict", f"IPPool {name} is being modified concurrently: try again")
+
+
+async def _balancers(client: ApiClient, namespace: str = "") -> dict[Key, Key]:
+    """Return the HarvesterCluster of each load balancer, by namespace and name of the latter on Harvester."""
+    return {
+        Key(str((obj.get("spec") or {}).get("targetNamespace") or ""), name): key_of(obj)
+        for obj in await list_all(client, resources.HARVESTER_CLUSTERS, namespace)
+        for name in names.generated_names(obj, names.LOAD_BALANCER_SUFFIX)
+    }
 
 
 async def _exists(client: ApiClient, namespace: str, name: str) -> bool:

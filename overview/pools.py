@@ -1,8 +1,8 @@
 """Owners of the entries of IPPools, and which entries leaked: pure decisions.
 
 An address that is released while it is in use gives two machines one address, so an entry is released only
-when its mark names this management cluster, the machine in it does not exist any more, and no VM uses the address. What
-the Go provider or a person wrote carries no mark: it is listed, with what is known of it, and stays.
+when its mark names this management cluster, the machine or cluster in it does not exist any more, and nothing uses
+the address. What the Go provider or a person wrote carries no mark: it is listed, with what is known of it, and stays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
     HELD = "held"
     LEAKED = "leaked"
-    """This management cluster made it, its machine does not exist, and nothing uses the address."""
+    """This management cluster made it, its machine or cluster does not exist, and nothing uses the address."""
     IN_USE = "in use"
     """Its owner does not exist, but a VM or a Service has the address."""
     FOREIGN = "foreign"
@@ -75,8 +75,8 @@ class PoolReport:
 class Owners:
     """Everything that may hold an address, as far as it could be read.
 
-    `namespaces` are those whose HarvesterMachines were read, None for all. `vms_complete` says that VMs and their
-    instances of all namespaces on Harvester were read.
+    `namespaces` are those whose HarvesterMachines and HarvesterClusters were read, None for all. `vms_complete` says
+    that all that may use an address was read in all namespaces on Harvester.
     """
 
     management_cluster: str
@@ -86,6 +86,8 @@ class Owners:
     instances: list[Obj] = field(default_factory=list)
     services: list[Obj] = field(default_factory=list)
     load_balancers: list[Obj] = field(default_factory=list)
+    balancers: dict[Key, Key] = field(default_factory=dict)
+    """The HarvesterCluster of each load balancer, which reserves its address before anything of it exists."""
     vms_complete: bool = True
 
     def sees(self, namespace: str) -> bool:
@@ -164,6 +166,8 @@ def _owner(key: Key, address: str, owners: Owners) -> tuple[str, str, str]:
         found = next((obj for obj in objs if key_of(obj) == key), None)
         if found is not None:
             return f"{kind} {key}", str(found["metadata"].get("creationTimestamp") or ""), ""
+    if key in owners.balancers:
+        return f"HarvesterCluster {owners.balancers[key]}", "", "its load balancer does not exist yet"
     return "", "", ""
 
 
@@ -172,10 +176,10 @@ def _without_owner(namespace: str, mark: str, owners: Owners) -> tuple[Verdict, 
     if not mark:
         return Verdict.UNRECORDED, "no machine, load balancer or Service that is seen has this name"
     if not owners.sees(namespace):
-        return Verdict.UNKNOWN, f"HarvesterMachines of namespace {namespace} are not seen"
+        return Verdict.UNKNOWN, "HarvesterMachines and HarvesterClusters of all namespaces are not seen"
     if not owners.vms_complete:
         return Verdict.UNKNOWN, "VMs of all namespaces are not seen: give --harvester-kubeconfig"
-    return Verdict.LEAKED, "its HarvesterMachine does not exist any more"
+    return Verdict.LEAKED, "its HarvesterMachine or load balancer does not exist any more"
 
 
 def _expected(pool: Obj) -> int:

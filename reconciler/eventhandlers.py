@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from caphv.api import clusterapi, names, resources
-from caphv.api.names import generated_names
+from caphv.api.names import LOAD_BALANCER_SUFFIX, generated_names
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
 from reconciler import triggers
 from reconciler.cluster.identity import secret_of
-from reconciler.cluster.scope import LOAD_BALANCER
 from reconciler.context import Context
 from reconciler.harvester.session import Session, SessionEvents
 from reconciler.machine.node import topology
@@ -139,7 +138,7 @@ class EventHandlers:
 
     def _load_balancer(self, sessions: Mapping[Session, None], change: Change) -> None:
         for cluster in self._harvester_clusters_on(sessions, change.key.namespace):
-            if change.key.name in generated_names(cluster, LOAD_BALANCER):
+            if change.key.name in generated_names(cluster, LOAD_BALANCER_SUFFIX):
                 self._clusters.add(key_of(cluster))
 
     def _pool(self, sessions: Mapping[Session, None], change: Change) -> None:

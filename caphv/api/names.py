@@ -215,6 +215,9 @@ def rfc1035(text: str) -> str:
     return f"a-{name}" if name[:1].isdigit() else name
 
 
+LOAD_BALANCER_SUFFIX = "lb"
+
+
 def generated_names(obj: dict[str, Any], suffix: str) -> tuple[str, ...]:
     """Name of what is made on Harvester for a cluster, RFC 1035 of `<ns>-<HarvesterCluster>-<suffix>` (contract).
 

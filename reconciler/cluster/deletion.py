@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from caphv.api import conditions, names
-from caphv.api.names import ConditionType, Reason, generated_names
+from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generated_names
 from caphv.api.object import Obj, annotations_of
 from reconciler.cluster import loadbalancer, pools
 from reconciler.cluster.endpoint import delete_placeholder, release_address
-from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
+from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
@@ -99,7 +99,7 @@ def advice(blocked: Blocked) -> str:
 def left_over(obj: Obj) -> str:
     """What a force-deleted cluster may leave on Harvester, for an Event and the log."""
     spec = obj["spec"]
-    name = " or ".join(f"{spec['targetNamespace']}/{name}" for name in generated_names(obj, LOAD_BALANCER))
+    name = " or ".join(f"{spec['targetNamespace']}/{name}" for name in generated_names(obj, LOAD_BALANCER_SUFFIX))
     parts = [f"LoadBalancer and Service {name}"]
     host = (spec.get("controlPlaneEndpoint") or {}).get("host")
     if host and spec["loadBalancerConfig"]["ipamType"] == "pool":

@@ -8,13 +8,13 @@ deletes both.
 from __future__ import annotations
 
 from caphv.api import names
-from caphv.api.names import ConditionType, Reason, generated_names
+from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generated_names
 from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
 from reconciler import triggers
 from reconciler.cluster import adoption
 from reconciler.cluster.pools import adopt_load_balancer_pool, ensure_load_balancer_pool
-from reconciler.cluster.scope import LOAD_BALANCER, ClusterScope
+from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import record
 from reconciler.status import Blocked
@@ -73,7 +73,7 @@ async def delete_placeholder(scope: ClusterScope) -> None:
 async def release_address(scope: ClusterScope) -> None:
     """Release the control plane's addresses in all pools, whether or not the LoadBalancer had adopted the Service."""
     session = scope.connected()
-    candidates = generated_names(scope.obj, LOAD_BALANCER)
+    candidates = generated_names(scope.obj, LOAD_BALANCER_SUFFIX)
     own = scope.reservation(candidates[0])
     ids = {scope.reservation(name) for name in candidates if not _is_foreign_service(scope, name)}
     endpoint = (scope.obj["spec"].get("controlPlaneEndpoint") or {}).get("host")

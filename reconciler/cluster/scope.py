@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from caphv.api import resources
-from caphv.api.names import ConditionType, Reason, generated_names
+from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generated_names
 from caphv.api.object import Key, Obj, key_of
 from reconciler import triggers
 from reconciler.context import Context
@@ -16,8 +16,6 @@ from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import ClusterMemory
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Subscription, Watched
-
-LOAD_BALANCER = "lb"
 
 
 @dataclass(slots=True)
@@ -64,7 +62,7 @@ class ClusterScope:
     @property
     def load_balancer_name(self) -> str:
         """Name of LoadBalancer and placeholder Service; the Go provider's if it exists for the cluster."""
-        name, *former = generated_names(self.obj, LOAD_BALANCER)
+        name, *former = generated_names(self.obj, LOAD_BALANCER_SUFFIX)
         for candidate in former:
             for informer in (self.connected().services, self.namespace().load_balancers):
                 found = informer.get(self.target_namespace, candidate)

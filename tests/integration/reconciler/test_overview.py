@@ -83,7 +83,11 @@ async def test_what_leaked_is_released_and_everything_else_stays(case: Case, tmp
     machine = await case.ready_machine("kept")
     kept = machine["status"]["allocatedIPAddress"]
     us = (await case.management.get(NAMESPACES, "kube-system"))["metadata"]["uid"][:8]
-    addresses = {name: f"{case.subnet}.{number}" for number, name in enumerate(("gone", "theirs", "by-hand"), 36)}
+    names = ("balancer", "reserved", "gone", "theirs", "by-hand")
+    addresses = {name: f"{case.subnet}.{number}" for number, name in enumerate(names, 34)}
+    # A load balancer whose cluster does not exist, and one whose cluster exists.
+    await leak(case, pool, addresses["balancer"], f"{case.target}/{case.name}-gone-lb", us)
+    await leak(case, pool, addresses["reserved"], f"{case.target}/{case.balancer}", us)
     await leak(case, pool, addresses["gone"], f"{case.name}/gone", us)
     await leak(case, pool, addresses["theirs"], f"{case.name}/gone", "ffffffff")
     await leak(case, pool, addresses["by-hand"], f"{case.name}/gone", None)
@@ -95,26 +99,29 @@ async def test_what_leaked_is_released_and_everything_else_stays(case: Case, tmp
     states = {line.split()[0]: line.split()[1] for line in text.splitlines() if line.startswith(f"  {case.subnet}.")}
     assert states == {
         kept: "held",
+        addresses["balancer"]: "leaked",
+        addresses["reserved"]: "held",
         addresses["gone"]: "leaked",
         addresses["theirs"]: "foreign",
         addresses["by-hand"]: "unrecorded",
     }
-    assert "status.available is 3, by its entries it is 6" in text
+    assert "status.available is 3, by its entries it is 4" in text
 
     code, text = await run(case, tmp_path, "pools", "release", pool, "--dry-run")
     assert (code, f"release {addresses['gone']}" in text) == (0, True)
-    assert addresses["gone"] in await case.allocated(pool)
+    assert {addresses["gone"], addresses["balancer"]} <= (await case.allocated(pool)).keys()
 
     code, text = await run(case, tmp_path, "pools", "release", pool, "--yes")
-    assert (code, f"IPPool {pool}: released 1 address" in text) == (0, True)
+    assert (code, f"IPPool {pool}: released 2 addresses" in text) == (0, True)
     found = await case.harvester.get(kinds.IP_POOLS, pool)
-    assert set(found["status"]["allocated"]) == {kept, addresses["theirs"], addresses["by-hand"]}
-    assert found["status"]["available"] == 7
-    assert f"addresses.caphv.io/{addresses['gone']}" not in found["metadata"]["annotations"]
+    assert set(found["status"]["allocated"]) == {kept, *(addresses[name] for name in ("reserved", "theirs", "by-hand"))}
+    assert found["status"]["available"] == 6
+    for name in ("gone", "balancer"):
+        assert f"addresses.caphv.io/{addresses[name]}" not in found["metadata"]["annotations"]
 
     code, text = await run(case, tmp_path, "pools", "release", pool, "--yes")
     assert (code, "Nothing to release" in text) == (0, True)
-    for name in ("theirs", "by-hand"):
+    for name in ("reserved", "theirs", "by-hand"):
         await case.reserve(pool, addresses[name], None)
 
 

@@ -65,6 +65,14 @@ def test_an_address_of_a_load_balancer_or_service_is_held() -> None:
     assert entry("10.0.0.12", "vms/team-shop-lb", "", owners(services=[balancer])).verdict is Verdict.HELD
 
 
+def test_an_address_is_held_by_its_cluster_before_the_load_balancer_exists() -> None:
+    found = entry(
+        "10.0.0.12", "vms/team-shop-lb", OURS, owners(balancers={Key("vms", "team-shop-lb"): Key("team", "shop")})
+    )
+    assert (found.verdict, found.owner) == (Verdict.HELD, "HarvesterCluster team/shop")
+    assert entry("10.0.0.12", "vms/team-shop-lb", OURS).verdict is Verdict.LEAKED
+
+
 def test_what_this_management_cluster_made_for_a_machine_that_does_not_exist_has_leaked() -> None:
     assert entry("10.0.0.11", "team/dead", OURS).verdict is Verdict.LEAKED
 
