@@ -8,6 +8,7 @@ quickly and wrongly does not count.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import multiprocessing
 import shutil
@@ -66,29 +67,31 @@ class Server:
 Examples:
   python -m bench.webhook
   python -m bench.webhook --clients 8 --reviews 100000
+  python -m bench.webhook --invalid 50 --soak 0
   python -m bench.webhook -o json > webhook.json
 """,
 )
 @click.option("--clients", multiple=True, default=(1, 8, 64), help="Connections at a time; repeat it for several.")
 @click.option("--reviews", default=10_000, help="Reviews for each number of clients.")
 @click.option("--soak", default=100_000, help="Reviews for the growth of memory, with 8 clients; 0 for none.")
+@click.option("--invalid", type=click.IntRange(0, 100), default=10, help="Percentage of reviews that are refused.")
 @click.option("--generators", default=1, help="Processes that send; more than one only where there are cores for them.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
-def main(clients: tuple[int, ...], reviews: int, soak: int, generators: int, output: str) -> None:
+def main(clients: tuple[int, ...], reviews: int, soak: int, invalid: int, generators: int, output: str) -> None:
     """Measure the admission webhooks over TLS.
 
-    The objects are those of a working cluster: mostly HarvesterMachines, created and changed, one in ten with a fault
-    in it. CPU is that of the server's process alone.
+    The objects are those of a working cluster: mostly HarvesterMachines, created and changed. Every second one of those
+    that are refused breaks the schema, the others a rule. CPU is that of the server's process alone.
     """
     figures: list[dict[str, Any]] = []
     with serving() as server:
-        load(server, 8, 2000, generators)  # whatever is made once
+        load(server, 8, 2000, invalid, generators)  # whatever is made once
         for count in clients:
-            figures.append(measure(server, count, reviews, generators))
+            figures.append(measure(server, count, reviews, invalid, generators))
             if output == "table":
                 print_figures(figures[-1])
         if soak:
-            figures.append(measure(server, 8, soak, generators) | {"soak": True})
+            figures.append(measure(server, 8, soak, invalid, generators) | {"soak": True})
             if output == "table":
                 print_figures(figures[-1])
     if output == "json":
@@ -124,14 +127,15 @@ async def _ready(port: int) -> bool:
         return False
 
 
-def measure(server: Server, clients: int, reviews: int, generators: int) -> dict[str, Any]:
+def measure(server: Server, clients: int, reviews: int, invalid: int, generators: int) -> dict[str, Any]:
     """Send reviews; answers the figures by name."""
     cpu, memory, started = server.cpu(), server.memory(), time.perf_counter()
-    times = sorted(load(server, clients, reviews, generators))
+    times = sorted(load(server, clients, reviews, invalid, generators))
     seconds, used = time.perf_counter() - started, server.cpu() - cpu
     return {
         "clients": clients,
         "reviews": len(times),
+        "invalid, %": invalid,
         "median, ms": round(statistics.median(times) * 1000, 2),
         "99th percentile, ms": round(times[int(len(times) * 0.99)] * 1000, 2),
         "longest, ms": round(times[-1] * 1000, 2),
@@ -143,21 +147,21 @@ def measure(server: Server, clients: int, reviews: int, generators: int) -> dict
     }
 
 
-def load(server: Server, clients: int, reviews: int, generators: int) -> list[float]:
+def load(server: Server, clients: int, reviews: int, invalid: int, generators: int) -> list[float]:
     """Send reviews from processes of their own; answers the seconds that each took."""
     shares = [(clients // generators + (n < clients % generators), reviews // generators) for n in range(generators)]
-    jobs = [(server.port, server.authority, count, share) for count, share in shares if count]
+    jobs = [(server.port, server.authority, count, share, invalid) for count, share in shares if count]
     with multiprocessing.get_context("spawn").Pool(len(jobs)) as pool:
         return [seconds for part in pool.starmap(_generate, jobs) for seconds in part]
 
 
-def _generate(port: int, authority: str, clients: int, reviews: int) -> list[float]:
+def _generate(port: int, authority: str, clients: int, reviews: int, invalid: int) -> list[float]:
     times: list[float] = []
 
     async def run() -> None:
         context = ssl.create_default_context(cadata=authority)
         loop = asyncio.get_running_loop()
-        questions = list(_questions())
+        questions = list(_questions(invalid))
         done = []
         for number in range(clients):
             share = reviews // clients + (number < reviews % clients)
@@ -221,19 +225,23 @@ class _Client(asyncio.Protocol):
             self.done.set_exception(exc or ConnectionError("the server closed the connection"))
 
 
-def _questions() -> Iterator[Question]:
-    """Ten requests: six new machines, two changed ones, a cluster and a wrong machine."""
-    for number in range(6):
-        yield _question("HarvesterMachine", _machine(number))
+def _questions(invalid: int) -> Iterator[Question]:
+    """A hundred requests: of ten that are allowed, seven for new machines, two for changed ones, one for a cluster."""
+    allowed = [_question("HarvesterMachine", _machine(number)) for number in range(7)]
     for number in range(2):
         changed = _machine(number, labels={"changed": "yes"})
         changed["spec"]["providerID"] = "harvester://0c4f1a52-5f0e-4f0a-9d3c-2f6d1c1f7a10"
-        yield _question("HarvesterMachine", changed, old=_machine(number))
-    yield _question("HarvesterCluster", _cluster())
-    wrong = _machine(9)
-    del wrong["metadata"]["annotations"]
-    wrong["spec"] |= {"cpu": 4000}
-    yield _question("HarvesterMachine", wrong, allowed=False)
+        allowed.append(_question("HarvesterMachine", changed, old=_machine(number)))
+    allowed.append(_question("HarvesterCluster", _cluster()))
+    refused = []
+    for fault in ({"cpu": 4000}, {"memory": "8 GB"}):
+        wrong = _machine(9)
+        del wrong["metadata"]["annotations"]
+        wrong["spec"] |= fault
+        refused.append(_question("HarvesterMachine", wrong, allowed=False))
+    accepted, rejected = itertools.cycle(allowed), itertools.cycle(refused)
+    for number in range(100):
+        yield next(rejected) if (number + 1) * invalid // 100 > number * invalid // 100 else next(accepted)
 
 
 def _question(kind: str, obj: dict[str, Any], *, old: dict[str, Any] | None = None, allowed: bool = True) -> Question:
