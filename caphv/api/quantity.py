@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 
 LARGEST = Decimal(2**63 - 1)
 
@@ -19,6 +20,7 @@ _QUANTITY = re.compile(
 # Beyond these, converting costs time: no text or number of a size is as long.
 _LONGEST, _LONGEST_INT = 4096, 64
 _MOST_DIGITS = 4
+_REMEMBERED = 128
 
 
 def quantity(value: object) -> Decimal | None:
@@ -27,7 +29,13 @@ def quantity(value: object) -> Decimal | None:
         return None
     if isinstance(value, int):
         return _capped(Decimal(max(-(10**_LONGEST_INT), min(value, 10**_LONGEST_INT))))
-    match = _QUANTITY.fullmatch(value) if len(value) <= _LONGEST else None
+    return _parsed(value) if len(value) <= _LONGEST else None
+
+
+# Several rules read each size, and machines have few different ones.
+@lru_cache(maxsize=_REMEMBERED)
+def _parsed(text: str) -> Decimal | None:
+    match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
     number, suffix, exponent = Decimal(match["number"]), match["suffix"] or "", match["exponent"] or "0"

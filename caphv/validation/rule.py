@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -54,11 +54,9 @@ class Rule:
         """Return what a check has found with the rule's name and severity."""
         return self.finding(found.path, found.fault, found.detail, found.value, advice=found.advice)
 
-    def findings(self, *subject: Any) -> Iterator[Finding]:
+    def findings(self, *subject: Any) -> list[Finding]:
         """Run a check that yields findings without a place."""
-        if self.check is not None:
-            for found in self.check(*subject):
-                yield self.signed(found)
+        return [self.signed(found) for found in self.check(*subject)] if self.check is not None else []
 
 
 class Rules(list[Rule]):

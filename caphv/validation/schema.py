@@ -11,9 +11,11 @@ import copy
 import json
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, reduce
 from itertools import islice
+from operator import getitem
 from typing import Any
+from urllib.parse import urljoin
 
 import jsonschema_rs
 from jsonschema import Draft202012Validator, ValidationError, validators
@@ -133,15 +135,39 @@ def _sources() -> dict[str, Obj]:
 
 @cache
 def _validators(file: str, version: str | None, closed: bool) -> tuple[Any, Any]:
-    schemas = {name: _prepared(schema, version, closed=closed) for name, schema in _sources().items()}
-    for name, schema in schemas.items():
-        schema["$id"] = _BASE + name
+    schemas = {
+        name: {**_absolute(_prepared(schema, version, closed=closed), _BASE + name), "$id": _BASE + name}
+        for name, schema in _sources().items()
+    }
+
+    @cache
+    def target(reference: str) -> Any:
+        name, _, pointer = reference.removeprefix(_BASE).partition("#")
+        return reduce(getitem, filter(None, pointer.split("/")), schemas[name])
+
+    def follow(validator: Any, reference: str, instance: Any, _schema: Any) -> Iterator[ValidationError]:
+        yield from validator.descend(instance, target(reference))
+
     rust = jsonschema_rs.Registry([(_BASE + name, schema) for name, schema in schemas.items()])
     python: Registry[Any] = Registry().with_resources(
         (_BASE + name, DRAFT202012.create_resource(schema)) for name, schema in schemas.items()
     )
     fast = jsonschema_rs.Draft202012Validator(schemas[file], registry=rust)
-    return fast, ExplainingValidator(schemas[file], registry=python)
+    # To resolve each reference again takes as long as the rest.
+    explaining = validators.extend(ExplainingValidator, {"$ref": follow})  # type: ignore[no-untyped-call]
+    return fast, explaining(schemas[file], registry=python)
+
+
+def _absolute(node: Any, base: str) -> Any:
+    """Return a copy of a schema whose references mean the same everywhere."""
+    if isinstance(node, list):
+        return [_absolute(child, base) for child in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: urljoin(base, child) if key == "$ref" and isinstance(child, str) else _absolute(child, base)
+        for key, child in node.items()
+    }
 
 
 def _prepared(node: Obj, version: str | None, *, closed: bool) -> Obj:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from caphv.validation.finding import Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.model import CLUSTERS, KINDS, MACHINES, Field, Subject
 from webhooks.rules.pools import pools
-from webhooks.rules.values import IPv4, IPv4Network, address, is_end, is_ip, is_subdomain, network, prefix_of
+from webhooks.rules.values import (
+    IPv4,
+    IPv4Network,
+    address,
+    is_end,
+    is_ip,
+    is_subdomain,
+    network,
+    network_of,
+    prefix_of,
+)
 
 RULES = Rules()
 
@@ -216,10 +227,11 @@ def _network_of(host: IPv4 | None, mask: Field, *, default: bool) -> IPv4Network
     if host is None:
         return None
     if default and not mask.present:
-        return IPv4Network((host, _DEFAULT_PREFIX), strict=False)
+        return network_of(host, _DEFAULT_PREFIX)
     return network(host, mask)
 
 
+@lru_cache(maxsize=256)
 def _special(host: IPv4) -> bool:
     # Of loopback addresses only these are everywhere those of the machine itself; a sandbox has networks in the others.
     is_itself = host in _LOOPBACK

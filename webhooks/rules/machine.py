@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from caphv.api.quantity import quantity
-from caphv.validation.finding import Fault, Finding
+from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
-from webhooks.rules.model import KINDS, MACHINE_TEMPLATE, MACHINES, Field, Subject
+from webhooks.rules.model import KINDS, MACHINE_TEMPLATE, MACHINES, Subject
 from webhooks.rules.values import MI, NO_QUANTITY, TI
 
 RULES = Rules()
@@ -131,7 +132,8 @@ def _networks_unique(subject: Subject) -> Iterator[Finding]:
 )
 def _list_length(subject: Subject) -> Iterator[Finding]:
     for name in ("networks", "volumes", "networkConfig", "vmNetworkConfig", "nodeAffinity", "workloadAffinity"):
-        yield from _too_long(subject.spec.at(name), name)
+        field = subject.spec.at(name)
+        yield from _too_long(field.value, field.path, name)
 
 
 @RULES.rule(
@@ -204,13 +206,12 @@ def _static_address_of_template(subject: Subject) -> Iterator[Finding]:
         yield static.invalid("every machine of this template gets this one address: use vmNetworkConfig with a pool")
 
 
-def _too_long(field: Field, name: str) -> Iterator[Finding]:
-    """What is too long in a field of that name, and below it."""
+def _too_long(value: Any, path: FieldPath, name: str) -> Iterator[Finding]:
+    """What is too long in the value of a field of that name, and below it."""
     most = _MAX_ITEMS.get(name, _MAX)
-    counted = isinstance(field.value, list) or (name == "matchLabels" and isinstance(field.value, dict))
-    if counted and len(field.value) > most:
-        yield Finding(field.path, Fault.TOO_MANY, f"must have at most {most} items")
-    for item in field.each():
-        yield from _too_long(item, "")
-    for key in field.mapping:
-        yield from _too_long(field.at(key), key)
+    if (isinstance(value, list) or (name == "matchLabels" and isinstance(value, dict))) and len(value) > most:
+        yield Finding(path, Fault.TOO_MANY, f"must have at most {most} items")
+    items: Iterable[tuple[str | int, Any]] = value.items() if isinstance(value, dict) else ()
+    for key, item in enumerate(value) if isinstance(value, list) else items:
+        if isinstance(item, dict | list):
+            yield from _too_long(item, (*path, key), key if isinstance(key, str) else "")

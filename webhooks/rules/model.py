@@ -6,8 +6,9 @@ wanted type: whatever is of the wrong type is reported by the schema.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
@@ -18,24 +19,38 @@ CLUSTERS, MACHINES = (CLUSTER, CLUSTER_TEMPLATE), (MACHINE, MACHINE_TEMPLATE)
 KINDS = (CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE)
 
 
-class Field(NamedTuple):
-    """A value and its path; `value` is None where the object has nothing there."""
+class Field:
+    """A value and its path; `value` is None where the object has nothing there.
 
-    value: Any
-    path: FieldPath
+    Dozens of rules read the same fields of an object, so a field keeps those below it. The object must not change.
+    """
+
+    __slots__ = ("_below", "_items", "path", "value")
+
+    def __init__(self, value: Any, path: FieldPath) -> None:
+        self.value, self.path = value, path
+        self._below: dict[str, Field] | None = None
+        self._items: Sequence[Field] | None = None
 
     def at(self, *keys: str) -> Field:
         """Field below this one."""
-        value = self.value
+        found = self
         for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        return Field(value, (*self.path, *keys))
+            if found._below is None:
+                found._below = {}
+            below = found._below.get(key)
+            if below is None:
+                value = found.value.get(key) if isinstance(found.value, dict) else None
+                below = found._below[key] = Field(value, (*found.path, key))
+            found = below
+        return found
 
-    def each(self) -> list[Field]:
+    def each(self) -> Sequence[Field]:
         """Items of a list, none for anything else."""
-        if not isinstance(self.value, list):
-            return []
-        return [Field(value, (*self.path, index)) for index, value in enumerate(self.value)]
+        if self._items is None:
+            items = self.value if isinstance(self.value, list) else ()
+            self._items = [Field(value, (*self.path, index)) for index, value in enumerate(items)]
+        return self._items
 
     @property
     def text(self) -> str:

@@ -108,7 +108,7 @@ def _storage_class_name(subject: Subject) -> Iterator[Finding]:
 def _pool_reference(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
     optional = [config.at("ipPoolRef")] if config.at("ipPoolRef").present else []
-    for reference in optional + config.at("ipPoolRefs").each():
+    for reference in [*optional, *config.at("ipPoolRefs").each()]:
         if isinstance(reference.value, str) and not is_reference(reference.text):
             yield reference.invalid("must be the name of an IPPool on Harvester, for example vm-pool")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from webhooks.rules.model import Field
@@ -20,18 +21,32 @@ _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _SUBDOMAIN_LENGTH = 253
+# Of IPv6 with an IPv4 address at its end.
+_LONGEST_ADDRESS = 45
+_REMEMBERED = 256
 
 
 def address(field: Field) -> IPv4 | None:
     """Return the IPv4 address in a field, None when it has none."""
+    return _ipv4(field.text) if 0 < len(field.text) <= _LONGEST_ADDRESS else None
+
+
+# Several rules read each address, and the machines of a cluster have most of them in common.
+@lru_cache(maxsize=_REMEMBERED)
+def _ipv4(text: str) -> IPv4 | None:
     try:
-        return IPv4(field.text)
+        return IPv4(text)
     except ValueError:
         return None
 
 
 def is_ip(text: str) -> bool:
     """Whether a text is an IPv4 or IPv6 address."""
+    return len(text) <= _LONGEST_ADDRESS and _is_ip(text)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _is_ip(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -53,7 +68,13 @@ def network(host: IPv4, mask: Field) -> IPv4Network | None:
     """Return the network of a host by a dotted mask in a field, None without a mask that can be one."""
     dotted = address(mask)
     prefix = None if dotted is None else prefix_of(dotted)
-    return None if prefix is None else IPv4Network((host, prefix), strict=False)
+    return None if prefix is None else network_of(host, prefix)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def network_of(host: IPv4, prefix: int) -> IPv4Network:
+    """Return the network of a host by the length of its prefix."""
+    return IPv4Network((host, prefix), strict=False)
 
 
 def prefix_of(mask: IPv4) -> int | None:
