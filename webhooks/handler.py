@@ -22,7 +22,8 @@ from webhooks.admission import KINDS, Review, defaults, validate
 Webhook = Literal["validate", "mutate"]
 # etcd takes objects of 1.5 MiB, and an update brings two; an API server sends no more.
 MAX_BODY = 3 * 1024 * 1024
-_LIMITS = Limits(size=MAX_BODY, depth=128)
+# Twice what a spec may have, and room for metadata.
+_LIMITS = Limits(size=MAX_BODY, depth=128, nodes=50_000)
 WEBHOOKS: tuple[Webhook, ...] = ("validate", "mutate")
 API_VERSION = "admission.k8s.io/v1"
 
@@ -82,7 +83,7 @@ TARGETS = {
 }
 
 
-def answer(target: Target, body: bytes, *, enforced: Collection[str] = ()) -> Answer:
+def answer(target: Target, body: bytes | bytearray, *, enforced: Collection[str] = ()) -> Answer:
     """Answer a review; warnings of rules named in `enforced` are errors. Raises `BadReview`."""
     request = _request(body)
     uid, operation = _text(request, "uid"), _text(request, "operation")
@@ -111,7 +112,7 @@ def answer(target: Target, body: bytes, *, enforced: Collection[str] = ()) -> An
     return _validated(uid, review, name)
 
 
-def _request(body: bytes) -> Obj:
+def _request(body: bytes | bytearray) -> Obj:
     try:
         found = load_json(body, _LIMITS)
     except TextError as error:

@@ -108,6 +108,8 @@ class WebhookServer(Runnable):
             found = answer(target, await _body(request), enforced=self._enforced)
         except web.HTTPException as error:
             response = _failed(error.status, error.reason, error.text or "", error.headers.get("Allow"))
+            # What is left of the body is not read, so no other request can follow.
+            response.force_close()
         except BadReview as error:
             response = _failed(400, "BadRequest", str(error))
         except Exception as error:
@@ -132,14 +134,24 @@ def _target(request: web.BaseRequest) -> Target:
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="reviews are sent as application/json")
     if (request.content_length or 0) > MAX_BODY:
-        raise web.HTTPRequestEntityTooLarge(MAX_BODY, 0, text=f"a review has at most {MAX_BODY} bytes")
+        raise _too_large()
     return target
 
 
-async def _body(request: web.BaseRequest) -> bytes:
+def _too_large() -> web.HTTPRequestEntityTooLarge:
+    return web.HTTPRequestEntityTooLarge(MAX_BODY, 0, text=f"a review has at most {MAX_BODY} bytes")
+
+
+async def _body(request: web.BaseRequest) -> bytearray:
+    """Return the body, in a single copy: `request.read` makes three."""
+    body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
-            return await request.read()
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > MAX_BODY:
+                    raise _too_large()
+            return body
     except (web.RequestPayloadError, ClientPayloadError, HttpProcessingError):
         raise web.HTTPBadRequest(text="the body does not have the encoding that its headers say") from None
     except TimeoutError:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from caphv.runtime import openfiles
+from caphv.runtime import largebuffers, openfiles
 from caphv.runtime.collector import ShortPauses
 
 try:
@@ -20,6 +20,7 @@ _Answer = TypeVar("_Answer")
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to completion on a new event loop."""
     openfiles.raise_limit()
+    largebuffers.return_to_system()
     ShortPauses().install()
     (uvloop or asyncio).run(main)
 

@@ -11,6 +11,8 @@ No error of this module quotes the text: it may be a Secret.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,13 +28,19 @@ _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Nothing calculates with longer numbers, and converting them takes quadratic time.
 _LONGEST_NUMBER = 400
 _EVENTS_BETWEEN_CLOCK_CHECKS = 1024
+# All up to the beginning of the next value: a bracket or comma outside of strings. It never steps back: its time is
+# linear.
+_JSON_VALUE = re.compile(
+    rb'(?:[^"\[{,]++|"(?:[^"\\]++|\\.)*+"?|[\[{]\s*+[\]}])*+(?:[\[{,]|\Z)',
+    re.DOTALL,
+)
 # What stays below may be read on the event loop: it takes a few milliseconds.
 _SMALL = 8 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one text. `nodes` counts values with all aliases written out; JSON has no other bounds than these."""
+    """Bounds of one text. `nodes` counts values with all aliases written out; the bounds below it are for YAML only."""
 
     size: int = 1024 * 1024
     depth: int = 100
@@ -101,15 +109,20 @@ def construct_yaml(root: yaml.Node) -> Any:
     return _translated(lambda: _Constructor().construct_document(root))
 
 
-def load_json(text: str | bytes, limits: Limits = DEFAULT) -> Any:
+def load_json(text: str | bytes | bytearray, limits: Limits = DEFAULT) -> Any:
     """Return the value of a JSON text. Raises TextError."""
     if len(text) > limits.size:
         raise TextError(_too_large(limits))
+    content = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    # Both are upper bounds: most texts need no closer look.
+    brackets = content.count(b"{") + content.count(b"[")
+    if brackets + content.count(b",") >= limits.nodes and _has_more_values(content, limits.nodes):
+        raise TextError(f"has more than {limits.nodes:,} values: make it smaller")
     try:
-        value = orjson.loads(text)  # noqa: TID251 - bounded
+        value = orjson.loads(content)  # noqa: TID251 - bounded
     except orjson.JSONDecodeError as error:
         raise TextError("is not valid JSON", error.lineno, error.colno) from None
-    if _deeper_than(value, limits.depth):
+    if brackets > limits.depth and _deeper_than(value, limits.depth):
         raise TextError(_too_deep(limits))
     return value
 
@@ -222,6 +235,11 @@ def _translated(build: Callable[[], Value]) -> Value:
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
         # PyYAML's constructors raise all of these for values that do not fit their tags.
         raise TextError("is not valid YAML: a value does not fit its type") from None
+
+
+def _has_more_values(text: bytes | bytearray, count: int) -> bool:
+    """Whether a JSON text has more values, found without building them."""
+    return next(itertools.islice(_JSON_VALUE.finditer(text), count, None), None) is not None
 
 
 def _deeper_than(value: Any, depth: int) -> bool:

@@ -27,7 +27,10 @@ FORMAT = 1
 INDEX = "index.json"
 _SEALED = ".sealed"
 # etcd keeps no object above 1.5 MiB by default; an index has some hundred bytes for each object.
-_OBJECT_LIMITS, _INDEX_LIMITS = Limits(size=8 * 1024 * 1024), Limits(size=64 * 1024 * 1024)
+_OBJECT_LIMITS, _INDEX_LIMITS = (
+    Limits(size=8 * 1024 * 1024, nodes=1_000_000),
+    Limits(size=64 * 1024 * 1024, nodes=10_000_000),
+)
 _LONGEST_NAME = 200
 
 

@@ -132,11 +132,18 @@ def test_reading_takes_only_its_time() -> None:
     [
         ("[" * 101 + "]" * 101, "nested more than 100 levels"),
         ('{"a":' * 900 + "1" + "}" * 900, "nested more than 100 levels"),
-        ("[" * 500_000, "not valid JSON"),
-        ("[" * 500_000 + "]" * 500_000, "not valid JSON"),
+        ("[" * 50_000, "not valid JSON"),
+        ("[" * 50_000 + "]" * 50_000, "not valid JSON"),
+        ("[" * 500_000 + "]" * 500_000, "more than 100,000 values"),
         (" " * (MIB + 1), "larger than"),
         ('{"token": "s3cret"', "not valid JSON"),
         ("NaN", "not valid JSON"),
+        ("[" + "{}," * 100_000 + "{}]", "more than 100,000 values"),
+        ('{"a": ' + '"x",' * 100_001, "more than 100,000 values"),
+        ('"' + '\\",' * 300_000, "not valid JSON"),
+        ('[1, "' + "\\" * 300_000 + "," * 300_000, "not valid JSON"),
+        ("[" + "," * 90_000 + '"' * 100_001, "not valid JSON"),
+        ("\ud800", "not valid JSON"),
     ],
 )
 def test_hostile_json_is_refused(text: str, word: str) -> None:
@@ -150,6 +157,10 @@ def test_hostile_json_is_refused(text: str, word: str) -> None:
 def test_harmless_json_is_read() -> None:
     assert load_json(b'{"a": [1, {"b": null}]}') == {"a": [1, {"b": None}]}
     assert load_json("[" * 100 + "]" * 100) is not None
+    assert len(load_json("[" + "1," * 99_990 + "1]")) == 99_991
+    # Only commas and brackets outside of strings separate values.
+    text = ',[{\\"' * 100_000
+    assert load_json(f'["{text}", "{text}"]') == [',[{"' * 100_000] * 2
 
 
 async def test_large_text_leaves_the_event_loop_free() -> None:
