@@ -243,7 +243,7 @@ class ApiClient:
             async with self._in_flight:
                 if method != "GET":
                     self.fence()
-                async with self._transport.send(
+                async with await self._transport.send(
                     method, path, query=query, headers=headers, data=data, timeout=timeout
                 ) as response:
                     code = str(response.status)
@@ -289,7 +289,7 @@ class ApiClient:
         accept = _METADATA_ONLY.format("PartialObjectMetadata") if metadata_only else None
         code = "none"
         try:
-            async with self._transport.send(
+            async with await self._transport.send(
                 "GET",
                 resource.path(namespace),
                 query=query,

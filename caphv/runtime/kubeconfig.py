@@ -100,7 +100,7 @@ class Kubeconfig:
             raise KubeconfigError(f"certificate data of {self.server} cannot be used: {type(error).__name__}") from None
         proxy, name = self.proxy_url or None, self.tls_server_name or None
         check = None if self.any_address else check_address
-        return Connection(self.server, tls, _always(self.token), proxy, name, self.ca, self.proxy_of_environment, check)
+        return Connection(self.server, tls, _always(self.token), proxy, name, self.proxy_of_environment, check)
 
     def client(self, check_address: AddressCheck | None = None, **options: Any) -> ApiClient:
         """A client with these credentials; `options` are those of `ApiClient`. Raises `KubeconfigError`.

@@ -62,7 +62,6 @@ class Connection:
     authorization: Authorization = field(repr=False)
     proxy: str | None = field(repr=False)
     server_name: str | None
-    ca: str = field(default="", repr=False)
     trusted_proxy: bool = False
     check_address: AddressCheck | None = field(default=None, repr=False, compare=False)
 
@@ -75,8 +74,9 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
     """
 
     def __init__(self, connection: Connection, headers: Mapping[str, str], *, untrusted: bool) -> None:
-        # Without a CA the package loads those of the system, which takes 10 ms.
-        configuration = Configuration(host=connection.server, ca_cert_data=connection.ca or None)
+        # Not the package's own, which would create a TLS context that nothing uses: 22 KiB for each account.
+        self.retry_client = None
+        configuration = self.configuration = Configuration(host=connection.server)
         configuration.proxy, configuration.tls_server_name = connection.proxy, connection.server_name
         configuration.client_session_kwargs = {
             "headers": headers,
@@ -85,7 +85,6 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
             # Looking up proxies and netrc for each request doubles its cost; the proxy is passed explicitly.
             "trust_env": False,
         }
-        super().__init__(configuration)
         self.pool_manager: aiohttp.ClientSession | None = None
         self.ssl_context = connection.tls
         checked = None if connection.proxy and connection.trusted_proxy else connection.check_address
@@ -127,7 +126,6 @@ class Transport:
         self.closed = True
         await self._rest.close()
 
-    @contextlib.asynccontextmanager
     async def send(
         self,
         method: str,
@@ -137,10 +135,10 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
         timeout: aiohttp.ClientTimeout,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request and lend the response, whose body has not been read. Redirects are not followed."""
+    ) -> aiohttp.ClientResponse:
+        """Send a request; the caller reads the body and releases the response. Redirects are not followed."""
         await self._check_target()
-        async with self._http().request(
+        response = await self._http().request(
             method,
             self._url(path, query),
             data=data,
@@ -149,10 +147,11 @@ class Transport:
             proxy=self.connection.proxy,
             server_hostname=self.connection.server_name,
             allow_redirects=False,
-        ) as response:
-            if self.untrusted and response.headers.get("Content-Encoding", "identity") != "identity":
-                raise ValueError("the response is compressed, which is not accepted from this server")
-            yield response
+        )
+        if self.untrusted and response.headers.get("Content-Encoding", "identity") != "identity":
+            response.close()
+            raise ValueError("the response is compressed, which is not accepted from this server")
+        return response
 
     @contextlib.asynccontextmanager
     async def websocket(
@@ -171,39 +170,39 @@ class Transport:
 
     async def read(self, response: aiohttp.ClientResponse) -> bytes:
         """Return the body. Raises `TooLarge`."""
-        async with contextlib.AsyncExitStack() as stack:
-            chunks, size, large = [], 0, False
+        chunks, size, large = [], 0, False
+        try:
             async for chunk in response.content.iter_any():
                 size += len(chunk)
                 if size > self._max_response:
                     raise TooLarge(f"{self.connection.server}: response is larger than {self._max_response} bytes")
                 if self.untrusted and size > _LARGE and not large:
-                    large = True
-                    await stack.enter_async_context(self._large)
+                    large = await self._large.acquire()
                 chunks.append(chunk)
             body = b"".join(chunks)
+        finally:
+            if large:
+                self._large.release()
         if large:
             self._check_containers(body)
         return body
 
-    async def lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    def lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a watch. Raises `TooLarge`."""
-        longest = _MAX_UNTRUSTED_LINE if self.untrusted else _MAX_LINE
-        async with contextlib.aclosing(lines(response.content, longest)) as found:
-            async for line in found:
-                if self.untrusted:
-                    self._check_containers(line)
-                yield line
+        if not self.untrusted:
+            return lines(response.content, _MAX_LINE)
+        return lines(response.content, _MAX_UNTRUSTED_LINE, self._check_containers)
 
     def _check_containers(self, body: bytes) -> None:
-        if body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
+        if len(body) > _MAX_CONTAINERS and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
             raise TooLarge(f"{self.connection.server}: response has more than {_MAX_CONTAINERS} lists and objects")
 
     async def _check_target(self) -> None:
         """Behind a proxy no socket shows the server's address: resolve it here, as far as this network can."""
-        check, url = self.connection.check_address, URL(self.connection.server)
+        check = self.connection.check_address
         if not check or not self.connection.proxy or time.monotonic() - self._target_checked < _TARGET_CHECK_SECONDS:
             return
+        url = URL(self.connection.server)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
         except OSError:
@@ -236,8 +235,10 @@ def write_timeout(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, 10))
 
 
-async def lines(stream: aiohttp.StreamReader, longest: int = _MAX_LINE) -> AsyncGenerator[bytes, None]:
-    """Split a chunked stream at new lines."""
+async def lines(
+    stream: aiohttp.StreamReader, longest: int = _MAX_LINE, check: Callable[[bytes], None] | None = None
+) -> AsyncGenerator[bytes, None]:
+    """Split a chunked stream at new lines; `check` may refuse a line."""
     parts: list[bytes] = []
     size = 0
     async for chunk in stream.iter_any():
@@ -248,6 +249,8 @@ async def lines(stream: aiohttp.StreamReader, longest: int = _MAX_LINE) -> Async
             parts, size = [rest], len(rest)
             for line in complete:
                 if line:
+                    if check:
+                        check(line)
                     yield line
         elif size > longest:
             raise TooLarge(f"a watch event is larger than {longest} bytes")

@@ -102,6 +102,7 @@ class Session:
         self._views: dict[Collection, View] = {}
         for collection in CLUSTER_WIDE:
             self._views[collection] = self.new_view(collection)
+        self._deployment = self._views[DEPLOYMENT]
         self.namespaces: dict[str, TargetNamespace] = {}
         self.allocator = AddressAllocator(self.client, lambda: self.pools, self._addresses_in_use)
 
@@ -110,7 +111,7 @@ class Session:
     @property
     def deployment(self) -> Informer:
         """Harvester's own Deployment."""
-        return self._views[DEPLOYMENT].informer
+        return self._deployment.informer
 
     @property
     def hosts(self) -> Informer:

@@ -72,7 +72,7 @@ class TargetNamespace:
     @property
     def synced(self) -> bool:
         """Whether all caches of the namespace have been filled."""
-        return all(informer.synced for informer in self.informers)
+        return all(view.informer.synced for view in self.views)
 
     @property
     def current(self) -> bool:
