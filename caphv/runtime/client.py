@@ -6,7 +6,6 @@ see docs/adr/0002-kubernetes-client.md.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import random
@@ -22,10 +21,12 @@ from caphv.api.plaintext import LONGEST_ERROR, plain
 from caphv.runtime import metrics
 from caphv.runtime.budget import MemoryBudget
 from caphv.runtime.errors import AddressRefused, Conflict, Forbidden, NotFound, Unreachable, error_from
+from caphv.runtime.slots import RequestSlots
 from caphv.runtime.transport import (
     Connection,
     Transport,
     describe,
+    idle_seconds,
     read_timeout,
     refused_address,
     write_timeout,
@@ -84,7 +85,7 @@ class ApiClient:
         self._connection = connection
         self._transport = Transport(connection, user_agent=user_agent, untrusted=untrusted)
         self._read_timeout, self._write_timeout = read_timeout(timeout), write_timeout(timeout)
-        self._in_flight = asyncio.Semaphore(max_in_flight)
+        self._slots = RequestSlots(max_in_flight, idle_seconds=idle_seconds(untrusted))
 
     def __repr__(self) -> str:
         return f"ApiClient({self.name}, {self.server})"
@@ -240,7 +241,8 @@ class ApiClient:
         code = "none"
         timeout = self._read_timeout if method == "GET" else self._write_timeout
         try:
-            async with self._in_flight:
+            async with self._slots:
+                sent = time.perf_counter()
                 if method != "GET":
                     self.fence()
                 async with await self._transport.send(
@@ -248,6 +250,7 @@ class ApiClient:
                 ) as response:
                     code = str(response.status)
                     raw = await self._transport.read(response)
+                    self._slots.answered(time.perf_counter() - sent)
                     self._on_response(response.status, time.perf_counter() - started)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # ValueError: a host name or header that cannot be sent

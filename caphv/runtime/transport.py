@@ -38,7 +38,7 @@ _MAX_UNTRUSTED_LINE = 4 * MIB
 # Reads may take this many time-outs in total, as long as data arrives within each.
 _SLOW_READS = 20
 _READ_BUFFER = 64 * 1024
-_IDLE_SECONDS, _IDLE_SECONDS_UNTRUSTED = 60, 5
+_IDLE_SECONDS, _IDLE_SECONDS_UNTRUSTED = 60, 20
 # Behind a proxy, how long the check of the server's address is valid.
 _TARGET_CHECK_SECONDS = 30.0
 # TCP keep-alive: after so many idle seconds, so many probes, so many seconds apart.
@@ -89,8 +89,7 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
         self.ssl_context = connection.tls
         checked = None if connection.proxy and connection.trusted_proxy else connection.check_address
         self._socket_factory = _socket_factory(checked)
-        # There may be hundreds of untrusted servers and accounts, whose idle connections add up.
-        self._idle_seconds = _IDLE_SECONDS_UNTRUSTED if untrusted else _IDLE_SECONDS
+        self._idle_seconds = idle_seconds(untrusted)
 
     def session(self) -> aiohttp.ClientSession:
         """The session, made by the first call."""
@@ -221,6 +220,11 @@ class Transport:
         url = URL(self.connection.server + path, encoded=True)
         pairs = {name: value for name, value in (query or {}).items() if value}
         return url.with_query(pairs) if pairs else url
+
+
+def idle_seconds(untrusted: bool) -> int:
+    """When a connection without a request is closed. Those of hundreds of untrusted servers and accounts add up."""
+    return _IDLE_SECONDS_UNTRUSTED if untrusted else _IDLE_SECONDS
 
 
 def read_timeout(seconds: float) -> aiohttp.ClientTimeout:
