@@ -175,6 +175,7 @@ def latest_events(events: Iterable[Obj]) -> list[dict[str, Any]]:
                 "time": time,
                 "type": str(event.get("type") or ""),
                 "reason": str(event.get("reason") or ""),
+                "namespace": str(about.get("namespace") or ""),
                 "object": f"{about.get('kind')}/{about.get('name')}",
                 "message": str(event.get("message") or ""),
                 "count": int(series.get("count") or event.get("count") or 1),

@@ -93,6 +93,7 @@ def test_the_stream_has_the_whole_state_and_each_change(management: Management, 
     assert [cluster["name"] for cluster in first["clusters"]] == ["live"]  # type: ignore[attr-defined]
     (event,) = later["events"]  # type: ignore[misc]
     assert (event["reason"], event["object"]) == ("VMLost", "HarvesterMachine/l-worker-1")  # type: ignore[index]
+    assert event["namespace"] == namespace  # type: ignore[index]
 
 
 async def _next(answer: aiohttp.ClientResponse) -> dict[str, object]:
@@ -137,7 +138,33 @@ def test_a_browser_shows_causes_hosts_and_changes(management: Management, namesp
             assert await shown.run("document.documentElement.scrollWidth <= innerWidth")
             await shown.run("document.getElementById('filter').value = 'nothing'; draw()")
             assert "No cluster matches." in await shown.run("document.body.innerText")
+            await shown.run("document.getElementById('filter').value = ''; draw()")
+            await shown.run("document.querySelector('#counts button').click()")
+            assert await shown.run("document.querySelector('#counts button').ariaPressed") == "true"
+            assert await shown.run("document.querySelectorAll('#clusters article').length") == 1
+            assert await shown.run("document.querySelectorAll('.chip.control-plane[title]').length") == 1
             assert shown.messages == []
+
+    asyncio.run(look())
+
+
+@pytest.mark.skipif(not PROGRAM, reason="no Chromium here")
+def test_a_page_whose_server_has_ended_says_since_when_and_pools_with_little_left_come_first(
+    management: Management, namespace: str, tmp_path: Path
+) -> None:
+    async def look() -> None:
+        async with browser(tmp_path / "profile") as shown:
+            async with page(management, namespace) as url:
+                await shown.open(url)
+                await shown.until("document.querySelectorAll('#clusters article').length === 1")
+                pools = [{"harvester": "h", "name": "large", "total": 99, "free": 50}]
+                pools += [{"harvester": "h", "name": "small", "total": 9, "free": 1}]
+                await shown.run(f"data.pools = {json.dumps(pools)}; draw()")
+                names = "[...document.querySelectorAll('#pools .name')].map(each => each.textContent).join()"
+                assert await shown.run(names) == "small,large"
+                assert await shown.run("document.body.className") == ""
+            await shown.until("document.getElementById('live').textContent.startsWith('disconnected since ')")
+            assert "stale" in await shown.run("document.body.className")
 
     asyncio.run(look())
 
