@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from caphv.api import names
-from caphv.api.object import NAMESPACES, Obj, Resource, annotations_of, uid_of
+from caphv.api.object import NAMESPACES, Obj, Resource, annotations_of, key_of, uid_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists, ApiError, NotFound, Unreachable
+from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
 from overview.backup.files import Backup
 from overview.backup.graph import ObjectId, id_of
 from overview.backup.order import Action, Source, Step, created_form, differences, managed_fields, plan, unpausing
@@ -19,6 +19,9 @@ from overview.reader import list_all
 
 _REQUESTS_AT_ONCE = 16
 _WITHOUT_INDEX = "without-index"
+_MOST_CONFLICTS = 20
+# As the API server names the manager of what a command creates, by its user agent.
+_OWN = ("caphv-cli", "Update", "")
 
 
 @dataclass(slots=True)
@@ -73,7 +76,7 @@ async def create(client: ApiClient, restore: Restore) -> list[str]:
         return ""
 
     for _, level in groupby(restore.steps(), key=lambda step: step.level):
-        answers = await asyncio.gather(*(one(step) for step in level if step.action is Action.CREATE))
+        answers = await asyncio.gather(*(one(step) for step in level if _is_unfinished(restore, step)))
         if failed := [answer for answer in answers if answer]:
             return failed
     return []
@@ -128,18 +131,51 @@ def _is_of(obj: Obj, origin: str) -> bool:
     return annotations_of(obj).get(names.RESTORED_FROM_ANNOTATION) == origin
 
 
+def _is_unfinished(restore: Restore, step: Step) -> bool:
+    """Whether an object is to be created, or was created by a restore that ended before its fields had managers."""
+    if step.action is not Action.RESTORED:
+        return step.action is Action.CREATE
+    there = _managers(restore.existing[step.identity])
+    return any(each not in there for each in _managers(step.obj) if each[1] == "Apply")
+
+
 async def _create(client: ApiClient, restore: Restore, step: Step, uids: dict[ObjectId, str]) -> Obj:
     resource = restore.kinds[step.identity.group, step.identity.kind]
-    obj = created_form(step.obj, uids, restore.source)
-    try:
-        created = await client.create(resource, obj)
-    except AlreadyExists:
-        # A controller was faster, or an answer of ours was lost; the verification compares it.
-        return await client.get(resource, step.identity.name, step.identity.namespace)
+    created = restore.existing.get(step.identity)
+    if created is None:
+        try:
+            created = await client.create(resource, created_form(step.obj, uids, restore.source))
+        except AlreadyExists:
+            # A controller was faster, or an answer of ours was lost; the verification compares it.
+            return await client.get(resource, step.identity.name, step.identity.namespace)
     if fields := managed_fields(step.obj, uids):
-        patch = {"metadata": {"resourceVersion": created["metadata"]["resourceVersion"], "managedFields": fields}}
-        await client.patch(resource, step.identity.name, step.identity.namespace, patch)
+        await _restore_managers(client, resource, created, fields)
     return created
+
+
+async def _restore_managers(client: ApiClient, resource: Resource, created: Obj, fields: list[Obj]) -> None:
+    """Write who manages which field, in place of us; controllers write to a new object at the same time."""
+    key, live = key_of(created), created
+    replaced = {_OWN, *map(_manager, fields)}
+    for attempt in range(_MOST_CONFLICTS):
+        others = [each for each in live["metadata"].get("managedFields") or () if _manager(each) not in replaced]
+        metadata = {"resourceVersion": live["metadata"]["resourceVersion"], "managedFields": [*fields, *others]}
+        try:
+            await client.patch(resource, key.name, key.namespace, {"metadata": metadata})
+        except Conflict:
+            if attempt == _MOST_CONFLICTS - 1:
+                raise
+            live = await client.get(resource, key.name, key.namespace)
+        else:
+            return
+
+
+def _managers(obj: Obj) -> set[tuple[str, str, str]]:
+    return set(map(_manager, obj["metadata"].get("managedFields") or ()))
+
+
+def _manager(entry: Obj) -> tuple[str, str, str]:
+    return str(entry.get("manager")), str(entry.get("operation")), str(entry.get("subresource") or "")
 
 
 def _version(obj: Obj) -> str:

@@ -7,13 +7,14 @@ import contextlib
 import copy
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource, annotations_of, key_of, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
-from caphv.runtime.errors import AlreadyExists
+from caphv.runtime.errors import AlreadyExists, Unreachable
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests.support.backup import whole_cluster
@@ -139,6 +140,53 @@ def test_a_cluster_is_saved_and_created_again_with_its_owners(
 
 def _managers(obj: Obj) -> list[str]:
     return [entry["manager"] for entry in obj["metadata"]["managedFields"] if entry["operation"] == "Apply"]
+
+
+def test_managers_of_fields_are_restored_also_after_others_wrote_and_after_an_interruption(
+    sides: tuple[Management, Management], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = sides
+    monkeypatch.setenv("CAPHV_BACKUP_PASSPHRASE", SECRET)
+
+    async def load_late() -> None:
+        async with old.server.client() as client:
+            await load(client, whole_cluster("late", identity="late-identity"))
+
+    asyncio.run(load_late())
+    folder = str(tmp_path / "late")
+    assert old.caphv("backup", "team/late", folder).exit_code == 0
+    create, patch = ApiClient.create, ApiClient.patch
+
+    async def core_is_fast(client: ApiClient, resource: Resource, obj: Obj, **options: bool) -> Obj:
+        created = await create(client, resource, obj, **options)
+        if resource.kind == "Cluster":
+            labels = {"metadata": {"labels": {"written": "by-the-core"}}}
+            await patch(client, resource, obj["metadata"]["name"], obj["metadata"]["namespace"], labels)
+        return created
+
+    async def interrupted(client: ApiClient, resource: Resource, *what: Any, **options: Any) -> Obj:
+        if resource.kind == "Machine":
+            raise Unreachable("interrupted")
+        return await patch(client, resource, *what, **options)
+
+    monkeypatch.setattr(ApiClient, "create", core_is_fast)
+    monkeypatch.setattr(ApiClient, "patch", interrupted)
+    first = new.caphv("restore", folder, "--yes")
+    assert (first.exit_code, "interrupted" in first.output, "modified" in first.output) == (1, True, False), (
+        first.output
+    )
+    monkeypatch.setattr(ApiClient, "patch", patch)
+    second = new.caphv("restore", folder, "--yes", "--old-management-cluster-stopped")
+    assert second.exit_code == 0, second.output
+    found = {name: obj for name, obj in asyncio.run(everything(new.server)).items() if "/late" in name}
+    assert found["Cluster team/late"]["metadata"]["labels"]["written"] == "by-the-core"
+    assert {name for name, obj in found.items() if _managers(obj) != ["capi-topology"]} == set()
+    creators = [entry for obj in found.values() for entry in _updates(obj) if "f:spec" in entry["fieldsV1"]]
+    assert creators == []
+
+
+def _updates(obj: Obj) -> list[Obj]:
+    return [entry for entry in obj["metadata"]["managedFields"] if entry["operation"] == "Update"]
 
 
 def test_an_object_that_is_different_stops_it_before_anything_is_created(
