@@ -51,9 +51,9 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
     """Check the management cluster, identities, Harvesters and clusters, and say what to do about each finding.
 
-    Checked are versions, CRDs, the provider, webhooks and certificates; credentials with their ends and the rights of
-    the account; hosts, zones, pools, images, networks, key pairs, guest agents and replicas of volumes; objects whose
-    owner no longer exists; and the clusters themselves.
+    Checked are versions, CRDs, the provider, webhooks, cert-manager and certificates; credentials with their ends and
+    the rights of the account; hosts, zones, pools, images, networks, key pairs, guest agents and replicas of volumes;
+    objects whose owner no longer exists; what Fleet deploys to clusters; and the clusters themselves.
     """
     chosen = selection(clusters, flags)
     with patient_progress() as step:
@@ -89,7 +89,7 @@ async def run_checks(
     from datetime import UTC, datetime
 
     from caphv.api.object import Key, key_of
-    from overview.doctor import annotations, clusters, harvester, management
+    from overview.doctor import annotations, clusters, fleet, harvester, management
     from overview.doctor.reading import read_harvester_facts, read_management_facts
 
     facts = await read_management_facts(client, provider_namespace)
@@ -101,6 +101,7 @@ async def run_checks(
     for each in harvesters:
         checks += harvester.checks(each, now)
     checks += clusters.checks(found)
+    checks += fleet.checks(facts.fleet_clusters, [each.key for each in found], now)
     names = {(each.namespace, name) for each in found for name in (each.name, each.infrastructure)}
     objects = answer.objects
     own = [obj for obj in (*objects.clusters, *objects.harvester_clusters) if tuple(key_of(obj)) in names]

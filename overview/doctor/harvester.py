@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ _WITNESS = "node-role.harvesterhci.io/witness"
 _SCARCE = 0.1
 _AGENT_PATIENCE = timedelta(minutes=10)
 _SHOWN = 5
+_OLDEST = (1, 7)
+_TAG = re.compile(r"/harvester:v(\d{1,3})\.(\d{1,3})\.")
 
 
 @dataclass(slots=True)
@@ -60,6 +63,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     yield ok("connection", subject, f"answers; Kubernetes {facts.objects.version}")
     yield _rights(facts, secret)
     yield _harvester_itself(facts, subject)
+    yield from _version(facts, subject)
     yield from _hosts(facts.objects, subject)
     yield from _replicas(facts, subject)
     yield from _pools(facts, subject)
@@ -103,6 +107,21 @@ def _harvester_itself(facts: HarvesterFacts, subject: str) -> Check:
         message = "Deployment harvester-system/harvester is not available"
         return Check("harvester", subject, Result.ERROR, message, remedy)
     return ok("harvester", subject, "Deployment harvester-system/harvester is available")
+
+
+def _version(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
+    """Whether the provider is developed and tested against this Harvester, by the image of its Deployment."""
+    template = ((facts.deployment or {}).get("spec") or {}).get("template") or {}
+    containers: list[Obj] = (template.get("spec") or {}).get("containers") or []
+    found = next((match for each in containers if (match := _TAG.search(str(each.get("image") or "")))), None)
+    if found is None:
+        return
+    version = f"v{found[1]}.{found[2]}"
+    if (int(found[1]), int(found[2])) < _OLDEST:
+        message = f"Harvester {version} is older than v{_OLDEST[0]}.{_OLDEST[1]}, the oldest that is supported"
+        yield Check("harvester-version", subject, Result.WARNING, message, "Upgrade Harvester")
+    else:
+        yield ok("harvester-version", subject, f"Harvester {version}")
 
 
 def _hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:

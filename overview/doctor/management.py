@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from caphv.api import names
-from caphv.api.object import Obj, labels_of
+from caphv.api.object import Obj, annotations_of, key_of, labels_of
 from overview.doctor.model import Check, Result, ok, skipped
 from overview.objects import Unseen, condition_of
 
 SUBJECT = "management cluster"
 _SOON = timedelta(days=7)
 _LEASE_SECONDS = 60.0
+_INJECT = "cert-manager.io/inject-ca-from"
 _LOGS = "kubectl logs -n {namespace} deployment/caphv-controller-manager -c manager"
 
 
@@ -30,6 +31,9 @@ class ManagementFacts:
     webhooks: Obj | None = None
     endpoints: list[Obj] = field(default_factory=list)
     certificates: list[Obj] = field(default_factory=list)
+    cert_manager: list[Obj] | None = None
+    """Deployments of cert-manager, None where they may not be read."""
+    fleet_clusters: list[Obj] = field(default_factory=list)
     unseen: list[Unseen] = field(default_factory=list)
 
     def why_unseen(self, what: str) -> str:
@@ -44,6 +48,7 @@ def checks(facts: ManagementFacts, now: datetime) -> Iterator[Check]:
     yield _provider(facts)
     yield _lease(facts, now)
     yield from _webhooks(facts)
+    yield from _cert_manager(facts)
     yield from _certificates(facts, now)
 
 
@@ -142,6 +147,25 @@ def _webhooks(facts: ManagementFacts) -> Iterator[Check]:
             )
             return
         yield ok("webhooks", SUBJECT, f"{ready} endpoints serve the webhooks behind Service {name}")
+
+
+def _cert_manager(facts: ManagementFacts) -> Iterator[Check]:
+    """Whether cert-manager runs, where the webhooks get their certificate from it."""
+    injected = facts.webhooks is not None and _INJECT in annotations_of(facts.webhooks)
+    if facts.cert_manager is None or not (facts.certificates or injected):
+        return
+    if not facts.cert_manager:
+        message = "the webhooks' certificate is to come from cert-manager, which does not run here"
+        remedy = "Install cert-manager, or let the provider issue its own certificate: overlay self-signed"
+        yield Check("cert-manager", SUBJECT, Result.ERROR, message, remedy)
+        return
+    idle = [str(key_of(obj)) for obj in facts.cert_manager if not (obj.get("status") or {}).get("readyReplicas")]
+    if idle:
+        namespace = key_of(facts.cert_manager[0]).namespace
+        message = f"no replica is ready of Deployment {', '.join(sorted(idle))}: certificates are not renewed"
+        yield Check("cert-manager", SUBJECT, Result.ERROR, message, f"Check its Pods: kubectl get pods -n {namespace}")
+    else:
+        yield ok("cert-manager", SUBJECT, f"{len(facts.cert_manager)} Deployments of cert-manager are ready")
 
 
 def _certificates(facts: ManagementFacts, now: datetime) -> Iterator[Check]:

@@ -34,6 +34,7 @@ def checks(
     yield from _clocks(objects, subject, now)
     yield from _disk_errors(objects, subject)
     yield from _immovable(objects, subject)
+    yield from _shared_volumes(objects, storage_classes, machines, subject)
     yield from _macvlan(objects, machines, subject)
     yield from _external_storage(objects, storage_classes, machines, subject)
     yield from _overcommit(objects, subject)
@@ -120,6 +121,28 @@ def _immovable(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
         message = f"disks are not ReadWriteMany, so that their VMs cannot be migrated: {_some(single)}"
         remedy = "Use a storage class with ReadWriteMany and Block, or plan a restart of these VMs for maintenance"
         yield Check("rwx", subject, Result.WARNING, message, remedy)
+
+
+def _shared_volumes(
+    objects: HarvesterObjects, storage_classes: list[Obj], machines: list[Obj], subject: str
+) -> Iterator[Check]:
+    """Guests mount volumes that several of them share by NFS, over a network that VMs have to be connected to."""
+    shared = sorted(
+        str(each["metadata"]["name"]) for each in storage_classes if (each.get("parameters") or {}).get("nfsOptions")
+    )
+    if not shared or not objects.settings:
+        return
+    networks = [_setting(objects, name) for name in ("storage-network", "rwx-network")]
+    if not any(isinstance(each, dict) and each for each in networks):
+        message = f"volumes of StorageClass {_some(shared)} cannot be mounted: no network is set for shared volumes"
+        remedy = "Set storage-network or rwx-network on Harvester, and add a VM network to machines that reaches it"
+        yield Check("rwx-network", subject, Result.WARNING, message, remedy)
+        return
+    single = sorted(str(key_of(each)) for each in machines if len((each.get("spec") or {}).get("networks") or ()) == 1)
+    if single:
+        message = f"machines have one VM network, and may not reach shared volumes: {_some(single)}"
+        remedy = f"Add a VM network in the network of shared volumes, or use no StorageClass {_some(shared)} in guests"
+        yield Check("rwx-network", subject, Result.WARNING, message, remedy)
 
 
 def _macvlan(objects: HarvesterObjects, machines: list[Obj], subject: str) -> Iterator[Check]:

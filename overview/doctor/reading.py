@@ -31,6 +31,7 @@ from overview.poolreader import Machines, read_machines, read_pools
 from overview.reader import list_all, unseen
 
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
+_CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
 _HARVESTER = Key("harvester-system", "harvester")
 
 
@@ -49,6 +50,9 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     )
     facts.crds = [crd for crd in crds if crd]
     facts.certificates = await _list(client, facts, resources.CERTIFICATES, namespace)
+    facts.fleet_clusters = await _list(client, facts, resources.FLEET_CLUSTERS, "")
+    with suppress(ApiError):
+        facts.cert_manager = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
     entries = (facts.webhooks or {}).get("webhooks") or []
     service = next(((entry.get("clientConfig") or {}).get("service") for entry in entries), None)
     if service:

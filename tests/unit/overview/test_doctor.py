@@ -14,7 +14,7 @@ import pytest
 from caphv.api.object import Key, Obj
 from caphv.runtime.kubeconfig import Kubeconfig
 from overview.assembly import overview_of
-from overview.doctor import clusters, harvester, management, rights
+from overview.doctor import clusters, fleet, harvester, management, rights
 from overview.doctor.harvester import HarvesterFacts
 from overview.doctor.management import ManagementFacts
 from overview.doctor.model import Check, Result
@@ -45,13 +45,16 @@ def crd(strategy: str = "None", **labels: str) -> Obj:
 
 def webhooks(bundle: str = "CA") -> Obj:
     service = {"namespace": "caphv-system", "name": "caphv-webhook-service"}
-    return {"webhooks": [{"clientConfig": {"service": service, "caBundle": bundle}}]}
+    return {"metadata": {}, "webhooks": [{"clientConfig": {"service": service, "caBundle": bundle}}]}
 
 
 def deployment(ready: int) -> Obj:
     containers = [{"image": "caphv:0.12"}]
     spec = {"template": {"spec": {"containers": containers}}}
     return {"spec": spec, "status": {"replicas": 1, "readyReplicas": ready}}
+
+
+CERT_MANAGER = {"metadata": {"namespace": "cert-manager", "name": "cainjector"}, "status": {"replicas": 1}}
 
 
 def facts(**fields: Any) -> ManagementFacts:
@@ -89,6 +92,8 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
         ({"lease": {"spec": {"renewTime": ago(minutes=5)}}}, "leader", Result.ERROR, "no provider is active"),
         ({"lease": {"spec": {"renewTime": ago(minutes=-5)}}}, "clock", Result.WARNING, "clocks differ"),
         ({"endpoints": []}, "webhooks", Result.ERROR, "no ready endpoint"),
+        ({"cert_manager": []}, "cert-manager", Result.ERROR, "which does not run here"),
+        ({"cert_manager": [CERT_MANAGER]}, "cert-manager", Result.ERROR, "cert-manager/cainjector"),
         ({"unseen": [Unseen("deployments", "forbidden")]}, "provider", Result.SKIPPED, "forbidden"),
     ],
 )
@@ -96,6 +101,64 @@ def test_the_management_cluster(fields: Any, check: str, result: Result, text: s
     found = one(management.checks(facts(**fields), NOW), check)
     assert (found.result, text in found.message) == (result, True)
     assert bool(found.remedy) == found.wrong
+
+
+def test_cert_manager_is_checked_only_where_it_issues_the_certificate() -> None:
+    own = facts(cert_manager=[], certificates=[])
+    assert found(management.checks(own, NOW), "cert-manager") == []
+    injected = webhooks() | {"metadata": {"annotations": {"cert-manager.io/inject-ca-from": "caphv-system/x"}}}
+    assert one(management.checks(replace(own, webhooks=injected), NOW), "cert-manager").result is Result.ERROR
+    ready = {**CERT_MANAGER, "status": {"readyReplicas": 1}}
+    assert one(management.checks(facts(cert_manager=[ready]), NOW), "cert-manager").result is Result.OK
+
+
+# Fleet
+
+
+def fleet_cluster(name: str = "shop", ready: str = "True", seen: float = 5, **more: Any) -> Obj:
+    status = {
+        "agent": {"lastSeen": ago(minutes=seen)},
+        "display": {"readyBundles": "3/4"},
+        "conditions": [condition("Ready", ready, message="NotReady(1) [Bundle csi]")],
+    }
+    return {"metadata": {"namespace": "team", "name": name, **more}, "status": status}
+
+
+def test_bundles_that_fleet_has_not_deployed_are_reported() -> None:
+    shop = [Key("team", "shop")]
+    late = one(fleet.checks([fleet_cluster(ready="False")], shop, NOW), "fleet")
+    assert (late.result, late.message) == (
+        Result.WARNING,
+        "Fleet Cluster team/shop: 3/4 bundles are ready: NotReady(1) [Bundle csi]",
+    )
+    assert late.remedy.endswith("caphv bundles trace team/shop")
+    silent = one(fleet.checks([fleet_cluster(seen=45)], shop, NOW), "fleet")
+    assert (silent.result, "last reported at" in silent.message) == (Result.WARNING, True)
+    assert one(fleet.checks([fleet_cluster()], shop, NOW), "fleet").result is Result.OK
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"name": "shop"},
+        {
+            "name": "c-x7k2p",
+            "ownerReferences": [{"kind": "Cluster", "apiVersion": "cluster.x-k8s.io/v1beta2", "name": "shop"}],
+        },
+        {
+            "name": "c-m-1",
+            "namespace": "fleet-default",
+            "labels": {
+                "cluster-api.cattle.io/capi-cluster-owner": "shop",
+                "cluster-api.cattle.io/capi-cluster-owner-ns": "team",
+            },
+        },
+    ],
+)
+def test_a_fleet_cluster_is_found_by_label_owner_or_name(metadata: Any) -> None:
+    checks = list(fleet.checks([fleet_cluster(**metadata)], [Key("team", "shop")], NOW))
+    assert [check.subject for check in checks] == ["Cluster team/shop"]
+    assert list(fleet.checks([fleet_cluster(**metadata)], [Key("team", "other")], NOW)) == []
 
 
 def test_a_webhook_without_its_authority_is_an_error() -> None:

@@ -45,6 +45,27 @@ def setting(name: str, value: Any) -> Obj:
     return {"metadata": {"name": name}, "value": json.dumps(value)}
 
 
+def shared_class(name: str = "rwx") -> Obj:
+    return {"metadata": {"name": name}, "parameters": {"nfsOptions": "vers=4.2", "migratable": "false"}}
+
+
+def test_volumes_that_guests_share_need_a_network() -> None:
+    off, on = setting("storage-network", None), setting("rwx-network", {"vlan": 5})
+
+    def messages(settings: list[Obj], *networks: str) -> list[str]:
+        vm = machine()
+        vm["spec"]["networks"] = list(networks)
+        checks = pitfalls.checks(HarvesterObjects(settings=settings), [shared_class()], [vm], "Harvester x", NOW)
+        return [check.message for check in checks if check.id == "rwx-network"]
+
+    assert messages([off], "a", "b") == [
+        "volumes of StorageClass rwx cannot be mounted: no network is set for shared volumes"
+    ]
+    assert messages([off, on], "a") == ["machines have one VM network, and may not reach shared volumes: team/m"]
+    assert messages([off, on], "a", "b") == []
+    assert messages([], "a") == []
+
+
 def machine(image_name: str = "default/sles", storage_class: str = "fast") -> Obj:
     volumes = [{"imageName": image_name}, {"storageClass": storage_class}]
     return {"metadata": {"namespace": "team", "name": "m"}, "spec": {"volumes": volumes}}
