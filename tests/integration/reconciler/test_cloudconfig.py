@@ -230,6 +230,19 @@ async def test_tokens_are_nowhere_to_be_seen(case: Case) -> None:
     await case.workload.delete(SECRETS, SECRET, "kube-system")
 
 
+async def test_credentials_are_renewed_while_the_cluster_is_paused(case: Case) -> None:
+    await connect(case)
+    await case.ready_cluster(cloudConfig={"delivery": "Secret"})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
+    first = parse_kubeconfig(content(await workload_secret(case))).token
+    await case.pause(True)
+    due = {"metadata": {"annotations": {RENEW_AT_ANNOTATION: "2026-01-01T00:00:00Z"}}}
+    await case.workload.patch(SECRETS, SECRET, "kube-system", due)
+    await until_workload_secret(case, lambda obj: parse_kubeconfig(content(obj)).token != first)
+    await case.pause(False)
+    await case.delete()
+
+
 async def test_credentials_about_to_expire_are_reported_while_harvester_cannot_be_reached(case: Case) -> None:
     await connect(case)
     await case.ready_cluster(cloudConfig={"delivery": "Secret"})

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from caphv.api.object import LEASES, NODES, Obj, being_deleted, uid_of
-from caphv.runtime.errors import ApiError
+from caphv.runtime.errors import ApiError, Conflict
 from sandbox.harvester import kinds
 from sandbox.harvester.faults import Fault, Faults
 from tests.support.reconciler import inprocess
@@ -131,8 +131,9 @@ def created(case: Case, since: int) -> Counter[str]:
         ("POST", "/virtualmachines", False),
         ("DELETE", "/virtualmachines/", True),
         ("PATCH", "/ippools/", True),
+        ("PATCH", "/harvestermachines/one/status", False),
     ],
-    ids=["reservation", "creation", "deletion", "release"],
+    ids=["reservation", "creation", "deletion", "release", "status"],
 )
 async def test_write_that_outlives_the_lease_does_no_harm(
     environment: Environment, monkeypatch: pytest.MonkeyPatch, method: str, part: str, deleting: bool
@@ -167,8 +168,13 @@ async def test_write_that_outlives_the_lease_does_no_harm(
         vm, allocated = await case.vm(name), await case.allocated(pool)
         assert list(allocated.values()) == [f"{case.name}/{name}"]
         late_method, path, options = hook.late
-        with contextlib.suppress(ApiError):
-            await case.harvester.request(late_method, path, **options)
+        if path.endswith("/status"):
+            with pytest.raises(Conflict):
+                await case.management.request(late_method, path, **options)
+            assert is_ready(await case.get(HARVESTER_MACHINES, name))
+        else:
+            with contextlib.suppress(ApiError):
+                await case.harvester.request(late_method, path, **options)
         assert uid_of(await case.vm(name, is_kept)) == uid_of(vm)
         assert await case.allocated(pool) == allocated
         assert await case.names(kinds.VIRTUAL_MACHINES) == [name]

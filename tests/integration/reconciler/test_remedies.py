@@ -9,7 +9,7 @@ import pytest
 
 from caphv.api.names import ADOPT_ANNOTATION, OWNER_ANNOTATION, OWNER_UID_ANNOTATION
 from caphv.api.object import NAMESPACES, SECRETS, SERVICE_ACCOUNTS, SERVICES, Obj, uid_of
-from reconciler.cluster import cloudaccount
+from reconciler.cluster import cloudaccount, cloudconfig
 from reconciler.machine import create
 from sandbox.harvester import kinds
 from tests.support.reconciler import inprocess
@@ -26,10 +26,11 @@ CONFIG = "CloudProviderConfigReady"
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What no watch reports is read again each minute: here, each half second."""
+    """What no watch reports is read again after a minute or ten: here, after half a second."""
     inprocess.install(monkeypatch)
     for module in (create, cloudaccount):
         monkeypatch.setattr(module, "_UNWATCHED", 0.5)
+    monkeypatch.setattr(cloudconfig, "_ACCOUNT_CHECK", 0.5)
 
 
 async def correct_the_selector_of_a_pool(case: Case) -> None:
@@ -127,6 +128,16 @@ async def remove_user_data_that_talos_does_not_read(case: Case) -> None:
     await case.vm("one")
 
 
+async def put_a_kubeconfig_of_harvester_into_the_secret(case: Case) -> None:
+    await case.identity(case.environment.management.kubeconfig())
+    await case.write_secret("bootstrap", {"value": ""})
+    await case.create_cluster()
+    says = is_false("HarvesterConnectionReady", "HarvesterConnectionFailed", "is not a Harvester: it does not serve")
+    await case.until(HARVESTER_CLUSTERS, case.name, says)
+    await case.identity()
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+
+
 def refused(text: str) -> Callable[[Obj], bool]:
     return is_false(CONFIG, "CloudProviderConfigGenerationFailed", text)
 
@@ -140,6 +151,7 @@ STEPS = (
     delete_a_service_of_another_owner,
     adopt_a_vm_made_by_hand,
     remove_user_data_that_talos_does_not_read,
+    put_a_kubeconfig_of_harvester_into_the_secret,
 )
 
 
@@ -149,4 +161,14 @@ async def test_a_remedy_that_is_followed_ends_the_state(
 ) -> None:
     async with inprocess.opened(environment) as case, inprocess.running(case, inprocess.Hook()):
         await follow(case)
+        assert await case.remove() == []
+
+
+async def test_a_deleted_account_of_guests_is_noticed_and_recreated(environment: Environment) -> None:
+    async with inprocess.opened(environment) as case, inprocess.running(case, inprocess.Hook()):
+        await case.ready_cluster(cloudConfig={"delivery": "File"})
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true(CONFIG))
+        before = await case.get(SERVICE_ACCOUNTS, case.name)
+        await case.ask_deletion(SERVICE_ACCOUNTS, case.name)
+        await case.until(SERVICE_ACCOUNTS, case.name, lambda obj: uid_of(obj) != uid_of(before))
         assert await case.remove() == []

@@ -1,11 +1,13 @@
 """The command line: what it says, without doing anything."""
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -18,6 +20,7 @@ from reconciler import manager
 from sandbox import webhooks
 from sandbox.environment import Sandbox
 from sandbox.harvester.faults import KINDS, Kind
+from sandbox.processes.children import free_ports
 from sandbox.state import ProcessRecord, SandboxSettings, State
 
 pytestmark = pytest.mark.unit
@@ -121,16 +124,51 @@ def test_a_stop_is_obeyed_while_the_management_cluster_is_away(
         asyncio.get_running_loop().call_later(0.1, stop.set)
         return stop
 
-    user = {"name": "u", "user": {"token": "t"}}
-    where = {"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}
-    context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
-    config = {"current-context": "x", "contexts": [context], "clusters": [where], "users": [user]}
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
     for module in ("commands.run", "commands.packager.run"):
         monkeypatch.setattr(f"{module}.stop_signal", stop_soon)
     monkeypatch.setattr(logs, "configure", lambda *_: None)
     addresses = ("--metrics-bind-address", "0", "--health-probe-bind-address", "0")
-    assert call(*command, "--kubeconfig", str(tmp_path / "kubeconfig"), *addresses).exit_code == 0
+    assert call(*command, "--kubeconfig", nowhere(tmp_path), *addresses).exit_code == 0
+
+
+def nowhere(folder: Path) -> str:
+    """A kubeconfig whose server does not answer."""
+    user = {"name": "u", "user": {"token": "t"}}
+    where = {"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}
+    context = {"name": "x", "context": {"cluster": "c", "user": "u"}}
+    config = {"current-context": "x", "contexts": [context], "clusters": [where], "users": [user]}
+    (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+    return str(folder / "kubeconfig")
+
+
+def test_the_liveness_probe_is_answered_while_the_management_cluster_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    answers: list[int] = []
+    asking: list[asyncio.Task[None]] = []
+
+    async def ask(stop: asyncio.Event) -> None:
+        async with aiohttp.ClientSession() as session:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(10):
+                    while not answers:
+                        await asyncio.sleep(0.02)
+                        with contextlib.suppress(aiohttp.ClientConnectionError):
+                            async with session.get(f"http://127.0.0.1:{port}/healthz") as response:
+                                answers.append(response.status)
+        stop.set()
+
+    def stop_once_asked() -> asyncio.Event:
+        stop = asyncio.Event()
+        asking.append(asyncio.get_running_loop().create_task(ask(stop)))
+        return stop
+
+    monkeypatch.setattr("commands.run.stop_signal", stop_once_asked)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    addresses = ("--metrics-bind-address", "0", "--health-probe-bind-address", f"127.0.0.1:{port}")
+    assert call("run", "--kubeconfig", nowhere(tmp_path), *addresses).exit_code == 0
+    assert answers == [200]
 
 
 def test_a_sandbox_with_webhooks_has_a_provider_that_serves_them(

@@ -1,6 +1,7 @@
 """`caphv validate`: what it says, where it points, how it ends."""
 
 import copy
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from caphv.validation.yaml.loader import LARGEST_FILE
 from commands.main import cli
 from commands.output import validate
 from commands.schema import combined
+from commands.validate import examine
 
 pytestmark = pytest.mark.unit
 
@@ -268,6 +270,20 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     result = call(str(huge))
     assert result.exit_code == 2
     assert "larger than 16 MiB" in result.stderr
+
+
+def test_a_large_file_is_announced_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    file = tmp_path / "large.yaml"
+    file.write_text("kind: Cluster\n" + "# comment\n" * 300)
+    monkeypatch.setattr("commands.validate._LARGE", 1024)
+    for stream, announced in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr("sys.stderr", stream)
+        examine([str(file)])
+        assert (f"reading {file}, 0.0 MiB" in stream.getvalue()) is announced
 
 
 def test_warnings_fail_on_request_only() -> None:

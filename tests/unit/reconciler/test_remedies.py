@@ -14,6 +14,7 @@ pytestmark = pytest.mark.unit
 
 REMEDY = re.compile(
     r"\b(?:delete|remove) (?:it|them)\b|\bor adopt the VM\b|\bset annotation\b|\bcreate it or correct\b"
+    r"|\bput a (?:new )?kubeconfig\b"
 )
 FOLDER = "tests/integration/reconciler"
 # Module and words of the message → the test in FOLDER that follows its remedy.
@@ -25,8 +26,21 @@ FOLLOWED = {
         "cluster/cloudconfig.py",
         "was not created by",
     ): "test_cloudconfig.py::test_secret_of_another_client_is_left_alone",
+    ("cluster/connection.py", "is not a Harvester"): "test_remedies.py::put_a_kubeconfig_of_harvester_into_the_secret",
+    ("cluster/connection.py", "is not the Harvester of this"): (
+        "test_expiry.py::test_another_harvester_is_refused_while_there_are_machines"
+    ),
+    ("cluster/connection.py", "the token may have expired"): (
+        "test_expiry.py::test_refused_credentials_are_reported_in_both_conditions"
+    ),
     ("cluster/deletion.py", "deletion is blocked"): (
         "test_loadbalancer.py::test_deletion_without_harvester_waits_until_a_user_releases"
+    ),
+    ("cluster/identity.py", "credentials expire at"): (
+        "test_expiry.py::test_token_that_ends_soon_is_reported_and_a_lasting_identity_recovers"
+    ),
+    ("cluster/identity.py", "credentials expired at"): (
+        "test_expiry.py::test_refused_credentials_are_reported_in_both_conditions"
     ),
     ("cluster/pools.py", "create it or"): "test_cluster.py::test_missing_pool_is_named_and_picked_up_when_it_comes",
     ("cluster/references.py", "used without permission"): (
