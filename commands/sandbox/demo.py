@@ -115,7 +115,8 @@ def _showing(scenario: "Scenario") -> Iterator[None]:
     from rich.live import Live
 
     # Completed steps scroll away, so that the current state fits into a small window.
-    with Live(get_renderable=lambda: tree(scenario), console=Console(), refresh_per_second=8, transient=True) as live:
+    console = Console(highlight=False)
+    with Live(get_renderable=lambda: tree(scenario), console=console, refresh_per_second=8, transient=True) as live:
         shown = 0
 
         def changed() -> None:
