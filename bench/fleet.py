@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ from sandbox.addons.charts import opaque
 _REPO = "https://git.example.com/fleet.git"
 _CHANGE = {"ccm": {"replicas": 2}}
 VENDORED = "Fleet, vendored"
+BRANCHES = "Fleet, own branches"
 _CHARTS = ("harvester-cloud-provider", "harvester-csi-driver")
 
 
@@ -33,29 +35,44 @@ _CHARTS = ("harvester-cloud-provider", "harvester-csi-driver")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table")
 def main(clusters: int, groups: int, output: str) -> None:
     """Count what one changed setting of one cluster makes Fleet do, by who installs the charts."""
-    rows = [measure(clusters, groups, how) for how in ("Fleet", "HelmController", VENDORED)]
+    rows = [measure(clusters, groups, how) for how in ("Fleet", "HelmController", VENDORED, BRANCHES)]
     if output == "json":
         print(json.dumps(rows, indent=2))
         return
     for name in rows[0]:
-        print(f"{name:30}" + "".join(f"{row[name]:>16}" for row in rows))
+        print(f"{name:24}" + "".join(f"{row[name]:>20}" for row in rows))
 
 
 def measure(clusters: int, groups: int, how: str) -> dict[str, Any]:
-    """Return the counts of one commit. `how`: by Fleet, with vendored charts or without, or by the Helm controller."""
-    addons = {"charts": {"installedBy": how.partition(",")[0]}}
+    """Return the counts of one commit.
+
+    `how`: by Fleet, with vendored charts or without, or with a branch for each group, or by the Helm controller.
+    """
+    addons = [
+        {"charts": {"installedBy": how.partition(",")[0]}, "fleet": {"group": f"group-{number % groups}"}}
+        for number in range(clusters)
+    ]
     vendor = _vendored() if how == VENDORED else {}
-    facts = [_cluster(number, addons) for number in range(clusters)]
-    changed = [_cluster(0, {**addons, **_CHANGE}), *facts[1:]]
-    before, _ = _read(facts, vendor, groups)
+    options = GitRepoOptions(_REPO)
+    if how == BRANCHES:
+        options = replace(options, own_branches=frozenset(f"group-{number}" for number in range(groups)))
+    facts = [_cluster(number, one) for number, one in enumerate(addons)]
+    changed = [_cluster(0, {**addons[0], **_CHANGE}), *facts[1:]]
+    before, _ = _read(facts, vendor, options)
     files = {path: content for one in Renderer().render(facts, vendor) for path, content in one.tree.items()}
-    after, counts = _read(changed, {**vendor, **files}, groups)
+    # Only the branch of the changed cluster gets a commit.
+    after, counts = _read(changed, {**vendor, **files}, options, "clusters/clusters/cluster-0/*")
     touched = [name for name, bundle in after.items() if before[name] != bundle]
-    return {"charts installed by": how, "GitRepos run": groups, **counts, "bundles changed": len(touched)}
+    return {"charts installed by": how, **counts, "bundles changed": len(touched)}
 
 
-def _read(facts: Sequence[ClusterFacts], previous: Mapping[str, bytes], groups: int) -> tuple[dict[str, Bundle], Obj]:
-    """Read a commit through all its GitRepos; return the bundles by name, and what it cost."""
+def _read(
+    facts: Sequence[ClusterFacts], previous: Mapping[str, bytes], options: GitRepoOptions, changed: str = ""
+) -> tuple[dict[str, Bundle], Obj]:
+    """Read a commit through all GitRepos of the branches that it changes; return the bundles by name, and its cost.
+
+    `changed` is the path of a cluster, empty for all.
+    """
     fetched = 0
 
     def chart(helm: Mapping[str, Any]) -> Sequence[Obj]:
@@ -65,7 +82,9 @@ def _read(facts: Sequence[ClusterFacts], previous: Mapping[str, bytes], groups: 
 
     results = Renderer().render(facts, previous)
     assert all(result.ok for result in results), [result.findings for result in results if not result.ok]
-    repos = git_repos([one.settings for one in results if one.settings], GitRepoOptions(_REPO, groups=groups))
+    repos = git_repos([one.settings for one in results if one.settings], options)
+    branches = {repo["spec"]["branch"] for repo in repos if not changed or changed in repo["spec"]["paths"]}
+    repos = [repo for repo in repos if repo["spec"]["branch"] in branches]
     folders: dict[str, dict[str, bytes]] = {}
     for result in results:
         folder = f"clusters/{result.cluster.namespace}/{result.cluster.name}/*"
@@ -76,7 +95,7 @@ def _read(facts: Sequence[ClusterFacts], previous: Mapping[str, bytes], groups: 
             # One path at a time: the stand-in compares every folder with every path.
             one = {**repo, "spec": {**repo["spec"], "paths": [path]}}
             found |= {bundle.name: bundle for bundle in bundles_of(folders[path], one, chart)}
-    return found, {"bundles read": len(found), "chart downloads": fetched}
+    return found, {"GitRepos run": len(repos), "bundles read": len(found), "chart downloads": fetched}
 
 
 def _vendored() -> dict[str, bytes]:

@@ -44,6 +44,8 @@ class Store(Protocol):
 
     def sync(self) -> Snapshot: ...  # noqa: D102
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result: ...  # noqa: D102
+    def commits(self) -> set[str]: ...  # noqa: D102
+    def stale(self) -> list[str]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)

@@ -72,10 +72,11 @@ def release_of(bundler: Bundler, name: str) -> Any:
         raise click.BadParameter(str(error), param_hint="--release") from None
 
 
-def compare(flags: dict[str, Any], *, whole: bool) -> tuple[SelectedClusters, Batch, list[Any]]:
+def compare(flags: dict[str, Any], *, whole: bool) -> tuple[SelectedClusters, Batch, list[Any], list[str]]:
     """Read clusters and a repository, and compare the rendered bundles with its content.
 
-    With `whole`, all clusters are given: others in the repository are extra.
+    With `whole`, all clusters are given: others in the repository are extra. The last result are branches of groups
+    that do not follow the branch.
     """
     from packager.diff import diff_clusters
     from packager.planner import ManagementState, Planner
@@ -91,7 +92,8 @@ def compare(flags: dict[str, Any], *, whole: bool) -> tuple[SelectedClusters, Ba
             state = ManagementState(given.clusters, live=False, pruning=pruning)
             planned = Planner(bundler).plan(snapshot, state)
             found = diff_clusters(planned.batch, planned.plan, snapshot)
-    return given, planned.batch, found
+            stale = store.stale()
+    return given, planned.batch, found, stale
 
 
 def pruning_of(given: SelectedClusters, snapshot: Snapshot, budget: int, *, whole: bool) -> Pruning:

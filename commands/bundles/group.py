@@ -106,6 +106,13 @@ Examples:
 @click.option(
     "--groups", type=click.IntRange(1), default=1, show_default=True, help="gitrepo: number of GitRepos per workspace."
 )
+@click.option(
+    "--own-branch",
+    "own_branches",
+    multiple=True,
+    metavar="GROUP",
+    help="gitrepo: Group whose bundles are on a branch of their own, as caphv-branches.yaml lists it. Repeatable.",
+)
 def render(**flags: Any) -> None:
     """Render the bundles of clusters and print them, or write them into a folder.
 
@@ -130,11 +137,12 @@ def _rendered(flags: dict[str, Any], given: SelectedClusters, step: Step) -> Bat
     from packager.git.errors import GitError
     from packager.git.prune import Pruning
     from packager.git.publish import changes
+    from packager.rendering import branches
     from packager.tree import CLUSTER_ROOT, CLUSTERS, VENDOR
     from packager.uninstall import policies_of, staging
 
     bundler = bundler_of(flags, step)
-    target = Directory(flags["to"], names=(CLUSTERS, VENDOR)) if flags["to"] else None
+    target = Directory(flags["to"], names=(CLUSTERS, VENDOR, branches.FILE)) if flags["to"] else None
     try:
         if names_repository(flags):
             with open_store(flags) as store:
@@ -170,6 +178,7 @@ def _gitrepos(flags: dict[str, Any], given: SelectedClusters) -> tuple[str, Batc
             groups=flags["groups"],
             helm_secret_name=flags["helm_secret"],
             helm_repo_regex=flags["helm_repo_regex"],
+            own_branches=frozenset(flags["own_branches"]),
         )
     except ValueError as error:
         hint = "" if flags["repo"] else "; name the repository with --repo"
@@ -201,7 +210,7 @@ def diff(**flags: Any) -> None:
     """Show what a push would change, as a unified diff or as a summary."""
     from commands.output import bundles as out
 
-    given, batch, found = compare(flags, whole=flags["prune"])
+    given, batch, found, _ = compare(flags, whole=flags["prune"])
     click.echo(out.DIFFERENCES[flags["output"]](found), nl=False, color=out.colour())
     finish(given, batch, different=not all(one.is_current for one in found))
 
@@ -225,9 +234,11 @@ def verify(**flags: Any) -> None:
     """Check that a repository holds the bundles of its clusters, and list all differences."""
     from commands.output import bundles as out
 
-    given, batch, found = compare(flags, whole=not flags["partial"])
+    given, batch, found, stale = compare(flags, whole=not flags["partial"])
     click.echo(out.VERIFIED[flags["output"]](found), nl=False, color=out.colour())
-    finish(given, batch, different=not all(one.is_current for one in found))
+    for branch in stale:
+        click.echo(f"caphv bundles: branch {branch} does not follow {flags['branch']}: push to update it", err=True)
+    finish(given, batch, different=bool(stale) or not all(one.is_current for one in found))
 
 
 @bundles.command(

@@ -223,7 +223,8 @@ def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any
     from packager.controller.fleet import Report
 
     upgrade = wave.rollout
-    work.earlier.add(work.store.sync().commit)
+    work.store.sync()
+    work.earlier |= work.store.commits()
     # Before anything is committed: without the right to read Bundles, every wave would be reverted.
     _await(work, {}, 0, step, upgrade.title)
     planned, result = work.push(upgrade.before, wave.pins, wave.why)
@@ -234,7 +235,7 @@ def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any
         failed.setdefault(Key(*skipped.what.split("/")[1:3]), []).append(f"{skipped.what}: {skipped.why}")
     reports = {}
     if not failed:
-        waiting = _await(work, _expected(work, planned, result.head), work.flags["gate"], step, upgrade.title)
+        waiting = _await(work, _expected(work, planned, result), work.flags["gate"], step, upgrade.title)
         reports = {key: waiting.get(key, Report(())) for key in upgrade.before}
     # All are ready, or the gate's time is over.
     now = max(time.time(), upgrade.since + upgrade.gate)
@@ -242,17 +243,19 @@ def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any
     if following is None or following.rollout.state is not rollout.State.REVERTED:
         return outcome | {"state": "ready"}, following
     step(f"{upgrade.title} is not ready: reverting it")
-    work.earlier.add(result.head)
+    work.earlier |= work.store.commits()
     _, reverted = work.push(upgrade.before, following.pins, following.why)
     problems = {str(key): [*found] for key, found in following.rollout.problems.items()}
     return outcome | {"state": "reverted", "revert": reverted.commit, "problems": problems}, following
 
 
-def _expected(work: _Upgrade, planned: Planned, commit: str) -> dict[Key, ExpectedBundles]:
+def _expected(work: _Upgrade, planned: Planned, result: Result) -> dict[Key, ExpectedBundles]:
     from packager.controller.fleet import expected_bundles
 
     return {
-        rendered.cluster: expected_bundles(rendered, rendered.settings, commit, work.flags["inner"])
+        rendered.cluster: expected_bundles(
+            rendered, rendered.settings, result.head_of(rendered.branch), work.flags["inner"]
+        )
         for rendered in planned.batch.rendered
         if rendered.settings
     }

@@ -195,13 +195,15 @@ def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
     from packager.git.errors import GitError, InvalidRemote
     from packager.git.remote import Remote
     from packager.git.repository import Repository
+    from packager.rendering import branches
     from packager.tree import CLUSTERS, VENDOR
 
     if not names_repository(flags):
         raise click.UsageError("give a repository with --repo URL or a folder with --folder")
     try:
         if flags["folder"]:
-            directory = Directory(flags["folder"], _inner(flags["inner"]), names=(CLUSTERS, VENDOR))
+            names = (CLUSTERS, VENDOR, branches.FILE)
+            directory = Directory(flags["folder"], _inner(flags["inner"]), names=names)
             if not (new or flags["folder"].is_dir()):
                 raise InputError(f"{flags['folder']}: no such folder")
             yield directory
@@ -219,7 +221,8 @@ def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
         except InvalidRemote as error:
             raise click.UsageError(str(error)) from None
         identity = _identity(flags.get("author") or "")
-        with Repository(remote, flags["git_cache"] or _cache(remote), credentials, identity) as repository:
+        cache = flags["git_cache"] or _cache(remote)
+        with Repository(remote, cache, credentials, identity, branches.folders) as repository:
             yield repository
     except GitError as error:
         raise InputError(str(error)) from None

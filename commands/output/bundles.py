@@ -236,6 +236,7 @@ def _pushed(result: Result) -> str:
     lines += [
         f"  {click.style('left', fg='yellow')}    {left.what}: {left.why}" for left in (*plan.held, *plan.refused)
     ]
+    lines += [f"  branch  {group}: commit {result.groups[group][:12]}" for group in result.moved]
     lines += [f"  {click.style('foreign', fg='red')} {printable(path)} {FOREIGN_FILE}" for path in plan.foreign]
     where = f"commit {result.commit[:12]} on {result.branch}" if result.commit else "wrote files"
     head = f"{where}: {len(plan.write)} written, {len(plan.delete)} removed" if not plan.is_empty else "nothing changed"
@@ -255,6 +256,7 @@ def _result(result: Result) -> Obj:
         **{verb: list(names) for verb, names in _done(result)},
         "left": [{"what": left.what, "why": left.why} for left in (*plan.held, *plan.refused)],
         "foreign": list(plan.foreign),
+        "branches": {group: result.groups[group] for group in result.moved},
         "files": {"written": sorted(plan.write), "removed": sorted(plan.delete)},
     }
 

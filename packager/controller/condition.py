@@ -80,7 +80,8 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     if key in published.unmerged:
         message = f"commit {result.head} waits on branch {result.branch} to be merged"
         return Outcome(Reason.ADDON_BUNDLES_IN_PROGRESS, message, result.head, changed=changed)
-    commit = result.commit if changed else known.get(key, result.head)
+    head = result.head_of(rendered.branch)
+    commit = head if changed else known.get(key, head)
     staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(f"{folder}/")]
     staying += _foreign(published.result.plan, key)
     staying += published.upgrade.notes(key) if published.upgrade else []

@@ -10,7 +10,7 @@ from pathlib import Path
 from packager.git.commit import Identity
 from packager.git.credentials import Credentials
 from packager.git.remote import Remote
-from packager.git.repository import Repository
+from packager.git.repository import Repository, Split
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ class RepositoryConfig:
 class RepositoryHandle:
     """Opens a repository on first use; not thread-safe."""
 
-    def __init__(self, place: RepositoryConfig) -> None:
-        self._place = place
+    def __init__(self, place: RepositoryConfig, split: Split | None = None) -> None:
+        self._place, self._split = place, split
         self._repository: Repository | None = None
         self._credentials = Credentials()
 
@@ -40,7 +40,8 @@ class RepositoryHandle:
             log.info("the credentials for %s have changed", self._place.remote.shown)
             self.close()
         if self._repository is None:
-            repository = Repository(self._place.remote, self._place.cache, credentials, self._place.identity)
+            place = self._place
+            repository = Repository(place.remote, place.cache, credentials, place.identity, self._split)
             self._repository = repository.__enter__()
             self._credentials = credentials
         return self._repository

@@ -19,6 +19,7 @@ from packager.git.errors import GitError
 from packager.git.prune import Plan
 from packager.git.repository import Result
 from packager.planner import ManagementState, Planner, definitions_changed, publish
+from packager.rendering import branches
 from packager.rendering.gitrepo import GitRepoOptions
 from packager.rendering.renderer import RenderOptions
 from packager.tree import CLUSTERS
@@ -79,7 +80,7 @@ class Publisher:
         self.table = bundler.renderer.table
         self._options = options
         self._planner = Planner(bundler, builder, options.max_prune, options.namespace)
-        self._target = RepositoryHandle(options.place)
+        self._target = RepositoryHandle(options.place, branches.folders)
         self._source = DefinitionSource(options.source) if options.source else None
         self._done = ""
         self._stopping = False
@@ -92,13 +93,16 @@ class Publisher:
         """
         repository = self._target.opened()
         if not self._order:
-            self._note(repository.sync().commit)
+            repository.sync()
+            for commit in repository.commits():
+                self._note(commit)
         definitions, error = self._read_source()
         source = definitions.source if definitions else None
         reason = self._reason(state, definitions)
         planned, result = publish(repository, self._planner, state, source, reason=reason, check=self._check_running)
         self._done = definitions.origin if definitions else ""
-        self._note(result.head)
+        for commit in (result.head, *result.groups.values()):
+            self._note(commit)
         unmerged: frozenset[Key] = frozenset()
         if self.is_reviewed:
             unmerged = frozenset(touched(self._planner.plan(repository.sync(), state, source).plan))

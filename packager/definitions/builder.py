@@ -25,6 +25,7 @@ from packager.definitions.source import ClusterEntry, Source, SourceProblem
 from packager.git.errors import GitError
 from packager.git.folder import Folder, Root, blob_id
 from packager.git.snapshot import Snapshot
+from packager.rendering import branches, vendored
 from packager.rendering.bundles import FLEET_YAML, workspace
 from packager.rendering.gitrepo import GitRepoOptions
 from packager.rendering.lockfile import FILE as RECORD
@@ -112,6 +113,7 @@ class Builder:
         self._known: dict[Key, _Known] = {}
         self._last: tuple[Source, str, BuildResult] | None = None
         self._protected: set[str] = set()
+        self._shared: tuple[str, ...] = ()
 
     def build(self, source: Source, snapshot: Snapshot) -> BuildResult:
         """Build a source on top of the repository: pinned versions and files of running nodes stay."""
@@ -127,7 +129,10 @@ class Builder:
         for (namespace, name), objects in source.groups.items():
             self._share(built, snapshot, namespace, name, objects)
         classes = [obj for group in source.groups.values() for obj in group]
-        before, self._known = self._known, {}
+        # Every cluster depends on them.
+        shared = tuple(_id(snapshot, path) for path in (vendored.INDEX, branches.FILE))
+        before, self._known = self._known if shared == self._shared else {}, {}
+        self._shared = shared
         for entry in source.clusters:
             read = (entry.head, *entry.others, *([] if entry.is_definition else classes))
             ids = _id(snapshot, manifest_path(entry.key)), _id(snapshot, _record_path(entry.key))

@@ -6,6 +6,7 @@ namespaces/<namespace>/<group>/              shared by clusters of a namespace: 
 gitrepos/<workspace>/<name>/                 GitRepos by which Fleet reads the bundles
 clusters/<namespace>/<cluster>/<bundle>/     bundles, for the clusters themselves
 caphv-status.yaml                            all clusters, and problems of their definitions
+caphv-branches.yaml                          groups whose bundles are on a branch of their own
 ```
 
 Each of the innermost folders is one bundle of Fleet. No Secret is ever among the files.
@@ -18,13 +19,13 @@ from collections.abc import Sequence
 from caphv.api.object import Obj
 from packager.definitions.build import Built
 from packager.definitions.protection import protected, unprotected
-from packager.rendering import yaml
+from packager.rendering import branches, yaml
 from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.gitrepo import GitRepoOptions, git_repo
 from packager.tree import CLUSTERS, VENDOR, path_of
 
 MANIFESTS, NAMESPACES, GITREPOS, STATUS = "manifests", "namespaces", "gitrepos", "caphv-status.yaml"
-NAMES = (MANIFESTS, NAMESPACES, GITREPOS, CLUSTERS, VENDOR, STATUS)
+NAMES = (MANIFESTS, NAMESPACES, GITREPOS, CLUSTERS, VENDOR, STATUS, branches.FILE)
 """Everything at the top of the repository, or of the remote's path."""
 CLUSTER = "cluster"
 SHARED_FILE = "objects.yaml"

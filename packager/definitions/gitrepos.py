@@ -7,7 +7,9 @@ each bundle to one of them; so in a namespace with groups all paths are listed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from caphv.api.object import Key, Obj
@@ -17,7 +19,7 @@ from packager.definitions.files import GITREPOS
 from packager.definitions.protection import protected
 from packager.git.folder import Folder
 from packager.git.snapshot import Snapshot
-from packager.rendering import yaml
+from packager.rendering import branches, yaml
 from packager.rendering.gitrepo import GitRepoOptions, cluster_path, git_repo, namespace_path
 from packager.tree import CLUSTERS, path_of
 
@@ -40,6 +42,8 @@ def folders(options: GitRepoOptions, members: Iterable[Member], snapshot: Snapsh
     with the GitRepo that reads them.
     """
     known = list(members)
+    with contextlib.suppress(ValueError):  # each cluster has a finding about it
+        options = replace(options, own_branches=branches.groups(snapshot.read(branches.FILE)))
     grouped = {(one.workspace, one.cluster.namespace) for one in known if one.group}
     paths: dict[tuple[str, str], set[str]] = {}
     for one in known:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from packager.git.paths import checked, joined
@@ -109,4 +109,21 @@ def stream(plan: Plan, text: str, identity: Identity, parent: str, path: str) ->
         yield f"D {checked(joined(path, gone))}\n".encode()
     for name, content in sorted(plan.write.items()):
         yield f"M 100644 inline {checked(joined(path, name))}\ndata {len(content)}\n".encode() + content + b"\n"
+    yield b"get-mark :1\ndone\n"
+
+
+def group_stream(
+    files: Mapping[str, bytes], folders: Mapping[str, str], text: str, identity: Identity, parent: str
+) -> Iterator[bytes]:
+    """Give the input of `git fast-import` for a commit that has nothing but these files and, by id, these folders."""
+    body = text.encode()
+    yield f"reset {WORK_REF}\n\ncommit {WORK_REF}\nmark :1\n".encode()
+    yield f"committer {identity} {int(time.time())} +0000\ndata {len(body)}\n".encode() + body + b"\n"
+    if parent:
+        yield f"from {parent}\n".encode()
+    yield b"deleteall\n"
+    for path, id_ in sorted(folders.items()):
+        yield f"M 040000 {id_} {checked(path)}\n".encode()
+    for name, content in sorted(files.items()):
+        yield f"M 100644 inline {checked(name)}\ndata {len(content)}\n".encode() + content + b"\n"
     yield b"get-mark :1\ndone\n"

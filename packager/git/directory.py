@@ -36,6 +36,14 @@ class Directory:
         """Return a snapshot of the folder below its names; empty if it does not exist. Raises UnmanagedFiles."""
         return Snapshot(_OnDisk(self._root, self._path, self._names), _COMMIT, self._path)
 
+    def commits(self) -> set[str]:
+        """Return no commit: the folder has none."""
+        return set()
+
+    def stale(self) -> list[str]:
+        """Return no branch: the folder has none."""
+        return []
+
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result:
         """Write the plan for the current folder; there is no commit, and `reason` is not stored.
 

@@ -77,15 +77,23 @@ def blob_id(content: bytes) -> str:
 
 def tree_id(files: Tree) -> str:
     """Return Git's id of a folder with these regular files."""
-    below: dict[str, dict[str, bytes]] = {}
-    entries: dict[str, tuple[int, str]] = {}
+    return tree_id_with(files, {})
+
+
+def tree_id_with(files: Tree, folders: Mapping[str, str]) -> str:
+    """Return Git's id of a folder with these regular files and, by path and id, these folders."""
+    below: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {}
+    entries = {path: (REGULAR_FILE, blob_id(content)) for path, content in files.items() if "/" not in path}
+    entries |= {path: (FOLDER, id_) for path, id_ in folders.items() if "/" not in path}
     for path, content in files.items():
         name, slash, rest = path.partition("/")
         if slash:
-            below.setdefault(name, {})[rest] = content
-        else:
-            entries[name] = REGULAR_FILE, blob_id(content)
-    return tree_id_of(entries | {name: (FOLDER, tree_id(inner)) for name, inner in below.items()})
+            below.setdefault(name, ({}, {}))[0][rest] = content
+    for path, id_ in folders.items():
+        name, slash, rest = path.partition("/")
+        if slash:
+            below.setdefault(name, ({}, {}))[1][rest] = id_
+    return tree_id_of(entries | {name: (FOLDER, tree_id_with(*inner)) for name, inner in below.items()})
 
 
 def tree_id_of(entries: Mapping[str, tuple[int, str]]) -> str:

@@ -63,6 +63,11 @@ class Remote:
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
+    @property
+    def group_branches(self) -> str:
+        """What the names of branches with one group of folders begin with."""
+        return group_prefix(self.branch, self.path)
+
     def _findings(self) -> Iterator[Finding]:
         for field, branch in (("branch", self.branch), ("review", self.review)):
             if (branch or field == "branch") and _BAD_BRANCH.search(branch or "/"):
@@ -74,6 +79,11 @@ class Remote:
             yield Finding(("path",), Fault.INVALID, fault, "git-path", self.path)
         if not 0 < self.timeout <= 3600:
             yield Finding(("timeout",), Fault.INVALID, "must be within 1 and 3600 s", "git-timeout", self.timeout)
+
+
+def group_prefix(branch: str, path: str) -> str:
+    """Return what the names of branches begin with that hold a part of this one's folders."""
+    return "/".join(filter(None, (f"{branch}-groups", path)))
 
 
 def _url_findings(url: str) -> Iterator[Finding]:

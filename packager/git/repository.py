@@ -13,16 +13,18 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from packager.git.clone import Clone
-from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_of, message, stream
+from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_of, group_stream, message, stream
 from packager.git.credentials import Credentials
 from packager.git.errors import CorruptClone, GitError, MissingBranch, PushConflict, Rejected, UnmanagedFiles
+from packager.git.folder import tree_id_with
+from packager.git.paths import joined
 from packager.git.prune import Plan
 from packager.git.remote import Remote
 from packager.git.snapshot import Snapshot
@@ -32,6 +34,8 @@ T = TypeVar("T")
 
 _TARGET_REF = "refs/caphv/target"
 _REVIEW_REF = "refs/caphv/review"
+_GROUP_REFS = "refs/caphv/groups"
+_GROUP_FILE = "README.md"
 _ATTEMPTS = 40
 _LONGEST_PAUSE = 1.0
 _MOST_NAMED = 5
@@ -41,15 +45,22 @@ _RACES = ("cannot lock ref", "failed to update ref", "incorrect old value", "ref
 
 @dataclass(frozen=True)
 class BranchHeads:
-    """Commits at the remote: of the branch, and of the branch for review; empty where there is no such branch."""
+    """Commits at the remote: of the branch, and of the branch for review; empty where there is no such branch.
+
+    `groups` are those of the branches with one group of folders, by group.
+    """
 
     target: str = ""
     review: str = ""
+    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a call: `commit` is empty when nothing had to change; `branch` is where it was pushed to."""
+    """The result of a call: `commit` is empty when nothing had to change; `branch` is where it was pushed to.
+
+    `groups` are the heads of the branches with one group of folders, by group, and `moved` those that were pushed.
+    """
 
     plan: Plan
     head: str
@@ -57,6 +68,16 @@ class Result:
     commit: str = ""
     attempts: int = 1
     push_seconds: float = 0.0
+    groups: Mapping[str, str] = field(default_factory=dict)
+    moved: tuple[str, ...] = ()
+
+    def head_of(self, group: str) -> str:
+        """Return the commit from which Fleet reads a group, empty for one without a branch."""
+        return self.groups.get(group, self.head)
+
+
+Split = Callable[[Snapshot, Collection[str]], Mapping[str, Collection[str]]]
+"""Returns the folders of a snapshot that have a branch of their own, by group, given the groups that have one."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +92,21 @@ class _State:
 class Repository:
     """Reads a remote and commits to it. Use it as a context manager, from one thread at a time; calls block.
 
-    `folder` is the cache, for this remote alone. Methods raise GitErrors.
+    `folder` is the cache, for this remote alone. `split` tells which folders of the branch are also on branches of
+    their own; these follow each commit. Methods raise GitErrors.
     """
 
     def __init__(
-        self, remote: Remote, folder: Path, credentials: Credentials | None = None, identity: Identity | None = None
+        self,
+        remote: Remote,
+        folder: Path,
+        credentials: Credentials | None = None,
+        identity: Identity | None = None,
+        split: Split | None = None,
     ) -> None:
         self.remote = remote
+        self._split = split
+        self._followed: BranchHeads | None = None
         self._identity = identity or Identity()
         self._clone = Clone(remote, folder, credentials or Credentials())
         self._state: _State | None = None
@@ -96,9 +125,19 @@ class Repository:
         """Return the heads at the remote without fetching: one short exchange, for polling."""
         branches = [branch for branch in (self.remote.branch, self.remote.review) if branch]
         arguments = ["ls-remote", "--", self.remote.url, *(f"refs/heads/{branch}" for branch in branches)]
+        prefix = f"refs/heads/{self.remote.group_branches}/"
+        if self._split:
+            arguments.append(f"{prefix}*")
         lines = self._clone.remotely("reading branches", arguments).decode().splitlines()
         found = {ref: commit for commit, _, ref in (line.partition("\t") for line in lines)}
-        return BranchHeads(*(found.get(f"refs/heads/{branch}", "") for branch in branches))
+        target, review = (found.get(f"refs/heads/{name}", "") for name in (self.remote.branch, self.remote.review))
+        groups = {ref.removeprefix(prefix): commit for ref, commit in found.items() if ref.startswith(prefix)}
+        return BranchHeads(target, review, groups)
+
+    def commits(self) -> set[str]:
+        """Return the newest known commits of the branch and of the branches of groups."""
+        heads = self._state.heads if self._state else BranchHeads()
+        return {heads.target, *heads.groups.values()}
 
     def sync(self) -> Snapshot:
         """Return a snapshot of the newest commit of the branch, below the remote's path."""
@@ -112,7 +151,7 @@ class Repository:
         for attempt in range(1, _ATTEMPTS + 1):
             result = self._healed(lambda: self._attempt(plan, reason))
             if result is not None:
-                return replace(result, attempts=attempt)
+                return self._with_groups(replace(result, attempts=attempt))
             log.info("another client pushed first; planning again on the new head")
             time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**attempt)))
         raise PushConflict(f"other clients pushed to {self.remote.branch} first, {_ATTEMPTS} times; try again later")
@@ -137,14 +176,17 @@ class Repository:
         objects = self._clone.objects
         wanted = [(self.remote.branch, _TARGET_REF, heads.target), (self.remote.review, _REVIEW_REF, heads.review)]
         refs = [f"+refs/heads/{branch}:{ref}" for branch, ref, commit in wanted if commit]
+        if heads.groups:
+            refs.append(f"+refs/heads/{self.remote.group_branches}/*:{_GROUP_REFS}/*")
         if refs:
             depth = [] if self._clone.is_shallow or self._clone.ref(_TARGET_REF) else ["--depth=1"]
             arguments = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", *depth]
             self._clone.remotely("fetching", [*arguments, "--", self.remote.url, *refs])
         # A branch may have moved between the two requests: what was fetched counts.
         target, review = (self._clone.ref(ref) if commit else "" for _, ref, commit in wanted)
+        groups = {name: self._clone.ref(f"{_GROUP_REFS}/{name}") for name in heads.groups}
         return _State(
-            BranchHeads(target, review),
+            BranchHeads(target, review, groups),
             Snapshot(objects, target, self.remote.path),
             Snapshot(objects, review, self.remote.path),
         )
@@ -213,8 +255,85 @@ class Repository:
         self._remember(state, commit)
         return result
 
+    # Branches of groups
+
+    def stale(self) -> list[str]:
+        """Return the branches of groups that do not hold what the branch holds."""
+        state = self._healed(self._synced)
+        return [self._branch_of(group) for group in self._stale(state)]
+
+    def _branch_of(self, group: str) -> str:
+        return f"{self.remote.group_branches}/{group}"
+
+    def _stale(self, state: _State) -> dict[str, dict[str, str]]:
+        """Return the folders by path and id of each group whose branch does not have exactly these."""
+        if self._split is None:
+            return {}
+        if self._followed == state.heads:
+            return {}
+        path, found = self.remote.path, {}
+        for group, folders in self._split(state.target, state.heads.groups).items():
+            entries = {joined(path, folder): state.target.entry(folder) for folder in folders}
+            ids = {folder: entry.id for folder, entry in entries.items() if entry}
+            head = Snapshot(self._clone.objects, state.heads.groups.get(group, ""))
+            if head.root != tree_id_with(self._group_files(), ids):
+                found[group] = ids
+        return found
+
+    def _group_files(self) -> dict[str, bytes]:
+        text = f"caphv copies these folders from branch {self.remote.branch}. Change them there.\n"
+        return {_GROUP_FILE: text.encode()}
+
+    def _with_groups(self, result: Result) -> Result:
+        """Make the branches of groups follow the branch."""
+        moved: set[str] = set()
+        state = self._state or self._healed(self._synced)
+        for attempt in range(1, _ATTEMPTS + 1):
+            stale = self._stale(state)
+            if not stale:
+                self._followed = state.heads
+                return replace(result, groups=state.heads.groups, moved=tuple(sorted(moved)))
+            heads = state.heads.groups
+            text = f"Follow commit {state.target.commit} of branch {self.remote.branch}\n"
+            commits = {group: self._group_commit(ids, text, heads.get(group, "")) for group, ids in stale.items()}
+            if self._push_groups(commits, heads):
+                moved |= commits.keys()
+                self._state = state = replace(state, heads=replace(state.heads, groups={**heads, **commits}))
+                refs = "".join(f"update {_GROUP_REFS}/{group} {commit}\n" for group, commit in commits.items())
+                self._clone.locally("remembering the commits", ["update-ref", "--stdin"], stdin=refs.encode())
+                continue
+            log.info("another client pushed a group's branch first")
+            time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**attempt)))
+            state = self._healed(self._synced)
+        raise PushConflict(f"other clients pushed to {self.remote.group_branches}/ first, {_ATTEMPTS} times")
+
+    def _group_commit(self, folders: Mapping[str, str], text: str, parent: str) -> str:
+        return self._imported(group_stream(self._group_files(), folders, text, self._identity, parent), text, parent)
+
+    def _push_groups(self, commits: Mapping[str, str], before: Mapping[str, str]) -> bool:
+        """Move branches of groups to these commits; False when another client moved one."""
+        refs = {group: f"refs/heads/{self._branch_of(group)}" for group in commits}
+        leases = [f"--force-with-lease={ref}:{before.get(group, '')}" for group, ref in refs.items()]
+        specs = [f"{commits[group]}:{ref}" for group, ref in refs.items()]
+        try:
+            self._clone.remotely(
+                "pushing", ["push", "--porcelain", "--no-verify", *leases, "--", self.remote.url, *specs]
+            )
+        except GitError:
+            now = self.heads().groups
+            if all(now.get(group) == commit for group, commit in commits.items()):
+                return True
+            if any(now.get(group, "") not in (before.get(group, ""), commits[group]) for group in commits):
+                return False
+            raise
+        return True
+
     def _commit(self, plan: Plan, parent: str, text: str) -> str:
-        parts = b"".join(stream(plan, text, self._identity, parent, self.remote.path))
+        return self._imported(stream(plan, text, self._identity, parent, self.remote.path), text, parent)
+
+    def _imported(self, lines: Iterator[bytes], text: str, parent: str) -> str:
+        """Write a commit and return its id."""
+        parts = b"".join(lines)
         arguments = ["fast-import", "--quiet", "--done", "--force"]
         commit = self._clone.locally("writing the commit", arguments, stdin=parts).decode().strip()
         if not self._clone.credentials.signing_key:
@@ -248,9 +367,9 @@ class Repository:
         """Take the pushed commit as the remote's head, without fetching it."""
         snapshot = Snapshot(self._clone.objects, commit, self.remote.path)
         if self.remote.review:
-            self._state = replace(state, heads=BranchHeads(state.heads.target, commit), review=snapshot)
+            self._state = replace(state, heads=replace(state.heads, review=commit), review=snapshot)
         else:
-            self._state = replace(state, heads=BranchHeads(commit, state.heads.review), target=snapshot)
+            self._state = replace(state, heads=replace(state.heads, target=commit), target=snapshot)
         with contextlib.suppress(GitError):  # the push succeeded; a failure here only costs time later
             ref = _REVIEW_REF if self.remote.review else _TARGET_REF
             self._clone.locally("remembering the commit", ["update-ref", ref, commit])

@@ -141,6 +141,11 @@ class Snapshot:
         """The commit's message."""
         return self._objects.content(self.commit).partition(b"\n\n")[2].decode(errors="replace")
 
+    @property
+    def root(self) -> str:
+        """The id of the whole tree, above the remote's path, too; empty for a missing branch."""
+        return self._root() if self.commit else ""
+
     def entry(self, path: str) -> Entry | None:
         """Return the entry at a path relative to the remote's path, or None."""
         return self._entry(joined(self._path, path))

@@ -16,6 +16,9 @@ from urllib.parse import urlsplit
 
 from caphv.api.object import Key, Obj
 from packager.addons.settings import AddonSettings
+from packager.git.paths import joined
+from packager.git.remote import group_prefix
+from packager.rendering import branches
 from packager.rendering.bundles import workspace
 from packager.tree import CLUSTERS, cluster_folder, path_of
 
@@ -31,7 +34,7 @@ class GitRepoOptions:
     `folder` is the path in the repository below which `clusters/` stands. `client_secret_name` names a Secret of type
     kubernetes.io/basic-auth or kubernetes.io/ssh-auth in each workspace; `ca_bundle` is PEM. `groups` is the number of
     groups for clusters whose settings name none. `helm_secret_name` names a Secret with credentials for the chart
-    repositories that `helm_repo_regex` matches.
+    repositories that `helm_repo_regex` matches. `own_branches` are groups whose bundles are on a branch of their own.
     """
 
     repo: str
@@ -44,6 +47,7 @@ class GitRepoOptions:
     groups: int = 1
     helm_secret_name: str = ""
     helm_repo_regex: str = ""
+    own_branches: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Raises ValueError for a URL with a password or of another kind than https, http, ssh, git and file."""
@@ -85,12 +89,14 @@ def git_repos(clusters: Iterable[AddonSettings], options: GitRepoOptions) -> lis
     Without groups, paths are patterns, so that Fleet reads new clusters of a namespace without another GitRepo.
     """
     known = list(clusters)
-    grouped = options.groups > 1 or any(settings.fleet.group for settings in known)
+    grouped = options.groups > 1 or any(settings.fleet.group for settings in known) or bool(options.own_branches)
     paths: dict[tuple[str, str], set[str]] = {}
     for settings in known:
         key = settings.cluster
         path = cluster_path(options, key) if grouped else namespace_path(options, key.namespace)
-        paths.setdefault((workspace(settings), group_of(settings, options.groups)), set()).add(path)
+        own = branches.branch_of(settings, options.own_branches)
+        group = branches.group_of(settings) if own else group_of(settings, options.groups)
+        paths.setdefault((workspace(settings), group), set()).add(path)
     return [git_repo(options, *place, sorted(found)) for place, found in sorted(paths.items())]
 
 
@@ -117,7 +123,10 @@ def git_repo(options: GitRepoOptions, namespace: str, group: str, paths: list[st
     name = f"{options.name}-{group}"
     if len(name) > 63:
         name = f"{name[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    spec: Obj = {"repo": options.repo, "branch": options.branch}
+    branch = options.branch
+    if group in options.own_branches:
+        branch = joined(group_prefix(options.branch, options.folder), namespace, group)
+    spec: Obj = {"repo": options.repo, "branch": branch}
     if options.client_secret_name:
         spec["clientSecretName"] = options.client_secret_name
     if options.helm_secret_name:

@@ -46,6 +46,8 @@ class Record:
     sources: sources.Sources | None = None
     installer: str = ""
     """Who installs charts, as `AddonSettings.installer`."""
+    branch: str = ""
+    """The branch that has only the bundles of its group, as `<workspace>/<group>`."""
 
 
 def record_path(settings: AddonSettings) -> str:
@@ -56,6 +58,7 @@ def record_path(settings: AddonSettings) -> str:
 def write(settings: AddonSettings, record: Record) -> bytes:
     """Return the content of the file."""
     content = {
+        **({"branch": record.branch} if record.branch else {}),
         "cluster": {"namespace": settings.cluster.namespace, "name": settings.cluster.name},
         "contentHash": record.content_hash,
         **({"installedBy": record.installer} if record.installer else {}),

@@ -24,7 +24,17 @@ from packager.addons.gather import annotations_of_cluster
 from packager.addons.merge import merged, origin
 from packager.addons.settings import AddonSettings, Charts, ClusterFacts, settings_of
 from packager.addons.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
-from packager.rendering import bundles, lockfile, render_cache, secretscan, sources, storageclasses, vendored, yaml
+from packager.rendering import (
+    branches,
+    bundles,
+    lockfile,
+    render_cache,
+    secretscan,
+    sources,
+    storageclasses,
+    vendored,
+    yaml,
+)
 from packager.rendering.templates import SUFFIX, TemplateError, Templates, check_folder
 from packager.tree import Tree, cluster_folder, content_hash, path_of
 
@@ -67,7 +77,7 @@ class Rendered:
     """The files of one cluster and what there is to say about it.
 
     A cluster with a finding that is no advice has no files (`ok` is false): what the repository holds stays. `forced`:
-    the user allows changes that break the network of a live cluster.
+    the user allows changes that break the network of a live cluster. `branch` has only the bundles of its group.
     """
 
     cluster: Key
@@ -77,6 +87,7 @@ class Rendered:
     versions: Versions | None = None
     findings: tuple[Finding, ...] = ()
     forced: bool = False
+    branch: str = ""
 
     @property
     def ok(self) -> bool:
@@ -128,7 +139,9 @@ class Renderer:
             finding = Finding(("metadata", "name"), Fault.INVALID, str(error), "cluster-name", facts.key.name)
             return Rendered(facts.key, findings=(finding,))
         before = previous.get(f"{folder}/{lockfile.FILE}")
-        inputs = _fingerprint(facts, before, pin) + hashlib.sha256(previous.get(vendored.INDEX) or b"").digest()
+        inputs = _fingerprint(facts, before, pin)
+        for shared in (vendored.INDEX, branches.FILE):
+            inputs += hashlib.sha256(previous.get(shared) or b"").digest()
         known = self._known.get(facts.key)
         if known and known[0] == inputs:
             return known[1]
@@ -167,6 +180,10 @@ class Renderer:
             charts = self._charts(previous)
         except ValueError as error:
             return Rendered(facts.key, settings=settings, findings=(*findings, vendored.finding(error)))
+        try:
+            branch = branches.branch_of(settings, branches.groups(previous.get(branches.FILE)))
+        except ValueError as error:
+            return Rendered(facts.key, settings=settings, findings=(*findings, branches.finding(error)))
         tree, found = self._files(settings, versions, folder, charts)
         classes = f"{folder}/{storageclasses.FILE}"
         findings = findings + storageclasses.changes(settings, previous.get(classes), tree.get(classes))
@@ -176,9 +193,11 @@ class Renderer:
         digest = content_hash(tree)
         tree[lockfile.record_path(settings)] = lockfile.write(
             settings,
-            lockfile.Record(versions, settings.network, digest, self._made_of(versions.templates), settings.installer),
+            lockfile.Record(
+                versions, settings.network, digest, self._made_of(versions.templates), settings.installer, branch
+            ),
         )
-        return Rendered(facts.key, tree, digest, settings, versions, tuple(findings), forced)
+        return Rendered(facts.key, tree, digest, settings, versions, tuple(findings), forced, branch)
 
     def _left_out(self, before: sources.Sources | None, previous: Tree, folder: str) -> list[Finding]:
         if before is None:

@@ -84,6 +84,9 @@ class Origin:
         git(self.folder, "fast-import", "--quiet", "--done", "--force", stdin="".join(lines).encode())
         return self.head(branch)
 
+    def remove_branch(self, branch: str) -> None:
+        git(self.folder, "update-ref", "-d", f"refs/heads/{branch}")
+
     def remove(self, path: str) -> None:
         """Commit as another client, without a file."""
         lines = ["commit refs/heads/main\ncommitter other <other@example.com> 1 +0000\ndata 0\n"]

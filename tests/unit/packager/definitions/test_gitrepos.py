@@ -25,18 +25,18 @@ def member(name: str, group: str = "", workspace: str = "fleet-default", namespa
 
 class Site:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def write(self, *members: Member, clusters: tuple[str, ...] = ()) -> dict[str, list[str]]:
         """Write the GitRepos, and folders of clusters; return the paths by workspace and name."""
         for name in (*clusters, *(one.cluster.name for one in members)):
-            path = self._folder / "clusters" / "team-a" / name / "cni" / "fleet.yaml"
+            path = self.folder / "clusters" / "team-a" / name / "cni" / "fleet.yaml"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        found = folders(OPTIONS, members, Directory(self._folder, names=NAMES).sync())
+        found = folders(OPTIONS, members, Directory(self.folder, names=NAMES).sync())
         for place, folder in found.items():
             for name, content in folder.files.items():
-                path = self._folder / GITREPOS / place / name
+                path = self.folder / GITREPOS / place / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
         return {place: yaml.safe_load(folder.files["gitrepo.yaml"])["spec"]["paths"] for place, folder in found.items()}
@@ -57,6 +57,17 @@ def test_a_group_has_a_gitrepo_of_its_own(site: Site) -> None:
     assert site.write(member("a"), member("b", "production"), member("c", "production")) == {
         "fleet-default/caphv-production": ["clusters/team-a/b/*", "clusters/team-a/c/*"],
         "fleet-default/caphv-team-a": ["clusters/team-a/a/*"],
+    }
+
+
+def test_a_listed_group_and_a_listed_namespace_have_a_branch_each(site: Site) -> None:
+    (site.folder / "caphv-branches.yaml").write_text("groups: [production, team-a]\n")
+    site.write(member("a"), member("b", "production"), member("c", "test"))
+    texts = {path.parent.name: path.read_text() for path in site.folder.rglob("gitrepo.yaml")}
+    assert {name: yaml.safe_load(text)["spec"]["branch"] for name, text in texts.items()} == {
+        "caphv-production": "main-groups/fleet-default/production",
+        "caphv-team-a": "main-groups/fleet-default/team-a",
+        "caphv-test": "main",
     }
 
 
