@@ -26,6 +26,7 @@ from packager.definitions.builder import MANIFEST_ROOT, Builder, BuildResult, ex
 from packager.definitions.source import Source
 from packager.git.commit import Reason
 from packager.git.folder import Folder, Root
+from packager.git.history import Change
 from packager.git.prune import Plan, Pruning, Skipped
 from packager.git.publish import changes, log_result
 from packager.git.repository import Result
@@ -46,6 +47,8 @@ class Store(Protocol):
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result: ...  # noqa: D102
     def commits(self) -> set[str]: ...  # noqa: D102
     def stale(self) -> list[str]: ...  # noqa: D102
+    def last_change(self, path: str) -> Change | None: ...  # noqa: D102
+    def branch_of(self, group: str) -> tuple[str, str]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from caphv.runtime.text import Limits, load_yaml, load_yaml_all
 from packager.addons.gather import Gathered
 from packager.addons.merge import at
 from packager.controller.fleet import reads
+from packager.git.history import Change
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
 from packager.rendering.renderer import Rendered
@@ -62,6 +63,21 @@ class LiveState:
 
 
 @dataclass(frozen=True)
+class BranchState:
+    """The branch from which Fleet reads a bundle, and its newest commit. `change` last changed the bundle.
+
+    `name` is empty for a folder. `is_own`: it has only the bundles of the cluster's group; `is_stale`: it does not
+    follow the common branch.
+    """
+
+    name: str = ""
+    head: str = ""
+    change: Change | None = None
+    is_own: bool = False
+    is_stale: bool = False
+
+
+@dataclass(frozen=True)
 class Trace:
     """The stages of one bundle."""
 
@@ -74,17 +90,19 @@ class Trace:
         return next((stage for stage in self.stages if stage.ok is False), None)
 
 
-def setting_stage(gathered: Gathered, path: tuple[str, ...], place: str) -> Stage:
-    """Return the stage of a setting; `place` is its file and line, empty where it was not read from a file."""
+def setting_stage(gathered: Gathered, path: tuple[str, ...], place: str, change: Change | None = None) -> Stage:
+    """Return the stage of a setting; `place` is its file and line, empty where it was not read from a file.
+
+    `change` is the commit that last changed this line.
+    """
     value = at(gathered.values, *path)
     sources = [found for known, found in sorted(gathered.origins.items()) if known[: len(path)] == path]
     shown = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
     if value is None or not sources:
         return Stage("setting", ".".join(path), None, "is not set: the default applies")
     origin = ".".join(map(str, sources[0]))
-    return Stage(
-        "setting", place or origin, True, f"{'.'.join(path)} = {shown}" + (f", from {origin}" if place else "")
-    )
+    parts = [f"{'.'.join(path)} = {shown}", f"from {origin}" if place else "", f"line by {change}" if change else ""]
+    return Stage("setting", place or origin, True, ", ".join(filter(None, parts)))
 
 
 def bundles_of(rendered: Rendered, setting: tuple[str, ...]) -> list[str]:
@@ -106,11 +124,16 @@ def manifests(rendered: Rendered, bundle: str) -> list[Obj]:
     return [obj for text in texts for obj in load_yaml_all(text, _LIMITS) if isinstance(obj, dict)]
 
 
-def trace(rendered: Rendered, bundle: str, snapshot: Snapshot | None, live: LiveState) -> Trace:
+def trace(
+    rendered: Rendered, bundle: str, snapshot: Snapshot | None, live: LiveState, branch: BranchState = BranchState()
+) -> Trace:
     """Return the stages of one bundle of a cluster that could be rendered."""
     name = bundle_name(rendered.cluster, bundle)
-    stages = [_rendered(rendered, bundle), *_repository(rendered, bundle, snapshot)]
-    head = snapshot.commit if snapshot else ""
+    stages = [_rendered(rendered, bundle), *_repository(rendered, bundle, snapshot, branch.change)]
+    if branch.is_own:
+        detail = "does not follow the common branch: push" if branch.is_stale else f"commit {branch.head[:_SHORT]}"
+        stages.append(Stage("branch", branch.name, not branch.is_stale, detail))
+    head = branch.head or (snapshot.commit if snapshot else "")
     stages += _fleet(rendered, name, head, live)
     stages += _objects(rendered, bundle, live)
     return Trace(bundle, tuple(stages))
@@ -124,7 +147,7 @@ def _rendered(rendered: Rendered, bundle: str) -> Stage:
     return Stage("rendered", folder, True, chart or kinds)
 
 
-def _repository(rendered: Rendered, bundle: str, snapshot: Snapshot | None) -> Iterator[Stage]:
+def _repository(rendered: Rendered, bundle: str, snapshot: Snapshot | None, change: Change | None) -> Iterator[Stage]:
     folder = f"{cluster_folder(*rendered.cluster)}/{bundle}/"
     if snapshot is None:
         yield Stage("repository", folder, None, "no repository was given: --repo or --folder")
@@ -137,7 +160,7 @@ def _repository(rendered: Rendered, bundle: str, snapshot: Snapshot | None) -> I
     elif different:
         yield Stage("repository", folder, False, f"{commit} differs in {', '.join(different)}: push it")
     else:
-        yield Stage("repository", folder, True, commit)
+        yield Stage("repository", folder, True, f"last changed by {change}" if change else commit)
 
 
 def _fleet(rendered: Rendered, name: str, head: str, live: LiveState) -> Iterator[Stage]:

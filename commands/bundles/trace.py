@@ -17,8 +17,10 @@ from commands.options.repository import names_repository, open_store, repository
 if TYPE_CHECKING:
     from caphv.api.object import Key
     from packager.addons.settings import ClusterFacts
+    from packager.git.history import Change
+    from packager.planner import Store
     from packager.rendering.renderer import Rendered
-    from packager.trace import LiveState
+    from packager.trace import BranchState, LiveState
     from packager.tree import Tree
 
 
@@ -61,13 +63,17 @@ def trace(**flags: Any) -> None:
 
     key = _key(flags["cluster"])
     path = _setting(flags["setting"])
-    place = _place(flags, key, path) if path else ""
+    place, change = _place(flags, key, path) if path else ("", None)
     with progress() as step, contextlib.ExitStack() as stack:
-        snapshot = stack.enter_context(open_store(flags)).sync() if names_repository(flags) else None
+        store = stack.enter_context(open_store(flags)) if names_repository(flags) else None
+        snapshot = store.sync() if store else None
         step("reading the management cluster")
         facts, rendered, live = asyncio.run(_read(flags, key, snapshot.tree if snapshot else {}))
-        setting = setting_stage(gather(facts), path, place) if path else None
-        traces = [trace_bundle(rendered, name, snapshot, live) for name in bundles_of(rendered, path)]
+        setting = setting_stage(gather(facts), path, place, change) if path else None
+        traces = [
+            trace_bundle(rendered, name, snapshot, live, _branch(store, rendered, name))
+            for name in bundles_of(rendered, path)
+        ]
     click.echo(TRACED[flags["output"]](key, setting, traces), nl=False)
     sys.exit(DIFFERENT if any(found.stopped for found in traces) else DONE)
 
@@ -126,18 +132,31 @@ async def _read(flags: dict[str, Any], key: Key, tree: Tree) -> tuple[ClusterFac
         raise InputError(f"cannot read the management cluster: {error}") from None
 
 
-def _place(flags: dict[str, Any], key: Key, path: tuple[str, ...]) -> str:
-    """Return file and line of a setting in its definition, empty without definitions."""
+def _branch(store: Store | None, rendered: Rendered, bundle: str) -> BranchState:
+    """Return from which branch Fleet reads a bundle, and which commit last changed it."""
+    from packager.trace import BranchState
+    from packager.tree import cluster_folder
+
+    if store is None:
+        return BranchState()
+    name, head = store.branch_of(rendered.branch)
+    change = store.last_change(f"{cluster_folder(*rendered.cluster)}/{bundle}")
+    return BranchState(name, head, change, bool(rendered.branch and name), name in store.stale())
+
+
+def _place(flags: dict[str, Any], key: Key, path: tuple[str, ...]) -> tuple[str, Change | None]:
+    """Return file and line of a setting in its definition, and the commit of that line; none without definitions."""
     from caphv.validation.finding import Fault, Finding
     from packager.definitions.source import Reader
+    from packager.git.history import of_line
     from webhooks import crossobject
 
     folder: Path | None = flags["definitions"]
     if folder is None:
-        return ""
+        return "", None
     files = {str(found.relative_to(folder)): found.read_bytes() for found in folder.rglob("*") if found.is_file()}
     for entry in Reader(crossobject.check).read(files).clusters:
         if entry.key == key:
             problem = entry.head.problem(Finding(("spec", "addons", *path), Fault.INVALID, "", ""))
-            return f"{problem.file}:{problem.line}"
+            return f"{problem.file}:{problem.line}", of_line(folder / problem.file, problem.line)
     raise InputError(f"{folder}: no file defines cluster {key}")

@@ -85,6 +85,11 @@ class Clone:
         """Whether its history was cut once; later fetches then bring only what came after."""
         return (self._path / "shallow").exists()
 
+    def is_cut_at(self, commit: str) -> bool:
+        """Whether the history was cut at a commit: what came before it is not known."""
+        shallow = self._path / "shallow"
+        return shallow.exists() and commit in shallow.read_text(encoding="ascii").split()
+
     def ref(self, name: str) -> str:
         """Return the commit of a ref of the clone, empty where there is none."""
         out = self.locally("reading the clone", ["for-each-ref", "--format=%(objectname)", name])

@@ -14,6 +14,7 @@ from pathlib import Path
 from packager.git.commit import Reason
 from packager.git.errors import UnmanagedFiles, UnusableContent
 from packager.git.folder import FOLDER, LINK, REGULAR_FILE, blob_id, tree_id_of
+from packager.git.history import Change, of_path
 from packager.git.prune import Plan
 from packager.git.repository import Result
 from packager.git.snapshot import MAX_BYTES, MAX_DEPTH, Entry, Snapshot
@@ -43,6 +44,14 @@ class Directory:
     def stale(self) -> list[str]:
         """Return no branch: the folder has none."""
         return []
+
+    def last_change(self, path: str) -> Change | None:
+        """Return the newest commit that changed a file or folder, if this is a checkout."""
+        return of_path(self._root / self._path / path)
+
+    def branch_of(self, _group: str) -> tuple[str, str]:
+        """Return no branch, and what a snapshot has as its commit."""
+        return "", _COMMIT
 
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result:
         """Write the plan for the current folder; there is no commit, and `reason` is not stored.

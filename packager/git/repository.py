@@ -24,6 +24,7 @@ from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_o
 from packager.git.credentials import Credentials
 from packager.git.errors import CorruptClone, GitError, MissingBranch, PushConflict, Rejected, UnmanagedFiles
 from packager.git.folder import tree_id_with
+from packager.git.history import LOG, Change, parsed
 from packager.git.paths import joined
 from packager.git.prune import Plan
 from packager.git.remote import Remote
@@ -36,6 +37,7 @@ _TARGET_REF = "refs/caphv/target"
 _REVIEW_REF = "refs/caphv/review"
 _GROUP_REFS = "refs/caphv/groups"
 _GROUP_FILE = "README.md"
+_DEPTHS = ("--depth=100", "--depth=1000", "--unshallow")
 _ATTEMPTS = 40
 _LONGEST_PAUSE = 1.0
 _MOST_NAMED = 5
@@ -138,6 +140,28 @@ class Repository:
         """Return the newest known commits of the branch and of the branches of groups."""
         heads = self._state.heads if self._state else BranchHeads()
         return {heads.target, *heads.groups.values()}
+
+    def last_change(self, path: str) -> Change | None:
+        """Return the newest commit of the branch that changed a file or folder; fetch as much history as that takes."""
+        return self._healed(lambda: self._last_change(joined(self.remote.path, path)))
+
+    def _last_change(self, path: str) -> Change | None:
+        if not self._synced().target.commit:
+            return None
+        arguments = [*LOG, _TARGET_REF, "--", path]
+        for depth in _DEPTHS:
+            found = parsed(self._clone.locally("reading the history", arguments).decode(errors="replace"))
+            if found is None or not self._clone.is_cut_at(found.commit):
+                return found
+            refs = f"+refs/heads/{self.remote.branch}:{_TARGET_REF}"
+            fetch = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", depth, "--", self.remote.url, refs]
+            self._clone.remotely("fetching the history", fetch)
+        return parsed(self._clone.locally("reading the history", arguments).decode(errors="replace"))
+
+    def branch_of(self, group: str) -> tuple[str, str]:
+        """Return the name and the newest known commit of the branch from which Fleet reads a group."""
+        heads = self._synced().heads
+        return (self._branch_of(group), heads.groups.get(group, "")) if group else (self.remote.branch, heads.target)
 
     def sync(self) -> Snapshot:
         """Return a snapshot of the newest commit of the branch, below the remote's path."""

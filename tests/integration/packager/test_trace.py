@@ -22,6 +22,7 @@ from packager.rendering.bundles import bundle_name
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.definitions import definition
 from tests.support.packager.environment import CLASSES, CLUSTERS, FLEET_BUNDLES, GIT_REPOS, install
+from tests.support.packager.repositories import git
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -49,6 +50,14 @@ async def create(client: ApiClient, resource: Resource, obj: Obj, status: Obj | 
     if status:
         place = metadata["name"], metadata["namespace"]
         await client.patch(resource, *place, {"status": status}, subresource="status")
+
+
+def committed(folder: Path) -> str:
+    """Make a folder a checkout with one commit; return that."""
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message=All of it")
+    return git(folder, "rev-parse", "HEAD")
 
 
 async def play_cluster_api(server: ApiServer, client: ApiClient) -> None:
@@ -92,6 +101,7 @@ async def test_a_setting_is_followed_to_its_object_and_to_who_reverted_it(
     definitions.mkdir()
     addons = {"cni": {"name": "calico", "mtu": 1400}}
     (definitions / "demo.yaml").write_text(yaml.safe_dump(definition("demo", addons=addons), sort_keys=False))
+    own = committed(definitions)
     more = ("--folder", str(folder), "--definitions", str(definitions), "-o", "json")
 
     async def traced(code: int) -> Any:
@@ -103,8 +113,10 @@ async def test_a_setting_is_followed_to_its_object_and_to_who_reverted_it(
         await play_cluster_api(server, client)
         pushed = await in_thread("push", "--folder", str(folder))
         assert pushed.exit_code == 0, pushed.output
+        pushed_by = committed(folder)
         (bundle,) = (await traced(1))["bundles"]
         assert bundle["stopped"] == "GitRepo", bundle["stages"][2]
+        assert f"last changed by commit {pushed_by[:12]} of " in bundle["stages"][1]["detail"]
         await play_fleet(client, folder)
         report = await traced(0)
         line = next(
@@ -113,6 +125,7 @@ async def test_a_setting_is_followed_to_its_object_and_to_who_reverted_it(
             if "mtu: 1400" in text
         )
         assert report["setting"]["place"] == f"demo.yaml:{line}"
+        assert f"line by commit {own[:12]} of " in report["setting"]["detail"]
         assert [stage["ok"] for stage in report["bundles"][0]["stages"]] == [True] * 6
 
         # A server of an earlier release applies its old manifest again.
