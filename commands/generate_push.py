@@ -68,4 +68,4 @@ def _source(found: Built) -> dict[str, Any]:
         raise click.UsageError("--push needs the repository for the bundles: name it with --fleet-addon-repo")
     place = {"repo": source.repo, "branch": source.branch, "inner": source.path, "folder": None}
     # Credentials come from the environment, as for `caphv bundles push`.
-    return {**place, "git_credentials": None, "git_cache": None, "git_timeout": 60.0}
+    return {**place, "git_credentials": None, "git_cache": None, "git_timeout": 60.0, "git_max_size": 512}

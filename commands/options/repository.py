@@ -48,6 +48,15 @@ def remote_options(command: _Command) -> _Command:
             help="Timeout of a Git network operation in seconds.",
         ),
         click.option(
+            "--git-max-size",
+            envvar="CAPHV_GIT_MAX_SIZE",
+            type=click.IntRange(1),
+            default=512,
+            show_default=True,
+            metavar="MIB",
+            help="Most that one fetch from a repository may bring, in MiB.",
+        ),
+        click.option(
             "--git-cache",
             envvar="CAPHV_GIT_CACHE",
             type=click.Path(path_type=Path),
@@ -216,6 +225,7 @@ def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
                 flags.get("review") or "",
                 flags["git_timeout"],
                 create_branch=flags.get("create_branch", False),
+                max_size=flags["git_max_size"],
             )
             credentials = _credentials(flags["git_credentials"])
         except InvalidRemote as error:

@@ -216,6 +216,7 @@ def _source(flags: dict[str, Any]) -> dict[str, Any]:
         "git_credentials": flags["source_credentials"] or flags["git_credentials"],
         "git_cache": flags["git_cache"] / "source" if flags["git_cache"] else None,
         "git_timeout": flags["git_timeout"],
+        "git_max_size": flags["git_max_size"],
     }
 
 

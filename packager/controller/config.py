@@ -60,6 +60,7 @@ class PackagerFlags:
     log_level: str
     log_format: logs.Format
     create_branch: bool = False
+    git_max_size: int = 512
     metrics_secure: bool = False
     metrics_cert_dir: str = ""
     helm_secret: str = ""
@@ -70,7 +71,15 @@ class PackagerFlags:
 
         Raises ValueError or InvalidRemote for invalid ones.
         """
-        remote = Remote(self.repo, self.branch, self.inner, self.review, self.git_timeout, self.create_branch)
+        remote = Remote(
+            self.repo,
+            self.branch,
+            self.inner,
+            self.review,
+            self.git_timeout,
+            create_branch=self.create_branch,
+            max_size=self.git_max_size,
+        )
         secret = Path(self.git_credentials) if self.git_credentials else None
         publisher = PublisherOptions(
             place=RepositoryConfig(remote, cache, secret, self._identity()),
@@ -104,7 +113,13 @@ class PackagerFlags:
     def _source(self, cache: Path, secret: Path | None, validate: Validator) -> SourceOptions | None:
         if not self.source_repo:
             return None
-        remote = Remote(self.source_repo, self.source_branch, self.source_path, timeout=self.git_timeout)
+        remote = Remote(
+            self.source_repo,
+            self.source_branch,
+            self.source_path,
+            timeout=self.git_timeout,
+            max_size=self.git_max_size,
+        )
         own = Path(self.source_credentials) if self.source_credentials else secret
         return SourceOptions(RepositoryConfig(remote, cache / "source", own), validate)
 

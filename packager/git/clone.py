@@ -19,12 +19,13 @@ import git
 from git.exc import GitError as GitPythonError
 
 from packager.git.credentials import PRIVATE, Credentials, handed_over, private_file
-from packager.git.errors import CloneLocked, CorruptClone, Redactor
+from packager.git.errors import CloneLocked, CorruptClone, GitError, Redactor, UnusableContent
 from packager.git.process import environment, run
 from packager.git.remote import Remote
 from packager.git.snapshot import Objects
 
 _CLONE = "clone.git"
+_MIB = 1024 * 1024
 
 
 class Clone:
@@ -107,9 +108,20 @@ class Clone:
         return self._run(action, arguments, stdin, (), variables or {}, local=True)
 
     def remotely(self, action: str, arguments: Sequence[str]) -> bytes:
-        """Run Git with credentials for the remote. Raises GitErrors."""
-        with handed_over(self.remote, self.credentials, self._folder) as (variables, settings):
-            return self._run(action, arguments, b"", settings, variables, local=False)
+        """Run Git with credentials for the remote, within the limit for what it brings. Raises GitErrors."""
+        try:
+            with handed_over(self.remote, self.credentials, self._folder) as (variables, settings):
+                return self._run(action, arguments, b"", settings, variables, local=False)
+        except GitError:
+            received = max((path.stat().st_size for path in self._path.glob("objects/**/tmp_*")), default=0)
+            # Each attempt would leave another one.
+            _remove_leftovers(self._path)
+            if received >= self.remote.max_size * _MIB:
+                raise UnusableContent(
+                    f"{action} ({self.remote.shown}) failed: it brings more than --git-max-size {self.remote.max_size} "
+                    "(MiB); remove large files from the branch, or raise --git-max-size"
+                ) from None
+            raise
 
     def signed(self, arguments: Sequence[str], text: str, variables: Mapping[str, str]) -> str:
         """Run `git commit-tree` with the signing key and return the commit. Raises GitError."""
@@ -148,6 +160,7 @@ class Clone:
             timeout=self.remote.timeout,
             redact=self._redact,
             local=local,
+            most_bytes=0 if local else self.remote.max_size * _MIB,
             # Children of a killed process may still write for a while: they hold the lock, too.
             inherit=(self._lock,),
         )
@@ -178,6 +191,11 @@ def _locked(path: Path, timeout: float) -> int:
 def _clean(folder: Path, clone: Path) -> None:
     for left in folder.glob(f"{PRIVATE}*"):
         shutil.rmtree(left, ignore_errors=True)
+    _remove_leftovers(clone)
+
+
+def _remove_leftovers(clone: Path) -> None:
+    """Remove what a killed Git process left."""
     for pattern in ("**/*.lock", "objects/**/tmp_*", "fast_import_crash_*"):
         for path in list(clone.glob(pattern)):
             if path.is_dir():

@@ -106,6 +106,11 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
         "the repository names objects by SHA-256, which caphv cannot read: use one with SHA-1",
     ),
     (
+        UnusableContent,
+        re.compile(r"^fatal: Out of memory", re.I | re.M),
+        "Git may use 1 GiB of memory for it: make the files of the branch smaller",
+    ),
+    (
         DiskFull,
         re.compile(r"No space left on device|File too large|Disk quota exceeded|signal 25\b", re.I),
         "free space for the packager's cache folder",

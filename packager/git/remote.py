@@ -30,6 +30,7 @@ class Remote:
     `review`: push to this branch instead of `branch`, for a pull request. It begins with `caphv/`, because the
     packager recreates it whenever `branch` moves.
     `timeout`: seconds that one exchange with the remote may take.
+    `max_size`: MiB that one fetch may bring, compressed as they come.
     `create_branch`: create a missing `branch` even where the repository has others; an empty one needs no permission.
     """
 
@@ -39,6 +40,7 @@ class Remote:
     review: str = ""
     timeout: float = 60.0
     create_branch: bool = False
+    max_size: int = 512
 
     def __post_init__(self) -> None:
         found = [*_url_findings(self.url), *self._findings()]
@@ -79,6 +81,8 @@ class Remote:
             yield Finding(("path",), Fault.INVALID, fault, "git-path", self.path)
         if not 0 < self.timeout <= 3600:
             yield Finding(("timeout",), Fault.INVALID, "must be within 1 and 3600 s", "git-timeout", self.timeout)
+        if self.max_size < 1:
+            yield Finding(("max_size",), Fault.INVALID, "must be at least 1 MiB", "git-max-size", self.max_size)
 
 
 def group_prefix(branch: str, path: str) -> str:

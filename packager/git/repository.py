@@ -206,6 +206,7 @@ class Repository:
             depth = [] if self._clone.is_shallow or self._clone.ref(_TARGET_REF) else ["--depth=1"]
             arguments = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", *depth]
             self._clone.remotely("fetching", [*arguments, "--", self.remote.url, *refs])
+            self._pack()
         # A branch may have moved between the two requests: what was fetched counts.
         target, review = (self._clone.ref(ref) if commit else "" for _, ref, commit in wanted)
         groups = {name: self._clone.ref(f"{_GROUP_REFS}/{name}") for name in heads.groups}
@@ -397,4 +398,9 @@ class Repository:
         with contextlib.suppress(GitError):  # the push succeeded; a failure here only costs time later
             ref = _REVIEW_REF if self.remote.review else _TARGET_REF
             self._clone.locally("remembering the commit", ["update-ref", ref, commit])
+        self._pack()
+
+    def _pack(self) -> None:
+        """Pack the clone if it has many objects or packs; a failure only costs time later."""
+        with contextlib.suppress(GitError):
             self._clone.locally("packing the clone", ["gc", "--auto", "--quiet"])

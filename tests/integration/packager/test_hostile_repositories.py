@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import os
+import random
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ from packager.git.errors import UnusableContent
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.git.snapshot import MAX_BYTES, MAX_DEPTH
+from tests.support.packager.git_servers import HttpBackend
 from tests.support.packager.repositories import Origin, git
 
 pytestmark = pytest.mark.integration
@@ -127,3 +132,43 @@ def test_repository_is_read_again_once_it_is_corrected(
 def test_empty_commit_is_read(forge: Forge, repository: Repository) -> None:
     forge.commit(forge.tree())
     assert dict(repository.sync().tree) == {}
+
+
+@pytest.mark.parametrize("place", ["file", "http"])
+def test_fetch_is_bounded_in_bytes(forge: Forge, tmp_path: Path, place: str) -> None:
+    """Random bytes do not compress; nothing is left of them, and a smaller commit is fetched afterwards."""
+    blob = forge.object("blob", random.Random(1).randbytes(3 * 1024 * 1024))
+    forge.commit(forge.tree((FILE, b"a.bin", blob)))
+    folder = tmp_path / "cache"
+    with contextlib.ExitStack() as stack:
+        url = forge.origin.url
+        if place == "http":
+            url = f"{stack.enter_context(HttpBackend(tmp_path).serve()).url}/origin.git"
+        remote = Remote(url, max_size=1)
+        with Repository(remote, folder) as repository:
+            for _ in range(2):
+                with pytest.raises(UnusableContent) as error:
+                    repository.sync()
+                assert "--git-max-size 1 (MiB)" in str(error.value)
+                assert "raise --git-max-size" in str(error.value)
+            assert sum(path.stat().st_size for path in folder.rglob("*")) < 300_000
+            forge.commit(forge.tree((FILE, b"a.yaml", forge.object("blob", b"x"))))
+            assert dict(repository.sync().tree) == {"a.yaml": b"x"}
+        with Repository(replace(remote, max_size=8), folder) as repository:
+            forge.commit(forge.tree((FILE, b"a.bin", blob)))
+            assert len(dict(repository.sync().tree)["a.bin"]) == 3 * 1024 * 1024
+
+
+def test_remote_that_prints_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for Git here repeats what a server sends, as its `remote: …` lines do."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "git").write_text("#!/bin/sh\nexec yes remote: hello >&2\n")
+    (programs / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    remote = Remote("https://git.example.com/fleet.git")
+    with (
+        Repository(remote, tmp_path / "cache") as repository,
+        pytest.raises(UnusableContent, match="prints more than 64 MiB"),
+    ):
+        repository.heads()
