@@ -14,7 +14,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.text import TextError, load_json
-from overview.backup.graph import ObjectId, id_of, is_cluster_api
+from overview.backup.graph import ObjectId, id_of, is_cluster_api, references
 from overview.backup.reading import read_objects
 from overview.plan.effects import Action, Field, fields
 from overview.plan.pools import Objects, clusters_of
@@ -23,6 +23,8 @@ from overview.reader import kinds_of, list_all
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SERVER_SIDE = ("creationTimestamp", "generation", "managedFields", "resourceVersion", "uid", "selfLink")
 _REQUESTS_AT_ONCE = 8
+# What other manifests need; in a dry run it does not exist.
+_MADE_FIRST = ("Namespace", "ClusterClass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,14 @@ async def read_preview(client: ApiClient, manifests: Iterable[Obj], default_name
     discovery = Discovery(client)
     limit = asyncio.Semaphore(_REQUESTS_AT_ONCE)
     wanted = [await _placed(discovery, obj, default_namespace) for obj in manifests]
-    created = {key_of(obj).name for _, obj in wanted if obj["kind"] == "Namespace"}
 
     async def one(resource: Resource | None, obj: Obj) -> None:
         async with limit:
-            await _preview(client, found, resource, obj, created)
+            await _preview(client, found, resource, obj)
 
-    await asyncio.gather(*(one(*each) for each in wanted))
+    for kind in _MADE_FIRST:
+        await asyncio.gather(*(one(*each) for each in wanted if each[1]["kind"] == kind))
+    await asyncio.gather(*(one(*each) for each in wanted if each[1]["kind"] not in _MADE_FIRST))
     found.changes.sort(key=lambda change: change.identity)
     changed = {each.identity: found.after[each.identity] for each in found.changes if each.identity in found.after}
     spaces = await _namespaces(client, changed)
@@ -90,7 +93,7 @@ async def _placed(discovery: Discovery, obj: Obj, default_namespace: str) -> tup
     return resource, obj
 
 
-async def _preview(client: ApiClient, found: Preview, resource: Resource | None, obj: Obj, created: set[str]) -> None:
+async def _preview(client: ApiClient, found: Preview, resource: Resource | None, obj: Obj) -> None:
     identity = id_of(obj)
     if resource is None:
         error = f"{identity.kind} is not served as {obj['apiVersion']}: install its provider"
@@ -104,11 +107,11 @@ async def _preview(client: ApiClient, found: Preview, resource: Resource | None,
     try:
         desired = await _desired(client, resource, obj, live)
     except ApiError as error:
-        if live is None and isinstance(error, NotFound) and identity.namespace in created:
-            desired = obj  # its namespace comes with it, so that the server cannot say more
-        else:
+        if not _needs_others(found, obj, error):
             found.changes.append(ObjectChange(identity, Action.REFUSED, error=str(error)))
             return
+        # The server cannot say more: what it refuses to do without does not exist in a dry run.
+        desired = obj if live is None else _overlaid(live, obj)
     desired = {**head, **desired}
     found.after[identity] = desired
     if live is None:
@@ -118,6 +121,21 @@ async def _preview(client: ApiClient, found: Preview, resource: Resource | None,
     different = tuple(fields(_comparable(live), _comparable(desired)))
     shown = () if identity.kind == "Secret" else different
     found.changes.append(ObjectChange(identity, Action.CHANGE if different else None, shown))
+
+
+def _needs_others(found: Preview, obj: Obj, error: ApiError) -> bool:
+    """Whether an object is refused for want of its namespace or class, which the same manifests create."""
+    created = {change.identity for change in found.changes if change.action is Action.CREATE}
+    if isinstance(error, NotFound):
+        return ObjectId("", "Namespace", "", key_of(obj).namespace) in created
+    return any(each.kind == "ClusterClass" and each in created for each in references(obj))
+
+
+def _overlaid(live: Any, wanted: Any) -> Any:
+    """The live object with the fields of a manifest; lists are those of the manifest."""
+    if not isinstance(live, dict) or not isinstance(wanted, dict):
+        return wanted
+    return {**live, **{name: _overlaid(live.get(name), value) for name, value in wanted.items()}}
 
 
 async def _desired(client: ApiClient, resource: Resource, obj: Obj, live: Obj | None) -> Obj:
