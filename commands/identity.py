@@ -77,6 +77,9 @@ Examples:
     help="Namespace for VMs; may be repeated. By default the account may use and create all namespaces.",
 )
 @click.option(
+    "--create-ip-pools", is_flag=True, help="May also create and delete IPPools, for clusters that describe their own."
+)
+@click.option(
     "--server",
     default="",
     show_default=False,
@@ -114,7 +117,15 @@ def create(**options: Any) -> None:
 
     from reconciler.harvester import identityaccount
 
-    account = identityaccount.Account(options["name"], options["namespace"], options["targets"])
+    account = identityaccount.Account(
+        options["name"], options["namespace"], options["targets"], options["create_ip_pools"]
+    )
+    if not account.targets:
+        click.echo(
+            "caphv: without --target-namespace, the account may read Secrets and delete VMs in all namespaces of "
+            "Harvester, and give no cluster a cloud config",
+            err=True,
+        )
     if options["dry_run"]:
         objects = identityaccount.objects(account, lasting_token=not options["expires_in"])
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)

@@ -254,8 +254,7 @@ async def _test(harvester: ApiClient, content: str, found: _Identity) -> None:
         mine, theirs = [uid_of(await each.get(NAMESPACES, "kube-system")) for each in (probe, harvester)]
         if mine != theirs:
             raise click.ClickException(f"{found.access.server} is not the Harvester of {harvester.server}: not changed")
-        targets = {str(obj["spec"]["targetNamespace"]) for obj in found.clusters}
-        missing = await rights.denied(probe, rights.needed(targets))
+        missing = await rights.denied(probe, rights.needed(found.clusters))
     finally:
         await probe.close()
     if missing:

@@ -6,6 +6,7 @@ Tests and demos run under these rights, so that a missing one is noticed.
 from __future__ import annotations
 
 from caphv import data
+from caphv.api.names import CLOUD_PROVIDER_ROLE
 from caphv.api.object import Obj
 from sandbox import manifests
 
@@ -13,6 +14,25 @@ from sandbox import manifests
 PROVIDER = "system:serviceaccount:caphv-system:caphv-controller-manager"
 PROVIDER_GROUPS = ("system:serviceaccounts", "system:serviceaccounts:caphv-system")
 IDENTITY = "caphv-identity"
+# As accounts from before 0.12 have it: no command makes a binding for guests of each target namespace of the sandbox.
+_FORMER: Obj = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": "caphv-sandbox-guests"},
+    "rules": [
+        {
+            "apiGroups": ["rbac.authorization.k8s.io"],
+            "resources": ["clusterrolebindings"],
+            "verbs": ["create", "patch", "delete"],
+        },
+        {
+            "apiGroups": ["rbac.authorization.k8s.io"],
+            "resources": ["clusterroles"],
+            "resourceNames": [CLOUD_PROVIDER_ROLE],
+            "verbs": ["bind"],
+        },
+    ],
+}
 
 
 def of_provider() -> list[Obj]:
@@ -23,7 +43,7 @@ def of_provider() -> list[Obj]:
 
 def of_identity() -> list[Obj]:
     """Roles of an identity on Harvester, bound to the user `IDENTITY` as for an account that may use all namespaces."""
-    roles = manifests.read([data.folder("deploy/harvester") / "clusterroles.yaml"])
+    roles = [*manifests.read([data.folder("deploy/harvester") / "clusterroles.yaml"]), _FORMER]
     namespaces = sorted({role["metadata"]["namespace"] for role in roles if role["kind"] == "Role"})
     return [
         *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in namespaces),

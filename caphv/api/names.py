@@ -29,6 +29,10 @@ LEGACY_MACHINE_FINALIZER = "harvestermachine.infrastructure.cluster.x-k8s.io"
 # share the load by a watch filter each have a finalizer, of the filter's name.
 IDENTITY_FINALIZER_PREFIX = "identity.caphv.io/"
 
+# On Harvester: the role of cloud providers, and its binding to the accounts of guests in a target namespace.
+CLOUD_PROVIDER_ROLE = "harvesterhci.io:cloudprovider"
+GUESTS_PREFIX = "caphv-guests:"
+
 # Cluster API: labels
 CLUSTER_NAME_LABEL = "cluster.x-k8s.io/cluster-name"
 CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"

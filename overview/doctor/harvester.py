@@ -94,7 +94,7 @@ def _rights(facts: HarvesterFacts, subject: str) -> Check:
     if not facts.denied:
         return ok("rights", subject, "the account has all rights that the provider needs")
     missing = "; ".join(describe(facts.denied))
-    remedy = "Grant the roles in deploy/harvester/clusterroles.yaml; caphv identity create does"
+    remedy = "Grant the roles in deploy/harvester/clusterroles.yaml; caphv identity create --target-namespace does"
     return Check("rights", subject, Result.ERROR, f"the account may not {missing}", remedy)
 
 

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv import data
-from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS, Obj
+from caphv.api.names import GUESTS_PREFIX
+from caphv.api.object import CLUSTER_ROLE_BINDINGS, SELF_SUBJECT_ACCESS_REVIEWS, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.text import load_yaml_all
 
-_IN_NAMESPACES = "caphv-identity-namespace"
+_IN_NAMESPACES, _GUESTS, _POOLS = "caphv-account-namespace", "caphv-account-guests", "caphv-account-pools"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -30,10 +31,23 @@ class Right:
         return f"{self.verb} {resource}{f' {self.name}' if self.name else ''}"
 
 
-def needed(namespaces: Iterable[str]) -> list[Right]:
-    """Return the rights that the shipped roles grant, for these target namespaces."""
+def needed(clusters: Iterable[Obj]) -> list[Right]:
+    """Return the rights of the shipped roles that these HarvesterClusters need on Harvester."""
+    namespaces: dict[str, set[str]] = {_IN_NAMESPACES: set(), _GUESTS: set(), _POOLS: set()}
+    for cluster in clusters:
+        spec = cluster["spec"]
+        target = str(spec["targetNamespace"])
+        namespaces[_IN_NAMESPACES].add(target)
+        if spec.get("cloudConfig") or spec.get("updateCloudProviderConfig"):
+            namespaces[_GUESTS].add(target)
+        if any((spec.get(config) or {}).get("ipPool") for config in ("loadBalancerConfig", "vmNetworkConfig")):
+            namespaces[_POOLS].add("")
     roles = load_yaml_all((data.folder("deploy/harvester") / "clusterroles.yaml").read_text(encoding="utf-8"))
-    return sorted({right for role in roles for right in _of_role(role, sorted(namespaces))})
+    bindings = {
+        Right("", CLUSTER_ROLE_BINDINGS.group, CLUSTER_ROLE_BINDINGS.plural, "patch", f"{GUESTS_PREFIX}{name}")
+        for name in namespaces[_GUESTS]
+    }
+    return sorted(bindings | {right for role in roles for right in _of_role(role, namespaces)})
 
 
 async def denied(client: ApiClient, rights: Iterable[Right]) -> list[Right]:
@@ -53,12 +67,9 @@ def describe(rights: Iterable[Right]) -> Iterator[str]:
         yield f"{', '.join(verbs)} {resource}{f' {name}' if name else ''} {where}"
 
 
-def _of_role(role: Obj, namespaces: list[str]) -> Iterator[Right]:
+def _of_role(role: Obj, namespaces: dict[str, set[str]]) -> Iterator[Right]:
     metadata = role["metadata"]
-    if role["kind"] == "Role":
-        places = [metadata["namespace"]]
-    else:
-        places = namespaces if metadata["name"] == _IN_NAMESPACES else [""]
+    places = {metadata["namespace"]} if role["kind"] == "Role" else namespaces.get(metadata["name"], {""})
     for rule in role["rules"]:
         for place in places:
             for group in rule["apiGroups"]:

@@ -3,6 +3,9 @@
 All of them have the Cluster's name (contract). If that name is taken, by another cluster or by an unrelated object, a
 hash of the HarvesterCluster's uid makes it unique: bindings are cluster-scoped on Harvester, and a Cluster can be
 called `default` or `cluster-admin`.
+
+Where `caphv identity create` has made a binding for all guests of the target namespace, the account becomes one of its
+subjects instead, so that the provider needs no right to any other binding.
 """
 
 from __future__ import annotations
@@ -12,7 +15,13 @@ import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE, ConditionType, Reason
+from caphv.api.names import (
+    GUESTS_PREFIX,
+    SERVICE_ACCOUNT_ANNOTATION,
+    SERVICE_ACCOUNT_TOKEN_TYPE,
+    ConditionType,
+    Reason,
+)
 from caphv.api.object import (
     CLUSTER_ROLE_BINDINGS,
     CONFIG_MAPS,
@@ -25,10 +34,11 @@ from caphv.api.object import (
     uid_of,
 )
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import Forbidden, NotFound
 from reconciler.cluster.adoption import may_adopt
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import grant, grants
+from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.kubeconfig import virtual_address
 from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record
 from reconciler.status import Blocked
@@ -54,12 +64,14 @@ async def ensure_account(scope: ClusterScope) -> str:
     client, namespace, wanted = scope.connected().client, scope.target_namespace, record(scope.owner)
     for name in account_names(scope):
         account, binding = await _read(client, namespace, name)
-        if not _usable(scope, account, binding, name):
+        if not await _usable(scope, account, binding, name):
             continue
         if account is None or ownership_of(account, scope.owner) is not Ownership.OURS:
             metadata = {"name": name, "namespace": namespace, "annotations": wanted}
             await _write(client, SERVICE_ACCOUNTS, account, {"metadata": metadata})
-        if binding is None or ownership_of(binding, scope.owner) is not Ownership.OURS:
+        if binding is not None and ownership_of(binding, scope.owner) is Ownership.OURS:
+            return name
+        if not await _join(scope, name):
             metadata = {"name": name, "annotations": wanted}
             await _write(client, CLUSTER_ROLE_BINDINGS, binding, {"metadata": metadata, **grant(Key(namespace, name))})
         return name
@@ -135,24 +147,40 @@ async def exists(scope: ClusterScope, *, token: bool) -> bool:
     client, namespace = scope.connected().client, scope.target_namespace
     for name in account_names(scope):
         account, binding = await _read(client, namespace, name)
-        if account and binding and _usable(scope, account, binding, name):
+        bound = account and (binding or await _joined(scope, name))
+        if bound and await _usable(scope, account, binding, name):
             return not token or await _find(client, SECRETS, f"{name}-token", namespace) is not None
     return False
 
 
 async def delete_account(scope: ClusterScope) -> None:
     """Delete binding, token and account, in this order: what remains is of no use to a token."""
+    try:
+        for name in account_names(scope):
+            await _delete_account(scope, name)
+    except Forbidden as error:
+        raise Blocked(
+            ConditionType.INFRASTRUCTURE_READY,
+            Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
+            f"Harvester refuses to delete the account of the cloud provider: {error.message}"
+            + command_for(f"--target-namespace {scope.target_namespace}"),
+            Delay(_UNWATCHED),
+            warn=True,
+        ) from None
+
+
+async def _delete_account(scope: ClusterScope, name: str) -> None:
     client, namespace = scope.connected().client, scope.target_namespace
-    for name in account_names(scope):
-        account, binding = await _read(client, namespace, name)
-        if (account is None and binding is None) or not _usable(scope, account, binding, name):
-            continue
-        token = await _find(client, SECRETS, f"{name}-token", namespace)
-        if token and token.get("type") != SERVICE_ACCOUNT_TOKEN_TYPE:
-            token = None
-        for resource, obj in ((CLUSTER_ROLE_BINDINGS, binding), (SECRETS, token), (SERVICE_ACCOUNTS, account)):
-            if obj:
-                await _delete(client, resource, obj)
+    account, binding = await _read(client, namespace, name)
+    if (account is None and binding is None) or not await _usable(scope, account, binding, name):
+        return
+    token = await _find(client, SECRETS, f"{name}-token", namespace)
+    if token and token.get("type") != SERVICE_ACCOUNT_TOKEN_TYPE:
+        token = None
+    await _leave(scope, name)
+    for resource, obj in ((CLUSTER_ROLE_BINDINGS, binding), (SECRETS, token), (SERVICE_ACCOUNTS, account)):
+        if obj:
+            await _delete(client, resource, obj)
 
 
 def account_names(scope: ClusterScope) -> tuple[str, str]:
@@ -161,24 +189,27 @@ def account_names(scope: ClusterScope) -> tuple[str, str]:
     return name, f"{name}-{hashlib.sha256(uid_of(scope.obj).encode()).hexdigest()[:8]}"
 
 
-def usable(account: Obj | None, binding: Obj | None, key: Key, owner: Owner, *, adopt: bool = False) -> bool:
+def usable(
+    account: Obj | None, binding: Obj | None, key: Key, owner: Owner, *, adopt: bool = False, joined: bool = False
+) -> bool:
     """Whether account and binding of a name are free, ours, or a pair that the Go provider left.
 
     Objects without a record, or with `adopt` those of another owner, are taken over only as a pair that means exactly
     what it would mean for us: a binding of any other role, or an account alone, is something else that happens to have
-    the name.
+    the name. An account that the binding of its namespace names (`joined`) is not alone.
     """
     ownerships = [ownership_of(obj, owner) for obj in (account, binding) if obj is not None]
     if Ownership.FOREIGN in ownerships and not adopt:
         return False
     if binding is not None and not grants(binding, key):
         return False
-    return binding is not None or all(ownership is Ownership.OURS for ownership in ownerships)
+    return binding is not None or joined or all(ownership is Ownership.OURS for ownership in ownerships)
 
 
-def _usable(scope: ClusterScope, account: Obj | None, binding: Obj | None, name: str) -> bool:
+async def _usable(scope: ClusterScope, account: Obj | None, binding: Obj | None, name: str) -> bool:
     key = Key(scope.target_namespace, name)
-    return usable(account, binding, key, scope.owner, adopt=_may_adopt(scope, account, binding))
+    joined = account is not None and binding is None and await _joined(scope, name)
+    return usable(account, binding, key, scope.owner, adopt=_may_adopt(scope, account, binding), joined=joined)
 
 
 def _may_adopt(scope: ClusterScope, *objects: Obj | None) -> bool:
@@ -191,6 +222,50 @@ async def _read(client: ApiClient, namespace: str, name: str) -> tuple[Obj | Non
         await _find(client, SERVICE_ACCOUNTS, name, namespace),
         await _find(client, CLUSTER_ROLE_BINDINGS, name),
     )
+
+
+async def _join(scope: ClusterScope, name: str) -> bool:
+    """Make the account a subject of the binding for all guests of its namespace; False if there is none for us."""
+    shared, subject = await _shared(scope), _subject(scope, name)
+    if shared is None:
+        return False
+    if subject not in _subjects(shared):
+        try:
+            await _write_subjects(scope, shared, [*_subjects(shared), subject])
+        except Forbidden:
+            return False
+    return True
+
+
+async def _joined(scope: ClusterScope, name: str) -> bool:
+    return _subject(scope, name) in _subjects(await _shared(scope))
+
+
+async def _leave(scope: ClusterScope, name: str) -> None:
+    shared, subject = await _shared(scope), _subject(scope, name)
+    if shared and subject in _subjects(shared):
+        await _write_subjects(scope, shared, [each for each in _subjects(shared) if each != subject])
+
+
+async def _shared(scope: ClusterScope) -> Obj | None:
+    """The binding for all guests of the target namespace."""
+    shared = await _find(scope.connected().client, CLUSTER_ROLE_BINDINGS, f"{GUESTS_PREFIX}{scope.target_namespace}")
+    return shared if shared and shared["roleRef"] == grant(Key("", ""))["roleRef"] else None
+
+
+def _subject(scope: ClusterScope, name: str) -> Obj:
+    (subject,) = grant(Key(scope.target_namespace, name))["subjects"]
+    return dict(subject)
+
+
+def _subjects(binding: Obj | None) -> list[Obj]:
+    return list((binding or {}).get("subjects") or [])
+
+
+async def _write_subjects(scope: ClusterScope, shared: Obj, subjects: list[Obj]) -> None:
+    metadata = shared["metadata"]
+    patch = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "subjects": subjects}
+    await scope.connected().client.patch(CLUSTER_ROLE_BINDINGS, metadata["name"], "", patch)
 
 
 async def _find(client: ApiClient, resource: Resource, name: str, namespace: str = "") -> Obj | None:

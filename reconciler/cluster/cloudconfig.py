@@ -37,6 +37,7 @@ from reconciler.cluster.identity import secret_of
 from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET, SECRET_KEYS
+from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.kubeconfig import kubeconfig
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
@@ -79,6 +80,8 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
         scope.draft.set_false(_READY, blocked.reason, blocked.message)
     except (Forbidden, Invalid) as error:
         message = f"a request for the cloud config was refused: {error.message}"
+        if isinstance(error, Forbidden):
+            message += command_for(f"--target-namespace {scope.target_namespace}")
         if not scope.draft.has_message(_READY, message):
             scope.warning_event(Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
         scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)

@@ -8,11 +8,12 @@ from typing import Any
 from caphv.api import ippool, resources
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Obj, key_of, uid_of
-from caphv.runtime.errors import AlreadyExists, ApiError, NotFound
+from caphv.runtime.errors import AlreadyExists, ApiError, Forbidden, NotFound
 from reconciler import triggers
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
+from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name
 from reconciler.harvester.session import Session
 from reconciler.machine.network import PoolNetwork, effective_network
@@ -102,7 +103,7 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
-            f"Harvester refuses to delete IPPool {name}: {error.message}",
+            f"Harvester refuses to delete IPPool {name}: {error.message}{_remedy(error)}",
             Delay(10.0),
             warn=True,
         ) from None
@@ -153,7 +154,7 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
         except ApiError as error:
             if error.status not in (400, 403, 422):
                 raise
-            message = f"Harvester refuses IPPool {name}: {error.message}"
+            message = f"Harvester refuses IPPool {name}: {error.message}{_remedy(error)}"
             raise Blocked(condition, reason, message, Delay(60.0), warn=True) from None
         session.pools.observe(existing)
     with scope.subscribe(triggers.pool(session.fingerprint, name)) as changed:
@@ -181,6 +182,10 @@ def _created(scope: ClusterScope, suffix: str, condition: ConditionType) -> Obj 
     if ownership is Ownership.FOREIGN:
         return pool if same_name(pool, scope.owner) and adoption.may_adopt(scope, pool) else None
     return pool if ownership is Ownership.OURS or scope.draft.is_true(condition) else None
+
+
+def _remedy(error: ApiError) -> str:
+    return command_for("--create-ip-pools") if isinstance(error, Forbidden) else ""
 
 
 def _failure(condition: ConditionType) -> Reason:

@@ -11,7 +11,12 @@ from dataclasses import dataclass
 
 import yaml
 
-from caphv.api.names import OWNER_ANNOTATION, SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE
+from caphv.api.names import (
+    CLOUD_PROVIDER_ROLE,
+    OWNER_ANNOTATION,
+    SERVICE_ACCOUNT_ANNOTATION,
+    SERVICE_ACCOUNT_TOKEN_TYPE,
+)
 from caphv.api.object import (
     CLUSTER_ROLE_BINDINGS,
     NAMESPACES,
@@ -39,7 +44,7 @@ from reconciler.harvester.identityaccount import (
 )
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 
-CLUSTER_ROLE = "harvesterhci.io:cloudprovider"
+CLUSTER_ROLE = CLOUD_PROVIDER_ROLE
 LABEL = "caphv.io/cloud-config"
 """On account, binding and token Secrets: the name of the account."""
 SECRET = Key("kube-system", "harvester-cloud-config")

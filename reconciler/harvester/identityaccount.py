@@ -2,7 +2,7 @@
 
 Its rights are the roles of `deploy/harvester`, with which tests run the provider. With target namespaces, the account
 can write objects of machines and load balancers only there; without, in all namespaces, so that the provider can create
-target namespaces.
+target namespaces. Accounts and tokens of guests it can make in target namespaces only.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import yaml
 
 from caphv import data
-from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE
+from caphv.api.names import (
+    CLOUD_PROVIDER_ROLE,
+    GUESTS_PREFIX,
+    SERVICE_ACCOUNT_ANNOTATION,
+    SERVICE_ACCOUNT_TOKEN_TYPE,
+)
 from caphv.api.object import (
     CLUSTER_ROLE_BINDINGS,
     CLUSTER_ROLES,
@@ -37,7 +43,9 @@ from reconciler.harvester.kubeconfig import API_PORT, kubeconfig
 
 MANAGER = "caphv-identity"
 MOVE_LABEL = "clusterctl.cluster.x-k8s.io/move"
-CLUSTER_WIDE_ROLE, NAMESPACE_ROLE = "caphv-identity", "caphv-identity-namespace"
+CLUSTER_WIDE_ROLE, POOLS_ROLE = "caphv-account", "caphv-account-pools"
+NAMESPACE_ROLE, GUESTS_ROLE = "caphv-account-namespace", "caphv-account-guests"
+AVAILABILITY_ROLE = "caphv-identity"
 _RESOURCES = {
     resource.kind: resource
     for resource in (
@@ -59,11 +67,15 @@ class AccountError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A ServiceAccount on Harvester. Without target namespaces (`targets`), its rights hold in all namespaces."""
+    """A ServiceAccount on Harvester. Without target namespaces (`targets`), its rights hold in all namespaces.
+
+    With `pools` it may create and delete IPPools.
+    """
 
     name: str
     namespace: str
     targets: tuple[str, ...] = ()
+    pools: bool = False
 
     @property
     def token_secret(self) -> str:
@@ -71,8 +83,13 @@ class Account:
         return f"{self.name}-token"
 
 
-def objects(account: Account, *, lasting_token: bool = True) -> list[Obj]:
-    """All objects of the account on Harvester, in an order in which they can be applied."""
+def objects(
+    account: Account, *, lasting_token: bool = True, former: Mapping[str, Iterable[str]] | None = None
+) -> list[Obj]:
+    """All objects of the account on Harvester, in an order in which they can be applied.
+
+    `former` names the bindings of single clusters by target namespace, which the account then may delete.
+    """
     roles = [
         role
         for path in sorted(data.folder("deploy/harvester").glob("*.yaml"))
@@ -87,8 +104,11 @@ def objects(account: Account, *, lasting_token: bool = True) -> list[Obj]:
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
         *([token] if lasting_token else []),
         _binding(account, CLUSTER_WIDE_ROLE),
-        _binding(account, CLUSTER_WIDE_ROLE, of="Role", namespace=HARVESTER_NAMESPACE),
+        _binding(account, AVAILABILITY_ROLE, of="Role", namespace=HARVESTER_NAMESPACE),
+        *([_binding(account, POOLS_ROLE)] if account.pools else []),
         *(_binding(account, NAMESPACE_ROLE, namespace=name) for name in account.targets or ("",)),
+        *([] if account.targets else _own_tokens(account)),
+        *(obj for name in account.targets for obj in _guests(account, name, sorted((former or {}).get(name, ())))),
     ]
 
 
@@ -98,7 +118,8 @@ async def create(client: ApiClient, account: Account, server: str, *, expires_in
     With `expires_in` seconds each call issues a new token that expires; `ca` (PEM) is used if Harvester publishes none.
     Otherwise the token never expires and stays the same. Raises AccountError, ApiError.
     """
-    for obj in objects(account, lasting_token=not expires_in):
+    former = await _former_bindings(client) if account.targets else {}
+    for obj in objects(account, lasting_token=not expires_in, former=former):
         await client.apply(_RESOURCES[obj["kind"]], obj, manager=MANAGER)
     if expires_in:
         key = Key(account.namespace, account.name)
@@ -144,6 +165,67 @@ def identity_secret(name: str, namespace: str, content: str) -> Obj:
         "type": "Opaque",
         "stringData": {"kubeconfig": content},
     }
+
+
+def command_for(option: str) -> str:
+    """What to add to a message about a refused request: the command that grants the right."""
+    return (
+        f"; an administrator of Harvester can grant it: caphv identity create --harvester-kubeconfig FILE {option}, "
+        "with --name and --namespace of the account"
+    )
+
+
+def _own_tokens(account: Account) -> list[Obj]:
+    """The right to replace a token of the account itself that expires."""
+    role = f"caphv-account:{account.name}"
+    rule = {"apiGroups": [""], "resources": ["serviceaccounts/token"]}
+    rule |= {"resourceNames": [account.name], "verbs": ["create"]}
+    return [
+        _role("Role", {"name": role, "namespace": account.namespace}, [rule]),
+        _binding(account, role, of="Role", namespace=account.namespace),
+    ]
+
+
+def _guests(account: Account, namespace: str, former: list[str]) -> list[Obj]:
+    """The rights to give guests in a target namespace accounts, and to bind these to the role of cloud providers."""
+    name, group = f"{GUESTS_PREFIX}{namespace}", CLUSTER_ROLES.group
+    bindings = {"apiGroups": [group], "resources": ["clusterrolebindings"]}
+    rules = [
+        {**bindings, "resourceNames": [name], "verbs": ["patch"]},
+        {
+            "apiGroups": [group],
+            "resources": ["clusterroles"],
+            "resourceNames": [CLOUD_PROVIDER_ROLE],
+            "verbs": ["bind"],
+        },
+    ]
+    if former:
+        rules.append({**bindings, "resourceNames": former, "verbs": ["delete"]})
+    reference = {"apiGroup": group, "kind": "ClusterRole", "name": CLOUD_PROVIDER_ROLE}
+    return [
+        _binding(account, GUESTS_ROLE, namespace=namespace),
+        # Without subjects: those are the provider's.
+        {"apiVersion": f"{group}/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name}, "roleRef": reference},
+        _role("ClusterRole", {"name": name}, rules),
+        _binding(account, name),
+    ]
+
+
+async def _former_bindings(client: ApiClient) -> dict[str, list[str]]:
+    """Bindings of single guests to the role of cloud providers, by their namespace."""
+    found: dict[str, list[str]] = {}
+    for obj in (await client.list(CLUSTER_ROLE_BINDINGS))["items"]:
+        subjects = obj.get("subjects") or []
+        name = str(obj["metadata"]["name"])
+        if obj["roleRef"]["name"] != CLOUD_PROVIDER_ROLE or len(subjects) != 1 or name.startswith(GUESTS_PREFIX):
+            continue
+        if subjects[0]["kind"] == SERVICE_ACCOUNTS.kind:
+            found.setdefault(subjects[0]["namespace"], []).append(name)
+    return found
+
+
+def _role(kind: str, metadata: Obj, rules: list[Obj]) -> Obj:
+    return {"apiVersion": f"{CLUSTER_ROLES.group}/v1", "kind": kind, "metadata": metadata, "rules": rules}
 
 
 def _binding(account: Account, role: str, *, of: str = "ClusterRole", namespace: str = "") -> Obj:

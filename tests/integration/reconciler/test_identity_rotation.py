@@ -121,7 +121,7 @@ async def test_an_interrupted_rotation_is_completed_and_not_repeated(case: Case,
 
 async def test_a_token_that_does_not_work_is_not_written(case: Case, tmp_path: Path) -> None:
     before = await with_account(case, tmp_path)
-    binding = f"caphv-identity-namespace:caphv-system:{case.name}"
+    binding = f"caphv-account-namespace:caphv-system:{case.name}"
     await case.harvester.delete(ROLE_BINDINGS, binding, case.target)
     result = await rotate(case, tmp_path, "--yes")
     assert result.exit_code == 1

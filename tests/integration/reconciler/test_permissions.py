@@ -11,7 +11,9 @@ import asyncio
 import contextlib
 import copy
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,18 @@ from tests.support.reconciler.case import (
     HARVESTER_CLUSTERS,
     Case,
 )
+from tests.support.reconciler.cloudconfig import ACCOUNTS, BINDINGS
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 from tests.support.reconciler.environment import TIMES, Environment, core_crds
-from tests.support.reconciler.uses import imported, live, recreated_after_quota, stay_in, take_over, watched
+from tests.support.reconciler.uses import (
+    imported,
+    live,
+    may_give_cloud_configs,
+    recreated_after_quota,
+    stay_in,
+    take_over,
+    watched,
+)
 from tests.support.waiting import until
 from tests.support.webhooks import write_certificate
 from webhooks.configuration import NAMES, RESOURCES
@@ -65,14 +76,11 @@ HARVESTER = [
 MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
 LIMITED = "system:serviceaccount:caphv-system:limited"
 FORMER = "system:serviceaccount:caphv-system:former"
-ACCOUNT = identityaccount.Account("caphv", "caphv-system")
+ACCOUNT = identityaccount.Account("caphv", "caphv-system", pools=True)
 NARROW = identityaccount.Account("narrow", "caphv-system", ("narrow-3-vms",))
 ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
-# Asked by the API server within another request, so that no request of its own shows it: without the right the
-# binding of a cloud provider's account is refused, and the scenario does not come to its end.
 # Checked within an apply, see tests/integration/webhooks/test_rights.py.
 APPLIED = {(resource.group, resource.plural, "create") for resource in RESOURCES.values()}
-WITHIN = {("rbac.authorization.k8s.io", "clusterroles", "bind")}
 
 
 class Unlucky(inprocess.Hook):
@@ -198,20 +206,80 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
     inprocess.install(monkeypatch)
     await guard(restricted.management, restricted.folder / "certificates")
     (port,) = children.free_ports(1)
-    async with provider(restricted.management, port), clusters(restricted, "full", "taken", "narrow") as cases:
-        full, taken, narrow = cases
+    async with provider(restricted.management, port), clusters(restricted, "full", "taken", "narrow", "made") as cases:
+        full, taken, narrow, made = cases
+        # Its target namespace is made by the provider.
+        await made.ready_cluster()
         await watched(full, port)
+        await may_give_cloud_configs(full, ACCOUNT)
         await live(full)
         await recreated_after_quota(full)
         await imported(full)
-        await take_over(taken)
+        await take_over(taken, ACCOUNT)
         await stay_in(narrow, NARROW)
     management, harvester = restricted.management, restricted.harvester
     assert asked(management, MANAGER, "forbid") == set()
     for account in (ACCOUNT, NARROW):
         assert asked(harvester, f"system:serviceaccount:{account.namespace}:{account.name}", "forbid") == set()
     assert granted(BASE) - APPLIED - asked(management, MANAGER, "allow") == set()
-    assert granted(HARVESTER) - WITHIN - asked(harvester, ON_HARVESTER, "allow") == set()
+    assert granted(HARVESTER) - asked(harvester, ON_HARVESTER, "allow") == set()
+
+
+@pytest.mark.usefixtures("runner")
+async def test_account_without_target_namespaces_gets_more_rights_by_the_command_in_the_condition(
+    restricted: Restricted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inprocess.install(monkeypatch)
+    (port,) = children.free_ports(1)
+    plain = identityaccount.Account("plain", "caphv-system")
+    async with provider(restricted.management, port), clusters(restricted, "plain") as (case,):
+        identity = await identityaccount.create(case.harvester, plain, restricted.harvester.url)
+        await limits(case, identity)
+        await case.identity(identity)
+        pool = {"rangeStart": f"{case.subnet}.1", "rangeEnd": f"{case.subnet}.2", "gateway": case.gateway}
+        pool |= {"subnet": f"{restricted.prefix}.0.0/17", "vmNetwork": "default/production"}
+        await case.create_cluster(
+            loadBalancerConfig={"ipamType": "pool", "ipPool": pool}, cloudConfig={"delivery": "File"}
+        )
+        message = "caphv identity create --harvester-kubeconfig FILE --create-ip-pools"
+        refused = is_false("CustomIPPoolCreated", "CustomPoolCreationInHarvesterFailed", message)
+        await case.until(HARVESTER_CLUSTERS, case.name, refused)
+        await identityaccount.create(case.harvester, replace(plain, pools=True), restricted.harvester.url)
+        await reconcile_now(case)
+        await case.ready()
+        message = f"caphv identity create --harvester-kubeconfig FILE --target-namespace {case.target}"
+        refused = is_false("CloudProviderConfigReady", "CloudProviderConfigGenerationFailed", message)
+        await case.until(HARVESTER_CLUSTERS, case.name, refused)
+        await may_give_cloud_configs(case, plain)
+        await reconcile_now(case)
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true("CloudProviderConfigReady"))
+        guests = f"caphv-guests:{case.target}"
+        subject = {"kind": "ServiceAccount", "name": case.name, "namespace": case.target}
+        assert (await case.harvester.get(BINDINGS, guests))["subjects"] == [subject]
+        await limits(case, identity)
+    async with restricted.harvester.client() as client:
+        assert not (await client.get(BINDINGS, guests)).get("subjects")
+
+
+async def limits(case: Case, identity: str) -> None:
+    """No account on Harvester may delete or change a binding of others, nor issue tokens of other accounts."""
+    client = parse_kubeconfig(identity.encode()).client(name="account")
+    try:
+        for refused in (
+            client.delete(BINDINGS, "cluster-admin"),
+            client.patch(BINDINGS, "cluster-admin", "", {"metadata": {"ownerReferences": None}}),
+            client.request("POST", ACCOUNTS.path("kube-system", "default", "token"), body={"spec": {}}),
+        ):
+            with pytest.raises(Forbidden):
+                await refused
+    finally:
+        await client.close()
+
+
+async def reconcile_now(case: Case) -> None:
+    """As a user does who has no patience for the next attempt."""
+    note = {"metadata": {"annotations": {"caphv.io/reconcile-at": str(time.time())}}}
+    await case.patch(HARVESTER_CLUSTERS, case.name, note)
 
 
 @pytest.mark.usefixtures("runner")
@@ -225,6 +293,7 @@ async def test_roles_in_one_namespace_are_enough_for_its_clusters(
     await case.open()
     try:
         await manifests.apply(case.management, limited_to(case.name))
+        await may_give_cloud_configs(case, ACCOUNT)
         async with provider(management, port, account=LIMITED, namespace=case.name):
             await live(case)
             await elsewhere(case)

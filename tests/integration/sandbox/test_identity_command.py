@@ -47,7 +47,7 @@ async def test_each_call_issues_a_new_token_that_expires(
     for _ in range(2):
         result = await asyncio.to_thread(CliRunner().invoke, identity, arguments)
         assert result.exit_code == 0, result.output
-        found.append(result.output)
+        found.append(result.stdout)
     lifetimes = [claims(text)["exp"] - claims(text)["iat"] for text in found]
     assert all(abs(lifetime - 30 * DAY) < 60 for lifetime in lifetimes)
     assert found[0] != found[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 from caphv.api.names import identity_finalizer
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
@@ -122,13 +123,17 @@ async def recreated_after_quota(case: Case) -> None:
     assert await renewed()
 
 
-async def take_over(case: Case) -> None:
-    """A machine and an account that another owner left; then a user deletes the VM, and the machine."""
+async def take_over(case: Case, account: identityaccount.Account) -> None:
+    """A machine and an account that another owner left; then a user deletes the VM, and the machine.
+
+    The provider's account on Harvester may delete the guests' former binding once its command has run again.
+    """
     await case.identity("not a kubeconfig")
     await case.write_secret("bootstrap", {"value": "#cloud-config\nruncmd: [echo]\n"})
     pool = await case.pool("pool", 1, 5)
     vm = await left_behind(case, "one", recorded(case, "one"))
     await pair_without_record(case)
+    await may_give_cloud_configs(case, account)
     await place(case, case.balancer, {})
     await case.create_cluster(vmNetworkConfig=case.vm_network(pool), updateCloudProviderConfig=await config_map(case))
     await case.until_event(case.name, "Warning", "HarvesterConnectionFailed")
@@ -145,6 +150,13 @@ async def take_over(case: Case) -> None:
     await case.until_gone(kinds.VIRTUAL_MACHINES, "one")
     await case.delete_machine("one")
     assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []
+
+
+async def may_give_cloud_configs(case: Case, account: identityaccount.Account) -> None:
+    """What `caphv identity create --target-namespace` adds to an account for all namespaces."""
+    await identityaccount.create(
+        case.harvester, replace(account, targets=(case.target,)), case.environment.harvester.url
+    )
 
 
 async def stay_in(case: Case, account: identityaccount.Account) -> None:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from caphv.api.object import Obj
 from commands.identity import identity
 from reconciler.harvester.identityaccount import Account, api_server, identity_secret, objects
 
@@ -14,22 +15,29 @@ pytestmark = pytest.mark.unit
 
 def bindings(account: Account) -> set[tuple[str, str, str]]:
     """Kind, namespace and role of all bindings."""
-    found = [obj for obj in objects(account) if obj["kind"].endswith("Binding")]
+    found = [obj for obj in objects(account) if obj["kind"].endswith("Binding") and obj.get("subjects")]
     assert all(obj["subjects"][0]["name"] == account.name for obj in found)
     return {(obj["kind"], obj["metadata"].get("namespace", ""), obj["roleRef"]["name"]) for obj in found}
 
 
-def test_without_target_namespaces_the_rights_hold_everywhere() -> None:
+def test_without_target_namespaces_the_rights_to_machines_hold_everywhere() -> None:
     assert bindings(Account("caphv", "caphv-system")) == {
-        ("ClusterRoleBinding", "", "caphv-identity"),
-        ("ClusterRoleBinding", "", "caphv-identity-namespace"),
+        ("ClusterRoleBinding", "", "caphv-account"),
+        ("ClusterRoleBinding", "", "caphv-account-namespace"),
+        ("RoleBinding", "caphv-system", "caphv-account:caphv"),
         ("RoleBinding", "harvester-system", "caphv-identity"),
     }
 
 
 def test_with_target_namespaces_machines_are_touched_there_only() -> None:
     account = Account("caphv", "caphv-system", ("a", "b"))
-    assert {place for _, place, role in bindings(account) if role == "caphv-identity-namespace"} == {"a", "b"}
+    for role in ("caphv-account-namespace", "caphv-account-guests"):
+        assert {place for _, place, found in bindings(account) if found == role} == {"a", "b"}
+    assert {found for kind, _, found in bindings(account) if kind == "ClusterRoleBinding"} == {
+        "caphv-account",
+        "caphv-guests:a",
+        "caphv-guests:b",
+    }
     assert {obj["metadata"]["name"] for obj in objects(account) if obj["kind"] == "Namespace"} == {
         "caphv-system",
         "a",
@@ -37,9 +45,63 @@ def test_with_target_namespaces_machines_are_touched_there_only() -> None:
     }
 
 
+@pytest.mark.parametrize("targets", [(), ("a", "b")])
+def test_cluster_wide_rights_delete_nothing_and_issue_no_tokens(targets: tuple[str, ...]) -> None:
+    """But for IPPools on request, and what an account for all namespaces needs for machines."""
+    account = Account("caphv", "caphv-system", targets)
+    for role, rule in bound(account, "ClusterRoleBinding"):
+        assert "serviceaccounts/token" not in rule["resources"], role
+        if "clusterrolebindings" in rule["resources"] and not {"patch", "delete"}.isdisjoint(rule["verbs"]):
+            assert rule["resourceNames"], role
+        if "delete" in rule["verbs"]:
+            assert role == "caphv-account-namespace", role
+            assert not targets, role
+    pools = Account("caphv", "caphv-system", targets, pools=True)
+    assert ("ClusterRoleBinding", "", "caphv-account-pools") in bindings(pools)
+
+
+def test_tokens_are_issued_in_target_namespaces_or_for_the_account_itself() -> None:
+    for targets in ((), ("a", "b")):
+        found = [
+            (place, rule.get("resourceNames"))
+            for place, rule in bound(Account("caphv", "caphv-system", targets), "RoleBinding", place=True)
+            if "serviceaccounts/token" in rule["resources"]
+        ]
+        assert found == ([(name, None) for name in targets] or [("caphv-system", ["caphv"])])
+
+
+def test_former_bindings_of_guests_may_be_deleted_by_name() -> None:
+    account = Account("caphv", "caphv-system", ("a", "b"))
+    former = {"a": ["production", "demo"], "elsewhere": ["other"]}
+    (role,) = [
+        obj
+        for obj in objects(account, former=former)
+        if (obj["kind"], obj["metadata"]["name"]) == ("ClusterRole", "caphv-guests:a")
+    ]
+    names = {verb: rule["resourceNames"] for rule in role["rules"] for verb in rule["verbs"]}
+    assert names == {
+        "patch": ["caphv-guests:a"],
+        "bind": ["harvesterhci.io:cloudprovider"],
+        "delete": ["demo", "production"],
+    }
+
+
+def bound(account: Account, kind: str, *, place: bool = False) -> list[tuple[str, Obj]]:
+    """Rules of the roles that bindings of a kind refer to, each with its role, or with the namespace of the binding."""
+    found = [obj for obj in objects(account) if obj["kind"] == kind]
+    # The binding of guests is not the account's.
+    found = [obj for obj in found if obj.get("subjects")]
+    roles = {(obj["kind"], obj["metadata"]["name"]): obj for obj in objects(account) if "rules" in obj}
+    return [
+        (obj["metadata"]["namespace"] if place else obj["roleRef"]["name"], rule)
+        for obj in found
+        for rule in roles[obj["roleRef"]["kind"], obj["roleRef"]["name"]]["rules"]
+    ]
+
+
 def test_no_role_grants_everything_of_anything() -> None:
     roles = [obj for obj in objects(Account("caphv", "caphv-system")) if obj["kind"] in ("ClusterRole", "Role")]
-    assert len(roles) == 3
+    assert len(roles) == 6
     for rule in (rule for role in roles for rule in role["rules"]):
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
 

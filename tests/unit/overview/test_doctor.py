@@ -292,10 +292,22 @@ def test_a_witness_is_no_host_for_machines() -> None:
 
 
 def test_rights_are_those_of_the_shipped_roles_in_each_target_namespace() -> None:
-    needed = rights.needed(["a", "b"])
+    needed = rights.needed([{"spec": {"targetNamespace": name}} for name in ("a", "b")])
     assert rights.Right("", "loadbalancer.harvesterhci.io", "ippools", "patch") in needed
     assert {right.namespace for right in needed if right.resource == "virtualmachines"} == {"a", "b"}
     assert rights.Right("harvester-system", "apps", "deployments", "list", "harvester") in needed
+
+
+def test_rights_for_cloud_configs_and_pools_are_needed_where_clusters_have_them() -> None:
+    plain, config = {"targetNamespace": "a"}, {"targetNamespace": "b", "cloudConfig": {"delivery": "Secret"}}
+    pool = {"targetNamespace": "c", "loadBalancerConfig": {"ipPool": {"subnet": "192.0.2.0/24"}}}
+    needed = rights.needed([{"spec": spec} for spec in (plain, config, pool)])
+    assert {right.namespace for right in needed if right.resource == "serviceaccounts/token"} == {"b"}
+    bindings = [right for right in needed if right.resource == "clusterrolebindings" and right.verb != "get"]
+    assert [(right.verb, right.name) for right in bindings] == [("patch", "caphv-guests:b")]
+    deletes = {right.resource for right in needed if right.verb == "delete" and not right.namespace}
+    assert deletes == {"ippools"}
+    assert not [right for right in rights.needed([{"spec": plain}]) if right.verb == "delete" and not right.namespace]
 
 
 # Clusters
