@@ -9,6 +9,7 @@ import click
 import pytest
 from rich.console import Console
 
+from commands.options.management import run
 from commands.output import overview as lines
 from commands.output import tree
 from overview.assembly import overview_of
@@ -100,3 +101,19 @@ def test_a_tree_leads_from_the_cluster_to_its_nodes() -> None:
 def test_conditions_that_are_as_they_should_be_show_on_request() -> None:
     assert not any("✓" in line for line in tree_lines(conditions=False))
     assert any("✓ HarvesterMachine VMUpToDate" in line for line in tree_lines(conditions=True))
+
+
+def test_an_answer_is_not_written_as_text_when_a_command_ends() -> None:
+    """That of a fleet would take longer to write than to read."""
+    written = []
+
+    class Answer:
+        def __repr__(self) -> str:
+            written.append(self)
+            return "answer"
+
+    async def read() -> Answer:
+        return Answer()
+
+    assert isinstance(run(read()), Answer)
+    assert written == []
