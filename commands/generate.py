@@ -64,6 +64,15 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
     is_flag=True,
     help="Make control plane, templates and pools one by one, without ClusterClass.",
 )
+@click.option("--fips-required", is_flag=True, help="Let nodes start only if their image runs in FIPS mode.")
+@click.option("--stig", is_flag=True, help="Harden RKE2 by DISA's STIG: CIS profile, audit log, Secure Boot and TPM.")
+@click.option("--disable-fstrim-timer", is_flag=True, help="Turn fstrim.timer off in the guests.")
+@click.option("--no-guest-agent", is_flag=True, help="Do not install qemu-guest-agent: the image has it.")
+@click.option(
+    "--user-data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with more cloud-config for the guests. It must not hold secrets.",
+)
 @click.option(
     "--rancher-auto-import/--no-rancher-auto-import", default=None, help="Let Rancher import it.  [default: it does]"
 )
@@ -223,7 +232,31 @@ def _wanted(given: Mapping[str, str], document: Document | None, options: dict[s
     spec: Obj = {"individualObjects": True} if options["individual_objects"] else {}
     if options["rancher_auto_import"] is not None:
         spec["rancherAutoImport"] = options["rancher_auto_import"]
+    hardening: Obj = {"fipsRequired": True} if options["fips_required"] else {}
+    machines: Obj = {}
+    if options["stig"]:
+        hardening |= {"stig": True, "cisProfile": given["--cis-profile"] or "cis"}
+        machines |= {"firmware": {"efi": True, "secureBoot": True}, "tpm": {"enabled": True, "persistent": True}}
+    if guest := _guest_config(options):
+        machines["guestConfig"] = guest
+    spec |= {name: value for name, value in (("hardening", hardening), ("machines", machines)) if value}
     return merged(wanted, {"spec": spec}) if spec else wanted
+
+
+def _guest_config(options: dict[str, Any]) -> Obj:
+    from commands.options.clusters import InputError
+
+    found: Obj = {"disableFstrimTimer": True} if options["disable_fstrim_timer"] else {}
+    if options["no_guest_agent"]:
+        found["installGuestAgent"] = False
+    if file := options["user_data"]:
+        try:
+            found["userData"] = file.expanduser().read_bytes().decode()
+        except OSError as error:
+            raise InputError(f"--user-data {file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"--user-data {file}: must be text in UTF-8") from None
+    return found
 
 
 def _read(file: str) -> Document:

@@ -7,6 +7,7 @@ variables; with `--check` it writes nothing and fails if files are stale.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from caphv.api.crds import custom_resource_definitions
 from caphv.api.object import Obj
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -90,7 +92,7 @@ def class_of(name: str, common: Obj, own: Obj) -> Obj:
                     for worker in common["workers"]
                 ]
             },
-            "variables": [*common["variables"], *own.get("variables", ())],
+            "variables": [_variable(variable) for variable in (*common["variables"], *own.get("variables", ()))],
             "patches": patches,
         },
     }
@@ -110,6 +112,39 @@ def templates_of(name: str, common: Obj, own: Obj) -> list[Obj]:
         _template(machine, f"{name}-worker", common["machine"]),
         _template(_kind(own["worker"]), f"{name}-worker", own["worker"]["spec"]),
     ]
+
+
+def _variable(source: Obj) -> Obj:
+    """A variable of a class; with `machineField`, its schema is that of this field of a HarvesterMachine."""
+    if "machineField" not in source:
+        return source
+    schema = {**_machine_fields()[source["machineField"]], "description": source["description"]}
+    return {
+        "name": source["name"],
+        "required": source["required"],
+        "schema": {"openAPIV3Schema": _variable_schema(schema)},
+    }
+
+
+@functools.cache
+def _machine_fields() -> Obj:
+    (crd,) = (crd for crd in custom_resource_definitions() if crd["spec"]["names"]["kind"] == "HarvesterMachine")
+    (version,) = (version for version in crd["spec"]["versions"] if version["storage"])
+    fields: Obj = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    return fields
+
+
+def _variable_schema(node: Obj, depth: int = 0) -> Obj:
+    """The keywords of a CRD's schema that the schema of a variable may have, with descriptions of the upper fields."""
+    found = {key: value for key, value in node.items() if not key.startswith("x-kubernetes-")}
+    if depth > 1:
+        found.pop("description", None)
+    if "properties" in node:
+        found["properties"] = {name: _variable_schema(child, depth + 1) for name, child in node["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            found[key] = _variable_schema(node[key], depth + 1)
+    return found
 
 
 def _sizes(common: Obj) -> Iterator[Obj]:
@@ -174,7 +209,7 @@ def _where(variables: dict[str, list[Obj]]) -> list[tuple[str, Obj]]:
 def _row(name: str, schema: Obj, *, required: bool) -> str:
     kind = f"list of {schema['items']['type']}" if "items" in schema else schema["type"]
     if "enum" in schema:
-        kind += ": " + ", ".join(f"`{value}`" for value in schema["enum"])
+        kind += ": " + ", ".join(f"`{value}`" if value else '`""`' for value in schema["enum"])
     cells = [name, kind, "yes" if required else "", _code(schema, "default"), schema.get("description", "")]
     return f"| {' | '.join([*cells, _code(schema, 'example')])} |"
 

@@ -24,6 +24,7 @@ TEMPLATES = {
     "cluster-template-k3s.yaml": ("k3s", "pools", "machines"),
     "cluster-template-talos.yaml": ("talos", "pools", "machines"),
     "cluster-template-topology.yaml": ("topology",),
+    "cluster-template-stig.yaml": ("topology-stig",),
     "cluster-template-topology-k3s.yaml": ("topology-k3s",),
     "cluster-template-topology-kubeadm.yaml": ("topology-kubeadm",),
 }

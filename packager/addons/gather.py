@@ -3,7 +3,7 @@
 1. What the cluster says by itself: networks of the Cluster, kind and fields of its control plane, and where its
    HarvesterCluster has the cloud config put.
 2. Labels `cni` and `csi`, and the annotations `caphv.io/cni-*` that the Go provider's generator wrote.
-3. Topology variable `addons`.
+3. Topology variable `imageRegistry`, then topology variable `addons`.
 4. Annotation `addons.caphv.io/values`: YAML.
 
 Each source is checked by itself, so that a finding names the place to edit.
@@ -43,6 +43,8 @@ _DEFAULT_SERVICE_CIDRS = ["10.43.0.0/16"]
 # on each node (`File`).
 DELIVERED_SECRET = _SECRET_NAME, _SECRET_KEY = "harvester-cloud-config", "cloud-config"
 _HOST_PATH = "/etc/kubernetes/cloud-config"
+# The class variable and the setting have the same name.
+_REGISTRY = "imageRegistry"
 _SERVER_CONFIG: FieldPath = ("spec", "serverConfig")
 _CLOUD_CONFIG: FieldPath = ("spec", "cloudConfig")
 _MANIFEST: FieldPath = ("spec", "updateCloudProviderConfig")
@@ -258,11 +260,17 @@ def _csi_label(gathered: Gathered, label: str) -> None:
 
 
 def _variable(facts: ClusterFacts, gathered: Gathered) -> None:
-    variables = at(facts.cluster, "spec", "topology", "variables")
-    for index, variable in enumerate(variables if isinstance(variables, list) else ()):
-        if at(variable, "name") == names.ADDONS_VARIABLE:
+    found = at(facts.cluster, "spec", "topology", "variables")
+    rows = list(enumerate(found if isinstance(found, list) else ()))
+    for name in (_REGISTRY, names.ADDONS_VARIABLE):
+        for index, variable in rows:
+            if at(variable, "name") != name:
+                continue
             root: FieldPath = ("spec", "topology", "variables", index, "value")
-            _checked(gathered, variable.get("value"), root)
+            if name == _REGISTRY:
+                _one(gathered, (name,), variable.get("value"), root)
+            else:
+                _checked(gathered, variable.get("value"), root)
 
 
 def _annotation(facts: ClusterFacts, gathered: Gathered) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from caphv.api.object import Obj
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
-from packager.addons.merge import merged
+from packager.addons.merge import at, merged
 from packager.definitions.model import API_VERSION, KIND, SCHEMA
 
 KUBERNETES_VERSION = "v1.36.2"
@@ -42,6 +42,37 @@ def _disk(text: str) -> Any:
 
 def _workers(text: str) -> Any:
     return [{"name": "workers", "replicas": _number(text)}]
+
+
+def _mirrors(text: str) -> Any:
+    found: dict[str, Any] = {}
+    for part in _list(text):
+        registry, _, endpoint = part.partition("=")
+        found.setdefault(registry, {"endpoint": []})["endpoint"].append(endpoint)
+    return found
+
+
+def _expressions(text: str) -> Any:
+    """Return demands on labels: `KEY=VALUE` for a value, `KEY` alone for any."""
+    pairs = [part.partition("=") for part in _list(text)]
+    return [
+        {"key": key, "operator": "In", "values": [value]} if separator else {"key": key, "operator": "Exists"}
+        for key, separator, value in pairs
+    ]
+
+
+def _hosts(text: str) -> Any:
+    terms = [{"matchExpressions": _expressions(text)}]
+    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+
+
+def _neighbours(text: str) -> Any:
+    term = {"labelSelector": {"matchExpressions": _expressions(text)}, "topologyKey": "kubernetes.io/hostname"}
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+
+_EACH = "*"
+"""In the path of a flag: each pool of workers."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +126,29 @@ FLAGS = (
         _number,
     ),
     Flag("--worker-replicas", ("spec", "workers"), "Worker machines.  [default: 2]", "Worker machines", "2", _workers),
+    Flag(
+        "--failure-domains",
+        ("spec", "controlPlane", "failureDomains"),
+        "Zones, or hosts, for the control plane, with commas.  [default: all]",
+        value=_list,
+    ),
+    Flag(
+        "--worker-failure-domain",
+        ("spec", "workers", _EACH, "failureDomain"),
+        "Zone, or host, for all workers.  [default: any]",
+    ),
+    Flag(
+        "--worker-node-affinity",
+        ("spec", "workers", _EACH, "nodeAffinity"),
+        "Labels of the hosts for workers: KEY=VALUE or KEY, with commas.",
+        value=_hosts,
+    ),
+    Flag(
+        "--worker-workload-affinity",
+        ("spec", "workers", _EACH, "workloadAffinity"),
+        "Labels of workloads that the hosts of workers must run: KEY=VALUE or KEY, with commas.",
+        value=_neighbours,
+    ),
     Flag(
         "--image",
         ("spec", "machines", "image"),
@@ -219,6 +273,18 @@ FLAGS = (
         "Registry with the images of add-ons, RKE2 and K3s, host[:port][/path].",
     ),
     Flag(
+        "--registry-mirror",
+        ("spec", "registries", "mirrors"),
+        "Mirrors of registries for RKE2 and K3s, REGISTRY=URL, with commas.",
+        value=_mirrors,
+    ),
+    Flag(
+        "--cis-profile",
+        ("spec", "hardening", "cisProfile"),
+        "CIS profile of RKE2.",
+        choices=("cis", "cis-1.23", "cis-1.5", "cis-1.6"),
+    ),
+    Flag(
         "--fleet-addon-repo",
         ("spec", "fleet", "repo"),
         "Repository with the cluster's bundles: Fleet installs the add-ons.  [default: ClusterResourceSets do]",
@@ -235,7 +301,7 @@ def definition(values: Mapping[str, str], base: Obj | None = None) -> Obj:
     found = base if base is not None else {}
     for flag in FLAGS:
         if values.get(flag.name):
-            found = merged(found, _nested(flag.path, flag.value(values[flag.name])))
+            found = _set(found, flag.path, flag.value(values[flag.name]))
     return found if base is not None else merged(_defaults(found), found)
 
 
@@ -260,15 +326,32 @@ def _defaults(given: Obj) -> Obj:
 def fault_of(flag: Flag, text: str) -> str:
     """Return what the schema has against a value by itself, empty where nothing: how it fits to others comes later."""
     found = schema.load(SCHEMA).findings(definition({flag.name: text}, {}))
-    depth = len(flag.path)
-    faults = [one for one in found if one.path[:depth] == flag.path and one.fault is not Fault.REQUIRED]
+    faults = [one for one in found if _is_below(one.path, flag.path) and one.fault is not Fault.REQUIRED]
     return faults[0].detail if faults else ""
 
 
 def flag_of(finding: Finding, values: Mapping[str, str]) -> str:
     """Return the flag that sets the field of a finding, one that was given first; empty where none does."""
-    found = [flag.name for flag in FLAGS if finding.path[: len(flag.path)] == flag.path]
-    return next((name for name in found if values.get(name)), found[0] if found else "")
+    found = [flag for flag in FLAGS if _is_below(finding.path, flag.path)]
+    # The flag of a field of all pools is closer than that of the pools.
+    found.sort(key=lambda flag: len(flag.path), reverse=True)
+    return next((flag.name for flag in found if values.get(flag.name)), found[0].name if found else "")
+
+
+def _is_below(path: FieldPath, top: FieldPath) -> bool:
+    upper = path[: len(top)]
+    return len(upper) == len(top) and all(wanted in (part, _EACH) for part, wanted in zip(upper, top, strict=True))
+
+
+def _set(obj: Obj, path: FieldPath, value: Any) -> Obj:
+    """Return an object with a value at the path of a flag."""
+    if _EACH not in path:
+        return merged(obj, _nested(path, value))
+    inner = _nested(path[path.index(_EACH) + 1 :], value)
+    pools = at(obj, "spec", "workers") or [{"name": "workers"}]
+    if not isinstance(pools, list) or not all(isinstance(pool, dict) for pool in pools):
+        return obj
+    return merged(obj, {"spec": {"workers": [merged(pool, inner) for pool in pools]}})
 
 
 def _nested(path: FieldPath, value: Any) -> Obj:

@@ -13,6 +13,7 @@ from caphv.api.object import Key, Obj
 from caphv.validation import schema
 from caphv.validation.finding import Finding, in_order
 from packager.definitions import rules
+from packager.definitions.hardening import Hardening
 from packager.rendering import secretscan
 
 SCHEMA = "clusterdefinition.json"
@@ -23,13 +24,18 @@ _SUFFIXES = {"rke2": "+rke2r1", "k3s": "+k3s1", "kubeadm": ""}
 
 @dataclass(frozen=True)
 class Pool:
-    """Machines of one size: the control plane, or a pool of workers; `volumes` as in a HarvesterMachine."""
+    """Machines of one size: the control plane, or a pool of workers; `volumes` as in a HarvesterMachine.
+
+    `affinities` are fields of a HarvesterMachine; `failure_domain` is empty for machines that may be anywhere.
+    """
 
     name: str
     replicas: int
     cpu: int
     memory: str
     volumes: tuple[Mapping[str, Any], ...]
+    affinities: Mapping[str, Any] = field(default_factory=dict)
+    failure_domain: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,10 @@ class Definition:
     addons: Mapping[str, Any] = field(default_factory=dict)
     delivery: str = FLEET
     fleet: FleetSource | None = None
+    failure_domains: tuple[str, ...] = ()
+    guest_config: Mapping[str, Any] = field(default_factory=dict)
+    registries: Mapping[str, Any] = field(default_factory=dict)
+    hardening: Hardening = field(default_factory=Hardening)
 
 
 def is_definition(obj: Any) -> bool:
@@ -145,6 +155,10 @@ def _definition(obj: Obj) -> Definition:
         addons=spec.get("addons", {}),
         delivery=spec.get("addonDelivery", FLEET),
         fleet=_fleet(spec["fleet"]) if "fleet" in spec else None,
+        failure_domains=tuple(spec.get("controlPlane", {}).get("failureDomains", ())),
+        guest_config=machines.get("guestConfig", {}),
+        registries=spec.get("registries", {}),
+        hardening=_hardening(spec.get("hardening", {})),
     )
 
 
@@ -172,6 +186,8 @@ def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
         cpu=pool.get("cpu") or machines.get("cpu", 2),
         memory=pool.get("memory") or machines.get("memory", "4Gi"),
         volumes=(boot, *_extra_disks(machines.get("extraDisks", ()))),
+        affinities={name: pool[name] for name in ("nodeAffinity", "workloadAffinity") if pool.get(name)},
+        failure_domain=pool.get("failureDomain", ""),
     )
 
 
@@ -188,6 +204,14 @@ def _health_check(values: Obj) -> HealthCheck:
         unhealthy=values.get("unhealthyLessThanOrEqualTo", "34%"),
         startup=values.get("nodeStartupTimeoutSeconds", 1200),
         timeout=values.get("unhealthyTimeoutSeconds", 300),
+    )
+
+
+def _hardening(values: Obj) -> Hardening:
+    return Hardening(
+        cis_profile=values.get("cisProfile", ""),
+        stig=values.get("stig", False),
+        fips_required=values.get("fipsRequired", False),
     )
 
 

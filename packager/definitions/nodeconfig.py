@@ -9,9 +9,11 @@ from typing import Any
 from caphv.api.object import Obj
 from packager.addons.merge import at
 from packager.definitions.model import NONE, Definition
+from packager.rendering import yaml
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Rendered
 
+_K3S_REGISTRIES = "/etc/rancher/k3s/registries.yaml"
 _RKE2_CONFIG = "/etc/rancher/rke2/config.yaml.d/50-caphv.yaml"
 
 
@@ -50,22 +52,32 @@ def after_rendering(definition: Definition, rendered: Rendered) -> NodeConfig:
     if definition.distribution == "kubeadm":
         return known
     found = node_files(rendered)
-    files = dict(found.server_files)
+    files, agent_files = dict(found.server_files), dict(found.agent_files)
     replaced = rendered.settings is not None and rendered.settings.cni.kube_proxy_replacement
     if definition.cluster_class and definition.distribution == "rke2" and replaced:
         # ClusterClasses have no variable for it, and RKE2 reads this file as well.
         files[_RKE2_CONFIG] = b"disable-kube-proxy: true\n"
+    if not definition.cluster_class:
+        # Patches of ClusterClasses add these to files of their variables.
+        if definition.distribution == "rke2":
+            files |= definition.hardening.server_files
+        elif definition.registries:
+            registries = {_K3S_REGISTRIES: yaml.dump(dict(definition.registries)).encode()}
+            files, agent_files = files | registries, agent_files | registries
     return NodeConfig(
         known.cni,
         known.external,
         known.cloud_config_delivery,
         [_file(path, content) for path, content in files.items()],
-        [_file(path, content) for path, content in found.agent_files.items()],
+        [_file(path, content) for path, content in agent_files.items()],
         found.server_config,
     )
 
 
-_MACHINE_VARIABLES = ("controlPlane", "vmNetworks", "sshUser", "sshKeyPair", "firmware", "tpm")
+_MACHINE_VARIABLES = (
+    *("controlPlane", "vmNetworks", "sshUser", "sshKeyPair", "firmware", "tpm"),
+    *("guestConfig", "registries", "cisProfile", "stig", "fipsRequired"),
+)
 """Variables of a ClusterClass that replace the machines of the control plane when they change."""
 
 
@@ -85,11 +97,12 @@ def _rollout_fields(objects: Iterable[Obj]) -> list[Any]:
         if obj.get("kind") == "Cluster" and (topology := at(obj, "spec", "topology")):
             rows = topology.get("variables") or ()
             variables = {row["name"]: row.get("value") for row in rows if at(row, "name") in _MACHINE_VARIABLES}
-            return [topology.get("version"), variables]
+            return [topology.get("version"), variables, at(topology, "controlPlane", "variables")]
         if str(obj.get("kind")).endswith("ControlPlane"):
             template = at(obj, "spec", "machineTemplate", "spec", "infrastructureRef", "name")
             template = template or at(obj, "spec", "machineTemplate", "infrastructureRef", "name")
-            return [at(obj, "spec", "version"), template]
+            hardening = [at(obj, "spec", "agentConfig", "cisProfile"), at(obj, "spec", "preRKE2Commands")]
+            return [at(obj, "spec", "version"), template, *(value or None for value in hardening)]
     return []
 
 

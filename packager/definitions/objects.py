@@ -16,6 +16,7 @@ import orjson
 from caphv.api.names import API_VERSION, GROUP
 from caphv.api.object import Obj
 from packager.addons.merge import merged
+from packager.definitions.hardening import POD_SECURITY_FILE
 from packager.definitions.model import Definition, Pool
 from packager.definitions.nodeconfig import NodeConfig
 
@@ -63,6 +64,7 @@ def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
         "loadBalancerConfig": balancer,
         **({"vmNetworkConfig": dict(definition.addresses)} if definition.addresses else {}),
         "cloudConfig": {"delivery": boot.cloud_config_delivery},
+        **({"controlPlaneFailureDomains": list(definition.failure_domains)} if definition.failure_domains else {}),
     }
     return _obj(definition, API_VERSION, "HarvesterCluster", definition.key.name, spec)
 
@@ -75,9 +77,9 @@ def control_plane(definition: Definition, boot: NodeConfig) -> Obj:
     if definition.distribution == "k3s":
         # The one provider that names the template by version and not below `spec`.
         reference = {"apiVersion": API_VERSION, "kind": "HarvesterMachineTemplate", "name": template}
-        spec = {**common, **_k3s(boot), "machineTemplate": {"infrastructureRef": reference}}
+        spec = {**common, **_k3s(definition, boot), "machineTemplate": {"infrastructureRef": reference}}
     else:
-        own = _rke2(definition, boot) if definition.distribution == "rke2" else _kubeadm(boot)
+        own = _rke2(definition, boot) if definition.distribution == "rke2" else _kubeadm(definition, boot)
         spec = {**common, **own, "machineTemplate": {"spec": {"infrastructureRef": infrastructure}}}
     kind = _KINDS[definition.distribution][0]
     name = references(definition)["controlPlaneRef"]["name"]
@@ -85,32 +87,52 @@ def control_plane(definition: Definition, boot: NodeConfig) -> Obj:
 
 
 def _rke2(definition: Definition, boot: NodeConfig) -> Obj:
+    hardening = definition.hardening
+    server = merged({"cni": boot.cni}, boot.server_config)
+    if hardening.api_server_arguments:
+        server["kubeAPIServer"] = {"extraArgs": list(hardening.api_server_arguments)}
+    node = _rke2_node(definition, boot)
+    if hardening.cis_profile:
+        node = merged(node, {"agentConfig": {"podSecurityAdmissionConfigFile": POD_SECURITY_FILE}})
     return {
         "registrationMethod": "control-plane-endpoint",
         "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
-        "serverConfig": merged({"cni": boot.cni}, boot.server_config),
-        **_rke2_agent(boot),
+        "serverConfig": server,
+        **node,
         **({"files": list(boot.server_files)} if boot.server_files else {}),
     }
 
 
-def _rke2_agent(boot: NodeConfig) -> Obj:
-    if not boot.external:
-        return {}
-    return {"agentConfig": {"kubelet": {"extraArgs": ["cloud-provider=external"]}}}
+def _rke2_node(definition: Definition, boot: NodeConfig) -> Obj:
+    """Return what servers and agents have in common."""
+    profile = definition.hardening.cis_profile
+    arguments = [*(["cloud-provider=external"] if boot.external else ()), *definition.hardening.kubelet_arguments]
+    agent = {
+        **({"kubelet": {"extraArgs": arguments}} if arguments else {}),
+        **({"cisProfile": profile} if profile else {}),
+    }
+    return {
+        **({"agentConfig": agent} if agent else {}),
+        **_commands(definition, "preRKE2Commands"),
+        **({"privateRegistriesConfig": dict(definition.registries)} if definition.registries else {}),
+    }
 
 
-def _k3s(boot: NodeConfig) -> Obj:
+def _commands(definition: Definition, field: str) -> Obj:
+    return {field: list(commands)} if (commands := definition.hardening.commands) else {}
+
+
+def _k3s(definition: Definition, boot: NodeConfig) -> Obj:
     # Settings of the server are in a file: not all of them have fields.
     files = {"files": list(boot.server_files)} if boot.server_files else {}
     server = {"disableCloudController": True, "disableComponents": ["servicelb"]} if boot.external else {}
-    return {"kthreesConfigSpec": {"serverConfig": server, **files}}
+    return {"kthreesConfigSpec": {"serverConfig": server, **files, **_commands(definition, "preK3sCommands")}}
 
 
-def _kubeadm(boot: NodeConfig) -> Obj:
+def _kubeadm(definition: Definition, boot: NodeConfig) -> Obj:
     registration = _registration(boot)
     spec = {"format": "cloud-config", "initConfiguration": registration, "joinConfiguration": registration}
-    return {"kubeadmConfigSpec": spec}
+    return {"kubeadmConfigSpec": {**spec, **_commands(definition, "preKubeadmCommands")}}
 
 
 def _registration(boot: NodeConfig) -> Obj:
@@ -123,11 +145,16 @@ def _registration(boot: NodeConfig) -> Obj:
 def _bootstrap_template(definition: Definition, pool: Pool, boot: NodeConfig) -> Obj:
     files = {"files": list(boot.agent_files)} if boot.agent_files else {}
     if definition.distribution == "kubeadm":
-        spec: Obj = {"format": "cloud-config", "joinConfiguration": _registration(boot)}
+        spec: Obj = {
+            "format": "cloud-config",
+            "joinConfiguration": _registration(boot),
+            **_commands(definition, "preKubeadmCommands"),
+        }
     elif definition.distribution == "k3s":
-        spec = {"agentConfig": {"kubeletArgs": ["cloud-provider=external"]} if boot.external else {}, **files}
+        agent = {"kubeletArgs": ["cloud-provider=external"]} if boot.external else {}
+        spec = {"agentConfig": agent, **files, **_commands(definition, "preK3sCommands")}
     else:
-        spec = {**_rke2_agent(boot), **files}
+        spec = {**_rke2_node(definition, boot), **files}
     kind = _KINDS[definition.distribution][1]
     name = f"{definition.key.name}-{pool.name}"
     return _obj(definition, f"{_BOOTSTRAP}/v1beta2", kind, name, {"template": {"spec": spec}})
@@ -143,6 +170,7 @@ def _machine_deployment(definition: Definition, pool: Pool, template: Obj) -> Ob
         "version": definition.version,
         "bootstrap": {"configRef": bootstrap},
         "infrastructureRef": infrastructure,
+        **({"failureDomain": pool.failure_domain} if pool.failure_domain else {}),
     }
     spec = {
         "clusterName": definition.key.name,
@@ -163,6 +191,8 @@ def _machine_template(definition: Definition, pool: Pool) -> Obj:
         "volumes": [dict(volume) for volume in pool.volumes],
         **({"firmware": dict(definition.firmware)} if definition.firmware else {}),
         **({"tpm": dict(definition.tpm)} if definition.tpm else {}),
+        **({"guestConfig": dict(definition.guest_config)} if definition.guest_config else {}),
+        **pool.affinities,
     }
     content = orjson.dumps([definition.key.name, pool.name, spec], option=orjson.OPT_SORT_KEYS)
     name = f"{definition.key.name}-{pool.name}-{hashlib.sha256(content).hexdigest()[:_HASH]}"

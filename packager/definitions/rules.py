@@ -109,6 +109,51 @@ def _firmware(obj: Obj) -> Iterator[Finding]:
 
 
 @RULES.rule(
+    "definition-hardening",
+    KINDS,
+    "CIS profile and STIG must be set for RKE2 only, and a STIG must come with a CIS profile, Secure Boot and a TPM.",
+)
+def _hardening(obj: Obj) -> Iterator[Finding]:
+    spec = obj["spec"]
+    hardening, distribution = spec.get("hardening", {}), spec.get("distribution", "rke2")
+    path: FieldPath = ("spec", "hardening")
+    for name in ("cisProfile", "stig"):
+        if hardening.get(name) and distribution != "rke2":
+            detail = f"is for RKE2 only, and not for {distribution}: remove it"
+            yield Finding((*path, name), Fault.FORBIDDEN, detail, value=hardening[name])
+    if not hardening.get("stig") or distribution != "rke2":
+        return
+    if not hardening.get("cisProfile"):
+        yield Finding((*path, "cisProfile"), Fault.REQUIRED, "must be set with stig: use cis")
+    machines = spec["machines"]
+    if not machines.get("firmware", {}).get("secureBoot"):
+        place: FieldPath = ("spec", "machines", "firmware", "secureBoot")
+        yield Finding(place, Fault.REQUIRED, "must be true with stig: use an image with a signed boot loader")
+    if not machines.get("tpm", {}).get("enabled"):
+        yield Finding(("spec", "machines", "tpm", "enabled"), Fault.REQUIRED, "must be true with stig")
+
+
+@RULES.rule(
+    "definition-registries",
+    KINDS,
+    "Registries must be set for RKE2 and K3s only, and Secrets with access to them for RKE2 only.",
+)
+def _registries(obj: Obj) -> Iterator[Finding]:
+    spec = obj["spec"]
+    registries, distribution = spec.get("registries"), spec.get("distribution", "rke2")
+    path: FieldPath = ("spec", "registries")
+    if registries and distribution == "kubeadm":
+        detail = "is for RKE2 and K3s: configure containerd in the machine image, and remove this"
+        yield Finding(path, Fault.FORBIDDEN, detail)
+    elif registries and registries.get("configs") and distribution == "k3s":
+        detail = "is for RKE2 only: put credentials for K3s into the machine image, and remove this"
+        yield Finding((*path, "configs"), Fault.FORBIDDEN, detail)
+    for name, config in (registries or {}).get("configs", {}).items():
+        if not config.get("authSecret") and not config.get("tls"):
+            yield Finding((*path, "configs", name), Fault.REQUIRED, "must name authSecret, tls, or both")
+
+
+@RULES.rule(
     "definition-address",
     KINDS,
     "Gateway and DNS servers must be IPv4 addresses, and the subnet mask must be one.",

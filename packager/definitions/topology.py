@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from caphv.api.object import Obj
@@ -18,7 +19,11 @@ def topology(definition: Definition, boot: NodeConfig) -> Obj:
     return {
         "classRef": {"name": definition.cluster_class},
         "version": definition.version,
-        "controlPlane": {"replicas": definition.control_plane.replicas, "healthCheck": _NO_HEALTH_CHECK},
+        "controlPlane": {
+            "replicas": definition.control_plane.replicas,
+            "healthCheck": _NO_HEALTH_CHECK,
+            **({"variables": {"overrides": _as_list(own)}} if (own := definition.control_plane.affinities) else {}),
+        },
         "workers": {"machineDeployments": [_workers(pool) for pool in definition.workers]},
         "variables": _as_list(_variables(definition, boot)),
     }
@@ -30,7 +35,8 @@ def _workers(pool: Pool) -> Obj:
         "name": pool.name,
         "replicas": pool.replicas,
         "healthCheck": _NO_HEALTH_CHECK,
-        "variables": {"overrides": _as_list({"worker": _sizes(pool)})},
+        **({"failureDomain": pool.failure_domain} if pool.failure_domain else {}),
+        "variables": {"overrides": _as_list({"worker": _sizes(pool), **pool.affinities})},
     }
 
 
@@ -47,6 +53,10 @@ def _variables(definition: Definition, boot: NodeConfig) -> Obj:
         "controlPlane": _sizes(definition.control_plane),
         **({"firmware": dict(firmware)} if firmware else {}),
         **({"tpm": dict(tpm)} if tpm else {}),
+        **({"guestConfig": dict(definition.guest_config)} if definition.guest_config else {}),
+        **({"failureDomains": list(definition.failure_domains)} if definition.failure_domains else {}),
+        **({"registries": dict(definition.registries)} if definition.registries else {}),
+        **definition.hardening.variables,
         **addresses,
         **_cni(definition, boot),
         **({"controlPlaneFiles": list(boot.server_files)} if boot.server_files else {}),
@@ -67,5 +77,5 @@ def _sizes(pool: Pool) -> Obj:
     return {"cpuCount": pool.cpu, "memorySize": pool.memory, "volumes": [dict(volume) for volume in pool.volumes]}
 
 
-def _as_list(variables: Obj) -> list[dict[str, Any]]:
+def _as_list(variables: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in variables.items()]

@@ -126,6 +126,10 @@ def _rke2(node: Node) -> Obj:
         "disable-cloud-controller": "cloudController" in (disabled.get("kubernetesComponents") or ()),
         "disable": disabled.get("pluginComponents"),
         "tls-san": [node.host, *(server.get("tlsSan") or ())] if node.server is not None else None,
+        "profile": agent.get("cisProfile"),
+        "pod-security-admission-config-file": agent.get("podSecurityAdmissionConfigFile"),
+        "system-default-registry": agent.get("systemDefaultRegistry"),
+        "kube-apiserver-arg": (server.get("kubeAPIServer") or {}).get("extraArgs"),
     }
 
 
@@ -159,7 +163,7 @@ RKE2 = Distribution(
     control_planes=Resource(_CONTROL_PLANE, "v1beta2", "rke2controlplanes", "RKE2ControlPlane"),
     finalizer=f"rke2.{_CONTROL_PLANE}",
     hook=f"{_HOOK}/rke2-cleanup",
-    config=("agentConfig", "files", "postRKE2Commands", "preRKE2Commands"),
+    config=("agentConfig", "files", "postRKE2Commands", "preRKE2Commands", "privateRegistriesConfig"),
     server=("serverConfig",),
     rollout=("rolloutStrategy",),
     commands=("preRKE2Commands", "postRKE2Commands"),

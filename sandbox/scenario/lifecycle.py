@@ -175,12 +175,14 @@ class Scenario:
                 raise ScenarioError(f"some machines do not have version {version}")
             step.outcome = f"{len(self.view.running())} new machines"
 
-    async def set_variable(self, name: str, value: object) -> None:
-        """Set a class variable that changes the templates of all machines."""
+    async def set_variable(self, name: str, value: object, **others: object) -> None:
+        """Set class variables that change the templates of all machines."""
         async with self._step(f"Set {name} to {value}: machines are replaced") as step:
             live = await self.management.get(CLUSTERS, self.spec.name, self.spec.namespace)
-            names = [variable["name"] for variable in live["spec"]["topology"]["variables"]]
-            await self._replace_all(f"/spec/topology/variables/{names.index(name)}/value", value)
+            wanted = {name: value, **others}
+            kept = [row for row in live["spec"]["topology"]["variables"] if row["name"] not in wanted]
+            rows = [{"name": each, "value": wanted[each]} for each in wanted]
+            await self._replace_all("/spec/topology/variables", [*kept, *rows])
             step.outcome = f"{len(self.view.running())} new machines"
 
     async def rebase(self, name: str, namespace: str = "") -> None:

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from caphv.api.object import NODES, SECRETS, Resource
+from caphv.api.object import NAMESPACES, NODES, SECRETS, Obj, Resource, labels_of, uid_of
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import clusterclass, manifests
 from sandbox.capi.distribution import ALL
 from sandbox.capi.resources import CLUSTERS
-from sandbox.cluster import CLASS_NAMESPACE, CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
+from sandbox.cluster import CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
 from tests.support.e2e import HEALTH_CHECKS, holds, running_sandbox, seen
+from tests.support.packager import earlier_release
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -32,8 +35,36 @@ SETTINGS = SandboxSettings(webhooks=True, boot_seconds=0.3, register_seconds=0.1
 TEMPLATES = Resource(
     HARVESTER_MACHINES.group, HARVESTER_MACHINES.version, "harvestermachinetemplates", "HarvesterMachineTemplate"
 )
-EVERY_VARIABLE = {
+CLASSES = Resource("cluster.x-k8s.io", "v1beta2", "clusterclasses", "ClusterClass")
+MACHINE_DEPLOYMENTS = Resource("cluster.x-k8s.io", "v1beta2", "machinedeployments", "MachineDeployment")
+CONFIG_TEMPLATES = Resource("bootstrap.cluster.x-k8s.io", "v1beta2", "rke2configtemplates", "RKE2ConfigTemplate")
+K3S_CONFIG_TEMPLATES = Resource(
+    "bootstrap.cluster.x-k8s.io", "v1beta2", "kthreesconfigtemplates", "KThreesConfigTemplate"
+)
+EVERY_VARIABLE: dict[str, Any] = {
     "failureDomains": ["zone-1", "zone-3"],
+    "nodeAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 10,
+                "preference": {
+                    "matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone-3"]}]
+                },
+            }
+        ]
+    },
+    "workloadAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 20,
+                "podAffinityTerm": {
+                    "labelSelector": {"matchLabels": {"app": "database"}},
+                    "topologyKey": "kubernetes.io/hostname",
+                },
+            }
+        ]
+    },
+    "fipsRequired": True,
     "loadBalancer": {"ipamType": "dhcp", "description": "API of a class"},
     "cloudConfigDelivery": "Secret",
     "firmware": {"efi": True, "secureBoot": True},
@@ -42,6 +73,15 @@ EVERY_VARIABLE = {
     "worker": {"memorySize": "6Gi"},
     "workerFiles": [{"path": "/etc/motd", "content": "a worker of a class\n"}],
     "addons": {"csi": {"enabled": True}},
+}
+REGISTRY = "registry.example.com:5000"
+MIRRORS = {"mirrors": {"docker.io": {"endpoint": [f"https://{REGISTRY}"]}}}
+HARDENED = {
+    "cisProfile": "cis",
+    "stig": True,
+    "fipsRequired": True,
+    "imageRegistry": REGISTRY,
+    "registries": {**MIRRORS, "configs": {REGISTRY: {"authSecret": {"name": "registry", "namespace": "rke2"}}}},
 }
 # The control plane object of each class.
 CONTROL_PLANES = {
@@ -74,17 +114,20 @@ def scenario_of(box: Sandbox, cluster_class: str, **changes: Any) -> Scenario:
 
 
 async def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: Sandbox) -> None:
-    scenario = scenario_of(box, clusterclass.HARVESTER_RKE2)
+    scenario = scenario_of(box, clusterclass.HARVESTER_RKE2, class_namespace="rke2")
     async with scenario.watching():
+        await the_class_of_0_11_is_there(scenario)
         await scenario.create()
         await scenario.bring_up()
+        await the_class_of_this_release_replaces_nothing(scenario)
         await the_class_is_what_stands(scenario)
         await workers_of_another_class_have_their_own_size(scenario)
         await scenario.scale(3, 2)
         await scenario.scale(1, 1)
         await scenario.upgrade(f"{KUBERNETES_VERSION}{RELEASES[clusterclass.HARVESTER_RKE2]}")
-        await scenario.set_variable("cpuCount", 3)
+        await scenario.set_variable("cpuCount", 3, **HARDENED)
         assert {machine["spec"]["cpu"] for machine in scenario.view.harvester_machines.store} == {3}
+        await nodes_are_hardened(scenario)
         await the_next_version_of_the_class_is_taken(scenario)
         await scenario.delete()
         assert await scenario.leftovers() == []
@@ -95,7 +138,8 @@ async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_it
     box: Sandbox, cluster_class: str
 ) -> None:
     # By DHCP, where those of RKE2 have their addresses from pools.
-    scenario = scenario_of(box, cluster_class, load_balancer="", machines=(), variables=EVERY_VARIABLE)
+    registry = {"imageRegistry": REGISTRY, "registries": MIRRORS} if cluster_class == clusterclass.HARVESTER_K3S else {}
+    scenario = scenario_of(box, cluster_class, load_balancer="", machines=(), variables=EVERY_VARIABLE | registry)
     async with scenario.watching():
         await scenario.create()
         await scenario.bring_up()
@@ -115,10 +159,10 @@ async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_it
 async def test_nodes_of_k3s_without_a_cni_wait_for_another_one(box: Sandbox) -> None:
     # Nodes may stay not ready for any time, and none is replaced.
     spec = scenario_of(box, clusterclass.HARVESTER_K3S, unhealthy_seconds=3600, variables={"cni": "none"}).spec
-    scenario = Scenario(
-        box.folder, replace(spec, name="bare", namespace="bare", target_namespace="bare"), timeout=PATIENCE
-    )
+    bare = replace(spec, name="bare", namespace="bare", target_namespace="bare", class_namespace="bare")
+    scenario = Scenario(box.folder, bare, timeout=PATIENCE)
     async with scenario.watching():
+        await the_class_of_0_11_is_there(scenario)
         await scenario.create()
         async with workload(scenario) as client:
             node = await seen(client, "", NODES, lambda _: True)
@@ -131,6 +175,7 @@ async def test_nodes_of_k3s_without_a_cni_wait_for_another_one(box: Sandbox) -> 
             await scenario.bring_up()
             await seen(scenario.management, scenario.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
             cni.cancel()
+        await the_class_of_this_release_replaces_nothing(scenario)
         await scenario.delete()
         assert await scenario.leftovers() == []
 
@@ -185,7 +230,12 @@ async def each_variable_has_its_effect(scenario: Scenario) -> None:
         (spec,) = (own[machine["metadata"]["name"]] for machine in machines)
         assert (spec["cpu"], spec["memory"]) == (cpu, memory)
         assert (spec["firmware"], spec["tpm"]) == ({"efi": True, "secureBoot": True}, {"enabled": True})
+        assert all(spec[name] == EVERY_VARIABLE[name] for name in ("nodeAffinity", "workloadAffinity"))
     assert await texts_of_guests(scenario, "a worker of a class") == 1
+    assert await texts_of_guests(scenario, "fips_enabled") == 2
+    if scenario.spec.cluster_class == clusterclass.HARVESTER_K3S:
+        assert await texts_of_guests(scenario, f'system-default-registry: "{REGISTRY}"') == 2
+        assert await texts_of_guests(scenario, f"https://{REGISTRY}") == 2
 
 
 async def texts_of_guests(scenario: Scenario, text: str) -> int:
@@ -198,29 +248,110 @@ async def texts_of_guests(scenario: Scenario, text: str) -> int:
 async def workers_of_another_class_have_their_own_size(scenario: Scenario) -> None:
     """The core makes the template of a group without machines: the autoscaler would read its capacity there."""
     spec = scenario.spec
-    group = {"class": "large-worker", "name": "large", "replicas": 0}
-    group["variables"] = {"overrides": [{"name": "largeWorker", "value": {"memorySize": "48Gi"}}]}
+    group: Obj = {"class": "large-worker", "name": "large", "replicas": 0}
+    own = {
+        "largeWorker": {"memorySize": "48Gi"},
+        "guestConfig": {"disableFstrimTimer": True},
+        **{name: EVERY_VARIABLE[name] for name in ("nodeAffinity", "workloadAffinity")},
+    }
+    group["failureDomain"] = "zone-2"
+    group["variables"] = {"overrides": [{"name": name, "value": value} for name, value in own.items()]}
     patch = [{"op": "add", "path": "/spec/topology/workers/machineDeployments/-", "value": group}]
     await scenario.management.patch(CLUSTERS, spec.name, spec.namespace, patch, patch_type="json")
     place = (scenario.management, spec.namespace)
     template = await seen(
         *place, TEMPLATES, lambda obj: (obj.get("status") or {}).get("capacity", {}).get("memory") == "48Gi"
     )
-    assert template["spec"]["template"]["spec"]["cpu"] == 8
+    found = template["spec"]["template"]["spec"]
+    assert found["cpu"] == 8
+    assert all(found[name] == own[name] for name in ("guestConfig", "nodeAffinity", "workloadAffinity"))
+    deployment = await seen(*place, MACHINE_DEPLOYMENTS, lambda obj: obj["spec"].get("replicas") == 0)
+    assert deployment["spec"]["template"]["spec"]["failureDomain"] == "zone-2"
     assert template["status"]["capacity"] == {"cpu": "8", "memory": "48Gi", "ephemeral-storage": "40Gi"}
     assert template["status"]["nodeInfo"] == {"architecture": "amd64", "operatingSystem": "linux"}
     # The scenario has its own health checks for the others; this group has that of the class.
-    found = await seen(
+    check = await seen(
         *place, HEALTH_CHECKS, lambda obj: obj["spec"]["checks"].get("nodeStartupTimeoutSeconds") == 1200
     )
-    assert found["spec"]["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == 1
-    assert {entry["timeoutSeconds"] for entry in found["spec"]["checks"]["unhealthyNodeConditions"]} == {300}
+    assert check["spec"]["remediation"]["triggerIf"]["unhealthyLessThanOrEqualTo"] == 1
+    assert {entry["timeoutSeconds"] for entry in check["spec"]["checks"]["unhealthyNodeConditions"]} == {300}
+
+
+async def nodes_are_hardened(scenario: Scenario) -> None:
+    """Servers and agents have profile, registry and commands; only servers have the files of the API server."""
+    kubelet = ["cloud-provider=external", "tls-min-version=VersionTLS12", "streaming-connection-idle-timeout=5m"]
+    kubelet.append("make-iptables-util-chains=true")
+    common = {"cisProfile": "cis", "systemDefaultRegistry": REGISTRY, "kubelet": {"extraArgs": kubelet}}
+    pod_security = "/etc/rancher/rke2/rancher-pss.yaml"
+    place = (scenario.management, scenario.spec.namespace)
+    (control_plane,) = (await scenario.management.list(CONTROL_PLANES["harvester-rke2"], scenario.spec.namespace))[
+        "items"
+    ]
+    server = control_plane["spec"]
+    assert server["agentConfig"] == {**common, "podSecurityAdmissionConfigFile": pod_security}
+    files = [file["path"].rpartition("/")[2] for file in server["files"]]
+    assert files == ["rke2-calico-config.yaml", "rancher-pss.yaml", "audit-policy.yaml", "60-stig.yaml"]
+    assert "tls-min-version=VersionTLS12" in server["serverConfig"]["kubeAPIServer"]["extraArgs"]
+    template = await seen(*place, CONFIG_TEMPLATES, lambda obj: "cisProfile" in the_spec(obj)["agentConfig"])
+    agent = the_spec(template)
+    assert agent["agentConfig"] == common
+    assert "files" not in agent
+    for spec in (server, agent):
+        assert spec["privateRegistriesConfig"] == HARDENED["registries"]
+        assert len(spec["preRKE2Commands"]) == 4
+    assert await texts_of_guests(scenario, "fips_enabled") == 2
+
+
+def the_spec(template: Obj) -> Obj:
+    spec: Obj = template["spec"]["template"]["spec"]
+    return spec
+
+
+async def the_class_of_0_11_is_there(scenario: Scenario) -> None:
+    """As release 0.11 wrote it, in the namespace of the cluster."""
+    name, namespace = scenario.spec.cluster_class, scenario.spec.namespace
+    with tempfile.TemporaryDirectory() as folder:
+        _, repository = earlier_release.extract(Path(folder))
+        objects = manifests.read([repository / "namespaces" / "team-a" / name / "objects.yaml"])
+    for obj in objects:
+        obj["metadata"]["namespace"] = namespace
+    space = kinds.typed(NAMESPACES, {"metadata": {"name": namespace}})
+    await manifests.apply(scenario.management, [space, *objects])
+
+
+async def the_class_of_this_release_replaces_nothing(scenario: Scenario) -> None:
+    """The core has reconciled the cluster with the new class when it follows another change of its topology."""
+    spec = scenario.spec
+    place = (scenario.management, spec.namespace)
+    before = await templates_and_machines(scenario)
+    objects = clusterclass.objects(spec.class_namespace, spec.cluster_class)
+    await manifests.apply(scenario.management, objects)
+    await seen(*place, CLASSES, lambda obj: "fipsRequired" in str(obj["spec"]["variables"]) and is_observed(obj))
+    metadata = {"labels": {"example.com/after": "upgrade"}}
+    patch = [{"op": "add", "path": "/spec/topology/workers/machineDeployments/0/metadata", "value": metadata}]
+    await scenario.management.patch(CLUSTERS, spec.name, spec.namespace, patch, patch_type="json")
+    await seen(*place, MACHINE_DEPLOYMENTS, lambda obj: "example.com/after" in labels_of(obj))
+    await seen(*place, CLUSTERS, lambda obj: holds(obj, "TopologyReconciled"))
+    assert await templates_and_machines(scenario) == before
+
+
+def is_observed(obj: Obj) -> bool:
+    return (obj.get("status") or {}).get("observedGeneration") == obj["metadata"]["generation"]
+
+
+async def templates_and_machines(scenario: Scenario) -> set[str]:
+    """Uids of all objects of the cluster that another content would replace."""
+    found = {uid_of(machine) for machine in scenario.view.machines.store}
+    configs = {"harvester-rke2": CONFIG_TEMPLATES, "harvester-k3s": K3S_CONFIG_TEMPLATES}[scenario.spec.cluster_class]
+    for resource in (TEMPLATES, configs):
+        found |= {uid_of(obj) for obj in (await scenario.management.list(resource, scenario.spec.namespace))["items"]}
+    return found
 
 
 async def the_next_version_of_the_class_is_taken(scenario: Scenario) -> None:
     """As a release would bring it: another name, and templates that say more."""
     name, new_name = scenario.spec.cluster_class, f"{scenario.spec.cluster_class}-next"
-    objects = clusterclass.renamed(clusterclass.objects(CLASS_NAMESPACE, name), name, new_name)
+    objects = clusterclass.renamed(clusterclass.objects(scenario.spec.class_namespace, name), name, new_name)
     for obj in objects:
         if obj["kind"] == "HarvesterMachineTemplate":
             obj["spec"]["template"]["spec"]["guestConfig"] = {"disableFstrimTimer": True}

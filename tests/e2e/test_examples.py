@@ -71,7 +71,10 @@ async def test_example_is_admitted(box: Sandbox, example: str) -> None:
 @pytest.mark.parametrize(
     "examples",
     # At one time, because a cluster that comes up mostly waits.
-    [("rke2-pools", "rke2-dhcp", "k3s", "kubeadm"), ("rke2-clusterclass", "k3s-clusterclass", "kubeadm-clusterclass")],
+    [
+        ("rke2-pools", "rke2-dhcp", "k3s", "kubeadm"),
+        ("rke2-clusterclass", "rke2-stig", "k3s-clusterclass", "kubeadm-clusterclass"),
+    ],
     ids=["objects one by one", "ClusterClasses"],
 )
 async def test_clusters_of_examples_come_up_and_go(box: Sandbox, examples: tuple[str, ...]) -> None:

@@ -34,6 +34,9 @@ _OPTIONAL: dict[str, Obj] = {
     "identitySecretName": {**_TEXT, "default": "hv-identity-secret"},
     "targetNamespace": {**_TEXT, "default": "default"},
     "dnsServers": {**_TEXTS, "default": []},
+    # Since v0.10. Nothing here sets them, but their defaults are in all Clusters.
+    "cisProfile": {**_TEXT, "default": "", "enum": ["", "cis", "cis-1.23", "cis-1.5", "cis-1.6"]},
+    "fipsRequired": {"type": "boolean", "default": False},
 }
 VARIABLES = (*_REQUIRED, *_OPTIONAL)
 # Field of machine templates -> variable.

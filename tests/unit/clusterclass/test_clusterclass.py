@@ -74,12 +74,29 @@ def test_each_folder_is_a_class() -> None:
     assert sorted(path.name for path in data.folder("clusterclass").iterdir() if path.is_dir()) == list(CLASSES)
 
 
-def test_all_classes_have_the_same_variables_but_for_the_cni() -> None:
-    first, *others = (
-        {entry["name"]: entry for entry in the_class(name)["spec"]["variables"] if entry["name"] != "cni"}
-        for name in CLASSES
-    )
-    assert all(other == first for other in others)
+def test_classes_differ_only_in_variables_for_what_their_distribution_has() -> None:
+    own = {
+        "harvester-rke2": {"cni", "cisProfile", "stig", "imageRegistry", "registries"},
+        "harvester-k3s": {"cni", "imageRegistry", "registries"},
+        "harvester-kubeadm": set[str](),
+    }
+    variables = {name: {entry["name"]: entry for entry in the_class(name)["spec"]["variables"]} for name in CLASSES}
+    common = variables["harvester-kubeadm"]
+    assert {name: variables[name].keys() - common.keys() for name in CLASSES} == own
+    assert all(variables[name][field] == entry for name in CLASSES for field, entry in common.items())
+
+
+def test_variables_of_0_12_are_optional_and_have_no_default_so_that_the_class_changes_no_cluster() -> None:
+    new = {
+        *("guestConfig", "nodeAffinity", "workloadAffinity", "fipsRequired"),
+        *("cisProfile", "stig", "imageRegistry", "registries"),
+    }
+    found = [variable for name in CLASSES for variable in the_class(name)["spec"]["variables"]]
+    checked = [variable for variable in found if variable["name"] in new]
+    assert {variable["name"] for variable in checked} == new
+    for variable in checked:
+        assert not variable["required"]
+        assert "default:" not in yaml.safe_dump(variable["schema"], width=10_000)
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -126,11 +143,17 @@ def test_each_replacement_finds_what_it_replaces_and_each_addition_its_parent(na
     by_kind: dict[tuple[str, str], list[Obj]] = {}
     for _, obj in templates(name):
         by_kind.setdefault((obj["apiVersion"], obj["kind"]), []).append(obj)
+    lists: set[str] = set()
     for definition in definitions(name):
         selected = by_kind[definition["selector"]["apiVersion"], definition["selector"]["kind"]]
         for patch in definition["jsonPatches"]:
             path = patch["path"].strip("/").split("/")
+            if patch["op"] == "add" and patch.get("value") == []:
+                lists.add(patch["path"])
             for template in selected:
+                if patch["path"].removesuffix("/-") in lists:
+                    # An earlier patch makes this list where there is none.
+                    continue
                 parent = template
                 for part in path[:-1]:
                     parent = parent[part]
@@ -180,11 +203,43 @@ def test_variables_of_clusters_of_the_go_provider_are_taken_as_they_are(name: st
         "subnetMask": "255.255.0.0",
         "ipPoolRef": "prod-ip-pool",
         "dnsServers": ["172.16.0.1"],
+        "fipsRequired": False,
+        **({"cni": "calico", "cisProfile": ""} if name == "harvester-rke2" else {}),
     }
     variables = {variable["name"]: variable for variable in the_class(name)["spec"]["variables"]}
     for key, value in values.items():
         jsonschema.validate(value, strict(variables[key]["schema"]["openAPIV3Schema"]))
     assert {key for key, variable in variables.items() if variable["required"]} <= values.keys()
+
+
+@pytest.mark.parametrize("field", ["guestConfig", "nodeAffinity", "workloadAffinity"])
+def test_a_variable_of_a_machine_field_refuses_what_the_field_refuses(field: str) -> None:
+    values: dict[str, tuple[Obj, Obj]] = {
+        "guestConfig": ({"disableFstrimTimer": True, "userData": "#cloud-config\n"}, {"disableFstrim": True}),
+        "nodeAffinity": (
+            {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["1"]}]}]
+                }
+            },
+            {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchExpression": []}]}},
+        ),
+        "workloadAffinity": (
+            {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"labelSelector": {"matchLabels": {"app": "db"}}, "topologyKey": "kubernetes.io/hostname"}
+                ]
+            },
+            {"requiredDuringSchedulingIgnoredDuringExecution": [{"labelSelector": {"matchLabels": {"app": "db"}}}]},
+        ),
+    }
+    valid, invalid = values[field]
+    for name in CLASSES:
+        (variable,) = (entry for entry in the_class(name)["spec"]["variables"] if entry["name"] == field)
+        schema = strict(variable["schema"]["openAPIV3Schema"])
+        jsonschema.validate(valid, schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(invalid, schema)
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -127,6 +127,23 @@ def test_the_guides_example_makes_the_guides_objects(kubeconfig: Path) -> None:
         (["--distribution", "k3s"], "addonDelivery", "ClusterResourceSet"),
         (["--distribution", "kubeadm"], "addonDelivery", "None"),
         (["--individual-objects"], "individualObjects", True),
+        (["--failure-domains", "zone-1,zone-2"], "controlPlane.failureDomains", ["zone-1", "zone-2"]),
+        (["--worker-failure-domain", "zone-1"], "workers", [{"name": "workers", "failureDomain": "zone-1"}]),
+        (["--cis-profile", "cis-1.23"], "hardening.cisProfile", "cis-1.23"),
+        (["--fips-required"], "hardening", {"fipsRequired": True}),
+        (["--stig", "--cis-profile", "cis-1.6"], "hardening", {"stig": True, "cisProfile": "cis-1.6"}),
+        (["--stig"], "machines.firmware", {"efi": True, "secureBoot": True}),
+        (["--stig"], "machines.tpm", {"enabled": True, "persistent": True}),
+        (
+            ["--disable-fstrim-timer", "--no-guest-agent"],
+            "machines.guestConfig",
+            {"disableFstrimTimer": True, "installGuestAgent": False},
+        ),
+        (
+            ["--registry-mirror", "docker.io=https://a.example.com,docker.io=https://b.example.com"],
+            "registries.mirrors",
+            {"docker.io": {"endpoint": ["https://a.example.com", "https://b.example.com"]}},
+        ),
         (["--no-rancher-auto-import"], "rancherAutoImport", False),
         (["--target-namespace", "vms"], "targetNamespace", "vms"),
         (["--fleet-addon-repo", "https://git.example.com/f.git"], "addonDelivery", "Fleet"),
@@ -142,6 +159,41 @@ def test_a_flag_becomes_a_field(arguments: list[str], path: str, value: Any) -> 
     for part in path.split("."):
         found = found[part]
     assert found == value
+
+
+def test_flags_of_workers_are_for_all_pools(tmp_path: Path) -> None:
+    flags = ["--worker-node-affinity", "example.com/rack=rack-1,gpu", "--worker-workload-affinity", "app=database"]
+    (pool,) = definition(*LEAST, "--worker-replicas", "3", *flags)["spec"]["workers"]
+    assert (pool["name"], pool["replicas"]) == ("workers", 3)
+    (term,) = pool["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [
+        {"key": "example.com/rack", "operator": "In", "values": ["rack-1"]},
+        {"key": "gpu", "operator": "Exists"},
+    ]
+    (near,) = pool["workloadAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert near["topologyKey"] == "kubernetes.io/hostname"
+    file = tmp_path / "two.yaml"
+    two = definition(*LEAST)
+    two["spec"]["workers"] = [{"name": "a", "replicas": 1}, {"name": "b", "failureDomain": "zone-1"}]
+    file.write_text(yaml.safe_dump(two))
+    found = definition("--definition", str(file), "--worker-failure-domain", "zone-2")["spec"]["workers"]
+    assert found == [{"name": "a", "replicas": 1, "failureDomain": "zone-2"}, {"name": "b", "failureDomain": "zone-2"}]
+
+
+def test_a_wrong_value_for_workers_is_reported_with_its_flag() -> None:
+    result = call(*LEAST, "--worker-failure-domain", "zone 1", "--worker-node-affinity", "=x", "--cis-profile", "none")
+    assert result.exit_code == 1
+    for flag in ("--worker-failure-domain: spec.workers[0].failureDomain", "--cis-profile: spec.hardening.cisProfile"):
+        assert f"error: {flag}" in result.stderr
+
+
+def test_user_data_of_guests_comes_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "user-data.yaml"
+    file.write_text("#cloud-config\nntp: {servers: [ntp.example.com]}\n")
+    found = definition(*LEAST, "--user-data", str(file))["spec"]["machines"]["guestConfig"]
+    assert found == {"userData": file.read_text()}
+    absent = call(*LEAST, "--user-data", str(tmp_path / "absent"))
+    assert (absent.exit_code, "--user-data" in absent.stderr) == (2, True)
 
 
 def test_several_pools_are_asked_in_order() -> None:

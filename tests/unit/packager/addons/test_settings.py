@@ -50,6 +50,19 @@ def test_later_sources_win_field_by_field() -> None:
     assert (cni.mtu, cni.bgp, cni.encapsulation, cni.name) == (1450, True, "VXLAN", "calico")
 
 
+def test_the_registry_of_the_nodes_is_that_of_the_add_ons_unless_they_name_another() -> None:
+    rows = [
+        {"name": "addons", "value": {"cni": {"mtu": 1450}}},
+        {"name": "imageRegistry", "value": "mirror.example.com"},
+    ]
+    facts = cluster("a")
+    facts.cluster["spec"]["topology"]["variables"] = rows
+    found = settings(facts)
+    assert (found.image_registry, found.cni.mtu) == ("mirror.example.com", 1450)
+    rows[0]["value"] = {"imageRegistry": "other.example.com"}
+    assert settings(facts).image_registry == "other.example.com"
+
+
 @pytest.mark.parametrize(
     ("harvester", "wanted"),
     [

@@ -21,7 +21,35 @@ from webhooks import crossobject
 
 pytestmark = pytest.mark.unit
 
+HOSTS = {
+    "requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "example.com/rack", "operator": "In", "values": ["rack-1"]}]}
+        ]
+    }
+}
+NEAR = {
+    "requiredDuringSchedulingIgnoredDuringExecution": [
+        {"labelSelector": {"matchLabels": {"app": "database"}}, "topologyKey": "kubernetes.io/hostname"}
+    ]
+}
+PLACED: Obj = {
+    "controlPlane": {"failureDomains": ["zone-1", "zone-2"], "nodeAffinity": HOSTS},
+    "workers": [{"name": "near", "failureDomain": "zone-1", "nodeAffinity": HOSTS, "workloadAffinity": NEAR}],
+    "machines": {"guestConfig": {"disableFstrimTimer": True}},
+}
+MIRRORS = {"mirrors": {"docker.io": {"endpoint": ["https://registry.example.com:5000"]}}}
+SECURE: Obj = {
+    "hardening": {"cisProfile": "cis", "stig": True, "fipsRequired": True},
+    "machines": {"firmware": {"efi": True, "secureBoot": True}, "tpm": {"enabled": True}},
+    "registries": {**MIRRORS, "configs": {"docker.io": {"authSecret": {"name": "registry", "namespace": "team-a"}}}},
+}
 CASES = {
+    "placed": definition(**PLACED),
+    "placed-individual": definition(**PLACED, individualObjects=True),
+    "secure": definition(**SECURE),
+    "secure-individual": definition(**SECURE, individualObjects=True),
+    "k3s-individual": k3s(registries=MIRRORS, hardening={"fipsRequired": True}, individualObjects=True),
     "class": definition(),
     "class-sets": definition(addonDelivery="ClusterResourceSet"),
     "individual": definition(individualObjects=True, fleet={"repo": "https://git.example.com/fleet.git"}),
@@ -91,7 +119,7 @@ def test_crds_of_rke2_and_fleet_know_every_field(shared_crds: Path) -> None:
     crds_ = [crd for file in files for crd in yaml.load_all(file.read_text(), Loader=yaml.CSafeLoader) if crd]
     by_kind = {(crd["spec"]["group"], crd["spec"]["names"]["kind"]): crd for crd in crds_}
     seen = set()
-    for obj in built(CASES["individual"]).objects:
+    for obj in [*built(CASES["individual"]).objects, *built(CASES["secure-individual"]).objects]:
         group, _, version = obj["apiVersion"].rpartition("/")
         if crd := by_kind.get((group, obj["kind"])):
             seen.add(obj["kind"])
@@ -210,6 +238,95 @@ def test_extra_disks_and_firmware() -> None:
     assert template["volumes"][1] == {"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "10Gi"}
     assert template["firmware"] == {"efi": True}
     assert variables(built(definition(machines=machines)))["tpm"] == {"enabled": True}
+
+
+def test_zones_affinities_and_guest_configuration_reach_the_machines_they_are_for() -> None:
+    by_class = built(CASES["placed"])
+    assert variables(by_class)["failureDomains"] == ["zone-1", "zone-2"]
+    assert variables(by_class)["guestConfig"] == {"disableFstrimTimer": True}
+    topology = one(by_class, "Cluster")["spec"]["topology"]
+    assert topology["controlPlane"]["variables"]["overrides"] == [{"name": "nodeAffinity", "value": HOSTS}]
+    (pool,) = topology["workers"]["machineDeployments"]
+    assert pool["failureDomain"] == "zone-1"
+    own = {row["name"]: row["value"] for row in pool["variables"]["overrides"]}
+    assert (own["nodeAffinity"], own["workloadAffinity"]) == (HOSTS, NEAR)
+
+    individual = built(CASES["placed-individual"])
+    assert one(individual, "HarvesterCluster")["spec"]["controlPlaneFailureDomains"] == ["zone-1", "zone-2"]
+    assert one(individual, "MachineDeployment")["spec"]["template"]["spec"]["failureDomain"] == "zone-1"
+    servers, workers = (
+        obj["spec"]["template"]["spec"] for obj in individual.objects if obj["kind"] == "HarvesterMachineTemplate"
+    )
+    assert servers["guestConfig"] == workers["guestConfig"] == {"disableFstrimTimer": True}
+    assert servers["nodeAffinity"] == HOSTS
+    assert "workloadAffinity" not in servers
+    assert (workers["nodeAffinity"], workers["workloadAffinity"]) == (HOSTS, NEAR)
+
+
+def test_hardening_and_mirrors_are_variables_of_a_class() -> None:
+    given_ = variables(built(CASES["secure"]))
+    assert {name: given_[name] for name in ("cisProfile", "stig", "fipsRequired")} == SECURE["hardening"]
+    assert given_["registries"] == SECURE["registries"]
+    # The patches of the class add their own files.
+    assert not any("pss" in file["path"] for file in given_["controlPlaneFiles"])
+
+
+def test_objects_one_by_one_are_hardened_as_the_patches_of_the_class_do_it() -> None:
+    found = built(CASES["secure-individual"])
+    spec = one(found, "RKE2ControlPlane")["spec"]
+    worker = one(found, "RKE2ConfigTemplate")["spec"]["template"]["spec"]
+    (cluster_class,) = (obj for obj in built(CASES["secure"]).shared["harvester-rke2"] if obj["kind"] == "ClusterClass")
+    patches = {patch["name"]: patch["definitions"] for patch in cluster_class["spec"]["patches"]}
+
+    def values(name: str, role: int) -> list[Any]:
+        return [patch["value"] for patch in patches[name][role]["jsonPatches"] if "value" in patch]
+
+    files = {file["path"]: file for file in spec["files"]}
+    policy, config, api_server, *kubelet = values("stig", 0)
+    for file in (*values("podSecurity", 0), policy, config):
+        assert files[file["path"]] == file
+    assert spec["serverConfig"]["kubeAPIServer"] == api_server
+    assert spec["agentConfig"]["podSecurityAdmissionConfigFile"] == values("cisProfile", 0)[0]
+    assert values("stig", 1) == kubelet
+    (prepared,) = patches["nodePreparation"][0]["jsonPatches"]
+    lines = [line[2:] for line in prepared["valueFrom"]["template"].splitlines() if line.startswith("- ")]
+    for node in (spec, worker):
+        assert node["agentConfig"]["cisProfile"] == "cis"
+        assert node["agentConfig"]["kubelet"]["extraArgs"] == ["cloud-provider=external", *kubelet]
+        assert node["preRKE2Commands"] == lines
+        assert node["privateRegistriesConfig"] == SECURE["registries"]
+
+
+@pytest.mark.parametrize("individual", [{}, {"individualObjects": True}])
+def test_hardening_refreshes_the_files_of_nodes_because_it_replaces_them(individual: Obj) -> None:
+    existing = built(definition(**individual)).objects
+    addons = {"cni": {"name": "calico", "mtu": 1400}}
+    hardened = definition(**individual, addons=addons, hardening={"cisProfile": "cis"})
+    text = str(build(hardened, RENDERER, {}, existing).objects)
+    assert "rancher-pss" in text or not individual
+    assert "mtu: 1450" not in text
+    again = build(hardened, RENDERER, {}, build(hardened, RENDERER, {}, existing).objects)
+    assert str(again.objects) == text
+
+
+def test_k3s_reads_mirrors_from_a_file_on_all_nodes() -> None:
+    by_class = variables(built(k3s(registries=MIRRORS)))
+    assert by_class["registries"] == MIRRORS
+    individual = built(CASES["k3s-individual"])
+    for kind, path in (("KThreesControlPlane", "kthreesConfigSpec"), ("KThreesConfigTemplate", "template")):
+        spec = one(individual, kind)["spec"][path]
+        spec = spec.get("spec", spec)
+        files = {
+            file["path"]: yaml.safe_load(file["content"]) for file in spec["files"] if "registries" in file["path"]
+        }
+        assert files == {"/etc/rancher/k3s/registries.yaml": MIRRORS}
+        assert len(spec["preK3sCommands"]) == 1
+
+
+def test_a_node_of_kubeadm_refuses_an_image_without_fips() -> None:
+    found = built(kubeadm(individualObjects=True, hardening={"fipsRequired": True}))
+    assert "fips_enabled" in str(one(found, "KubeadmControlPlane")["spec"]["kubeadmConfigSpec"]["preKubeadmCommands"])
+    assert "fips_enabled" in str(one(found, "KubeadmConfigTemplate")["spec"]["template"]["spec"]["preKubeadmCommands"])
 
 
 def test_bundles_go_where_the_cluster_is_imported() -> None:

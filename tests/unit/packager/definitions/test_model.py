@@ -36,6 +36,44 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.machines.firmware.efi",
         "definition-firmware",
     ),
+    "profile of k3s": (k3s(hardening={"cisProfile": "cis"}), "spec.hardening.cisProfile", "definition-hardening"),
+    "stig of kubeadm": (kubeadm(hardening={"stig": True}), "spec.hardening.stig", "definition-hardening"),
+    "stig alone": (definition(hardening={"stig": True}), "spec.hardening.cisProfile", "definition-hardening"),
+    "stig without secure boot": (
+        definition(hardening={"stig": True, "cisProfile": "cis"}),
+        "spec.machines.firmware.secureBoot",
+        "definition-hardening",
+    ),
+    "stig without tpm": (
+        definition(hardening={"stig": True, "cisProfile": "cis"}),
+        "spec.machines.tpm.enabled",
+        "definition-hardening",
+    ),
+    "registries of kubeadm": (
+        kubeadm(registries={"mirrors": {"docker.io": {"endpoint": ["https://m.example.com"]}}}),
+        "spec.registries",
+        "definition-registries",
+    ),
+    "secrets of k3s": (
+        k3s(registries={"configs": {"a.example.com": {"authSecret": {"name": "a", "namespace": "b"}}}}),
+        "spec.registries.configs",
+        "definition-registries",
+    ),
+    "registry without access": (
+        definition(registries={"configs": {"a.example.com": {}}}),
+        "spec.registries.configs[a.example.com]",
+        "definition-registries",
+    ),
+    "mirror with a password": (
+        definition(registries={"mirrors": {"docker.io": {"endpoint": ["https://u:p@m.example.com"]}}}),
+        "spec.registries.mirrors[docker.io].endpoint[0]",
+        "schema-pattern",
+    ),
+    "field of an affinity": (
+        definition(workers=[{"name": "a", "nodeAffinity": {"required": {}}}]),
+        "spec.workers[0].nodeAffinity.required",
+        "schema-additionalProperties",
+    ),
     "gateway": (
         definition(addresses={"ipPoolRefs": ["a"], "gateway": "172.16.0", "subnetMask": "255.255.0.0"}),
         "spec.addresses.gateway",
