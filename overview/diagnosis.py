@@ -54,6 +54,7 @@ _WARNINGS = frozenset(
         Reason.IDENTITY_EXPIRING,
         Reason.VM_DIFFERS,
         Reason.ADDON_BUNDLES_NOT_APPLIED,
+        Reason.ADDON_BUNDLES_MISSING,
         Reason.CROSS_NAMESPACE_REFERENCE,
         Reason.FAILURE_DOMAIN_UNAVAILABLE,
     }

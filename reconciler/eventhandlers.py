@@ -267,6 +267,7 @@ def _cluster_fields(obj: Obj) -> list[Any]:
         spec.get("infrastructureRef"),
         clusterapi.infrastructure_provisioned(obj),
         obj["metadata"].get("deletionTimestamp"),
+        annotations_of(obj).get(names.SUSPEND_ADDONS_ANNOTATION),
         *(
             labels_of(obj).get(name)
             for name in (names.WATCH_FILTER_LABEL, names.AUTO_IMPORT_LABEL, *names.FLEET_LABELS)

@@ -92,6 +92,8 @@ class ClusterMemory:
     """Fingerprint of credentials whose server's address is not checked. Without it: one more refused connection."""
     verified_cloud_configs: dict[str, tuple[str, str]] = field(default_factory=dict)
     """By delivery: version of the verified object and hash of its inputs. Without it: the object is read again."""
+    addons_found: bool = False
+    """The workload cluster has its add-ons. Without it: two requests look for them again."""
     account_lost: bool = False
     """The guests' account was deleted on Harvester. Without it: the next check finds out again."""
     account_checked_at: float | None = None

@@ -191,6 +191,7 @@ class Reason(StrEnum):
     ADDON_BUNDLES_INVALID = "AddonBundlesInvalid"
     ADDON_BUNDLES_NOT_PUSHED = "AddonBundlesNotPushed"
     ADDON_BUNDLES_NOT_APPLIED = "AddonBundlesNotApplied"
+    ADDON_BUNDLES_MISSING = "AddonBundlesMissing"
     VM_PROVISIONING_IN_PROGRESS = "VMProvisioningInProgress"
     VM_PROVISIONING_FAILED = "VMProvisioningFailed"
     VM_IP_ALLOCATION_FAILED = "VMIPAllocationFailed"

@@ -14,6 +14,7 @@ from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unautho
 from reconciler import metrics
 from reconciler.caches import cluster_name
 from reconciler.cluster import (
+    addons,
     cloudconfig,
     connection,
     deletion,
@@ -169,6 +170,7 @@ class ClusterReconciler:
         await self._context.workloads.ensure(scope.cluster_key)
         await fleet.ensure_fleet_labels(scope)
         await cloudconfig.ensure_cloud_config(scope)
+        await addons.report_missing_addons(scope)
         if wants_adoption(scope.obj):
             # Once: otherwise two management clusters with the annotation would adopt from each other forever.
             await scope.drop_annotation(names.ADOPT_ANNOTATION)

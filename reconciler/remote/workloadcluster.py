@@ -88,6 +88,11 @@ class WorkloadClusters:
         workload = self._workloads.get(cluster)
         return workload.nodes.get("", name) if workload else None
 
+    def nodes(self, cluster: Key) -> list[Obj]:
+        """All Nodes from the cache."""
+        workload = self._workloads.get(cluster)
+        return list(workload.nodes.store) if workload else []
+
     def observe(self, cluster: Key, node: Obj) -> None:
         """Put the response to an own write of a Node into the cache."""
         workload = self._workloads.get(cluster)
