@@ -34,6 +34,7 @@ _MOST_MEMORY = 1024 * _MIB
 _PASSED_ON = ("PATH", "TMPDIR", "SSH_AUTH_SOCK", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 _SETTINGS = (
+    "core.bigFileThreshold=16m",  # larger files are streamed to disk: a small pack must not fill the memory
     "core.hooksPath=/dev/null",
     "core.compression=1",  # 1,000 clusters are written in one go, and a repository is packed again anyhow
     "core.fsmonitor=false",

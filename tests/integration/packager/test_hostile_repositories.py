@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import random
+import resource
 import time
 import zlib
 from collections.abc import Iterator
@@ -33,13 +34,17 @@ class Forge:
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
 
-    def object(self, kind: str, content: bytes) -> bytes:
-        """Store an object and return its id."""
-        full = f"{kind} {len(content)}\0".encode() + content
-        name = hashlib.sha1(full, usedforsecurity=False).hexdigest()
+    def object(self, kind: str, content: bytes, times: int = 1) -> bytes:
+        """Store an object of repeated content and return its id."""
+        digest, compressor = hashlib.sha1(usedforsecurity=False), zlib.compressobj(1)
+        packed = []
+        for part in (f"{kind} {len(content) * times}\0".encode(), *[content] * times):
+            digest.update(part)
+            packed.append(compressor.compress(part))
+        name = digest.hexdigest()
         path = self.origin.folder / "objects" / name[:2] / name[2:]
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(zlib.compress(full, 1))
+        path.write_bytes(b"".join(packed) + compressor.flush())
         return bytes.fromhex(name)
 
     def tree(self, *entries: tuple[bytes, bytes, bytes]) -> bytes:
@@ -172,3 +177,14 @@ def test_remote_that_prints_without_end(tmp_path: Path, monkeypatch: pytest.Monk
         pytest.raises(UnusableContent, match="prints more than 64 MiB"),
     ):
         repository.heads()
+
+
+def test_a_file_that_grows_when_it_is_unpacked_takes_no_memory(
+    forge: Forge, repository: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    git(forge.origin.folder, "config", "core.bigFileThreshold", "1m")  # the server is a child, too
+    blob = forge.object("blob", bytes(1024 * 1024), times=200)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    forge.commit(forge.tree((FILE, b"zeros", blob)))
+    assert "remove it" in refusal(repository, caplog)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < before + 50 * 1024
