@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from packager.definitions.model import Definition, Pool
 
 
+_NAMED = ("virtualmachineimages", "keypairs", "network-attachment-definitions", "ippools", "quotas")
+
+
 @dataclass(frozen=True, slots=True)
 class Preflight:
     """What Harvester says about a new cluster; `unchecked` says what it could not be asked."""
@@ -79,12 +82,8 @@ def preflight(kubeconfig: str, wanted: Obj, definition: Definition | None) -> Pr
         return Preflight(refused=str(error))
     except HarvesterUnreachableError as error:
         return Preflight(unchecked=(f"Harvester does not answer, so that nothing was checked there: {error}",))
-    harvester = found.capacity.harvester
-    hidden = [
-        each.what.partition(".")[0]
-        for each in harvester.unseen
-        if each.what.partition(".")[0] in ("virtualmachineimages", "keypairs", "network-attachment-definitions")
-    ]
+    unseen = {each.what.partition(".")[0].partition(" ")[0] for each in found.capacity.harvester.unseen}
+    hidden = [kind for kind in _NAMED if kind in unseen]
     note = f"the account may not list {', '.join(hidden)}: these were not checked on Harvester"
     return Preflight(tuple(findings(cluster, found)), unchecked=(note,) if hidden else ())
 

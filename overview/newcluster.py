@@ -22,6 +22,7 @@ from overview.plan.pools import Pool, Wanted
 _MACHINES: FieldPath = ("spec", "machines")
 _POOLS: FieldPath = ("spec", "addresses", "ipPoolRefs")
 _SHOWN = 3
+_FITTING = "VMs that fit on a host"
 
 
 @dataclass(slots=True)
@@ -224,18 +225,13 @@ def _room(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
         if need.what.startswith("quota "):
             detail = f"{need.what} has {numbers}: raise the quota on Harvester, or use fewer or smaller machines"
             yield Finding(("spec", "targetNamespace"), Fault.INVALID, detail, value=target)
-        else:
-            note = f" {need.note}" if need.note else ""
-            path = _PATHS.get(need.what, _MACHINES)
-            detail = f"{need.what} of Harvester: {numbers}{note}: use fewer or smaller machines, or add hosts"
-            yield Finding(path, Fault.INVALID, detail, advice=True)
-
-
-_PATHS: dict[str, FieldPath] = {
-    "CPU": (*_MACHINES, "cpu"),
-    "memory": (*_MACHINES, "memory"),
-    "storage": (*_MACHINES, "diskSize"),
-}
+        elif need.what == _FITTING and found.capacity.harvester.instances:
+            # Without a VM it is not known how much of its CPUs a VM requests: Harvester overcommits.
+            detail = f"hosts have room for {need.free:.0f} of {need.needed:.0f} VMs: use fewer or smaller machines"
+            yield Finding(_MACHINES, Fault.INVALID, f"{detail}, or add hosts", advice=True)
+        elif need.what == "storage":
+            detail = f"Longhorn has {numbers} {need.note}: use smaller disks, or add storage"
+            yield Finding((*_MACHINES, "diskSize"), Fault.INVALID, detail, advice=True)
 
 
 def _needs(wanted: NewCluster, found: Surroundings) -> Sequence[Need]:

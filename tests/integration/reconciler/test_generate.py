@@ -83,7 +83,7 @@ async def test_what_the_account_may_not_list_is_not_checked(case: Case, tmp_path
     base = ("--name", "shop", "--image", "a/b", "--ssh-keypair", "a/b", "--network", "a/b", "--harvester-kubeconfig")
     result = await generate(*base, str(stranger))
     assert result.exit_code == 0, result.output
-    for kind in ("virtualmachineimages", "keypairs", "network-attachment-definitions"):
+    for kind in ("virtualmachineimages", "keypairs", "network-attachment-definitions", "ippools", "quotas"):
         assert kind in result.stderr
 
 
