@@ -153,6 +153,9 @@ def test_only_what_is_ours_or_of_the_go_provider_is_used(of_account: Any, of_bin
 def test_a_pair_of_another_owner_is_taken_over_on_request_only() -> None:
     assert usable(account(OTHER), binding(OTHER), KEY, OWNER, adopt=True)
     assert not usable(account(OTHER), None, KEY, OWNER, adopt=True)
+    # The binding for all guests of the namespace names it.
+    assert usable(account(OTHER), None, KEY, OWNER, adopt=True, joined=True)
+    assert not usable(account(OTHER), None, KEY, OWNER, joined=True)
     assert not usable(account(OTHER), binding(OTHER), KEY, OWNER)
 
 
