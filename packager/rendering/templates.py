@@ -10,17 +10,20 @@ Templates run in Jinja2's sandbox, and a name that is not defined fails.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jinja2
 import yaml
 from jinja2 import nodes
+from jinja2.bccache import Bucket
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from packager.rendering import yaml as yamltext
@@ -31,6 +34,7 @@ _HOLES = "_holes"
 _HOLE = re.compile("\ue000([0-9]+)\ue001")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SHAPES = 4096
+_PROGRAMS = 1024
 
 
 class TemplateError(Exception):
@@ -59,19 +63,22 @@ class Templates:
         files = template_files(folders)
         self.fingerprint = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
         self._environment = _environment(files)
+        self._files = files
         self._compiled: dict[str, jinja2.Template] = {}
         self.bundles: dict[str, list[str]] = {}
-        self.parsed: dict[str, nodes.Template] = {}
-        """Each template as Jinja2 understands it, by its path."""
         for file in sorted(files):
             bundle, _, name = file.partition("/")
             try:
-                self.parsed[file] = self._environment.parse(files[file])
                 self._compiled[file] = self._environment.get_template(file)
             except jinja2.TemplateSyntaxError as error:
                 raise TemplateError(file, f"line {error.lineno}: {error.message}") from None
             self.bundles.setdefault(bundle, []).append(name)
         self._shapes: OrderedDict[str, list[Any]] = OrderedDict()
+
+    @functools.cached_property
+    def parsed(self) -> dict[str, nodes.Template]:
+        """Each template as Jinja2 understands it, by its path."""
+        return {file: self._environment.parse(text) for file, text in self._files.items()}
 
     def render(self, file: str, context: Mapping[str, Any]) -> list[Any]:
         """Return the documents that `<bundle>/<name>.yaml.j2` makes, without empty ones.
@@ -97,6 +104,27 @@ class Templates:
             if len(self._shapes) > _SHAPES:
                 self._shapes.popitem(last=False)
         return known
+
+
+class _Programs(jinja2.BytecodeCache):
+    """Compiled templates of this process by their text: most renderers read the shipped ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Use what was compiled from the same text."""
+        bucket.code = self._known.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep what was compiled."""
+        if len(self._known) >= _PROGRAMS:
+            self._known.clear()
+        if bucket.code is not None:
+            self._known[bucket.key, bucket.checksum] = bucket.code
+
+
+_programs = _Programs()
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
@@ -169,6 +197,7 @@ def _environment(files: dict[str, str]) -> _Sandbox:
         lstrip_blocks=True,
         autoescape=False,
         auto_reload=False,
+        bytecode_cache=_programs,
     )
     environment.filters["yaml"] = yamltext.dump
     return environment
