@@ -43,6 +43,9 @@ HISTORY = re.compile(r"^## \[\d.*", re.MULTILINE | re.DOTALL)
 
 
 class Rule(NamedTuple):
+    """`word` is in every match, in lower case: most rules need not search most files."""
+
+    word: str
     pattern: re.Pattern[str]
     replacement: str
     python_only: bool
@@ -75,14 +78,22 @@ def rules(text: str) -> list[Rule]:
         body = re.sub(r" (?![^(]*\(\?<)", r"[\\s_#\"]+", pattern) if phrase else pattern
         edge = "A-Za-z0-9" if phrase else r"\w"
         compiled = re.compile(rf"(?<![{edge}])(?:{body})(?![{edge}])", re.IGNORECASE if phrase else 0)
-        found.append(Rule(compiled, replacement, python_only=not phrase))
+        found.append(Rule(_word(pattern), compiled, replacement, python_only=not phrase))
     return found
+
+
+def _word(pattern: str) -> str:
+    """The longest word of a pattern without alternatives, in lower case; empty for others."""
+    return max(pattern.lower().split(), key=len) if re.fullmatch(r"[A-Za-z_ ]+", pattern) else ""
 
 
 def matches(path: str, text: str, vocabulary: list[Rule]) -> Iterator[Match]:
     if path == "CHANGELOG.md":
         text = HISTORY.sub("", text)
+    lower = text.lower()
     for rule in vocabulary:
+        if rule.word not in lower:
+            continue
         if rule.python_only and not path.endswith(".py"):
             continue
         for found in rule.pattern.finditer(text):
