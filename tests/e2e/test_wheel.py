@@ -56,7 +56,9 @@ def installed(checkout: Path, wheel: Path, tmp_path_factory: pytest.TempPathFact
     (folder / "versions.txt").write_text("\n".join(pins))
     call(sys.executable, "-m", "venv", "env", cwd=folder)
     programs = folder / "env" / "bin"
-    call(programs / "python", "-m", "pip", "install", "--quiet", "-c", "versions.txt", wheel, cwd=folder)
+    call(
+        programs / "python", "-m", "pip", "install", "--quiet", "--no-compile", "-c", "versions.txt", wheel, cwd=folder
+    )
     return programs
 
 
