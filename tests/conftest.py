@@ -13,8 +13,10 @@ import pytest
 from tests.support import scheduling, virtualtime
 from tests.support.paths import CHECKOUT, SHARED_CRDS
 
-# API servers spend a third of their time on garbage; with half as many collections each takes 250 MiB more.
-os.environ.setdefault("GOGC", "200")
+# API servers spend a third of their time on garbage. With a quarter of the collections each takes 450 MiB more; the
+# limit keeps those of long tests below a gibibyte.
+os.environ.setdefault("GOGC", "400")
+os.environ.setdefault("GOMEMLIMIT", "1GiB")
 
 
 @pytest.fixture(scope="session")
