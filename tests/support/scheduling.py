@@ -16,10 +16,8 @@ from xdist.workermanage import WorkerController
 from tests.support.paths import CHECKOUT
 
 SLOW_TESTS = CHECKOUT / ".ci" / "slow-tests"
-# Each test of these modules brings its own sandbox: one worker a test.
-SPLIT = {"tests/e2e/test_clusterclasses.py", "tests/e2e/test_lifecycle.py"}
-# Modules that share what takes long to start: one worker for all of them.
-TOGETHER: dict[str, str] = {}
+# Modules that share what takes long to make: one worker for all of them.
+TOGETHER = {"tests/e2e/test_image.py": "image", "tests/e2e/test_pod.py": "image"}
 # Seconds of a test that is not listed as slow, on average: a module of many tests is slow, too.
 ORDINARY = 2.0
 
@@ -27,7 +25,7 @@ ORDINARY = 2.0
 def group_of(nodeid: str) -> str:
     """Name the tests that a test shares its worker with."""
     module = nodeid.partition("::")[0]
-    return nodeid if module in SPLIT else TOGETHER.get(module, module)
+    return TOGETHER.get(module, module)
 
 
 def folder_of(group: str) -> str:

@@ -102,13 +102,13 @@ def test_slow_tests_are_tests(checkout: Path) -> None:
 
 def test_slowest_groups_come_first() -> None:
     life = "tests/e2e/test_migration.py::test_handed_over_and_back_without_a_restart"
-    split = "tests/e2e/test_lifecycle.py::test_cluster_with_all_addresses_by_dhcp"
+    image, pod = "tests/e2e/test_image.py::test_data_is_with_it", "tests/e2e/test_pod.py::test_other"
     other = "tests/e2e/test_migration.py::test_other"
     quick = "tests/integration/runtime/test_client.py::test_life_of_an_object"
-    nodeids = [quick, other, split, life]
-    assert sorted(nodeids, key=scheduling.slowest_first(nodeids)) == [other, life, split, quick]
+    nodeids = [quick, image, pod, other, life]
+    assert sorted(nodeids, key=scheduling.slowest_first(nodeids)) == [other, life, image, pod, quick]
     assert scheduling.group_of(life) == scheduling.group_of(other)
-    assert scheduling.group_of(split) == split
+    assert scheduling.group_of(image) == scheduling.group_of(pod)
 
 
 def test_workers_stay_in_a_folder_of_integration_tests() -> None:
