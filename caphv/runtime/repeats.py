@@ -1,6 +1,7 @@
 """Log lines of the same failure: the first is written, the others are counted.
 
 A server that is away fails each attempt to reach it, for hours. Without this, the lines of one failure hide all others.
+A hostile server fails in another way each time, so different failures of one server are limited, too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 WINDOW_SECONDS = 600.0
 FAILURE_OF_ANY_OBJECT = {"any_object": True}
 """`extra` of a line that says the same for each object, for example that a server is unreachable."""
+MOST_OF_A_SERVER = 60
+"""Different failures of one server that are written in ten minutes."""
 _REMEMBERED = 1000
 _COMPARED = 1000
 
@@ -26,16 +29,23 @@ class _Failure:
     last: logging.LogRecord
 
 
+@dataclass(slots=True)
+class _Server:
+    since: float
+    failures: int = 0
+
+
 class Repeats:
     """Decides which lines are written; one for each handler.
 
-    Lines are the same if logger, level, text, error and fields are. Only warnings and errors are counted: lines of a
-    lower level tell what happened, and each counts.
+    Lines are the same if logger, level, text, error and fields are. Field `server` is the URL of the server that a line
+    is about. Only warnings and errors are counted: lines of a lower level tell what happened, and each counts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failures: OrderedDict[Hashable, _Failure] = OrderedDict()
+        self._servers: OrderedDict[str, _Server] = OrderedDict()
 
     def take(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
         """Yield what has to be written now: counts whose ten minutes have passed, and the line itself if it is new."""
@@ -50,10 +60,27 @@ class Repeats:
             known.count += 1
             known.last = record
             return
+        url = getattr(record, "caphv_fields", {}).get("server", "")
+        failures = self._failures_of(url, now) if url else 0
+        if failures > MOST_OF_A_SERVER:
+            if failures == MOST_OF_A_SERVER + 1:
+                yield _limited(record, url)
+            return
         self._failures[key] = _Failure(now, 0, record)
         if len(self._failures) > _REMEMBERED:
             self._failures.popitem(last=False)
         yield record
+
+    def _failures_of(self, url: str, now: float) -> int:
+        """Different failures of a server in its ten minutes, with this one."""
+        server = self._servers.get(url)
+        if server is None or now - server.since >= WINDOW_SECONDS:
+            self._servers.pop(url, None)
+            server = self._servers[url] = _Server(now)
+            if len(self._servers) > _REMEMBERED:
+                self._servers.popitem(last=False)
+        server.failures += 1
+        return server.failures
 
     def _counts(self, now: float) -> Iterator[logging.LogRecord]:
         """Counts of failures in the order of their first line; those that have ended are forgotten."""
@@ -75,6 +102,15 @@ def _counted(failure: _Failure, seconds: float) -> logging.LogRecord:
     record.msg = f"{record.getMessage()}{_error(record)} (again, {times} in {seconds / 60:.0f}m)"
     record.args = record.exc_info = record.exc_text = None
     return record
+
+
+def _limited(record: logging.LogRecord, url: str) -> logging.LogRecord:
+    """Return the line that stands for all further failures of a server."""
+    limited = copy.copy(record)
+    minutes = f"{WINDOW_SECONDS / 60:.0f}m"
+    limited.msg = f"{url}: more than {MOST_OF_A_SERVER} different failures in {minutes}; further ones are not logged"
+    limited.args = limited.exc_info = limited.exc_text = None
+    return limited
 
 
 def _key(record: logging.LogRecord) -> Hashable:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.runtime.repeats import FAILURE_OF_ANY_OBJECT, WINDOW_SECONDS, Repeats
+from caphv.runtime.repeats import FAILURE_OF_ANY_OBJECT, MOST_OF_A_SERVER, WINDOW_SECONDS, Repeats
 
 pytestmark = pytest.mark.unit
 
@@ -19,9 +19,12 @@ class Log:
         self.written: list[str] = []
         self._repeats = Repeats(lambda: self.now)
 
-    def line(self, text: str, level: int = logging.WARNING, *, obj: str = "", **extra: object) -> None:
+    def line(
+        self, text: str, level: int = logging.WARNING, *, obj: str = "", server: str = "", **extra: object
+    ) -> None:
         record = logging.LogRecord("caphv.test", level, "", 0, "%s", (text,), extra.pop("exc_info", None))
-        record.__dict__.update({"caphv_fields": {"object": obj} if obj else {}, **extra})
+        fields = {name: value for name, value in (("object", obj), ("server", server)) if value}
+        record.__dict__.update({"caphv_fields": fields, **extra})
         self.written += [taken.getMessage() for taken in self._repeats.take(record)]
 
 
@@ -109,3 +112,20 @@ def test_memory_is_bounded() -> None:
     assert len(log.written) == 3000
     log.line("failure 0")
     assert len(log.written) == 3001, "the oldest is forgotten"
+
+
+def test_different_failures_of_one_server_are_limited_and_those_of_others_are_not() -> None:
+    log = Log()
+    for number in range(1000):
+        log.line(f"invalid response {number}", server="https://hostile.example.com")
+    log.line("invalid response 1", server="https://hostile.example.com")
+    assert len(log.written) == MOST_OF_A_SERVER + 1
+    assert log.written[-1] == (
+        "https://hostile.example.com: more than 60 different failures in 10m; further ones are not logged"
+    )
+    log.line("away", server="https://healthy.example.com")
+    log.line("again", logging.INFO, server="https://hostile.example.com")
+    assert log.written[-2:] == ["away", "again"]
+    log.now = WINDOW_SECONDS
+    log.line("invalid response 2000", server="https://hostile.example.com")
+    assert log.written[-1] == "invalid response 2000"
