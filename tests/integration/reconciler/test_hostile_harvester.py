@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import statistics
+import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import orjson
@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 
 from caphv.api.object import Key, Obj
+from caphv.runtime import largebuffers
 from caphv.runtime.cache import Change
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler.harvester.session import Session, SessionEvents
@@ -28,8 +29,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timing]
 
 HEALTHY = 10
 MIB = 1024 * 1024
-# What the memory may grow by, and the latencies; the second covers the clock of a busy machine.
-MEMORY, FACTOR, NOISE = 64 * MIB, 1.5, 0.02
+# What the memory may grow by, and the latencies. Some tenths of a millisecond of the median are the clock's. A body of
+# 16 MiB is parsed in one go, which the 95th percentile may show on a busy machine.
+MEMORY, FACTOR, ALLOWANCES = 64 * MIB, 1.5, {0.5: 0.0003, 0.95: 0.02}
 
 
 class Healthy:
@@ -114,13 +116,13 @@ class Arrivals:
             await arrived.wait()
         return time.perf_counter() - started
 
-    async def latencies(self, harvesters: list[Healthy], rounds: int) -> list[float]:
-        """Latencies of all, sorted, with pauses in which an attacker gets its turns."""
+    async def latencies(self, harvesters: list[Healthy], rounds: int = 8, pause: float = 0.02) -> list[float]:
+        """Latencies of all in some rounds, with pauses in which an attacker gets its turns."""
         found: list[float] = []
         for _ in range(rounds):
             found += [await self.latency(one) for one in harvesters]
-            await asyncio.sleep(0.05)
-        return sorted(found)
+            await asyncio.sleep(pause)
+        return found
 
 
 def memory() -> int:
@@ -129,7 +131,8 @@ def memory() -> int:
 
 
 @contextlib.asynccontextmanager
-async def hostile(folder: Path) -> AsyncIterator[str]:
+async def hostile(folder: Path) -> AsyncIterator[tuple[str, int]]:
+    """Run the attacker's Harvester; its URL and process."""
     (port,) = children.free_ports(1)
     command = [sys.executable, "-P", "-m", "tests.support.hostile", str(port)]
     process = children.start(folder, "hostile", command, env={"PYTHONPATH": str(CHECKOUT)})
@@ -144,14 +147,20 @@ async def hostile(folder: Path) -> AsyncIterator[str]:
 
     try:
         await until(listens, "the attacker's Harvester listens")
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process.pid
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
         await children.end(process)
 
 
 @pytest.mark.usefixtures("runner")
-@pytest.mark.parametrize("rounds", [60, pytest.param(400, marks=pytest.mark.long)])
-async def test_ten_healthy_harvesters_do_not_notice_a_hostile_one(tmp_path: Path, rounds: int) -> None:
+@pytest.mark.parametrize("pairs", [12, pytest.param(200, marks=pytest.mark.long)])
+async def test_ten_healthy_harvesters_do_not_notice_a_hostile_one(
+    tmp_path: Path, record_property: Callable[[str, object], None], pairs: int
+) -> None:
+    # As each process of caphv does.
+    largebuffers.return_to_system()
     harvesters = [Healthy(f"healthy-{number}") for number in range(HEALTHY)]
     arrivals = Arrivals()
     async with contextlib.AsyncExitStack() as stack:
@@ -160,7 +169,7 @@ async def test_ten_healthy_harvesters_do_not_notice_a_hostile_one(tmp_path: Path
         stack.push_async_callback(arrivals.sessions.close)
         sessions = [await arrivals.open(one.name, one.url) for one in harvesters]
         await until(lambda: all(one.watch_namespace("vms").current for one in sessions), "all watches are open")
-        before = await arrivals.latencies(harvesters, rounds)
+        await arrivals.latencies(harvesters)
         start, peak = memory(), 0
 
         async def sample() -> None:
@@ -170,20 +179,33 @@ async def test_ten_healthy_harvesters_do_not_notice_a_hostile_one(tmp_path: Path
                 await asyncio.sleep(0.01)
 
         sampling = asyncio.create_task(sample())
-        url = await stack.enter_async_context(hostile(tmp_path))
+        url, attacker = await stack.enter_async_context(hostile(tmp_path))
         attacked = await arrivals.open("attacked", url)
-        during = await arrivals.latencies(harvesters, rounds)
+        await arrivals.latencies(harvesters, 60, 0.05)
         sampling.cancel()
         assert attacked.sync_error, "a condition reports the attack"
         assert len(attacked.sync_error) < 5000
+        without: list[float] = []
+        during: list[float] = []
+        # In turns, so that whatever else happens on this machine happens to both.
+        for _ in range(pairs):
+            during += await arrivals.latencies(harvesters)
+            os.kill(attacker, signal.SIGSTOP)
+            await asyncio.sleep(0.05)
+            without += await arrivals.latencies(harvesters)
+            os.kill(attacker, signal.SIGCONT)
         assert attacked.client.budget
         assert attacked.client.budget.used <= MEMORY
         for one, session in zip(harvesters, sessions, strict=True):
             assert one.writes == []
             assert session.watch_namespace("vms").vms.get("vms", "vm")["metadata"]["uid"] == one.name  # type: ignore[index]
             assert not session.sync_error
-    middle, late = (statistics.median(during), during[int(len(during) * 0.95)])
-    text = f"median {middle * 1000:.1f} ms, 95% {late * 1000:.1f} ms, memory +{(peak - start) / MIB:.0f} MiB"
-    (tmp_path / "figures").write_text(f"{text}; without: {statistics.median(before) * 1000:.1f} ms\n")
-    assert middle <= FACTOR * statistics.median(before) + NOISE, text
+    text = f"memory +{(peak - start) / MIB:.0f} MiB"
+    for name, share in (("median", 0.5), ("95%", 0.95)):
+        quiet, loud = (sorted(found)[int(len(found) * share)] for found in (without, during))
+        text += f", {name} {loud * 1000:.2f} ms, without an attack {quiet * 1000:.2f} ms"
+    record_property("figures", text)
+    for share, allowance in ALLOWANCES.items():
+        quiet, loud = (sorted(found)[int(len(found) * share)] for found in (without, during))
+        assert loud <= FACTOR * quiet + allowance, text
     assert peak - start <= MEMORY, text
