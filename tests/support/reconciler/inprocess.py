@@ -99,9 +99,17 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def run(
-    case: Case, hook: Hook | None, *, leader_elect: bool = False, allowed: tuple[str, ...] = ("127.0.0.0/8",)
+    case: Case,
+    hook: Hook | None,
+    *,
+    leader_elect: bool = False,
+    allowed: tuple[str, ...] = ("127.0.0.0/8",),
+    cross_namespace: bool = True,
 ) -> None:
-    """Run the provider for one case, until its hook has stopped it, it lost its lease, or this is cancelled."""
+    """Run the provider for one case, until its hook has stopped it, it lost its lease, or this is cancelled.
+
+    Without `cross_namespace` it serves all cases, and uses no references between them.
+    """
     _hook.set(hook)
     server = case.environment.management
     access = parse_kubeconfig(pki.to_yaml(server.kubeconfig("caphv", ["system:masters"])))
@@ -110,10 +118,11 @@ async def run(
     stopped = asyncio.create_task(hook.stopped.wait() if hook else stop.wait())
     try:
         options = ProviderOptions(
-            namespace=case.name,
+            namespace=case.name if cross_namespace else "",
             leader_elect=leader_elect,
             addresses=BindAddresses("", ""),
             address_policy=AddressPolicy(networks(allowed)),
+            cross_namespace_refs=cross_namespace,
         )
         provider = await Provider.connect(client, options)
         work = asyncio.create_task(provider.manager.run(stop))

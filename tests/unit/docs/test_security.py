@@ -11,7 +11,8 @@ pytestmark = pytest.mark.unit
 
 PAGE = (CHECKOUT / "docs" / "security.md").read_text(encoding="utf-8")
 PROMISES = PAGE.partition("## What is promised")[2].partition("\n## ")[0]
-NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PROMISES)))
+ATTACKS = PAGE.partition("## Attacks, before and after")[2].partition("\n## ")[0]
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 
 
 @pytest.mark.parametrize(("path", "name"), NAMED)
@@ -21,7 +22,8 @@ def test_named_test_exists(path: str, name: str) -> None:
     assert name in names
 
 
-def test_every_promise_names_a_test() -> None:
-    rows = [line for line in PROMISES.splitlines() if line.startswith("| ") and not line.startswith("| Promise")]
+@pytest.mark.parametrize(("table", "head"), [(PROMISES, "| Promise"), (ATTACKS, "| Attack")])
+def test_every_promise_and_attack_names_a_test(table: str, head: str) -> None:
+    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith(head)]
     assert len(rows) > 10
     assert [row for row in rows if "::test_" not in row] == []
