@@ -21,7 +21,9 @@ from packager.definitions.build import build
 from packager.definitions.gitrepos import Member, folders
 from packager.definitions.model import FLEET
 from packager.definitions.protection import protected
+from packager.definitions.shared import NAMESPACE, is_of_earlier_release
 from packager.definitions.source import ClusterEntry, Source, SourceProblem
+from packager.definitions.topology import needs_current_class
 from packager.git.errors import GitError
 from packager.git.folder import Folder, Root, blob_id
 from packager.git.snapshot import Snapshot
@@ -78,6 +80,7 @@ class _ClusterBuild:
     suspended: bool = False
     workspace: str = ""
     group: str = ""
+    needs_current_class: bool = False
     uninstall: UninstallPolicy = field(default_factory=UninstallPolicy)
 
 
@@ -114,6 +117,7 @@ class Builder:
         self._last: tuple[Source, str, BuildResult] | None = None
         self._protected: set[str] = set()
         self._shared: tuple[str, ...] = ()
+        self._earlier: dict[str, bool] = {}
 
     def build(self, source: Source, snapshot: Snapshot) -> BuildResult:
         """Build a source on top of the repository: pinned versions and files of running nodes stay."""
@@ -173,7 +177,8 @@ class Builder:
         # A definition that names a repository has its own GitRepo among its objects.
         own_repo = built.definition.fleet is not None
         found = self._cluster(entry.key, built.objects, built.rendered if by_fleet else None, own_repo=own_repo)
-        return replace(found, problems=problems, shared=built.shared)
+        current = needs_current_class(built.objects[0])
+        return replace(found, problems=problems, shared=built.shared, needs_current_class=current)
 
     def _plain(self, entry: ClusterEntry, classes: Sequence[Obj], snapshot: Snapshot) -> _ClusterBuild:
         objects = [entry.head.obj, *(item.obj for item in entry.others)]
@@ -210,6 +215,8 @@ class Builder:
             return
         for name, objects in found.shared.items():
             self._share(built, snapshot, key.namespace, name, objects)
+            if found.needs_current_class and name != NAMESPACE:
+                self._replace_class(built, snapshot, path_of(key.namespace, name), objects)
         built.objects[key] = found.objects
         built.wanted[MANIFEST_ROOT][str(key)] = found.manifest
         if found.suspended:
@@ -237,6 +244,15 @@ class Builder:
                 self._protected.add(id_)
                 return
         built.wanted[NAMESPACE_ROOT][folder] = Folder(files.shared_files(objects))
+
+    def _replace_class(self, built: BuildResult, snapshot: Snapshot, folder: str, objects: Sequence[Obj]) -> None:
+        """Replace a ClusterClass of 0.11, as it was, for a cluster that sets variables which it lacks."""
+        path = f"{files.NAMESPACES}/{folder}/{files.SHARED_FILE}"
+        id_ = _id(snapshot, path)
+        if id_ not in self._earlier:
+            self._earlier[id_] = is_of_earlier_release(_objects(snapshot, path))
+        if self._earlier[id_]:
+            built.wanted[NAMESPACE_ROOT][folder] = Folder(files.shared_files(objects))
 
 
 def existing(snapshot: Snapshot, key: Key) -> list[Obj]:

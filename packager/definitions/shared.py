@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import orjson
 import yaml
 
 from caphv import data
@@ -40,6 +42,25 @@ def cluster_class(name: str, namespace: str) -> Sequence[Obj]:
     for obj in found:
         obj["metadata"]["namespace"] = namespace
     return sorted(found, key=lambda obj: str(obj["kind"]) == "ClusterClass")
+
+
+_KNOWN = {
+    "harvester-rke2": "8f321c2129d8d8feb1b9551380aeb5f0f7818322fbb8589b179500b9262c0842",
+    "harvester-k3s": "37f69c6d8c95c79792bcf1685718250405902e147fd9bac8f4356c2cef1d9c4d",
+    "harvester-kubeadm": "eb53af289ecb96b821ac35b76e087eb29a582b6e4f7cf17f6452f1a9c467005c",
+}
+"""ClusterClasses of 0.11, by the hash of their objects: today's replace them without replacing a machine."""
+
+
+def is_of_earlier_release(objects: Sequence[Obj]) -> bool:
+    """Whether objects are a shipped ClusterClass of 0.11 as it was, which today's may replace in place."""
+    name = next((str(obj["metadata"]["name"]) for obj in objects if obj.get("kind") == "ClusterClass"), "")
+    return _KNOWN.get(name) == _hash(objects)
+
+
+def _hash(objects: Sequence[Obj]) -> str:
+    content = [{**obj, "metadata": obj["metadata"]["name"]} for obj in objects]
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _read(file: Path) -> list[Obj]:

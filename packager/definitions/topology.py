@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from caphv.api.object import Obj
+from packager.addons.merge import at
 from packager.definitions.model import Definition, Pool
 from packager.definitions.nodeconfig import NodeConfig
 
@@ -27,6 +28,22 @@ def topology(definition: Definition, boot: NodeConfig) -> Obj:
         "workers": {"machineDeployments": [_workers(pool) for pool in definition.workers]},
         "variables": _as_list(_variables(definition, boot)),
     }
+
+
+# Variables that the classes of 0.11 lack.
+_NEW = frozenset(
+    ("guestConfig", "nodeAffinity", "workloadAffinity", "registries", "cisProfile", "stig", "fipsRequired")
+)
+
+
+def needs_current_class(cluster: Obj) -> bool:
+    """Whether a Cluster sets variables that the shipped ClusterClasses of 0.11 lack."""
+    topology = at(cluster, "spec", "topology")
+    if topology is None:
+        return False
+    parts = (topology["controlPlane"], *topology["workers"]["machineDeployments"])
+    overrides = [row for part in parts for row in part.get("variables", {}).get("overrides", ())]
+    return any(row["name"] in _NEW for row in (*topology["variables"], *overrides))
 
 
 def _workers(pool: Pool) -> Obj:

@@ -16,6 +16,7 @@ from packager.bundler import Bundler
 from packager.definitions.builder import Builder
 from packager.definitions.files import NAMES, management_git_repo
 from packager.definitions.protection import unprotected
+from packager.definitions.shared import cluster_class, is_of_earlier_release
 from packager.definitions.source import Reader
 from packager.git.directory import Directory
 from packager.git.prune import Plan
@@ -118,6 +119,26 @@ def test_new_boot_files_come_with_the_next_deliberate_change(site: Site) -> None
     name = "manifests/team-a/example/cluster/cluster.yaml"
     assert b"caphv-manifests.sh" not in site.before[name]
     assert b"caphv-manifests.sh" in site.after[name]
+
+
+def test_the_class_of_0_11_gets_the_variables_that_a_definition_needs(site: Site) -> None:
+    site.sync()
+    path = site.definitions / "example.yaml"
+    path.write_text(path.read_text() + "  hardening: {cisProfile: cis}\n")
+    plan = site.sync()
+    assert {folder for folder in plan.changed if folder.startswith(("manifests/", "namespaces/"))} == {
+        "manifests/team-a/example",
+        "namespaces/team-a/harvester-rke2",
+    }
+    name = "namespaces/team-a/harvester-rke2/objects.yaml"
+    found = list(yaml.safe_load_all(site.after[name]))
+    assert [obj["spec"] for obj in found] == [obj["spec"] for obj in cluster_class("harvester-rke2", "team-a")]
+    assert site.sync().is_empty
+    # One that users have changed is theirs.
+    changed = list(yaml.safe_load_all(site.before[name]))
+    assert is_of_earlier_release(changed)
+    changed[-1]["spec"]["patches"].pop()
+    assert not is_of_earlier_release(changed)
 
 
 async def test_fleet_neither_deletes_nor_changes_an_object_of_the_management_cluster(
