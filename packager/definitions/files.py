@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from caphv.api.object import Obj
+from packager.addons.merge import at
 from packager.definitions.build import Built
 from packager.definitions.protection import protected, unprotected
 from packager.rendering import branches, yaml
@@ -50,15 +51,37 @@ def cluster_files(objects: Sequence[Obj], namespace: str) -> dict[str, bytes]:
 
     All objects are protected from the removal of the folder unless their Cluster is confirmed for removal.
     """
+    settings = {"defaultNamespace": namespace, **_TAKE_OVER, **_diff(objects, namespace)}
     return {
-        f"{CLUSTER}/{FLEET_YAML}": yaml.dump({"defaultNamespace": namespace, **_TAKE_OVER}).encode(),
+        f"{CLUSTER}/{FLEET_YAML}": yaml.dump(settings).encode(),
         f"{CLUSTER}/{CLUSTER}.yaml": yaml.dump_all(protected(objects)).encode(),
     }
 
 
 def released_files(objects: Sequence[Obj], namespace: str) -> dict[str, bytes]:
     """Return the files of a cluster without protection: the commit before the one that removes it."""
-    return {**cluster_files((), namespace), f"{CLUSTER}/{CLUSTER}.yaml": yaml.dump_all(unprotected(objects)).encode()}
+    content = yaml.dump_all(unprotected(objects)).encode()
+    return {**cluster_files(objects, namespace), f"{CLUSTER}/{CLUSTER}.yaml": content}
+
+
+def _diff(objects: Sequence[Obj], namespace: str) -> Obj:
+    """Return what Fleet ignores when it compares objects.
+
+    The core adds variables that have a default to the list of a Cluster, and Fleet compares lists as a whole: without
+    this, each Cluster with such a ClusterClass would be "Modified" forever.
+    """
+    patches = [
+        {
+            "apiVersion": obj["apiVersion"],
+            "kind": "Cluster",
+            "namespace": at(obj, "metadata", "namespace") or namespace,
+            "name": obj["metadata"]["name"],
+            "jsonPointers": ["/spec/topology/variables"],
+        }
+        for obj in objects
+        if obj.get("kind") == "Cluster" and at(obj, "spec", "topology", "variables")
+    ]
+    return {"diff": {"comparePatches": patches}} if patches else {}
 
 
 def shared_files(objects: Sequence[Obj]) -> dict[str, bytes]:

@@ -86,8 +86,9 @@ class FleetCluster:
             try:
                 await self._objects.check(bundle.objects)
                 await self._check_ownership(bundle, installed=before is not None)
-                # Fleet installs with Helm's CreateNamespace.
-                await self._objects.apply([_namespace(bundle.namespace)], "")
+                # Fleet installs with Helm's CreateNamespace, which leaves an existing one alone.
+                if await self._objects.read(_namespace(bundle.namespace), "") is None:
+                    await self._objects.apply([_namespace(bundle.namespace)], "")
                 await self._apply(bundle)
             except (NoSuchKind, OwnershipConflict, NotFound) as error:
                 # NotFound: the namespace of an object does not exist yet.

@@ -9,15 +9,21 @@ import pytest
 
 from caphv.api.object import EVENTS, SECRETS, Obj, labels_of
 from caphv.runtime.cache import Change
+from packager.definitions.files import management_git_repo
+from packager.rendering.gitrepo import GitRepoOptions
+from sandbox.addons.fleet import FleetCluster
 from sandbox.capi.distribution import RKE2
+from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
 from tests.support.e2e import running_sandbox
+from tests.support.packager.repositories import Origin
 
 pytestmark = pytest.mark.e2e
 
+MANAGEMENT_REPO = management_git_repo(GitRepoOptions("https://git.example.com/fleet.git"))
 SETTINGS = SandboxSettings(boot_seconds=0.5, register_seconds=0.2)
 
 
@@ -167,13 +173,32 @@ async def test_a_definition_becomes_a_cluster_and_a_changed_setting_one_small_co
         await scenario.define(1450)
         assert "one commit with bundles ccm, cni, csi;" in scenario.view.steps[-1].outcome
         await scenario.bring_up()
+        fleet = FleetCluster(scenario.management)
+        await fleet_is_content(scenario, fleet)
         await scenario.change_mtu(1400)
+        await fleet_is_content(scenario, fleet)
         # The setting in the manifest and in the bundle, and the hash over the bundles; each with the line before.
         assert scenario.view.steps[-1].outcome == "6 lines in 3 files"
         (cluster,) = scenario.view.clusters.store
         assert "mtu: 1400" in cluster["metadata"]["annotations"]["addons.caphv.io/values"]
         await scenario.delete()
         assert await scenario.leftovers() == []
+
+
+async def fleet_is_content(scenario: Scenario, fleet: FleetCluster) -> None:
+    """Fleet finds its manifests unmodified, and leaves what the core has added: variables with their defaults."""
+    files = Origin(scenario.folder / "fleet.git").files()
+    await fleet.sync({path: text.encode() for path, text in files.items()}, MANAGEMENT_REPO)
+    assert fleet.releases
+    assert await fleet.detect_drift() == []
+    # The sandbox has no GitRepos.
+    assert {name.partition("-")[0] for name, release in fleet.releases.items() if release.error} <= {"gitrepos"}
+    cluster = await scenario.management.get(CLUSTERS, scenario.spec.name, scenario.spec.namespace)
+    (manifest,) = (
+        obj for release in fleet.releases.values() for obj in release.bundle.objects if obj["kind"] == "Cluster"
+    )
+    wanted, live = ({row["name"] for row in obj["spec"]["topology"]["variables"]} for obj in (manifest, cluster))
+    assert live - wanted == {"diskSize", "cpuCount", "memorySize", "largeWorker"}
 
 
 async def test_cluster_with_all_addresses_by_dhcp(box: Sandbox) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from caphv.api import crds
 from caphv.api.object import Obj
 from packager.definitions.build import Built, build
+from packager.definitions.files import files_of
 from tests.support.foreign_crds import violations
 from tests.support.openapi import object_schema
 from tests.support.packager.definitions import RENDERER, built, definition, k3s, kinds, kubeadm, one, variables
@@ -362,3 +363,14 @@ def test_two_clusters_of_a_namespace_never_share_an_object(cases: list[tuple[str
         names.append({(obj["kind"], obj["metadata"]["name"]) for obj in found.objects})
     for first, second in itertools.combinations(names, 2):
         assert first & second == set()
+
+
+def test_fleet_ignores_variables_that_the_core_completes() -> None:
+    def ignored(obj: Obj) -> list[Obj]:
+        (text,) = (text for path, text in files_of(built(obj)).items() if path.endswith("cluster/fleet.yaml"))
+        return list(yaml.safe_load(text).get("diff", {}).get("comparePatches", ()))
+
+    (patch,) = ignored(definition())
+    assert (patch["kind"], patch["namespace"], patch["name"]) == ("Cluster", "team-a", "production")
+    assert patch["jsonPointers"] == ["/spec/topology/variables"]
+    assert ignored(definition(individualObjects=True)) == []
