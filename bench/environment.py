@@ -30,11 +30,11 @@ from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import manifests
-from sandbox.environment import SandboxSettings, State
 from sandbox.processes import children, network, pki
 from sandbox.processes.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes.binaries import cluster_api_manifests
 from sandbox.processes.children import Process
+from sandbox.state import SandboxSettings, State
 
 PROVIDER_USER = "caphv"
 SERVERS = ("management", "harvester", "workload")

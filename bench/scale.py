@@ -24,13 +24,14 @@ from bench.machines import cluster_objects, create_machine, create_machines
 from bench.standin import READY_FILE
 from bench.times import Times, spread
 from caphv.api.object import NAMESPACES, SECRETS, Obj
+from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import parse_kubeconfig
+from sandbox.capi.resources import CLUSTERS
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.fixtures import seed
 from sandbox.processes import children, pki
 from sandbox.processes.apiserver import private_file
-from sandbox.scenario.view import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES
 
 NAME = "X"
 _CLUSTERS, _EACH, _HARVESTERS, _ACCOUNTS, _SINGLE = 250, 20, 10, 50, 100

@@ -49,6 +49,7 @@ class Refused(Exception):
 
     def __init__(self, status: int, reason: str, message: str = "") -> None:
         super().__init__(message)
+        self.status = status
         self.body = {"kind": "Status", "code": status, "reason": reason, "message": message or reason}
 
 
@@ -278,7 +279,7 @@ class Front:
         try:
             return await self._answer(request, self._world.server(name), f"/{rest}")
         except Refused as refused:
-            return _json(refused.body, refused.body["code"])
+            return _json(refused.body, refused.status)
 
     async def _answer(self, request: web.Request, server: Server, path: str) -> web.StreamResponse:
         found = _PATH.fullmatch(path)
@@ -288,7 +289,7 @@ class Front:
         if plural == "selfsubjectaccessreviews":
             return _json({"status": {"allowed": True}}, 201)
         body = await request.read()
-        obj = orjson.loads(body) if body else None
+        obj: Obj = orjson.loads(body) if body else {}
         if request.method == "POST":
             return _json(server.create(plural, namespace, obj), 201)
         if request.method == "DELETE":

@@ -163,7 +163,7 @@ def _machine(cluster: str, number: int, index: int) -> Iterable[tuple[Resource, 
     info |= dict.fromkeys(("kubeProxyVersion", "osImage", "systemUUID"), "any") | {"kubeletVersion": _VERSION}
     kinds = ("Available", "BootstrapConfigReady", "HealthCheckSucceeded", "InfrastructureReady", "NodeReady", "Ready")
     conditions = [_condition(kind) for kind in kinds]
-    status = {"phase": "Running", "nodeRef": {"name": name}, "nodeInfo": info, "conditions": conditions}
+    status: Obj = {"phase": "Running", "nodeRef": {"name": name}, "nodeInfo": info, "conditions": conditions}
     yield MACHINES, _obj(name, number, _machine_spec(cluster, name), status, labels)
     spec = {
         "cpu": 2,

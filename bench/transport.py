@@ -156,7 +156,7 @@ async def _serving(pipe: Pipe) -> None:
         context = server_context(files)
     body = orjson.dumps(_OBJECT)
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
         await request.read()
         return web.Response(body=body, content_type="application/json")
 

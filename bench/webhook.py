@@ -8,6 +8,7 @@ quickly and wrongly does not count.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import multiprocessing
@@ -166,7 +167,7 @@ def _generate(port: int, authority: str, clients: int, reviews: int, invalid: in
         for number in range(clients):
             share = reviews // clients + (number < reviews % clients)
             _, client = await loop.create_connection(
-                lambda share=share, number=number: _Client(questions, number, share, times),
+                functools.partial(_Client, questions, number, share, times),
                 "127.0.0.1",
                 port,
                 ssl=context,
