@@ -104,17 +104,17 @@ async def test_the_report_of_a_packager_is_left_alone(
 ) -> None:
     async with cluster(environment, monkeypatch) as case:
         before = await case.management.get(HARVESTER_CLUSTERS, case.name, case.name)
-        reported = {
+        progress = {
             "type": READY,
             "status": "False",
             "reason": "AddonBundlesInProgress",
             "message": "waiting for the control plane",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }
-        status = {"status": {"conditions": [*before["status"]["conditions"], reported]}}
+        status = {"status": {"conditions": [*before["status"]["conditions"], progress]}}
         await case.management.patch(HARVESTER_CLUSTERS, case.name, case.name, status, subresource="status")
         await case.connect_workload()
         await reported(case, is_true("Ready"))
         for _ in range(2):
             found = condition_of(await reconciled(case), READY)
-            assert (found["reason"], found["message"]) == (reported["reason"], reported["message"])
+            assert (found["reason"], found["message"]) == (progress["reason"], progress["message"])

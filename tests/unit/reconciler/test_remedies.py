@@ -19,6 +19,7 @@ REMEDY = re.compile(
 FOLDER = "tests/integration/reconciler"
 # Module and words of the message → the test in FOLDER that follows its remedy.
 FOLLOWED = {
+    ("cluster/addons.py", "set annotation"): "test_missing_addons.py::test_clusters_that_need_no_report_have_none",
     ("cluster/adoption.py", "rename this HarvesterCluster"): "test_remedies.py::delete_a_service_of_another_owner",
     ("cluster/cloudaccount.py", "belongs to another owner"): "test_remedies.py::delete_accounts_of_another_owner",
     ("cluster/cloudaccount.py", "is not the token"): "test_remedies.py::delete_the_token_of_another_account",
