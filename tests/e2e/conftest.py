@@ -14,6 +14,8 @@ from tests.support import image
 @pytest.fixture(scope="session")
 def prefix(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the image's final stage takes from the build stage."""
+    if not Path("/var/lib/dpkg/status").is_file():
+        pytest.skip("images are assembled from Debian packages, which this machine does not have")
     return image.build(checkout, tmp_path_factory.mktemp("image"))
 
 
