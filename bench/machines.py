@@ -221,14 +221,7 @@ def _harvester_machine(cluster: str, name: str, owner: str) -> Obj:
             "labels": {CLUSTER_LABEL: cluster},
             "ownerReferences": [reference],
         },
-        "spec": {
-            "cpu": 2,
-            "memory": "4Gi",
-            "sshUser": "sles",
-            "sshKeyPair": "default/caphv",
-            "networks": ["default/production"],
-            "volumes": [{"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1}],
-        },
+        "spec": machine_spec(),
     }
 
 
@@ -240,3 +233,15 @@ def _secret(namespace: str, name: str, values: dict[str, bytes]) -> Obj:
 
 def _reference(kind: str, name: str) -> Obj:
     return {"apiGroup": HARVESTER_MACHINES.group, "kind": kind, "name": name}
+
+
+def machine_spec() -> Obj:
+    """The spec of each HarvesterMachine."""
+    return {
+        "cpu": 2,
+        "memory": "4Gi",
+        "sshUser": "sles",
+        "sshKeyPair": "default/caphv",
+        "networks": ["default/production"],
+        "volumes": [{"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1}],
+    }

@@ -22,6 +22,7 @@ import click
 import uvloop
 
 from bench.environment import cluster_api_crds
+from bench.machines import machine_spec
 from bench.times import spread
 from caphv import data
 from caphv.api.object import NAMESPACES, Obj, Resource
@@ -165,14 +166,7 @@ def _machine(cluster: str, number: int, index: int) -> Iterable[tuple[Resource, 
     conditions = [_condition(kind) for kind in kinds]
     status: Obj = {"phase": "Running", "nodeRef": {"name": name}, "nodeInfo": info, "conditions": conditions}
     yield MACHINES, _obj(name, number, _machine_spec(cluster, name), status, labels)
-    spec = {
-        "cpu": 2,
-        "memory": "4Gi",
-        "sshUser": "sles",
-        "sshKeyPair": "default/caphv",
-        "networks": ["default/production"],
-        "volumes": [{"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1}],
-    }
+    spec = machine_spec()
     lost = index == 1 and number % 10 == 0
     ready = _condition("Ready", "MachineNotFound" if lost else "", "the VirtualMachine does not exist" if lost else "")
     status = {
