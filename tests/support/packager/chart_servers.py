@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import json
 import ssl
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import yaml
 
-LOCALHOST = "127.0.0.1"
+from tests.support.packager.git_servers import LOCALHOST, running
+
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.cncf.helm.config.v1+json"
 _LAYER = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
@@ -78,14 +78,8 @@ class ChartServer:
         server = ThreadingHTTPServer((LOCALHOST, 0), Handler)
         server.socket = tls.wrap_socket(server.socket, server_side=True)
         self.host = f"{LOCALHOST}:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
+        with running(server):
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
     def answer(self, path: str, authorization: str) -> _Answer:
         parts = path.strip("/").split("/")

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseServer
 from typing import Any
 
 import asyncssh
@@ -34,6 +35,19 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind((LOCALHOST, 0))
         return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(server: BaseServer) -> Iterator[None]:
+    """Answer requests in a thread for as long as the block lasts."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @contextlib.contextmanager
@@ -87,14 +101,8 @@ class HttpBackend:
         if tls:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
         self.url = f"{'https' if tls else 'http'}://{LOCALHOST}:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
+        with running(server):
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 class _GitHandler(BaseHTTPRequestHandler):
@@ -209,14 +217,8 @@ class Tunnel:
 
         server = ThreadingHTTPServer((LOCALHOST, 0), Handler)
         self.url = f"http://packager:{self.password}@{LOCALHOST}:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        try:
+        with running(server):
             yield self
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 def _pumped(one: socket.socket, other: socket.socket) -> bytes:
