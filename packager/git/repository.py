@@ -205,8 +205,9 @@ class Repository:
         if refs:
             depth = [] if self._clone.is_shallow or self._clone.ref(_TARGET_REF) else ["--depth=1"]
             arguments = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", *depth]
-            self._clone.remotely("fetching", [*arguments, "--", self.remote.url, *refs])
+            # Before the fetch: its refs still hold what an earlier snapshot may read.
             self._pack()
+            self._clone.remotely("fetching", [*arguments, "--", self.remote.url, *refs])
         # A branch may have moved between the two requests: what was fetched counts.
         target, review = (self._clone.ref(ref) if commit else "" for _, ref, commit in wanted)
         groups = {name: self._clone.ref(f"{_GROUP_REFS}/{name}") for name in heads.groups}
