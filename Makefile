@@ -15,6 +15,7 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # These tests mostly wait, so more of them run at a time than there are cores.
 TEST_WORKERS ?= 5
 PARALLEL := --numprocesses=$(TEST_WORKERS) --dist=loadgroup --durations=30
+RERUN := $(BIN)/python .ci/rerun.py
 STAGES := MAKE="$(MAKE)" $(BIN)/python .ci/stages.py
 
 .DEFAULT_GOAL := help
@@ -49,7 +50,7 @@ test-long: programs tools ## Run the long variants of tests, and the e2e tests w
 	CAPHV_SANDBOX_CORE=cluster-api-core $(PYTEST) tests/e2e $(PARALLEL) --junitxml=$(REPORTS)/e2e-unmodified-core.xml
 
 test-unit: setup ## Test pure functions: no process, no network
-	$(PYTEST) tests/unit --numprocesses=auto --durations=10 --junitxml=$(REPORTS)/unit.xml
+	$(RERUN) $(REPORTS)/unit.xml $(PYTEST_FLAGS) tests/unit --numprocesses=auto --durations=10
 
 test-integration: programs ## Test against a real kube-apiserver
 	$(PYTEST) tests/integration $(PARALLEL) --junitxml=$(REPORTS)/integration.xml
@@ -59,11 +60,11 @@ test-e2e: programs tools ## Test whole scenarios with the real Cluster API core
 
 # What both targets above test, but for timing: together they leave no worker without work.
 test-clusters: programs tools
-	$(PYTEST) tests/integration tests/e2e -m 'not timing' $(PARALLEL) --junitxml=$(REPORTS)/clusters.xml
+	$(RERUN) $(REPORTS)/clusters.xml $(PYTEST_FLAGS) tests/integration tests/e2e -m 'not timing' $(PARALLEL)
 
 # One after the other, because each says how long something may take.
 test-timing: programs
-	$(PYTEST) tests/integration tests/e2e -m timing --junitxml=$(REPORTS)/timing.xml
+	$(RERUN) $(REPORTS)/timing.xml $(PYTEST_FLAGS) tests/integration tests/e2e -m timing
 
 test-smoke: programs
 	$(PYTEST) tests/integration/runtime/test_client.py tests/integration/reconciler/test_templates.py --junitxml=$(REPORTS)/smoke.xml

@@ -127,3 +127,48 @@ def test_workers_stay_in_a_folder_of_integration_tests() -> None:
     assert scheduling.next_group({crds: 20.0}, life, alone) == crds
     both = Counter({"tests/integration/reconciler": 1, "tests/integration/runtime": 2})
     assert scheduling.next_group(waiting, life, both) == crds
+
+
+SOMETIMES = """
+from pathlib import Path
+
+import pytest
+
+
+def test_steady():
+    pass
+
+
+@pytest.mark.parametrize("number", range({number}))
+def test_unsteady(number):
+    seen = Path(f"seen-{{number}}")
+    before = seen.exists()
+    seen.touch()
+    assert {holds}
+"""
+
+
+def rerun(checkout: Path, folder: Path, *, number: int, holds: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_sometimes.py").write_text(SOMETIMES.format(number=number, holds=holds))
+    command = [sys.executable, checkout / ".ci" / "rerun.py", "out/report.xml", "test_sometimes.py", "-n2"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_tests_that_pass_alone_are_flaky_and_named(checkout: Path, tmp_path: Path) -> None:
+    done = rerun(checkout, tmp_path, number=2, holds="before")
+    assert done.returncode == 0
+    named = done.stdout.partition("FLAKY, fix them: ")[2].strip().split(", ")
+    assert sorted(named) == ["test_sometimes.test_unsteady[0]", "test_sometimes.test_unsteady[1]"]
+    assert "2 passed" in done.stdout
+    assert "2 failed, 1 passed" in done.stdout
+
+
+def test_a_test_that_fails_twice_fails_the_run(checkout: Path, tmp_path: Path) -> None:
+    done = rerun(checkout, tmp_path, number=1, holds="False")
+    assert (done.returncode, "running again" in done.stdout, "FLAKY" in done.stdout) == (1, True, False)
+
+
+def test_many_failures_are_not_repeated(checkout: Path, tmp_path: Path) -> None:
+    done = rerun(checkout, tmp_path, number=6, holds="before")
+    assert (done.returncode, "running again" in done.stdout) == (1, False)
