@@ -49,7 +49,7 @@ class Fleet:
     client: ApiClient
     origin: Origin
     stuck: set[str] = field(default_factory=set)
-    applied: str = ""
+    applied: tuple[str, frozenset[str]] | None = None
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -65,21 +65,24 @@ class Fleet:
             task.cancel()
 
     async def apply(self) -> None:
-        if not self.origin.branches() or (head := self.origin.head()) == self.applied:
+        if not self.origin.branches():
+            return
+        head, stuck = self.origin.head(), frozenset(self.stuck)
+        if self.applied == (head, stuck):
             return
         for path, content in self.origin.files().items():
             parts = path.split("/")
             if parts[0] == "clusters" and parts[-1] == "fleet.yaml":
-                await self._bundle(parts[1], parts[2], yaml.safe_load(content), head)
-        self.applied = head
+                await self._bundle(parts[1], parts[2], yaml.safe_load(content), head, ready=parts[2] not in stuck)
+        self.applied = head, stuck
 
-    async def _bundle(self, namespace: str, name: str, fleet_yaml: Obj, head: str) -> None:
+    async def _bundle(self, namespace: str, name: str, fleet_yaml: Obj, head: str, *, ready: bool) -> None:
         labels = {**fleet_yaml["labels"], "fleet.cattle.io/commit": head}
         metadata = {"name": fleet_yaml["name"], "namespace": namespace, "labels": labels}
         obj = {"apiVersion": FLEET_BUNDLES.api_version, "kind": FLEET_BUNDLES.kind, "metadata": metadata}
         await self.client.apply(FLEET_BUNDLES, obj, manager="fleet")
         summary: Obj = {"desiredReady": 1, "ready": 1, "nonReadyResources": []}
-        if name in self.stuck:
+        if not ready:
             summary = {"desiredReady": 1, "ready": 0, "nonReadyResources": [{"message": "image cannot be pulled"}]}
         status = {"status": {"summary": summary}}
         await self.client.patch(FLEET_BUNDLES, metadata["name"], namespace, status, subresource="status")
@@ -162,7 +165,7 @@ async def test_waves_continue_when_ready_and_are_reverted_when_not(
             }
 
             # The cause is fixed: the same command continues where it stopped.
-            fleet.stuck, fleet.applied = set(), ""
+            fleet.stuck = set()
             done = await upgrade("canary,1,rest", "ready=60s", newest)
             assert [wave["clusters"] for wave in done["waves"]] == [["team/b"], ["team/c"]]
             assert set((await releases()).values()) == {newest}
@@ -212,7 +215,7 @@ async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
             }
             await case.until_event("AddonBundlesReverted", "image cannot be pulled")
             await until_lease_event(case, "UpgradeReverted", f"{case.namespace}/b")
-            fleet.stuck, fleet.applied = set(), ""
+            fleet.stuck = set()
             await case.until_condition("b", "True", part=f"release {newest['a']} was reverted")
 
             # The cause is fixed: the same request continues with the clusters that are left.
