@@ -6,6 +6,7 @@ import contextlib
 import time
 
 from caphv.api import clusterapi, names
+from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, being_deleted, key_of
 from caphv.runtime import logs
@@ -199,12 +200,12 @@ class ClusterReconciler:
                 await self._force_delete(scope, blocked)
                 return None
             blocked.message += deletion.advice(blocked)
-        elif (scope.obj.get("status") or {}).get("ready") and blocked.unknown:
-            remaining = scope.memory.grace.remaining(blocked.condition)
-            if remaining:
-                # What was known stays while this process, or its connection, starts.
-                scope.requeue_within(remaining)
-                return Result(requeue_after=scope.requeue_after)
+        elif not blocked.unknown:
+            scope.memory.grace.known()
+        elif _was_known(scope, blocked) and (remaining := scope.memory.grace.remaining(blocked.condition)):
+            # What was known stays while this process, or its connection, starts.
+            scope.requeue_within(remaining)
+            return Result(requeue_after=scope.requeue_after)
         await cloudconfig.renew_cloud_config(scope, blocked.message)
         self._report(scope, blocked)
         await self._write(scope)
@@ -244,6 +245,13 @@ class ClusterReconciler:
         await self._context.sessions.release(key)
         with contextlib.suppress(KeyError):
             metrics.CLUSTER_READY.remove(str(key))
+
+
+def _was_known(scope: ClusterScope, blocked: Blocked) -> bool:
+    """Whether the stored status says more than "unknown": that the cluster is ready, or why it was not."""
+    status = scope.obj.get("status") or {}
+    reported = get_condition(status.get("conditions") or [], blocked.condition)
+    return bool(status.get("ready")) or (not blocked.warn and reported is not None)
 
 
 def _lost_cluster(obj: Obj) -> Obj:

@@ -86,6 +86,7 @@ async def test_server_that_is_no_harvester_is_called_that_and_not_described(envi
             rf"{server} is not a Harvester: it does not serve [a-z.]+; put a kubeconfig of Harvester into \S+ \S+ \S+"
         )
         assert re.fullmatch(wanted, condition_of(found, CONNECTION)["message"])
+        assert await case.remove() == []
 
 
 async def test_without_cross_namespace_references_permission_of_their_owner_does_not_help(
@@ -112,3 +113,4 @@ async def test_without_cross_namespace_references_permission_of_their_owner_does
             )
             await case.until(HARVESTER_CLUSTERS, case.name, refused)
             assert await other.management.get(CONFIG_MAPS, config["manifestsConfigMapName"], other.name) == before
+            assert await case.remove() == []

@@ -20,7 +20,7 @@ from tests.support.reconciler.case import (
     until,
 )
 from tests.support.reconciler.cases import opened
-from tests.support.reconciler.conditions import is_ready
+from tests.support.reconciler.conditions import is_false, is_ready
 from tests.support.reconciler.environment import Environment
 
 pytestmark = pytest.mark.integration
@@ -57,12 +57,15 @@ async def versions(cases: list[Case]) -> dict[tuple[str, str, str], str]:
     return found
 
 
-def writes(environment: Environment, since: int) -> list[str]:
-    """What the provider wrote on the management cluster, but its lease."""
+def writes(environment: Environment, since: int, cases: list[Case]) -> list[str]:
+    """What the provider wrote in the namespaces of these clusters; tests before this one may have left others."""
+    own = {case.name for case in cases}
     return [
         f"{event['verb']} {event['requestURI']}"
         for event in environment.requests(environment.management, since)
-        if event["verb"] in WRITES and event["stage"] == "ResponseComplete" and "/leases" not in event["requestURI"]
+        if event["verb"] in WRITES
+        and event["stage"] == "ResponseComplete"
+        and event.get("objectRef", {}).get("namespace") in own
     ]
 
 
@@ -75,19 +78,33 @@ async def reconciled(environment: Environment) -> bool:
     return done >= CLUSTERS and all(count == 0 for (name, _), count in metrics.items() if name == "workqueue_depth")
 
 
-async def test_restarts_write_nothing_for_healthy_clusters(environment: Environment, cases: list[Case]) -> None:
-    await asyncio.gather(*(healthy(case) for case in cases))
+async def failing(case: Case) -> None:
+    """A cluster whose identity Secret names a server that is no Harvester."""
+    await case.identity(case.environment.workload.kubeconfig())
+    await case.write_secret("bootstrap", {"value": ""})
+    await case.create_cluster()
+    refused = is_false("HarvesterConnectionReady", "HarvesterConnectionFailed", "is not a Harvester")
+    await case.until(HARVESTER_CLUSTERS, case.name, refused)
+
+
+async def test_restarts_write_nothing_for_healthy_clusters(
+    environment: Environment, cases: list[Case], case: Case
+) -> None:
+    await asyncio.gather(*(healthy(one) for one in cases), failing(case))
     await asyncio.sleep(3)  # Events are sent in batches
-    before, since = await versions(cases), environment.audit_position(environment.management)
+    before, since = await versions([*cases, case]), environment.audit_position(environment.management)
     logged = len(environment.provider.log)
     for _ in range(RESTARTS):
         await environment.provider.stop()
         await environment.provider.start()
         await until(lambda: reconciled(environment), lambda: "the provider does not reconcile all machines", 60)
         await asyncio.sleep(2)
-    assert await versions(cases) == before
-    assert writes(environment, since) == []
-    for case in cases:
-        assert is_ready(await case.get(HARVESTER_CLUSTERS, case.name))
-    logged_since = [json.loads(line) for line in environment.provider.log[logged:].splitlines()]
-    assert [line for line in logged_since if line["level"] in ("warning", "error")] == []
+    assert await versions([*cases, case]) == before
+    assert writes(environment, since, [*cases, case]) == []
+    for one in cases:
+        assert is_ready(await one.get(HARVESTER_CLUSTERS, one.name))
+    about = [environment.harvester.url, *(f"{one.name}/" for one in cases)]
+    logged_since = [
+        line for line in environment.provider.log[logged:].splitlines() if any(map(line.__contains__, about))
+    ]
+    assert [line for line in logged_since if json.loads(line)["level"] in ("warning", "error")] == []
