@@ -24,16 +24,23 @@ from caphv.runtime.httpserver import Connection, has_answered, request_factory
 from caphv.runtime.runnable import Runnable, listening_address
 from webhooks import metrics
 from webhooks.handler import MAX_BODY, TARGETS, Answer, BadReview, Target, answer, failure
+from webhooks.largebodies import LargeBodies
 from webhooks.rules.cluster import CROSS_NAMESPACE
 
 log = logging.getLogger(__name__)
 
 _BODY_SECONDS = 5.0
+# Nearly all reviews are smaller, and never wait. Of larger ones, one of the largest is read at a time, or several that
+# are smaller.
+_LARGE_BODY = 128 * 1024
+_LARGE_BODIES = MAX_BODY + 1024 * 1024
 _HANDSHAKE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 # How long a server that ends continues answering: API servers that have not heard of it yet send here all the same.
 _DRAIN_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
+# How much of a body a connection takes before it is read; its default is 256 KiB.
+_READ_AHEAD = 32 * 1024
 _OPERATIONS = frozenset({"CREATE", "UPDATE", "DELETE", "CONNECT"})
 
 
@@ -49,6 +56,7 @@ class WebhookServer(Runnable):
         if self._address is None:
             raise ValueError(f"{address!r} is no [host]:port to listen on")
         self._certificates = CertWatcher(folder)
+        self._large = LargeBodies(_LARGE_BODIES)
         self._serving = self._draining = False
 
     def not_ready(self) -> list[str]:
@@ -75,7 +83,7 @@ class WebhookServer(Runnable):
         host, port = self._address or ("", 0)
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(
-            lambda: Connection(server, loop=loop, access_log=None),
+            lambda: Connection(server, loop=loop, access_log=None, read_bufsize=_READ_AHEAD),
             host or None,
             port,
             ssl=self._certificates.listener(),
@@ -103,9 +111,10 @@ class WebhookServer(Runnable):
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
         started = time.perf_counter()
+        size = _most_bytes(request)
         try:
             target = _target(request)
-            found = answer(target, await _body(request), enforced=self._enforced)
+            found = await self._reviewed(request, target, size)
         except web.HTTPException as error:
             response = _failed(error.status, error.reason, error.text or "", error.headers.get("Allow"))
             # What is left of the body is not read, so no other request can follow.
@@ -120,9 +129,21 @@ class WebhookServer(Runnable):
             response = web.Response(body=found.body, content_type="application/json")
             _record(target, found)
             metrics.REQUEST_SECONDS.labels(target.webhook).observe(time.perf_counter() - started)
-        if self._draining:
+        # A connection keeps its buffers as large as its largest request.
+        if self._draining or size > _LARGE_BODY:
             response.force_close()
         return response
+
+    async def _reviewed(self, request: web.BaseRequest, target: Target, size: int) -> Answer:
+        if size > MAX_BODY:
+            raise _too_large()
+        if size <= _LARGE_BODY:
+            return answer(target, await _body(request), enforced=self._enforced)
+        try:
+            async with self._large.room(size, _BODY_SECONDS):
+                return answer(target, await _body(request), enforced=self._enforced)
+        except TimeoutError:
+            raise web.HTTPTooManyRequests(text="too many large reviews at a time: try again") from None
 
 
 def _target(request: web.BaseRequest) -> Target:
@@ -133,13 +154,17 @@ def _target(request: web.BaseRequest) -> Target:
         raise web.HTTPMethodNotAllowed(request.method, ["POST"], text="reviews are sent with POST")
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="reviews are sent as application/json")
-    if (request.content_length or 0) > MAX_BODY:
-        raise _too_large()
     return target
 
 
 def _too_large() -> web.HTTPRequestEntityTooLarge:
     return web.HTTPRequestEntityTooLarge(MAX_BODY, 0, text=f"a review has at most {MAX_BODY} bytes")
+
+
+def _most_bytes(request: web.BaseRequest) -> int:
+    """How large the body can become."""
+    encoded = "Content-Encoding" in request.headers
+    return MAX_BODY if encoded or request.content_length is None else request.content_length
 
 
 async def _body(request: web.BaseRequest) -> bytearray:

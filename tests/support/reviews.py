@@ -134,7 +134,7 @@ def damaged(random: Random, body: bytes) -> bytes:
 OVERSIZED: dict[str, Callable[[int], Obj]] = {
     "networks": lambda count: {"networks": ["a/b"] * count},
     "empty volumes": lambda count: {"volumes": [{}] * count},
-    "nested terms": lambda count: {"nodeAffinity": [[[{}] * 250] * 100] * (count // 25_000)},
+    "nested terms": lambda count: {"nodeAffinity": [[[{}] * 250] * 40] * (count // 10_000)},
     "unknown fields": lambda count: {f"field{n}": n for n in range(count // 4)},
     "a long text": lambda count: {"sshUser": "x" * 4 * count},
     "labels": lambda count: {"workloadAffinity": {"matchLabels": {f"key{n}": 1 for n in range(count // 4)}}},

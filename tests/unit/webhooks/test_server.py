@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import ssl
@@ -142,6 +143,50 @@ async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> No
         headers = {"Content-Type": "application/json"}
         async with client.post(PATH, data=never(), headers=headers) as answer:
             assert answer.status == 408
+
+
+async def test_while_a_large_review_is_slow_small_ones_are_answered_and_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_BODY_SECONDS", 60)
+    async with running(tmp_path) as it, it.client() as client:
+        context = ssl.create_default_context(cadata=it.ca.certificate.decode())
+        _, slow = await asyncio.open_connection("127.0.0.1", it.port, ssl=context)
+        head = f"POST {PATH} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {MAX_BODY}"
+        slow.write("\r\n".join([*head, "", "{"]).encode())
+        await until(lambda: it.server._large._free < MAX_BODY)
+        # One without a length may become as large as any.
+        headers = {"Content-Type": "application/json"}
+        other = asyncio.create_task(client.post(PATH, data=chunks(json.dumps(REVIEW).encode()), headers=headers))
+        await until(lambda: it.server._large._waiting)
+        async with client.post(PATH, json=REVIEW) as answer:
+            assert answer.status == 200
+        assert not other.done()
+        slow.close()
+        async with await other as answer:
+            assert answer.status == 200
+
+
+async def chunks(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+async def test_a_large_review_that_waits_too_long_gets_429(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_LARGE_BODIES", 0)
+    async with running(tmp_path) as it, it.client() as client:
+        headers = {"Content-Type": "application/json"}
+        async with client.post(PATH, data=chunks(b"{}"), headers=headers) as answer:
+            assert answer.status == 429
+            assert "try again" in (await answer.json())["message"]
+
+
+async def test_the_buffers_of_a_connection_end_with_a_large_review(tmp_path: Path) -> None:
+    large = REVIEW | {"request": REVIEW["request"] | {"object": {"metadata": {"name": "x" * server._LARGE_BODY}}}}
+    async with running(tmp_path) as it, it.client() as client:
+        for body, connection in ((REVIEW, None), (large, "close")):
+            async with client.post(PATH, json=body) as answer:
+                assert answer.status == 200
+                assert answer.headers.get("Connection") == connection
 
 
 async def test_bytes_that_are_no_http_are_refused(tmp_path: Path) -> None:
