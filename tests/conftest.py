@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support import scheduling, virtualtime
 from tests.support.paths import CHECKOUT, SHARED_CRDS
@@ -17,6 +18,10 @@ from tests.support.paths import CHECKOUT, SHARED_CRDS
 # limit keeps those of long tests below a gibibyte.
 os.environ.setdefault("GOGC", "400")
 os.environ.setdefault("GOMEMLIMIT", "1GiB")
+
+# On a busy machine any example may take long.
+settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key
@@ -45,7 +45,6 @@ _JSON = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(st.sampled_from(["iat", "exp", "kubernetes.io", "kubernetes.io/serviceaccount/secret.name"]), _JSON)
 )

@@ -173,7 +173,7 @@ SETTINGS = st.fixed_dictionaries(
 STEPS = st.lists(st.tuples(st.just("push"), SETTINGS) | st.tuples(st.sampled_from(["fleet", "lost"]), st.none()))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(STEPS)
 def test_nothing_is_uninstalled_by_accident(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
     site = Site(tmp_path_factory.mktemp("site"))

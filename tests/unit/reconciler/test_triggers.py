@@ -163,7 +163,7 @@ class World:
         await asyncio.gather(task, return_exceptions=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(size=st.integers(1, 3), steps=STEPS, delays=st.lists(st.integers(0, 5), max_size=60))
 def test_no_machine_waits_for_an_address_while_one_is_free(
     size: int, steps: list[tuple[str, Any]], delays: list[int]

@@ -304,7 +304,7 @@ FAULT = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(FAULT, max_size=25))
 async def test_there_are_never_two_holders(faults: list[tuple[int, str, float, float, int]]) -> None:
     server, holders = LeaseServer(), list[str]()

@@ -232,13 +232,13 @@ def replaced(config: Any, path: tuple[Any, ...], junk: Any) -> Any:
     return changed
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(places(valid())), JUNK)
 def test_anything_anywhere_is_accepted_or_a_kubeconfig_error(path: tuple[Any, ...], junk: Any) -> None:
     attempt(yaml.safe_dump(replaced(valid(), path, junk)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text() | st.binary())
 @example("!!int ''")
 @example("&")
@@ -246,7 +246,7 @@ def test_any_text_is_accepted_or_a_kubeconfig_error(raw: str | bytes) -> None:
     attempt(raw)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["server", "tls-server-name", "proxy-url", "certificate-authority-data"]),
     st.text() | st.from_regex(r"https://[^/]{0,70}(/.*)?", fullmatch=True),

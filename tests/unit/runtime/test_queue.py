@@ -125,7 +125,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueAgainstModel = pytest.mark.unit(QueueMachine.TestCase)
-TestQueueAgainstModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestQueueAgainstModel.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 async def test_groups_take_turns_so_that_a_long_one_does_not_starve_others() -> None:

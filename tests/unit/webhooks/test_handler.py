@@ -201,7 +201,7 @@ def test_what_a_review_must_have_is_reported(fields: Obj) -> None:
         ask(request(**fields))
 
 
-@settings(max_examples=CASES, deadline=None)
+@settings(max_examples=CASES)
 @given(st.randoms(use_true_random=True))
 def test_any_json_is_answered_or_refused(random: Random) -> None:
     target = random.choice(list(handler.TARGETS.values()))
@@ -222,7 +222,7 @@ def test_any_json_is_answered_or_refused(random: Random) -> None:
         }
 
 
-@settings(max_examples=CASES // 4, deadline=None)
+@settings(max_examples=CASES // 4)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused(body: bytes) -> None:
     with pytest.raises(handler.BadReview):

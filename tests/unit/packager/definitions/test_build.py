@@ -353,7 +353,7 @@ WAYS = st.sampled_from(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(NAMES, POOLS, WAYS), min_size=2, max_size=3, unique_by=lambda case: case[0]))
 def test_two_clusters_of_a_namespace_never_share_an_object(cases: list[tuple[str, str, Obj]]) -> None:
     names = []

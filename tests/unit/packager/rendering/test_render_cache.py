@@ -49,7 +49,7 @@ NAMES = st.from_regex(r"[a-z0-9][-a-z0-9.]{0,70}[a-z0-9]", fullmatch=True) | WOR
 
 
 @given(st.sampled_from(EXAMPLES), NAMES, NAMES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_shared_and_alone_are_the_same(warm: Renderer, facts: ClusterFacts, namespace: str, name: str) -> None:
     one = named(facts, Key(namespace, name))
     shared, own = warm.render_one(one, {}), alone(one)

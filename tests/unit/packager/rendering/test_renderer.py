@@ -40,7 +40,6 @@ JSON = st.recursive(
 
 
 @given(JSON)
-@hypothesis_settings(deadline=None)
 def test_what_is_written_is_read_again(value: Any) -> None:
     assert yaml.load(yamltext.dump(value), Loader=LOADER) == value
 
@@ -62,7 +61,7 @@ def rules(facts: Any, previous: dict[str, bytes] | None = None, **options: Any) 
 
 
 @given(TEXT)
-@hypothesis_settings(deadline=None, max_examples=50)
+@hypothesis_settings(max_examples=50)
 def test_a_hostile_value_is_that_value_and_nothing_else(text: str) -> None:
     if secretscan.check({"x": text}):
         return
@@ -76,7 +75,7 @@ def test_a_hostile_value_is_that_value_and_nothing_else(text: str) -> None:
 
 
 @given(TEXT | st.text(string.ascii_lowercase + "./-_ \n"), TEXT | st.text("abc./-"))
-@hypothesis_settings(deadline=None, max_examples=200)
+@hypothesis_settings(max_examples=200)
 def test_a_hostile_name_does_not_leave_its_folder(name: str, namespace: str) -> None:
     result = Renderer().render_one(cluster(name, namespace=namespace), {})
     if result.tree:
