@@ -50,6 +50,11 @@ class Caches:
     def __iter__(self) -> Iterator[Informer]:
         return (getattr(self, field.name) for field in fields(self))
 
+    @property
+    def failure_domains_published(self) -> bool:
+        """Whether the core takes failure domains in our form, a list; contract v1beta1 has a map."""
+        return self.clusters.resource.version != "v1beta1"
+
     def cluster_of(self, obj: Obj) -> Obj | None:
         """The Cluster of a HarvesterCluster (its owner) or of a machine (Cluster API's label)."""
         name = cluster_name(obj)

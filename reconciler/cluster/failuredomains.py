@@ -11,6 +11,11 @@ from reconciler.harvester.topology import failure_domains, why_unavailable
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
+_OLD_CORE = (
+    "the core of Cluster API serves v1beta1 only and takes none: control plane machines are spread over hosts without "
+    "regard to zones; upgrade it to 1.12 or newer"
+)
+
 
 def ensure_failure_domains(scope: ClusterScope) -> None:
     """Publish the domains. Raises `Blocked` if the spec names none of them: machines would be placed anywhere."""
@@ -22,8 +27,12 @@ def ensure_failure_domains(scope: ClusterScope) -> None:
             used.setdefault(name, []).append(machine["metadata"]["name"])
     hosts = list(scope.connected().hosts.store)
     found = failure_domains(hosts, wanted, published=before, used=used)
-    scope.draft.fields["failureDomains"] = found
-    _report_unavailable(scope, used, unavailable(found, used, hosts))
+    if scope.context.caches.failure_domains_published:
+        scope.draft.fields["failureDomains"] = found
+        _report_unavailable(scope, used, unavailable(found, used, hosts))
+    else:
+        scope.draft.fields.pop("failureDomains", None)
+        _report_unpublished(scope)
     _report_lost(scope, [domain for domain in before if not wanted or domain["name"] in wanted], found)
     names = [domain["name"] for domain in found]
     if wanted and not set(wanted) & set(names):
@@ -55,6 +64,16 @@ def _report_unavailable(scope: ClusterScope, used: Mapping[str, list[str]], caus
     if not scope.draft.has_message(condition, message):
         scope.warning_event(reason, message)
     scope.draft.set_false(condition, reason, message)
+
+
+def _report_unpublished(scope: ClusterScope) -> None:
+    """Report that domains have no effect, as a problem only to whom they matter."""
+    condition = ConditionType.FAILURE_DOMAINS_AVAILABLE
+    if "controlPlaneFailureDomains" in scope.obj["spec"]:
+        message = f"spec.controlPlaneFailureDomains has no effect: {_OLD_CORE}"
+        scope.draft.set_false(condition, Reason.FAILURE_DOMAIN_UNAVAILABLE, message)
+    else:
+        scope.draft.set_true(condition, f"failure domains are not published: {_OLD_CORE}")
 
 
 def _count(machines: list[str]) -> str:

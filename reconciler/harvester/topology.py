@@ -41,6 +41,16 @@ def failure_domains(
     return [domains[name] for name in sorted(domains)]
 
 
+def unpublished_domains(hosts: Iterable[Obj]) -> list[dict[str, Any]]:
+    """Each zone, then each host: what the name of a failure domain can mean where the core takes none."""
+    workers = [host for host in hosts if not _is_witness(host)]
+    zones = {zone for host in workers if (zone := labels_of(host).get(names.ZONE_LABEL))}
+    return [
+        *(_domain(zone, names.ZONE_LABEL, True) for zone in sorted(zones)),
+        *(_domain(name, names.HOSTNAME_LABEL, True) for name in sorted(map(host_name, workers))),
+    ]
+
+
 def has_single_host(name: str, published: Collection[dict[str, Any]], hosts: Collection[Obj]) -> bool:
     """Whether at most one host of a domain accepts machines, so that a VM there could not migrate within the domain.
 

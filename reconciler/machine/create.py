@@ -109,8 +109,7 @@ def _checked_inputs(scope: MachineScope) -> VirtualMachineInputs:
 def inputs_of(scope: MachineScope) -> VirtualMachineInputs:
     """All inputs of the machine's VM, from caches."""
     assert scope.cluster_key is not None  # noqa: S101 - the caller checked
-    status = (scope.harvester_cluster or {}).get("status") or {}
-    domains, domain = status.get("failureDomains") or (), scope.failure_domain
+    domains, domain = scope.failure_domains, scope.failure_domain
     hosts = list(scope.session().hosts.store)
     return VirtualMachineInputs(
         machine=scope.obj,

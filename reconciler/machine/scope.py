@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from caphv.api import clusterapi, resources
@@ -12,6 +12,7 @@ from reconciler import triggers
 from reconciler.context import Context
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Session
+from reconciler.harvester.topology import unpublished_domains
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked, StatusDraft
@@ -84,6 +85,13 @@ class MachineScope:
         """Domain that the machine has to run in: the Machine's first, as in Go, else its own; empty for any."""
         chosen = clusterapi.failure_domain(self.machine) if self.machine else ""
         return chosen or str(self.spec.get("failureDomain") or "")
+
+    @property
+    def failure_domains(self) -> Sequence[Obj]:
+        """Domains that a failure domain may name: those that the HarvesterCluster publishes, if the core takes them."""
+        if self.context.caches.failure_domains_published:
+            return ((self.harvester_cluster or {}).get("status") or {}).get("failureDomains") or ()
+        return unpublished_domains(self.session().hosts.store)
 
     def subscribe(self, *topics: Hashable) -> Subscription:
         """Requeue the machine when one of these topics changes; to be called before reading their state."""

@@ -60,8 +60,7 @@ def _log_once(scope: MachineScope, text: str) -> None:
 
 def _failure_domain(scope: MachineScope) -> str:
     host = scope.host()
-    domains = ((scope.harvester_cluster or {}).get("status") or {}).get("failureDomains") or []
-    return domain_of_host(domains, host) if host else ""
+    return domain_of_host(scope.failure_domains, host) if host else ""
 
 
 def report_drift(scope: MachineScope, vm: Obj) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
+from caphv.api import names
 from caphv.api.object import Obj
-from reconciler.cluster.failuredomains import unavailable
-from reconciler.harvester.topology import failure_domains, has_single_host
+from reconciler.cluster.failuredomains import ensure_failure_domains, unavailable
+from reconciler.cluster.scope import ClusterScope
+from reconciler.harvester.topology import domain_of_host, failure_domains, has_single_host, unpublished_domains
+from reconciler.machine.placement import domain_requirement
+from reconciler.status import StatusDraft
 
 pytestmark = pytest.mark.unit
 
@@ -88,3 +95,44 @@ def test_domain_that_the_user_excludes_is_available() -> None:
 def test_vm_may_leave_a_domain_with_a_single_host(name: str, single: bool) -> None:
     hosts = [host("a", "zone-1"), host("b", "zone-1"), host("c", "zone-2")]
     assert has_single_host(name, failure_domains(hosts), hosts) is single
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "message"),
+    [
+        ({}, "True", "failure domains are not published: the core of Cluster API serves v1beta1 only"),
+        (
+            {"controlPlaneFailureDomains": ["zone-1"]},
+            "False",
+            "spec.controlPlaneFailureDomains has no effect: the core of Cluster API serves v1beta1 only",
+        ),
+    ],
+)
+def test_core_of_v1beta1_gets_no_list_which_it_could_not_read(wanted: Obj, status: str, message: str) -> None:
+    before = {"failureDomains": failure_domains([host("a", "zone-1")])}
+    scope = SimpleNamespace(
+        obj={"spec": wanted},
+        cluster={},
+        draft=StatusDraft({"metadata": {}, "status": before}),
+        context=SimpleNamespace(
+            caches=SimpleNamespace(failure_domains_published=False, machines_of=lambda _cluster: [])
+        ),
+        connected=lambda: SimpleNamespace(hosts=SimpleNamespace(store=[host("a", "zone-1")])),
+    )
+    ensure_failure_domains(cast(ClusterScope, scope))
+    patch = scope.draft.patch() or {}
+    assert patch["failureDomains"] is None
+    (condition,) = patch["conditions"]
+    assert (condition["type"], condition["status"]) == ("FailureDomainsAvailable", status)
+    assert condition["message"].startswith(message)
+
+
+def test_unpublished_domain_is_a_zone_or_a_host() -> None:
+    hosts = [host("a", "zone-1"), host("b", "zone-1"), host("c")]
+    domains = unpublished_domains(hosts)
+    assert [domain_requirement(name, domains) for name in ("zone-1", "b")] == [
+        {"key": names.ZONE_LABEL, "operator": "In", "values": ["zone-1"]},
+        {"key": names.HOSTNAME_LABEL, "operator": "In", "values": ["b"]},
+    ]
+    assert [domain_of_host(domains, each) for each in hosts] == ["zone-1", "zone-1", "c"]
+    assert [has_single_host(name, domains, hosts) for name in ("zone-1", "c")] == [False, True]
