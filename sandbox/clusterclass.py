@@ -7,11 +7,19 @@ from typing import Any
 from caphv import data
 from caphv.api.object import Obj
 from sandbox import manifests
+from sandbox.capi import v1beta1
 
 HARVESTER_RKE2 = "harvester-rke2"
 HARVESTER_K3S = "harvester-k3s"
 HARVESTER_KUBEADM = "harvester-kubeadm"
 NAMES = (HARVESTER_RKE2, HARVESTER_K3S, HARVESTER_KUBEADM)
+
+
+def shipped(namespace: str, core: str) -> list[Obj]:
+    """All ClusterClasses that a core of an API version can use; kubeadm's has fields that v1beta1 does not have."""
+    if core == v1beta1.VERSION:
+        return [v1beta1.written(obj) for name in (HARVESTER_RKE2, HARVESTER_K3S) for obj in objects(namespace, name)]
+    return [obj for name in NAMES for obj in objects(namespace, name)]
 
 
 def objects(namespace: str, name: str) -> list[Obj]:

@@ -160,7 +160,8 @@ class Sandbox:
         return names
 
     async def _start(self, progress: Progress) -> list[str]:
-        state = State(self.settings, created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        state = State(self.settings, core.api_version(), created=created)
         state.save(self.folder)
         etcd = Etcd(self.folder)
         with network.claim() as (claimed, holder):
@@ -190,7 +191,7 @@ class Sandbox:
         async with servers["harvester"].client() as client:
             await manifests.apply(client, rights.of_identity())
         started += await asyncio.gather(
-            _timed(progress, "Cluster API core", self._core(management)),
+            _timed(progress, "Cluster API core", self._core(management, state.core)),
             *([_timed(progress, "simulated Harvester", self._simulator())] if _exists("sandbox.simulate") else []),
         )
         if self.settings.provider:
@@ -201,15 +202,13 @@ class Sandbox:
         dataclasses.replace(state, ready=True, processes=parts).save(self.folder)
         return list(parts)
 
-    async def _core(self, management: ApiServer) -> Process:
+    async def _core(self, management: ApiServer, version: str) -> Process:
         async with management.client() as client:
             crds = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
-            crds = manifests.movable([*crds, *providers.custom_resource_definitions()])
+            crds = manifests.movable([*crds, *providers.custom_resource_definitions(version)])
             await manifests.apply(client, [*crds, *rights.of_provider()])
             process = await core.start(self.folder, management)
-            await manifests.apply(
-                client, [obj for name in clusterclass.NAMES for obj in clusterclass.objects("default", name)]
-            )
+            await manifests.apply(client, clusterclass.shipped("default", version))
         return process
 
     async def _simulator(self) -> Process:

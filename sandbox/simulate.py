@@ -46,7 +46,7 @@ class Simulator:
     """The simulated parts of one sandbox; `folder` has its etcd, for the API servers of workload clusters.
 
     On the `management` cluster, the stand-ins for kube-controller-manager and for bootstrap and control plane providers
-    run. `fault_proxy` is the proxy in front of Harvester for fault injection.
+    run; `core` is the API version of its core. `fault_proxy` is the proxy in front of Harvester for fault injection.
     """
 
     def __init__(
@@ -56,12 +56,15 @@ class Simulator:
         harvester: Kubeconfig,
         management: Kubeconfig | None = None,
         fault_proxy: FaultProxy | None = None,
+        *,
+        core: str = "v1beta2",
     ) -> None:
         self.config = config
         self._folder = folder
         self._harvester = harvester
         self._management = management
         self._fault_proxy = fault_proxy
+        self._core = core
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Simulator]:
@@ -84,7 +87,7 @@ class Simulator:
                     other = await self._client(stack, name, access)
                     works += [TokenController(other, access.ca).run(), GarbageCollector(other).run()]
                     if access is self._management:
-                        works.append(standins.run(other))
+                        works.append(standins.run(other, self._core))
             if self._fault_proxy:
                 works.append((await stack.enter_async_context(self._fault_proxy.serving())).follow(client))
             await stack.enter_async_context(_background(*works))
@@ -141,7 +144,7 @@ def from_folder(folder: Path) -> Simulator:
     proxy = None
     if (folder / "identity.kubeconfig").exists():
         proxy = proxy_of(_access(folder, "identity"), harvester, folder / "harvester")
-    return Simulator(folder, config, harvester, management, proxy)
+    return Simulator(folder, config, harvester, management, proxy, core=state.get("core", "v1beta2"))
 
 
 def _access(folder: Path, name: str) -> Kubeconfig:

@@ -45,10 +45,12 @@ class ProcessRecord:
 class State:
     """Content of `sandbox.json`; `ready` is set when `up` has completed.
 
-    `network` is the loopback network for VM addresses; `servers` has the URL of each API server.
+    `core` is the API version of the Cluster API core; `network` is the loopback network for VM addresses; `servers` has
+    the URL of each API server.
     """
 
     settings: SandboxSettings
+    core: str = "v1beta2"
     network: str = ""
     created: str = ""
     ready: bool = False

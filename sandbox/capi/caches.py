@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
-from caphv.api.object import SECRETS, Key, Obj, key_of, labels_of
-from caphv.api.resources import HARVESTER_MACHINES
+from caphv.api.object import SECRETS, Key, Obj, Resource, key_of, labels_of
+from caphv.api.resources import HARVESTER_MACHINES, clusters, machines
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
+from sandbox.capi import v1beta1
 from sandbox.capi.distribution import Distribution
-from sandbox.capi.resources import CLUSTERS, MACHINES
 
 _BY_CLUSTER = "cluster"
 
 
 class Shared:
-    """Informers shared by the providers of all distributions."""
+    """Informers shared by the providers of all distributions; `core` is the API version of the core."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self.clusters = Informer(client, CLUSTERS, max_backoff=2)
-        self.machines = Informer(client, MACHINES, max_backoff=2, indexes={_BY_CLUSTER: _cluster})
+    def __init__(self, client: ApiClient, core: str) -> None:
+        self.clusters = of_core(client, clusters(core), max_backoff=2)
+        self.machines = of_core(client, machines(core), max_backoff=2, indexes={_BY_CLUSTER: _cluster})
         self.harvester_machines = Informer(client, HARVESTER_MACHINES, max_backoff=2, indexes={_BY_CLUSTER: _cluster})
         self.secrets = Informer(client, SECRETS, max_backoff=2, label_selector=CLUSTER_NAME_LABEL)
 
@@ -59,6 +60,13 @@ class Caches:
     def harvester_machines_of(self, cluster: Key) -> list[Obj]:
         """HarvesterMachines of a cluster."""
         return self.harvester_machines.store.by_index(_BY_CLUSTER, str(cluster))
+
+
+def of_core(client: ApiClient, resource: Resource, **options: Any) -> Informer:
+    """An informer of the core's objects, whose store has their status in the form of v1beta2."""
+    return Informer(
+        client, resource, transform=v1beta1.read if resource.version == v1beta1.VERSION else None, **options
+    )
 
 
 def cluster_key(obj: Obj) -> Key | None:

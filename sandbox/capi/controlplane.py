@@ -17,13 +17,12 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.exec import ExecError
-from sandbox.capi import secrets, state
+from sandbox.capi import secrets, state, v1beta1
 from sandbox.capi.bootstrap import endpoint_of, is_provisioned
 from sandbox.capi.caches import Caches, cluster_key
 from sandbox.capi.plan import Create, Delete, Member, Step, Wait, next_step
 from sandbox.capi.resources import (
     CLUSTERS,
-    MACHINES,
     alive,
     merged_conditions,
     now,
@@ -46,6 +45,7 @@ class ControlPlanes:
         self._client = client
         self._caches = caches
         self._distribution = caches.distribution
+        self._machines = caches.machines.resource
         self.controller = Controller(f"{self._distribution.name}-control-plane", self._reconcile, concurrency=4)
         self.connections = Connections(self.controller.enqueue)
         caches.control_planes.add_handler(lambda change: self.controller.enqueue(change.key))
@@ -132,7 +132,8 @@ class ControlPlanes:
         log.info("creating machine %s of control plane %s", name, key_of(control_plane))
         infrastructure = state.new_harvester_machine(control_plane, cluster, name, template)
         config = state.new_config(control_plane, self._distribution, cluster, name)
-        machine = state.new_machine(control_plane, self._distribution, cluster, name, failure_domain)
+        core = self._machines.version
+        machine = state.new_machine(control_plane, self._distribution, cluster, name, failure_domain, core=core)
         for informer, obj in (
             (self._caches.harvester_machines, infrastructure),
             (self._caches.configs, config),
@@ -154,7 +155,7 @@ class ControlPlanes:
         if machine is not None and not being_deleted(machine):
             log.info("deleting machine %s", name)
             with contextlib.suppress(NotFound):
-                answer = await self._client.delete(MACHINES, name, namespace, uid=uid_of(machine))
+                answer = await self._client.delete(self._machines, name, namespace, uid=uid_of(machine))
                 self._caches.machines.deleted(namespace, name, answer)
 
     # Deletion
@@ -176,7 +177,7 @@ class ControlPlanes:
                 raise
         patch = {"metadata": {"annotations": {self._distribution.hook: None}}}
         with contextlib.suppress(NotFound):
-            self._caches.machines.observe(await self._client.patch(MACHINES, key.name, key.namespace, patch))
+            self._caches.machines.observe(await self._client.patch(self._machines, key.name, key.namespace, patch))
 
     async def _reconcile_deletion(self, control_plane: Obj, cluster: Obj, machines: list[Obj]) -> None:
         """Delete after the workers, which cannot be drained without a control plane."""
@@ -220,11 +221,11 @@ class ControlPlanes:
         # The core writes the other conditions, hence the precondition.
         patch = {
             "metadata": {"resourceVersion": machine["metadata"]["resourceVersion"]},
-            "status": {"conditions": [*others, *merged_conditions(machine, [entry])]},
+            "status": v1beta1.conditions([*others, *merged_conditions(machine, [entry])], self._machines.version),
         }
         key = key_of(machine)
         with contextlib.suppress(NotFound):
-            answer = await self._client.patch(MACHINES, key.name, key.namespace, patch, subresource="status")
+            answer = await self._client.patch(self._machines, key.name, key.namespace, patch, subresource="status")
             self._caches.machines.observe(answer)
 
     def _status(

@@ -25,7 +25,7 @@ NAMESPACE = "capi-system"
 CORE_VARIABLE = "CAPHV_SANDBOX_CORE"
 START_SECONDS = 90.0
 PORT_ATTEMPTS = 5
-# From the module's config/crd and metadata.yaml: the contract of each API version.
+# From the module's config/crd and metadata.yaml: the contract of each API version. 1.10 ignores the newer one.
 LABELS = {
     "cluster.x-k8s.io/provider": "cluster-api",
     "cluster.x-k8s.io/v1beta1": "v1beta1",
@@ -46,6 +46,14 @@ PROBE = {
 def program() -> str:
     """The core to run: by default the one that all tests use, by the environment another one of `binaries`."""
     return os.environ.get(CORE_VARIABLE, CLUSTER_API_CORE.name)
+
+
+def api_version() -> str:
+    """The newest version of its API that the core to run serves."""
+    crds = cluster_api_manifests(core=program()) / "crd" / "bases"
+    (clusters,) = manifests.read([crds / f"{PROBE_RESOURCE.group}_{PROBE_RESOURCE.plural}.yaml"])
+    served = {version["name"] for version in clusters["spec"]["versions"] if version["served"]}
+    return next(version for version in resources.CLUSTER_API_VERSIONS if version in served)
 
 
 async def install(folder: Path, client: ApiClient, webhook_url: str, ca: pki.CA) -> None:

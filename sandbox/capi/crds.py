@@ -11,21 +11,44 @@ from pathlib import Path
 
 from caphv.api.object import Obj
 from sandbox import manifests
-from sandbox.capi.distribution import ALL
+from sandbox.capi.distribution import ALL, K3S, in_version
+from sandbox.capi.resources import CORE
 
 FOLDER = Path(__file__).parent.parent / "crds" / "providers"
 # Fields that templates omit, because each created object has its own.
 _OWN = ("machineTemplate", "replicas", "version")
 
 
-def custom_resource_definitions() -> list[Obj]:
-    """The CRDs of four kinds per distribution, with their contract label."""
+def custom_resource_definitions(core: str = "v1beta2") -> list[Obj]:
+    """The CRDs of four kinds per distribution, with their contract label, for a core of an API version."""
     kinds = {crd["spec"]["names"]["kind"]: crd for crd in manifests.read(sorted(FOLDER.glob("*.yaml")))}
     for distribution in ALL:
         if isinstance(distribution.config, str):
             config = _spec(kinds[distribution.configs.kind])
             _spec(kinds[distribution.control_planes.kind])["properties"][distribution.config] = config
-    return [*kinds.values(), *map(_template, kinds.values())]
+    found = []
+    for distribution in in_version(core):
+        own = (distribution.configs, distribution.control_planes)
+        if distribution in ALL:
+            found += [kinds[resource.kind] for resource in own]
+        else:
+            examples = (K3S.configs, K3S.control_planes)
+            found += [_of_v1beta1(kinds[a.kind], kinds[b.kind], a.version) for a, b in zip(own, examples, strict=True)]
+    return [*found, *map(_template, found)]
+
+
+def _of_v1beta1(crd: Obj, example: Obj, name: str) -> Obj:
+    """A CRD in a version that follows contract v1beta1, as that of `example` does."""
+    crd = copy.deepcopy(crd)
+    crd["metadata"]["labels"] = {f"{CORE}/v1beta1": name}
+    (version,) = crd["spec"]["versions"]
+    version["name"] = name
+    version.pop("additionalPrinterColumns", None)
+    fields, others = (each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"] for each in (crd, example))
+    fields["status"] = others["status"]
+    if "machineTemplate" in fields["spec"]["properties"]:
+        fields["spec"]["properties"]["machineTemplate"] = others["spec"]["properties"]["machineTemplate"]
+    return crd
 
 
 def _spec(crd: Obj) -> Obj:

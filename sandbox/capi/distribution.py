@@ -1,13 +1,14 @@
 """Differences between the providers of Kubernetes distributions: kinds, fields and names. Pure.
 
 The control plane kinds of RKE2 and kubeadm follow Cluster API contract v1beta2. That of K3s follows v1beta1, in which
-the infrastructure reference and parts of the status have different names.
+the infrastructure reference and parts of the status have different names, and so does an older one of RKE2, for a core
+that knows only that contract.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -208,6 +209,17 @@ KUBEADM = Distribution(
     jinja=True,
 )
 ALL = (RKE2, K3S, KUBEADM)
+_RKE2_OF_V1BETA1 = replace(
+    RKE2,
+    contract="v1beta1",
+    configs=replace(RKE2.configs, version="v1beta1"),
+    control_planes=replace(RKE2.control_planes, version="v1beta1"),
+)
+
+
+def in_version(core: str) -> tuple[Distribution, ...]:
+    """The distributions for a core of this API version; kubeadm's objects of v1beta1 are too different."""
+    return ALL if core == "v1beta2" else (_RKE2_OF_V1BETA1, K3S)
 
 
 def _below(node: Any, path: Sequence[str]) -> Any:

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable
 
 from caphv.api import names, resources
-from caphv.api.object import Obj, annotations_of, being_deleted, owner_reference, uid_of
+from caphv.api.object import Key, Obj, Resource, annotations_of, being_deleted, owner_reference, uid_of
 
 CORE = resources.CLUSTER_API_GROUP
 CLUSTERS = resources.clusters("v1beta2")
@@ -31,6 +31,13 @@ def reference(owner: Obj, *, controller: bool = False) -> Obj:
         "uid": uid_of(owner),
     }
     return found | ({"controller": True, "blockOwnerDeletion": True} if controller else {})
+
+
+def object_reference(target: Resource, key: Key, core: str) -> Obj:
+    """A reference in an object of the core, whose API version is `core`."""
+    if core == "v1beta1":
+        return {"apiVersion": target.api_version, "kind": target.kind, "name": key.name, "namespace": key.namespace}
+    return {"apiGroup": target.group, "kind": target.kind, "name": key.name}
 
 
 def ownership_of(obj: Obj, control_plane: Obj) -> bool:

@@ -8,13 +8,16 @@ from caphv.runtime.client import ApiClient
 from sandbox.capi.bootstrap import Bootstrap
 from sandbox.capi.caches import Caches, Shared
 from sandbox.capi.controlplane import ControlPlanes
-from sandbox.capi.distribution import ALL
+from sandbox.capi.distribution import in_version
 
 
-async def run(client: ApiClient) -> None:
-    """Run on a management cluster until cancelled; the CRDs may be installed later."""
-    shared = Shared(client)
-    caches = [Caches(client, shared, distribution) for distribution in ALL]
+async def run(client: ApiClient, core: str) -> None:
+    """Run on a management cluster until cancelled; the CRDs may be installed later.
+
+    `core` is the API version of its core.
+    """
+    shared = Shared(client, core)
+    caches = [Caches(client, shared, distribution) for distribution in in_version(core)]
     async with shared.running(*caches):
         control_planes = [ControlPlanes(client, each) for each in caches]
         try:

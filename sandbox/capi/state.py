@@ -7,14 +7,14 @@ from collections.abc import Collection
 
 from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
-from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES
+from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES, machines
 from sandbox.capi.distribution import Distribution
 from sandbox.capi.plan import Member
 from sandbox.capi.resources import (
     CLONED_FROM_KIND,
     CLONED_FROM_NAME,
-    MACHINES,
     condition,
+    object_reference,
     reference,
 )
 
@@ -110,26 +110,34 @@ def new_config(control_plane: Obj, distribution: Distribution, cluster: Key, nam
     }
 
 
-def new_machine(control_plane: Obj, distribution: Distribution, cluster: Key, name: str, failure_domain: str) -> Obj:
-    """The Machine, which takes over the other two."""
+def new_machine(
+    control_plane: Obj,
+    distribution: Distribution,
+    cluster: Key,
+    name: str,
+    failure_domain: str,
+    *,
+    core: str = "v1beta2",
+) -> Obj:
+    """The Machine, which takes over the other two; `core` is the API version of the core."""
     metadata = _metadata(control_plane, cluster, name)
     server = _server_configuration(control_plane, distribution)
     metadata["annotations"] |= {distribution.server_annotation: server, distribution.hook: ""}
     metadata["ownerReferences"] = [reference(control_plane, controller=True)]
+    key = Key(cluster.namespace, name)
     spec: Obj = {
         "clusterName": cluster.name,
         "version": control_plane["spec"]["version"],
-        "bootstrap": {
-            "configRef": {"apiGroup": distribution.configs.group, "kind": distribution.configs.kind, "name": name}
-        },
-        "infrastructureRef": {"apiGroup": HARVESTER_MACHINES.group, "kind": HARVESTER_MACHINES.kind, "name": name},
+        "bootstrap": {"configRef": object_reference(distribution.configs, key, core)},
+        "infrastructureRef": object_reference(HARVESTER_MACHINES, key, core),
     }
     deletion = (control_plane["spec"]["machineTemplate"].get("spec") or {}).get("deletion")
     if deletion:
         spec["deletion"] = deletion
     if failure_domain:
         spec["failureDomain"] = failure_domain
-    return {"apiVersion": MACHINES.api_version, "kind": MACHINES.kind, "metadata": metadata, "spec": spec}
+    resource = machines(core)
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "spec": spec}
 
 
 def _server_configuration(control_plane: Obj, distribution: Distribution) -> str:

@@ -69,6 +69,7 @@ IMPATIENT_CORE = dataclasses.replace(
 OTHER_CORES = {
     recipe.name: recipe
     for recipe in (
+        dataclasses.replace(CLUSTER_API_CORE, name="cluster-api-core-1.10", version="1.10.10"),
         dataclasses.replace(CLUSTER_API_CORE, name="cluster-api-core-1.12", version="1.12.10"),
         dataclasses.replace(
             CLUSTER_API_CORE,

@@ -14,14 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, Resource, labels_of, uid_of
+from caphv.api.resources import clusters
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import cluster, manifests
-from sandbox.capi.resources import CLUSTERS
+from sandbox.capi import v1beta1
 from sandbox.harvester import kinds
 from sandbox.scenario.gitops import GitOps, SyncError
 from sandbox.scenario.view import Step, View
+from sandbox.state import State
 
 
 class ScenarioError(AssertionError):
@@ -53,7 +55,10 @@ class Scenario:
         self._kubeconfig = {name: file.read_bytes() for name, file in files.items()}
         self.management = self._client("management")
         self.harvester = self._client("harvester")
-        self.view = View(self.management, self.harvester, spec)
+        state = State.load(folder)
+        core = state.core if state else "v1beta2"
+        self._clusters = clusters(core)
+        self.view = View(self.management, self.harvester, spec, core)
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Scenario]:
@@ -87,9 +92,9 @@ class Scenario:
 
     async def create(self) -> None:
         """Create the Cluster; its HarvesterCluster gets a control plane endpoint before any machine exists."""
-        await self._apply(
-            "Create a cluster from the ClusterClass: control plane endpoint", [cluster.manifest(self.spec)]
-        )
+        own = cluster.manifest(self.spec)
+        own = v1beta1.written(own) if self._clusters.version == v1beta1.VERSION else own
+        await self._apply("Create a cluster from the ClusterClass: control plane endpoint", [own])
 
     async def apply(self, objects: Sequence[Obj]) -> None:
         """Apply a user's manifests and wait for the control plane endpoint; the spec has the number of machines."""
@@ -178,7 +183,7 @@ class Scenario:
     async def set_variable(self, name: str, value: object, **others: object) -> None:
         """Set class variables that change the templates of all machines."""
         async with self._step(f"Set {name} to {value}: machines are replaced") as step:
-            live = await self.management.get(CLUSTERS, self.spec.name, self.spec.namespace)
+            live = await self.management.get(self._clusters, self.spec.name, self.spec.namespace)
             wanted = {name: value, **others}
             kept = [row for row in live["spec"]["topology"]["variables"] if row["name"] not in wanted]
             rows = [{"name": each, "value": wanted[each]} for each in wanted]
@@ -195,7 +200,7 @@ class Scenario:
     async def delete(self) -> None:
         """Delete the Cluster and check that nothing remains on Harvester."""
         async with self._step("Delete the cluster") as step:
-            await self.management.delete(CLUSTERS, self.spec.name, self.spec.namespace)
+            await self.management.delete(self._clusters, self.spec.name, self.spec.namespace)
             caches = (
                 self.view.clusters,
                 self.view.harvester_clusters,
@@ -250,7 +255,7 @@ class Scenario:
 
     async def _change(self, path: str, value: object) -> None:
         patch = [{"op": "replace", "path": path, "value": value}]
-        await self.management.patch(CLUSTERS, self.spec.name, self.spec.namespace, patch, patch_type="json")
+        await self.management.patch(self._clusters, self.spec.name, self.spec.namespace, patch, patch_type="json")
 
     async def _replace_all(self, path: str, value: object) -> None:
         """Make a change that replaces all machines, and wait until each is replaced."""

@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass, field
 
 from caphv.api.object import Obj, being_deleted, labels_of
-from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
+from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES, clusters, machines
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from sandbox import cluster
-from sandbox.capi.resources import CLUSTERS, MACHINES
+from sandbox.capi.caches import of_core
 from sandbox.harvester import kinds
 
 
@@ -41,11 +41,13 @@ class Step:
 class View:
     """The current state for display: informers on both API servers and the steps so far."""
 
-    def __init__(self, management: ApiClient, harvester: ApiClient, spec: cluster.ClusterSpec) -> None:
+    def __init__(
+        self, management: ApiClient, harvester: ApiClient, spec: cluster.ClusterSpec, core: str = "v1beta2"
+    ) -> None:
         namespace, target_namespace = spec.namespace, spec.target_namespace
-        self.clusters = Informer(management, CLUSTERS, namespace=namespace)
+        self.clusters = of_core(management, clusters(core), namespace=namespace)
         self.harvester_clusters = Informer(management, HARVESTER_CLUSTERS, namespace=namespace)
-        self.machines = Informer(management, MACHINES, namespace=namespace)
+        self.machines = of_core(management, machines(core), namespace=namespace)
         self.harvester_machines = Informer(management, HARVESTER_MACHINES, namespace=namespace)
         self.vms = Informer(harvester, kinds.VIRTUAL_MACHINES, namespace=target_namespace)
         self.instances = Informer(harvester, kinds.INSTANCES, namespace=target_namespace)
