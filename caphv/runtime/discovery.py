@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
 
 from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
@@ -25,14 +26,27 @@ async def served_version(client: ApiClient, group: str, known: Sequence[str]) ->
 
 
 async def find_resource(client: ApiClient, group: str, kind: str) -> Resource:
-    """Return a kind in the version that the server prefers. Raises NotFound if it serves no such kind."""
-    answer = await client.request("GET", f"/apis/{group}")
-    version = str(answer["preferredVersion"]["version"])
-    listed = await client.request("GET", f"/apis/{group}/{version}")
-    for found in listed["resources"]:
-        if found["kind"] == kind and "/" not in found["name"]:
-            return Resource(group, version, str(found["name"]), kind, namespaced=bool(found["namespaced"]))
-    raise NotFound(404, "NotFound", f"{group}/{version} has no kind {kind}")
+    """Return a kind in the version that the server prefers and has it in. Raises NotFound if it serves no such kind."""
+    found = await kinds_of(client, await client.request("GET", f"/apis/{group}"))
+    if kind not in found:
+        raise NotFound(404, "NotFound", f"{group} has no kind {kind}")
+    return found[kind][0]
+
+
+async def kinds_of(client: ApiClient, group: Obj, verbs: Collection[str] = ()) -> dict[str, list[Resource]]:
+    """Return the resources of an APIGroup that have these verbs by kind, in the order in which the server prefers them.
+
+    Several providers share a group: the version that the server prefers may lack kinds of others.
+    """
+    preferred = f"{group['name']}/{group['preferredVersion']['version']}"
+    versions = [f"{group['name']}/{each['version']}" for each in group["versions"]]
+    versions.sort(key=lambda version: version != preferred)
+    found: dict[str, list[Resource]] = {}
+    lists = await asyncio.gather(*(client.request("GET", f"/apis/{version}") for version in versions))
+    for version, listed in zip(versions, lists, strict=True):
+        for resource in _resources(version, listed, verbs):
+            found.setdefault(resource.kind, []).append(resource)
+    return found
 
 
 class Discovery:
@@ -55,8 +69,8 @@ class Discovery:
             raise LookupError(f"{self._client.server} does not serve {obj['kind']} in {version}") from None
 
 
-def _resources(version: str, answer: Obj) -> Iterator[Resource]:
+def _resources(version: str, answer: Obj, verbs: Collection[str] = ()) -> Iterator[Resource]:
     group, _, name = version.rpartition("/")
     for item in answer["resources"]:
-        if "/" not in item["name"]:
+        if "/" not in item["name"] and set(verbs) <= set(item.get("verbs") or ()):
             yield Resource(group, name, item["name"], item["kind"], item["namespaced"])

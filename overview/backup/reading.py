@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from caphv.api import resources
 from caphv.api.object import CONFIG_MAPS, NAMESPACES, SECRETS, Key, Obj, Resource, key_of, uid_of
 from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import kinds_of
 from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
 from overview.backup.files import Backup, Origin
 from overview.backup.graph import Belongings, ObjectId, belongings, id_of, is_cluster_api, references
@@ -19,7 +20,7 @@ from overview.query import Query
 from overview.reader import NoClusterApiError, Step, list_all, unseen
 
 _REQUESTS_AT_ONCE = 16
-_NONE: Mapping[str, str] = {}
+_NONE: Mapping[tuple[str, str], str] = {}
 
 
 async def read_backup(client: ApiClient, query: Query, step: Step = lambda _text: None) -> Backup:
@@ -42,10 +43,12 @@ async def read_backup(client: ApiClient, query: Query, step: Step = lambda _text
     return backup
 
 
-async def kinds_to_copy(client: ApiClient, versions: Mapping[str, str] = _NONE) -> dict[tuple[str, str], Resource]:
+async def kinds_to_copy(
+    client: ApiClient, versions: Mapping[tuple[str, str], str] = _NONE
+) -> dict[tuple[str, str], Resource]:
     """Return all kinds of Cluster API and its providers, with Secret, ConfigMap and Namespace, by group and kind.
 
-    Their versions are those of `versions`, by group, where the server has them, else those that it prefers.
+    Their versions are those of `versions`, where the server has them, else those that it prefers.
 
     Raises `ApiError`, `Unreachable`; `NoClusterApiError` when the server has no Cluster API.
     """
@@ -53,22 +56,13 @@ async def kinds_to_copy(client: ApiClient, versions: Mapping[str, str] = _NONE) 
     groups = {str(group["name"]): group for group in answer["groups"] if is_cluster_api(str(group["name"]))}
     if resources.CLUSTER_API_GROUP not in groups:
         raise NoClusterApiError(f"{client.server} does not serve Cluster API: is it the management cluster?")
-    chosen = {name: _version(group, versions.get(name, "")) for name, group in groups.items()}
-    lists = await asyncio.gather(*(client.request("GET", f"/apis/{name}/{chosen[name]}") for name in chosen))
+    served = await asyncio.gather(*(kinds_of(client, group, ("create", "list")) for group in groups.values()))
     found = {("", "Secret"): SECRETS, ("", "ConfigMap"): CONFIG_MAPS, ("", "Namespace"): NAMESPACES}
-    for (group, version), listed in zip(chosen.items(), lists, strict=True):
-        for each in listed["resources"]:
-            if "/" not in each["name"] and {"create", "list"} <= set(each.get("verbs") or ()):
-                kind = str(each["kind"])
-                found[group, kind] = Resource(
-                    group, version, str(each["name"]), kind, namespaced=bool(each["namespaced"])
-                )
+    for group, kinds in zip(groups, served, strict=True):
+        for kind, choices in kinds.items():
+            wanted = versions.get((group, kind), "")
+            found[group, kind] = next((each for each in choices if each.version == wanted), choices[0])
     return found
-
-
-def _version(group: Obj, wanted: str) -> str:
-    served = {str(each["version"]) for each in group["versions"]}
-    return wanted if wanted in served else str(group["preferredVersion"]["version"])
 
 
 async def read_objects(

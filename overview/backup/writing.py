@@ -50,7 +50,8 @@ class Restore:
 
 async def prepare(client: ApiClient, backup: Backup) -> Restore:
     """Compare a backup with a management cluster. Raises `ApiError`, `Unreachable`."""
-    kinds = await kinds_to_copy(client, {each.group: _version(obj) for each, obj in backup.objects.items()})
+    versions = {(each.group, each.kind): _version(obj) for each, obj in backup.objects.items()}
+    kinds = await kinds_to_copy(client, versions)
     try:
         uid = uid_of(await client.get(NAMESPACES, "kube-system"))
     except ApiError:
