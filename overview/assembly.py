@@ -55,8 +55,8 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
     spec, metadata = cluster.get("spec") or {}, cluster["metadata"]
     own_spec, topology = own.get("spec") or {}, spec.get("topology") or {}
     groups = _groups(parts, deployments)
-    control_plane = _replicas(cluster, "controlPlane") or _sum(g for g in groups if g.kind != "MachineDeployment")
-    workers = _replicas(cluster, "workers") or _sum(g for g in groups if g.kind == "MachineDeployment")
+    control_plane = _replicas(cluster, "controlPlane", _sum(g for g in groups if g.kind != "MachineDeployment"))
+    workers = _replicas(cluster, "workers", _sum(g for g in groups if g.kind == "MachineDeployment"))
     problems = problems_of(parts, now)
     machine_versions = {machine.version for group in groups for machine in group.machines if machine.version}
     secret = own_spec.get("identitySecret") or {}
@@ -185,17 +185,17 @@ def _node(machine: Obj) -> Node | None:
     return Node(str(name), str(healthy.get("status") or ""), str(version or ""), provider_id=str(provider_id or ""))
 
 
-def _replicas(cluster: Obj, part: str) -> Replicas | None:
-    """Counts of Cluster API v1beta2, which the core's v1beta1 keeps one level deeper; None where it has none."""
+def _replicas(cluster: Obj, part: str, of_groups: Replicas) -> Replicas:
+    """Counts of Cluster API v1beta2, which the core's v1beta1 keeps one level deeper; what it lacks, of the groups."""
     status = cluster.get("status") or {}
     counts = status.get(part) or (status.get("v1beta2") or {}).get(part)
     if not isinstance(counts, Mapping) or "desiredReplicas" not in counts:
-        return None
+        return of_groups
     return Replicas(
-        desired=int(counts.get("desiredReplicas") or 0),
-        current=int(counts.get("replicas") or 0),
-        available=int(counts.get("availableReplicas") or 0),
-        up_to_date=int(counts.get("upToDateReplicas") or 0),
+        desired=int(counts["desiredReplicas"] or 0),
+        current=int(counts.get("replicas", of_groups.current) or 0),
+        available=int(counts.get("availableReplicas", of_groups.available) or 0),
+        up_to_date=int(counts.get("upToDateReplicas", of_groups.up_to_date) or 0),
     )
 
 

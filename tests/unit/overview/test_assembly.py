@@ -66,6 +66,17 @@ def test_counts_of_a_core_with_v1beta1_are_found() -> None:
     assert (str(cluster.workers), cluster.state) == ("2/2", State.AVAILABLE)
 
 
+def test_counts_that_an_old_core_does_not_know_come_from_the_control_plane() -> None:
+    builder = Builder()
+    status = builder.cluster["status"]
+    status["v1beta2"] = {name: status.pop(name) for name in ("controlPlane", "workers", "conditions")}
+    # A control plane of contract v1beta1 tells neither.
+    for name in ("availableReplicas", "upToDateReplicas"):
+        status["v1beta2"]["controlPlane"].pop(name, None)
+    cluster = only(builder.objects())
+    assert (str(cluster.control_plane), cluster.control_plane.up_to_date, cluster.state) == ("1/1", 1, State.AVAILABLE)
+
+
 def test_counts_of_an_old_core_come_from_the_owners_of_machines() -> None:
     builder = Builder()
     builder.cluster["status"] = {"infrastructureReady": True}
