@@ -17,7 +17,7 @@ from reconciler import triggers
 from reconciler.cluster.identity import secret_of
 from reconciler.context import Context
 from reconciler.harvester.session import Session, SessionEvents
-from reconciler.machine.node import topology
+from reconciler.machine.node import initialization, topology
 from reconciler.machine.vmstatus import paused
 from reconciler.machinetemplate.controller import ARCHITECTURE
 
@@ -178,8 +178,9 @@ class EventHandlers:
     def node(self, cluster: Key, change: Change) -> None:
         """The machine of a Node: they share the name, and the machine lives in the Cluster's namespace."""
         key = Key(cluster.namespace, change.key.name)
+        machine = self._caches.harvester_machines.get(*key)
         # Not each Node is a machine's; a machine that appears later is reconciled then.
-        if self._caches.harvester_machines.get(*key) and _differs(change, _node_fields):
+        if machine and _differs(change, _node_fields) and not _became_initialized(change, machine):
             self._machines.add(key)
 
     def workload_reached(self, cluster: Key) -> None:
@@ -217,7 +218,7 @@ class EventHandlers:
         return [obj for key in keys if (obj := self._caches.harvester_clusters.get(*key))]
 
     def _machine_on_harvester(self, sessions: Mapping[Session, None], change: Change) -> None:
-        changed = _differs(change, _vm_fields)
+        changed = _differs(change, _vm_fields) and not _without_status(change)
         balanced = names.MACHINE_TYPE_LABEL in labels_of(change.obj) and _differs(change, _backend_fields)
         if not (changed or balanced):
             return
@@ -299,6 +300,12 @@ def _vm_fields(obj: Obj) -> list[Any]:
     ]
 
 
+def _without_status(change: Change) -> bool:
+    """Whether a VM was added that KubeVirt has not seen, as after the provider's own write: its status will follow."""
+    added = change.old is None and change.new is not None
+    return added and change.resource.kind == "VirtualMachine" and not change.obj.get("status")
+
+
 def _backend_fields(obj: Obj) -> list[Any]:
     return [labels_of(obj), annotations_of(obj).get(names.OWNER_UID_ANNOTATION)]
 
@@ -330,3 +337,11 @@ def _architecture(obj: Obj) -> str | None:
 def _node_fields(obj: Obj) -> list[Any]:
     # Not the labels: with another client that sets zone and region, too, each would answer the other forever.
     return [obj["spec"].get("providerID"), obj["spec"].get("taints"), obj["metadata"].get("uid")]
+
+
+def _became_initialized(change: Change, machine: Obj) -> bool:
+    """Whether a Node that was there lacks nothing any more, as after the provider's own write."""
+    if change.old is None or change.new is None or uid_of(change.old) != uid_of(change.new):
+        return False
+    provider_id = change.new["spec"].get("providerID")
+    return provider_id == machine["spec"].get("providerID") and not initialization(change.new, provider_id)

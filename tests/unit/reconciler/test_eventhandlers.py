@@ -1,0 +1,101 @@
+"""Which changes requeue a machine: not those that the provider's own writes make."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from caphv.api import resources
+from caphv.api.names import UNINITIALIZED_TAINT
+from caphv.api.object import NODES, Key, Obj
+from caphv.runtime.cache import Change
+from caphv.runtime.queue import WorkQueue
+from reconciler.context import Context
+from reconciler.eventhandlers import EventHandlers
+from reconciler.harvester.session import Session
+
+pytestmark = pytest.mark.unit
+
+CLUSTER, MACHINE = Key("team", "cluster"), Key("team", "one")
+PROVIDER_ID = "harvester://uid"
+TAINTS = [{"key": UNINITIALIZED_TAINT, "value": "true", "effect": "NoSchedule"}]
+
+
+class Fixture:
+    """Handlers of one machine."""
+
+    def __init__(self, **spec: str) -> None:
+        self.queue: WorkQueue[Key] = WorkQueue("test")
+        machine = {"metadata": {"namespace": MACHINE.namespace, "name": MACHINE.name}, "spec": spec}
+        store = SimpleNamespace(by_index=lambda *_: [machine])
+        cluster = {"metadata": {"namespace": CLUSTER.namespace, "name": CLUSTER.name}}
+        caches = SimpleNamespace(
+            harvester_machines=SimpleNamespace(get=lambda *_: machine, store=store),
+            cluster_of=lambda _: cluster,
+            harvester_cluster_of=lambda _: cluster,
+        )
+        queues = SimpleNamespace(clusters=None, machines=self.queue, templates=None, identities=None)
+        sessions = SimpleNamespace(uses=lambda *_: True)
+        self.handlers = EventHandlers(cast(Context, SimpleNamespace(caches=caches, queues=queues, sessions=sessions)))
+
+    def node(self, old: Obj | None, new: Obj | None) -> bool:
+        self.handlers.node(CLUSTER, Change(NODES, old, new))
+        return len(self.queue) > 0
+
+    def vm(self, old: Obj | None, new: Obj | None) -> bool:
+        sessions: dict[Session, None] = {}
+        self.handlers.harvester(sessions, Change(resources.VIRTUAL_MACHINES, old, new))
+        return len(self.queue) > 0
+
+
+def node(uid: str = "1", **spec: Any) -> Obj:
+    return {"metadata": {"name": MACHINE.name, "uid": uid}, "spec": spec}
+
+
+def vm(status: Obj, uid: str = "uid") -> Obj:
+    return {"metadata": {"namespace": "vms", "name": MACHINE.name, "uid": uid}, "status": status}
+
+
+INITIALIZED = node(providerID=PROVIDER_ID)
+
+
+def test_initialization_of_a_node_does_not_requeue_its_machine() -> None:
+    assert not Fixture(providerID=PROVIDER_ID).node(node(taints=TAINTS), INITIALIZED)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(None, INITIALIZED, id="registers"),
+        pytest.param(INITIALIZED, None, id="deleted"),
+        pytest.param(INITIALIZED, node(uid="2", providerID=PROVIDER_ID), id="registers again"),
+        pytest.param(INITIALIZED, node(providerID=PROVIDER_ID, taints=TAINTS), id="tainted"),
+        pytest.param(node(taints=TAINTS), node(), id="without providerID"),
+        pytest.param(node(), node(providerID="other://1"), id="providerID of another cloud provider"),
+    ],
+)
+def test_other_changes_of_a_node_requeue_its_machine(old: Obj | None, new: Obj | None) -> None:
+    assert Fixture(providerID=PROVIDER_ID).node(old, new)
+
+
+def test_node_that_gets_a_provider_id_requeues_a_machine_without_one() -> None:
+    assert Fixture().node(node(), INITIALIZED)
+
+
+def test_vm_without_status_does_not_requeue_its_machine() -> None:
+    assert not Fixture().vm(None, vm({}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(vm({}), vm({"printableStatus": "Starting"}), id="first status"),
+        pytest.param(None, vm({"printableStatus": "Stopped"}), id="appears with a status"),
+        pytest.param(vm({}), None, id="deleted"),
+        pytest.param(vm({}), vm({}, uid="other"), id="recreated"),
+    ],
+)
+def test_other_changes_of_a_vm_requeue_its_machine(old: Obj | None, new: Obj | None) -> None:
+    assert Fixture().vm(old, new)
