@@ -119,6 +119,8 @@ class Informer:
     ) -> None:
         self.resource = resource
         self.store = Store(indexes)
+        self.synced = False
+        """Whether a list has been read since the start; before that, absence means nothing. See `current`."""
         self.freshness = Freshness()
         self.last_error: Exception | None = None
         self._client = client
@@ -138,17 +140,12 @@ class Informer:
         self._sizes: dict[Key, int] = {}
         self._limit = _PAGE
         self._handlers: list[Handler] = []
-        self._synced = asyncio.Event()
+        self._first_list = asyncio.Event()
         self._wake = asyncio.Event()
         self._opened = math.inf
         self._version = ""
         self._newest = 0
         self._contacted = math.inf
-
-    @property
-    def synced(self) -> bool:
-        """Whether a list has been read since the start; before that, absence means nothing. See `current`."""
-        return self._synced.is_set()
 
     @property
     def current(self) -> bool:
@@ -157,7 +154,7 @@ class Informer:
 
     async def wait_synced(self) -> None:
         """Wait for the first list."""
-        await self._synced.wait()
+        await self._first_list.wait()
 
     def add_handler(self, handler: Handler) -> None:
         """Call the handler for each object that is cached, and for each later change."""
@@ -285,7 +282,8 @@ class Informer:
             # A newer one is an own write, made after the list was taken.
             if key_of(obj) not in seen and (rollback or resource_version(obj) <= listed):
                 self._remove(key_of(obj), None)
-        self._synced.set()
+        self.synced = True
+        self._first_list.set()
         return str(listed)
 
     async def _page(self, continue_token: str) -> Obj:

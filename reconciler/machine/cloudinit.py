@@ -182,6 +182,8 @@ def _base(
 
 def _extra(text: str) -> dict[str, Any]:
     """Cloud-config of the machine's spec; no template, because what it means must not depend on the bootstrap data."""
+    if not text:
+        return {}
     is_template, body = _split_header(text, _EXTRA)
     if is_template:
         raise CloudInitError(f"{_EXTRA.name} is a Jinja template: {_EXTRA.remedy}")

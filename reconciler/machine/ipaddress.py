@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from caphv.api import ippool, names, resources
 from caphv.api.names import ConditionType, Reason
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # Characters of a management cluster's uid that mark its addresses: random, and short for pools of thousands.
 _SHORT = 8
+# Pool, address, and whether the machine certainly holds it.
+_Entry = tuple[str, str, bool]
 
 
 async def ensure_address(scope: MachineScope) -> Network:
@@ -71,7 +73,8 @@ async def _allocate(scope: MachineScope, network: PoolNetwork) -> ipam.Grant | i
     if former and not known:
         # Restored before its VM was created: what it had reserved would be reserved forever.
         await adopt_address(scope, former.management_cluster)
-    request = ipam.AddressRequest(scope.reservation, pools, known, _cluster(scope), adopt=not await _contested(scope))
+    contested = await _contested(scope, _entries(scope, scope.owner.management_cluster))
+    request = ipam.AddressRequest(scope.reservation, pools, known, _cluster(scope), adopt=not contested)
     return await session.allocator.allocate(request)
 
 
@@ -121,7 +124,7 @@ async def adopt_address(scope: MachineScope, before: str) -> None:
 async def _held(scope: MachineScope) -> list[tuple[str, str]]:
     """Pool and address of all reservations of the machine."""
     entries = list(_entries(scope, scope.owner.management_cluster))
-    contested = await _contested(scope)
+    contested = await _contested(scope, entries)
     return [(pool, address) for pool, address, proven in entries if proven or not contested]
 
 
@@ -136,12 +139,12 @@ def _marked(scope: MachineScope) -> list[tuple[str, str]]:
     ]
 
 
-async def _contested(scope: MachineScope) -> bool:
-    """Whether an entry of the machine's id may belong to a machine of that name in another management cluster.
+async def _contested(scope: MachineScope, entries: Iterable[_Entry]) -> bool:
+    """Whether one of these entries may belong to a machine of that name in another management cluster.
 
     Marks decide. For an unmarked entry, of the Go provider or made by hand, look for such a VM on Harvester.
     """
-    if all(proven for _, _, proven in _entries(scope, scope.owner.management_cluster)):
+    if all(proven for _, _, proven in entries):
         return False
     try:
         found = await scope.session().client.list(
@@ -160,8 +163,8 @@ def _may_hold(scope: MachineScope, vm: Obj) -> bool:
     return annotations_of(vm).get(names.OWNER_ANNOTATION, ours) == ours
 
 
-def _entries(scope: MachineScope, management_cluster: str) -> Iterator[tuple[str, str, bool]]:
-    """Pool, address, and whether this machine certainly holds it, for all entries that may be the machine's."""
+def _entries(scope: MachineScope, management_cluster: str) -> Iterator[_Entry]:
+    """All entries that may be the machine's."""
     known = scope.draft.fields.get("allocatedIPAddress")
     for pool in scope.session().pools.store:
         for address, marked in ippool.held(pool, scope.reservation, management_cluster[:_SHORT]).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
@@ -30,40 +30,32 @@ class MachineScope:
     harvester_cluster: Obj | None
     draft: StatusDraft
 
-    @property
-    def key(self) -> Key:
-        """Key of the HarvesterMachine."""
-        return key_of(self.obj)
+    key: Key = field(init=False)
+    """Key of the HarvesterMachine."""
+    name: str = field(init=False)
+    """Name of machine, VM, host and Node (contract)."""
+    memory: MachineMemory = field(init=False)
+    """What earlier reconciles of this machine remembered."""
+    cluster_key: Key | None = field(init=False)
+    """Key of the Cluster."""
+    cluster_spec: Obj = field(init=False)
+    """The HarvesterCluster's spec, empty if it does not exist."""
+    target_namespace: str = field(init=False)
+    """Namespace of the VM on Harvester."""
 
-    @property
-    def memory(self) -> MachineMemory:
-        """What earlier reconciles of this machine remembered."""
-        return self.context.memory.machine(self.obj)
-
-    @property
-    def name(self) -> str:
-        """Name of machine, VM, host and Node (contract)."""
-        return self.key.name
+    def __post_init__(self) -> None:
+        self.key = key_of(self.obj)
+        self.name = self.key.name
+        self.memory = self.context.memory.machine(self.obj)
+        self.cluster_key = key_of(self.cluster) if self.cluster else None
+        self.cluster_spec = (self.harvester_cluster or {}).get("spec") or {}
+        self.target_namespace = str(self.cluster_spec.get("targetNamespace") or "")
 
     @property
     def spec(self) -> Obj:
         """The HarvesterMachine's spec."""
-        return dict(self.obj.get("spec") or {})
-
-    @property
-    def cluster_spec(self) -> Obj:
-        """The HarvesterCluster's spec, empty if it does not exist."""
-        return dict((self.harvester_cluster or {}).get("spec") or {})
-
-    @property
-    def cluster_key(self) -> Key | None:
-        """Key of the Cluster."""
-        return key_of(self.cluster) if self.cluster else None
-
-    @property
-    def target_namespace(self) -> str:
-        """Namespace of the VM on Harvester."""
-        return str(self.cluster_spec.get("targetNamespace") or "")
+        spec: Obj = self.obj.get("spec") or {}
+        return spec
 
     @property
     def owner(self) -> Owner:
@@ -151,7 +143,11 @@ class MachineScope:
     def host(self) -> Obj | None:
         """Host of Harvester on which the VM runs, None while it does not."""
         vmi = self.namespace().instances.get(self.target_namespace, self.name)
-        name = (vmi or {}).get("status", {}).get("nodeName")
+        return self.host_of(vmi) if vmi else None
+
+    def host_of(self, vmi: Obj) -> Obj | None:
+        """Host of Harvester on which an instance runs, None while it does not."""
+        name = vmi.get("status", {}).get("nodeName")
         return self.session().hosts.get("", name) if name else None
 
     def in_progress(self, message: str, source: Trigger, *, warn: bool = False) -> Blocked:

@@ -33,13 +33,14 @@ def observe(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
     scope.draft.fields["virtualMachine"] = {**before, "uid": uid_of(vm)}
     host = (vmi or {}).get("status", {}).get("nodeName")
     if vmi and host:
-        _placed(scope, before, uid_of(vmi), host)
+        _placed(scope, before, vmi, host)
     return bool(found)
 
 
-def _placed(scope: MachineScope, before: dict[str, Any], instance: str, host: str) -> None:
+def _placed(scope: MachineScope, before: dict[str, Any], vmi: Obj, host: str) -> None:
+    instance = uid_of(vmi)
     scope.draft.fields["virtualMachine"] |= {"instanceUID": instance, "host": host}
-    if domain := _failure_domain(scope):
+    if domain := _failure_domain(scope, vmi):
         scope.draft.fields["failureDomain"] = domain
     earlier = before.get("host")
     if before.get("instanceUID") not in (None, instance):
@@ -58,8 +59,8 @@ def _log_once(scope: MachineScope, text: str) -> None:
         log.info("%s", text)
 
 
-def _failure_domain(scope: MachineScope) -> str:
-    host = scope.host()
+def _failure_domain(scope: MachineScope, vmi: Obj) -> str:
+    host = scope.host_of(vmi)
     return domain_of_host(scope.failure_domains, host) if host else ""
 
 
