@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from caphv.api import clusterapi, names, resources
-from caphv.api.names import LOAD_BALANCER_SUFFIX, generated_names
-from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of, uid_of
+from caphv.api import clusterapi, conditions, names, resources
+from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, generated_names
+from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
 from reconciler import triggers
 from reconciler.cluster.identity import secret_of
@@ -61,9 +61,10 @@ class EventHandlers:
                 self._add_templates_of(cluster)
 
     def harvester_machine(self, change: Change) -> None:
-        """The machine; its cluster when the machine is deleted, or moves while a failure domain is not available.
+        """The machine; when it is deleted or moves its cluster, if that depends on it.
 
-        The deletion of a cluster waits for its machines, and a domain that no machine uses is not reported.
+        The deletion of a cluster waits for its machines, as does a cluster on another Harvester; a load balancer leads
+        to those of the control plane, and a domain that no machine uses is not reported.
         """
         if _differs(change, _metadata):
             self._machines.add(change.key)
@@ -72,8 +73,16 @@ class EventHandlers:
             return
         cluster = self._caches.cluster_of(change.obj)
         harvester_cluster = self._caches.harvester_cluster_of(cluster) if cluster else None
-        if harvester_cluster and (change.new is None or _has_unavailable_domain(harvester_cluster)):
-            self._clusters.add(key_of(harvester_cluster))
+        if harvester_cluster is None:
+            return
+        key = key_of(harvester_cluster)
+        depends = _has_unavailable_domain(harvester_cluster)
+        if change.new is None:
+            # A reconcile that runs may be about to report that it waits.
+            waits = self._clusters.is_processing(key) or not _settled(harvester_cluster)
+            depends = depends or waits or clusterapi.is_control_plane(change.obj)
+        if depends:
+            self._clusters.add(key)
 
     def harvester_machine_template(self, change: Change) -> None:
         """The template."""
@@ -255,6 +264,11 @@ def _fields_for_machines(obj: Obj) -> list[Any]:
 
 def _failure_domain(obj: Obj) -> Any:
     return (obj.get("status") or {}).get("failureDomain")
+
+
+def _settled(obj: Obj) -> bool:
+    status = obj.get("status") or {}
+    return conditions.is_true(status.get("conditions") or [], ConditionType.READY) and not being_deleted(obj)
 
 
 def _has_unavailable_domain(obj: Obj) -> bool:

@@ -65,6 +65,10 @@ class WorkQueue(Generic[K]):
         """No key is queued or being processed; some may be delayed."""
         return not self._queued and not self._working
 
+    def is_processing(self, key: K) -> bool:
+        """Whether a worker has the key, and may have read the state before a change."""
+        return key in self._working
+
     def add(self, key: K) -> None:
         """Queue the key now."""
         self._delayed.pop(key, None)

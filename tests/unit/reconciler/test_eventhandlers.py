@@ -1,4 +1,4 @@
-"""Which changes requeue a machine: not those that the provider's own writes make."""
+"""Which changes requeue a machine and its cluster: not those that leave nothing to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from caphv.api import resources
-from caphv.api.names import UNINITIALIZED_TAINT
+from caphv.api.names import CONTROL_PLANE_LABEL, UNINITIALIZED_TAINT
 from caphv.api.object import NODES, Key, Obj
 from caphv.runtime.cache import Change
 from caphv.runtime.queue import WorkQueue
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.unit
 
 CLUSTER, MACHINE = Key("team", "cluster"), Key("team", "one")
 PROVIDER_ID = "harvester://uid"
+READY: Obj = {"conditions": [{"type": "Ready", "status": "True"}]}
 TAINTS = [{"key": UNINITIALIZED_TAINT, "value": "true", "effect": "NoSchedule"}]
 
 
@@ -28,15 +29,16 @@ class Fixture:
 
     def __init__(self, **spec: str) -> None:
         self.queue: WorkQueue[Key] = WorkQueue("test")
+        self.clusters: WorkQueue[Key] = WorkQueue("clusters")
+        self.cluster: Obj = {"metadata": {"namespace": CLUSTER.namespace, "name": CLUSTER.name}, "status": READY}
         machine = {"metadata": {"namespace": MACHINE.namespace, "name": MACHINE.name}, "spec": spec}
         store = SimpleNamespace(by_index=lambda *_: [machine])
-        cluster = {"metadata": {"namespace": CLUSTER.namespace, "name": CLUSTER.name}}
         caches = SimpleNamespace(
             harvester_machines=SimpleNamespace(get=lambda *_: machine, store=store),
-            cluster_of=lambda _: cluster,
-            harvester_cluster_of=lambda _: cluster,
+            cluster_of=lambda _: self.cluster,
+            harvester_cluster_of=lambda _: self.cluster,
         )
-        queues = SimpleNamespace(clusters=None, machines=self.queue, templates=None, identities=None)
+        queues = SimpleNamespace(clusters=self.clusters, machines=self.queue, templates=None, identities=None)
         sessions = SimpleNamespace(uses=lambda *_: True)
         self.handlers = EventHandlers(cast(Context, SimpleNamespace(caches=caches, queues=queues, sessions=sessions)))
 
@@ -48,6 +50,12 @@ class Fixture:
         sessions: dict[Session, None] = {}
         self.handlers.harvester(sessions, Change(resources.VIRTUAL_MACHINES, old, new))
         return len(self.queue) > 0
+
+    def deleted(self, **labels: str) -> bool:
+        """Delete the machine; return whether its cluster is requeued."""
+        machine = {"metadata": {"namespace": MACHINE.namespace, "name": MACHINE.name, "labels": labels}}
+        self.handlers.harvester_machine(Change(resources.HARVESTER_MACHINES, machine, None))
+        return len(self.clusters) > 0
 
 
 def node(uid: str = "1", **spec: Any) -> Obj:
@@ -99,3 +107,37 @@ def test_vm_without_status_does_not_requeue_its_machine() -> None:
 )
 def test_other_changes_of_a_vm_requeue_its_machine(old: Obj | None, new: Obj | None) -> None:
     assert Fixture().vm(old, new)
+
+
+def test_deletion_of_a_machine_does_not_requeue_a_cluster_that_is_ready() -> None:
+    assert not Fixture().deleted()
+
+
+def test_deletion_of_a_control_plane_machine_requeues_its_cluster() -> None:
+    assert Fixture().deleted(**{CONTROL_PLANE_LABEL: ""})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"status": {}}, id="not ready"),
+        pytest.param({"status": {**READY, "failureDomains": [{"name": "a"}]}}, id="failure domain not available"),
+        pytest.param(
+            {"metadata": {"namespace": "team", "name": "cluster", "deletionTimestamp": "2026-01-01T00:00:00Z"}},
+            id="being deleted",
+        ),
+    ],
+)
+def test_deletion_of_a_machine_requeues_a_cluster_that_may_wait_for_it(changes: Obj) -> None:
+    fixture = Fixture()
+    fixture.cluster |= changes
+    assert fixture.deleted()
+
+
+async def test_deletion_of_a_machine_requeues_a_cluster_that_is_being_reconciled() -> None:
+    fixture = Fixture()
+    fixture.clusters.add(CLUSTER)
+    await fixture.clusters.get()
+    fixture.deleted()
+    fixture.clusters.done(CLUSTER)
+    assert len(fixture.clusters) == 1
