@@ -45,10 +45,9 @@ class DefinitionSource:
 
     def refresh(self) -> None:
         """Read the newest commit if it is a new one. Raises GitErrors."""
-        repository = self._repository.opened()
-        if self._current and self._current[0] == repository.heads().target:
+        snapshot, remote = self._repository.opened().sync(), self._place.remote
+        if self._current and self._current[0] == snapshot.commit:
             return
-        snapshot, remote = repository.sync(), self._place.remote
         if not snapshot.commit:
             # A missing branch is not an empty one: no definitions would mean that all clusters are to be removed.
             raise GitError(f"{remote.shown} has no branch {remote.branch}: create it, or name another one")
