@@ -206,8 +206,10 @@ class Sandbox:
         async with management.client() as client:
             crds = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
             crds = manifests.movable([*crds, *providers.custom_resource_definitions(version)])
+            older = self.settings.older_versions
+            crds = [crd if older else core.stored_version_only(crd) for crd in crds]
             await manifests.apply(client, [*crds, *rights.of_provider()])
-            process = await core.start(self.folder, management)
+            process = await core.start(self.folder, management, older_versions=older)
             await manifests.apply(client, clusterclass.shipped("default", version))
         return process
 

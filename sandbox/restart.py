@@ -56,7 +56,7 @@ def probe(folder: Path, state: State, name: str) -> Probe:
     if name in state.servers:
         return lambda: _api_server_is_ready(folder, state.servers[name], name)
     if name == "core":
-        return lambda: _core_is_ready(folder)
+        return lambda: _core_is_ready(folder, older_versions=state.settings.older_versions)
     if name == "provider":
         return lambda: answers(_provider_url(state.processes[name]))
     if name == PAGE:
@@ -93,11 +93,11 @@ async def _api_server_is_ready(folder: Path, url: str, name: str) -> bool:
     return await apiserver.is_ready(url, (folder / name / "ca.crt").read_bytes())
 
 
-async def _core_is_ready(folder: Path) -> bool:
+async def _core_is_ready(folder: Path, *, older_versions: bool) -> bool:
     kubeconfig = parse_kubeconfig((folder / "management.kubeconfig").read_bytes())
     client = kubeconfig.client(name="management", user_agent="caphv-sandbox")
     try:
-        return await core.admits(client)
+        return await core.admits(client, older_versions=older_versions)
     finally:
         await client.close()
 

@@ -20,13 +20,15 @@ class SandboxSettings:
     A simulated VM boots in `boot_seconds`, varied by up to the fraction `boot_spread`, and its Node registers
     `register_seconds` later. `audit` enables audit logs of the management and Harvester API servers. Without
     `provider`, only its CRDs are installed, to run a provider by hand; with `webhooks`, the provider serves its
-    admission webhooks. With `page`, the live page of `caphv status --serve` is a part of it.
+    admission webhooks. With `page`, the live page of `caphv status --serve` is a part of it. Without `older_versions`,
+    CRDs of the core and of the provider serve only the version that is stored, which saves a conversion of each change.
     """
 
     provider: bool = True
     webhooks: bool = False
     audit: bool = False
     page: bool = False
+    older_versions: bool = True
     boot_seconds: float = 2.0
     boot_spread: float = 0.25
     register_seconds: float = 1.0

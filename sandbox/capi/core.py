@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from caphv.api import resources
-from caphv.api.object import Obj
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from sandbox import manifests
@@ -32,13 +32,17 @@ LABELS = {
     "cluster.x-k8s.io/v1beta2": "v1beta2",
     manifests.MOVE_LABEL: "",
 }
-# The older served version, so that the probe covers conversion as well as admission.
-PROBE_RESOURCE = resources.clusters("v1beta1")
-PROBE = {
-    "apiVersion": "cluster.x-k8s.io/v1beta1",
+# The core requires the CRDs of references, which do not exist yet; a missing ClusterClass is only a warning.
+PROBE: Obj = {
+    "apiVersion": "cluster.x-k8s.io/v1beta2",
     "kind": "Cluster",
     "metadata": {"name": "probe", "namespace": "default"},
-    # The core requires the CRDs of references, which do not exist yet; a missing ClusterClass is only a warning.
+    "spec": {"topology": {"classRef": {"name": "probe"}, "version": "v1.36.3"}},
+}
+# In the older version, the probe covers conversion as well as admission.
+OLDER_PROBE: Obj = {
+    **PROBE,
+    "apiVersion": "cluster.x-k8s.io/v1beta1",
     "spec": {"topology": {"class": "probe", "version": "v1.36.3"}},
 }
 
@@ -51,22 +55,25 @@ def program() -> str:
 def api_version() -> str:
     """The newest version of its API that the core to run serves."""
     crds = cluster_api_manifests(core=program()) / "crd" / "bases"
-    (clusters,) = manifests.read([crds / f"{PROBE_RESOURCE.group}_{PROBE_RESOURCE.plural}.yaml"])
+    (clusters,) = manifests.read([crds / f"{resources.CLUSTER_API_GROUP}_clusters.yaml"])
     served = {version["name"] for version in clusters["spec"]["versions"] if version["served"]}
     return next(version for version in resources.CLUSTER_API_VERSIONS if version in served)
 
 
-async def install(folder: Path, client: ApiClient, webhook_url: str, ca: pki.CA) -> None:
+async def install(
+    folder: Path, client: ApiClient, webhook_url: str, ca: pki.CA, *, older_versions: bool = True
+) -> None:
     """Install CRDs, namespace and webhooks of the core on the management API server."""
     own = folder / "core"
     own.mkdir(mode=0o700, exist_ok=True)
     server = ca.server([urlsplit(webhook_url).hostname or "127.0.0.1"])
     private_file(own / "tls.crt", server.certificate)
     private_file(own / "tls.key", server.key)
-    await manifests.apply(client, list(objects(cluster_api_manifests(core=program()), webhook_url, ca.certificate)))
+    found = objects(cluster_api_manifests(core=program()), webhook_url, ca.certificate)
+    await manifests.apply(client, [obj if older_versions else stored_version_only(obj) for obj in found])
 
 
-async def start(folder: Path, server: ApiServer) -> Process:
+async def start(folder: Path, server: ApiServer, *, older_versions: bool = True) -> Process:
     """Install and start the core for a management API server; returns once it admits and converts Clusters.
 
     Raises ProcessError, or ApiError if the API server rejects its manifests.
@@ -76,12 +83,12 @@ async def start(folder: Path, server: ApiServer) -> Process:
     async with server.client() as client:
         for _ in range(PORT_ATTEMPTS):
             webhook, health = children.free_ports(2)
-            await install(folder, client, f"https://127.0.0.1:{webhook}", ca)
+            await install(folder, client, f"https://127.0.0.1:{webhook}", ca, older_versions=older_versions)
             process = children.start(
                 folder, "core", _command(folder, webhook, health), env={"POD_NAMESPACE": NAMESPACE}
             )
             try:
-                await children.wait_ready(process, lambda: admits(client), START_SECONDS)
+                await children.wait_ready(process, lambda: admits(client, older_versions=older_versions), START_SECONDS)
             except children.ProcessError:
                 if not children.port_was_taken(process):
                     raise
@@ -112,6 +119,17 @@ def objects(config: Path, webhook_url: str, ca: bytes) -> Iterator[Obj]:
         yield configuration
 
 
+def stored_version_only(obj: Obj) -> Obj:
+    """A CRD that serves only the version it stores.
+
+    The API server keeps a watch cache for each served version, and has the core convert each change for it.
+    """
+    if obj["kind"] == CUSTOM_RESOURCE_DEFINITIONS.kind:
+        for version in obj["spec"]["versions"]:
+            version["served"] = version["storage"]
+    return obj
+
+
 def _command(folder: Path, webhook_port: int, health_port: int) -> list[str | Path]:
     return [
         binary(program()),
@@ -131,10 +149,11 @@ def _command(folder: Path, webhook_port: int, health_port: int) -> list[str | Pa
     ]
 
 
-async def admits(client: ApiClient) -> bool:
-    """Whether the core's webhooks admit and convert Clusters."""
+async def admits(client: ApiClient, *, older_versions: bool = True) -> bool:
+    """Whether the core's webhooks admit Clusters, and convert them if an older version is served."""
+    probe = OLDER_PROBE if older_versions or api_version() == "v1beta1" else PROBE
     try:
-        await client.create(PROBE_RESOURCE, PROBE, dry_run=True)
+        await client.create(resources.clusters(probe["apiVersion"].rpartition("/")[2]), probe, dry_run=True)
     except (ApiError, Unreachable):
         return False
     return True

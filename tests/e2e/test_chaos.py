@@ -37,7 +37,7 @@ SPEC = ClusterSpec(
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     with running_sandbox(
-        tmp_path_factory.mktemp("chaos"), SandboxSettings(boot_seconds=0.5, register_seconds=0.2)
+        tmp_path_factory.mktemp("chaos"), SandboxSettings(older_versions=False, boot_seconds=0.5, register_seconds=0.2)
     ) as box:
         yield box
 

@@ -31,7 +31,7 @@ from tests.support.packager import earlier_release
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PATIENCE = 200.0
-SETTINGS = SandboxSettings(webhooks=True, boot_seconds=0.3, register_seconds=0.1)
+SETTINGS = SandboxSettings(older_versions=False, webhooks=True, boot_seconds=0.3, register_seconds=0.1)
 TEMPLATES = Resource(
     HARVESTER_MACHINES.group, HARVESTER_MACHINES.version, "harvestermachinetemplates", "HarvesterMachineTemplate"
 )

@@ -27,7 +27,7 @@ from tests.support.planned import PlannedCluster
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = SandboxSettings(boot_seconds=0.5, register_seconds=0.2, page=True)
+SETTINGS = SandboxSettings(older_versions=False, boot_seconds=0.5, register_seconds=0.2, page=True)
 
 
 @pytest.fixture(scope="module")

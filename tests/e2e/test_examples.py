@@ -25,7 +25,7 @@ from tests.support.paths import CHECKOUT
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PATIENCE = 400.0
-SETTINGS = SandboxSettings(webhooks=True, boot_seconds=0.3, register_seconds=0.1)
+SETTINGS = SandboxSettings(older_versions=False, webhooks=True, boot_seconds=0.3, register_seconds=0.1)
 EXAMPLES = sorted(path.stem for path in (CHECKOUT / "examples").glob("*.yaml"))
 
 

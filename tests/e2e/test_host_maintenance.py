@@ -25,7 +25,7 @@ HOSTS = ("harvester-1", "harvester-2", "harvester-3")
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     with running_sandbox(
-        tmp_path_factory.mktemp("hosts"), SandboxSettings(boot_seconds=0.5, register_seconds=0.2)
+        tmp_path_factory.mktemp("hosts"), SandboxSettings(older_versions=False, boot_seconds=0.5, register_seconds=0.2)
     ) as box:
         yield box
 

@@ -24,7 +24,7 @@ from tests.support.packager.repositories import Origin
 pytestmark = pytest.mark.e2e
 
 MANAGEMENT_REPO = management_git_repo(GitRepoOptions("https://git.example.com/fleet.git"))
-SETTINGS = SandboxSettings(boot_seconds=0.5, register_seconds=0.2)
+SETTINGS = SandboxSettings(older_versions=False, boot_seconds=0.5, register_seconds=0.2)
 
 
 @pytest.fixture(scope="module")

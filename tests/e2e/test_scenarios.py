@@ -22,7 +22,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = SandboxSettings(webhooks=True, boot_seconds=0.5, register_seconds=0.2)
+SETTINGS = SandboxSettings(older_versions=False, webhooks=True, boot_seconds=0.5, register_seconds=0.2)
 
 
 @pytest.fixture(scope="module")

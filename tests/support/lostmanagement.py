@@ -40,10 +40,12 @@ async def install_again(box: Sandbox) -> ApiClient:
     dataclasses.replace(state, processes=changed).save(box.folder)
     await box.restart("management")
     client = parse_kubeconfig(box.kubeconfig("management").read_bytes()).client(name="management", untrusted=False)
-    await manifests.apply(client, [*_kinds(), *rights.of_provider()])
+    older = state.settings.older_versions
+    kinds = [obj if older else core.stored_version_only(obj) for obj in _kinds()]
+    await manifests.apply(client, [*kinds, *rights.of_provider()])
     (port,) = (word.partition("=")[2] for word in state.processes["core"].command if "--webhook-port=" in word)
     authority = pki.CA.create("caphv-sandbox-webhooks")
-    await core.install(box.folder, client, f"https://127.0.0.1:{port}", authority)
+    await core.install(box.folder, client, f"https://127.0.0.1:{port}", authority, older_versions=older)
     for name in ("core", "simulator"):
         await box.restart(name)
     return client

@@ -73,6 +73,17 @@ def test_free_ports_are_different_and_free() -> None:
         probe.bind(("127.0.0.1", ports[0]))
 
 
+def test_stored_version_only_is_served_where_older_ones_are_not_wanted() -> None:
+    versions = [
+        {"name": "v1beta1", "served": True, "storage": False},
+        {"name": "v1beta2", "served": True, "storage": True},
+    ]
+    crd = {"kind": "CustomResourceDefinition", "spec": {"versions": versions}}
+    served = [version["name"] for version in core.stored_version_only(crd)["spec"]["versions"] if version["served"]]
+    assert served == ["v1beta2"]
+    assert core.stored_version_only({"kind": "Namespace"}) == {"kind": "Namespace"}
+
+
 def test_core_objects_are_labelled_and_point_to_urls(tmp_path: Path) -> None:
     crd = {
         "kind": "CustomResourceDefinition",
