@@ -1,12 +1,14 @@
 """Each example on the sandbox with the real core: it is admitted, comes up, and goes to the last trace.
 
-Only what the README of the examples tells to change is changed: names, pools, networks and their addresses.
+Only what the README of the examples tells to change is changed: names, pools, networks and their addresses. In the
+short form, all but one example of each kind also have fewer machines.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario
 from sandbox.state import SandboxSettings
-from tests.support.e2e import HEALTH_CHECKS, TALOS, admitted, holds, running_sandbox, seen
+from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, TALOS, admitted, holds, running_sandbox, seen
 from tests.support.paths import CHECKOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -68,6 +70,7 @@ async def test_example_is_admitted(box: Sandbox, example: str) -> None:
         await admitted(scenario.management, objects(box, example))
 
 
+@SHORT_AND_WHOLE
 @pytest.mark.parametrize(
     "examples",
     # At one time, because a cluster that comes up mostly waits.
@@ -77,21 +80,35 @@ async def test_example_is_admitted(box: Sandbox, example: str) -> None:
     ],
     ids=["objects one by one", "ClusterClasses"],
 )
-async def test_clusters_of_examples_come_up_and_go(box: Sandbox, examples: tuple[str, ...]) -> None:
+async def test_clusters_of_examples_come_up_and_go(box: Sandbox, examples: tuple[str, ...], whole: bool) -> None:
     async with asyncio.TaskGroup() as group:
         for example in examples:
-            group.create_task(life(box, example))
+            group.create_task(life(box, example, whole=whole or example == examples[0]))
 
 
 def test_no_example_is_left_out() -> None:
-    (run,) = (mark for mark in test_clusters_of_examples_come_up_and_go.pytestmark if mark.name == "parametrize")
+    marks = test_clusters_of_examples_come_up_and_go.pytestmark
+    (run,) = (mark for mark in marks if mark.name == "parametrize" and mark.args[0] == "examples")
     assert sorted([*sum(run.args[1], ()), "talos"]) == EXAMPLES
 
 
-async def life(box: Sandbox, example: str) -> None:
+def with_few_machines(objects: list[Obj]) -> None:
+    """One machine in each group: of the control plane, and of workers."""
+    for obj in objects:
+        topology = obj["spec"].get("topology") or {}
+        groups = [topology["controlPlane"], *topology["workers"]["machineDeployments"]] if topology else [obj["spec"]]
+        for group in groups:
+            if "replicas" in group:
+                group["replicas"] = 1
+
+
+async def life(box: Sandbox, example: str, *, whole: bool) -> None:
     wanted = objects(box, example)
+    if not whole:
+        with_few_machines(wanted)
+    control_planes, workers = (3, 2) if whole else (1, 1)
     (cluster,) = (obj for obj in wanted if obj["kind"] == CLUSTERS.kind)
-    spec = ClusterSpec(name=cluster["metadata"]["name"], namespace=example, target_namespace=example)
+    spec = ClusterSpec(cluster["metadata"]["name"], example, example, control_planes, workers)
     scenario = Scenario(box.folder, spec, timeout=PATIENCE)
     async with scenario.watching():
         if "topology" in cluster["spec"]:
@@ -100,14 +117,16 @@ async def life(box: Sandbox, example: str) -> None:
             await manifests.apply(scenario.management, [space, *clusterclass.objects(example, name)])
         await scenario.apply(wanted)
         await scenario.bring_up()
-        assert (len(scenario.view.control_planes()), len(scenario.view.workers())) == (3, 2)
+        assert (len(scenario.view.control_planes()), len(scenario.view.workers())) == (control_planes, workers)
         await seen(scenario.management, example, CLUSTERS, lambda obj: holds(obj, "Available"))
         for check in [obj for obj in wanted if obj["kind"] == HEALTH_CHECKS.kind]:
-            found = await seen(scenario.management, example, HEALTH_CHECKS, watches_all)
+            found = await seen(
+                scenario.management, example, HEALTH_CHECKS, partial(watches, machines=control_planes + workers)
+            )
             assert found["metadata"]["name"] == check["metadata"]["name"]
         await scenario.delete()
 
 
-def watches_all(check: Obj) -> bool:
+def watches(check: Obj, machines: int) -> bool:
     status = check.get("status") or {}
-    return (status.get("expectedMachines"), status.get("currentHealthy")) == (5, 5)
+    return (status.get("expectedMachines"), status.get("currentHealthy")) == (machines, machines)

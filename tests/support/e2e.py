@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import pytest
+
 from caphv.api.object import NAMESPACES, Obj, Resource
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
@@ -22,6 +24,10 @@ from tests.support.paths import CHECKOUT
 from tests.support.process import LOOPBACK
 
 CLUSTERCTL = "clusterctl.cluster.x-k8s.io"
+# Tests with a short form for `make test`, and a whole one for `make test-long`.
+SHORT_AND_WHOLE = pytest.mark.parametrize(
+    "whole", [pytest.param(False, id="short"), pytest.param(True, id="whole", marks=pytest.mark.long)]
+)
 HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
 
 
