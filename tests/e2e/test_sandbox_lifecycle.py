@@ -6,8 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -83,9 +85,12 @@ async def faults_by_command_affect_all_clients_but_the_simulation(box: Sandbox) 
 
 
 async def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: list[Path]) -> None:
-    one, two = (Sandbox(folder, SETTINGS) for folder in folders)
+    one, two = Sandbox(folders[0], replace(SETTINGS, page=True)), Sandbox(folders[1], SETTINGS)
 
     assert all(await asyncio.gather(one.up(), two.up()))
+    async with aiohttp.ClientSession() as session, session.get(one.page()) as answer:
+        assert (answer.status, "caphv" in await answer.text()) == (200, True)
+    assert not two.page()
     assert one.status()["network"] != two.status()["network"]
     client_one, client_two = await management(one), await management(two)
     await the_core_converts_and_validates(client_one)
