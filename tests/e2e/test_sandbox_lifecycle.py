@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import aiohttp
 import psutil
@@ -42,13 +41,22 @@ CLUSTER: Obj = {
 }
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> Iterator[list[Path]]:
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sandbox, Sandbox]]:
+    """Two sandboxes that came up at the same time; the first one has the live page."""
     binaries.prepare()
-    both = [tmp_path / "one", tmp_path / "two"]
-    yield both
-    for folder in both:
-        asyncio.run(children.stop_all(folder))
+    folder = tmp_path_factory.mktemp("boxes")
+    one, two = Sandbox(folder / "one", replace(SETTINGS, page=True)), Sandbox(folder / "two", SETTINGS)
+
+    async def up() -> None:
+        assert all(await asyncio.gather(one.up(), two.up()))
+
+    try:
+        asyncio.run(up())
+        yield one, two
+    finally:
+        for box in (one, two):
+            asyncio.run(children.stop_all(box.folder))
 
 
 async def management(box: Sandbox) -> ApiClient:
@@ -84,10 +92,9 @@ async def faults_by_command_affect_all_clients_but_the_simulation(box: Sandbox) 
         await client.close()
 
 
-async def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: list[Path]) -> None:
-    one, two = Sandbox(folders[0], replace(SETTINGS, page=True)), Sandbox(folders[1], SETTINGS)
+async def test_two_sandboxes_side_by_side_and_down_one_after_the_other(boxes: tuple[Sandbox, Sandbox]) -> None:
+    one, two = boxes
 
-    assert all(await asyncio.gather(one.up(), two.up()))
     async with aiohttp.ClientSession() as session, session.get(one.page()) as answer:
         assert (answer.status, "caphv" in await answer.text()) == (200, True)
     assert not two.page()
@@ -105,8 +112,7 @@ async def test_two_sandboxes_side_by_side_and_down_one_after_the_other(folders: 
     await client_two.get(NAMESPACES, "default")
     for client in (client_one, client_two):
         await client.close()
-    assert await two.down()
-    assert not await two.down()
+    assert not await one.down()
 
 
 async def the_core_converts_and_validates(client: ApiClient) -> None:
@@ -126,10 +132,8 @@ async def the_core_converts_and_validates(client: ApiClient) -> None:
         await client.create(CLUSTERS["v1beta1"], empty)
 
 
-async def test_up_restarts_what_is_missing_and_keeps_all_objects(folders: list[Path]) -> None:
-    box = Sandbox(folders[0], SETTINGS)
-
-    await box.up()
+async def test_up_restarts_what_is_missing_and_keeps_all_objects(boxes: tuple[Sandbox, Sandbox]) -> None:
+    box = boxes[1]
     before = pids(box)
     assert not await box.up()
     assert pids(box) == before
@@ -159,3 +163,4 @@ async def test_up_restarts_what_is_missing_and_keeps_all_objects(folders: list[P
     assert await box.down()
     assert not box.folder.exists()
     assert children.find(box.folder) == []
+    assert not await box.down()
