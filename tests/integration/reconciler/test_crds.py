@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,18 @@ pytestmark = pytest.mark.integration
 NAMESPACE = "fields"
 
 
-@asynccontextmanager
-async def defined(server: ApiServer) -> AsyncIterator[ApiClient]:
-    """A client of a server that serves our CRDs."""
-    async with server.client() as client:
+@pytest.fixture(scope="module")
+def server(api_server: ApiServer) -> ApiServer:
+    """The shared API server, with our CRDs."""
+
+    async def define() -> None:
         crds = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-        await manifests.apply(client, [*crds, namespace])
-        yield client
+        async with api_server.client() as client:
+            await manifests.apply(client, [*crds, namespace])
+
+    asyncio.run(define())
+    return api_server
 
 
 def resource_of(crd: Obj, version: str) -> Resource:
@@ -52,13 +56,11 @@ async def stored(client: ApiClient, crd: Obj, version: str) -> Obj:
     return obj
 
 
-async def test_every_field_of_the_go_provider_is_kept_in_both_versions(
-    api_server: ApiServer, shared_crds: Path
-) -> None:
+async def test_every_field_of_the_go_provider_is_kept_in_both_versions(server: ApiServer, shared_crds: Path) -> None:
     theirs: Sequence[Obj] = manifests.read(sorted((shared_crds / "go-provider").glob("*.yaml")))
     assert len(theirs) == 4
 
-    async with defined(api_server) as client:
+    async with server.client() as client:
         # With fields, too, that exclude each other: the Go provider's CRDs let them be stored.
         async with without_rules(client, [crd["metadata"]["name"] for crd in theirs]):
             objects = [(crd, await stored(client, crd, version)) for crd in theirs for version in VERSIONS]
@@ -77,8 +79,8 @@ async def the_fields_are_there(client: ApiClient, resource: Resource, obj: Obj) 
         assert found.get(part) == obj.get(part), f"{part} of {resource} written as {obj['apiVersion']}"
 
 
-async def test_crds_are_stored_in_one_version_and_need_no_conversion(api_server: ApiServer) -> None:
-    async with defined(api_server) as client:
+async def test_crds_are_stored_in_one_version_and_need_no_conversion(server: ApiServer) -> None:
+    async with server.client() as client:
         listed = await client.list(CRDS)
         ours = [crd for crd in listed["items"] if crd["spec"]["group"] == "infrastructure.cluster.x-k8s.io"]
         assert len(ours) == 4
@@ -91,7 +93,7 @@ async def test_crds_are_stored_in_one_version_and_need_no_conversion(api_server:
             assert refused == []
 
 
-async def test_volume_type_is_an_enumeration_in_the_new_version_only(api_server: ApiServer) -> None:
+async def test_volume_type_is_an_enumeration_in_the_new_version_only(server: ApiServer) -> None:
     machines = {v: Resource("infrastructure.cluster.x-k8s.io", v, "harvestermachines", "X") for v in VERSIONS}
     spec = {
         "cpu": 1,
@@ -102,7 +104,7 @@ async def test_volume_type_is_an_enumeration_in_the_new_version_only(api_server:
         "volumes": [{"volumeType": "something", "volumeSize": "1Gi"}],
     }
 
-    async with defined(api_server) as client:
+    async with server.client() as client:
         for version, accepted in (("v1alpha1", True), ("v1beta1", False)):
             obj = {
                 "apiVersion": f"infrastructure.cluster.x-k8s.io/{version}",

@@ -6,8 +6,7 @@ What the webhook refuses they refuse too, except for what `tests/corpus/exceptio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 
 import pytest
 
@@ -34,14 +33,24 @@ DEMANDS |= {"optionalOldSelf", "x-kubernetes-validations"}
 _AT_ONCE = 16
 
 
-@asynccontextmanager
-async def client_of(server: ApiServer) -> AsyncIterator[ApiClient]:
-    """A client of a server that serves our CRDs."""
-    async with server.client() as client:
+@pytest.fixture(scope="module")
+def server(api_server: ApiServer) -> ApiServer:
+    """The shared API server, with our CRDs."""
+
+    async def define() -> None:
         crds = manifests.read(sorted(data.folder("deploy/crds").glob("infrastructure*.yaml")))
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-        await manifests.apply(client, [*crds, namespace])
-        yield client
+        async with api_server.client() as client:
+            await manifests.apply(client, [*crds, namespace])
+
+    asyncio.run(define())
+    return api_server
+
+
+@pytest.fixture(scope="module")
+def wrong(server: ApiServer) -> dict[str, str]:
+    """Answers to all wrong objects, by case."""
+    return refusals(server, corpus.invalid())
 
 
 async def refusal(client: ApiClient, case: corpus.Case, number: int) -> str:
@@ -87,7 +96,7 @@ def refusals(server: ApiServer, cases: Iterable[corpus.Case]) -> dict[str, str]:
             return str(case), await refusal(client, case, number)
 
     async def scenario() -> dict[str, str]:
-        async with client_of(server) as client:
+        async with server.client() as client:
             asked = [ask(client, case, number) for number, case in enumerate(cases)]
             return dict(await asyncio.gather(*asked))
 
@@ -109,15 +118,13 @@ def excused(case: corpus.Case) -> set[str]:
     return found
 
 
-def test_right_objects_are_accepted(api_server: ApiServer) -> None:
-    answers = refusals(api_server, corpus.valid())
+def test_right_objects_are_accepted(server: ApiServer) -> None:
+    answers = refusals(server, corpus.valid())
     assert {case: answer for case, answer in answers.items() if answer} == {}
 
 
-def test_wrong_objects_are_refused_except_for_a_reason(api_server: ApiServer) -> None:
-    cases = corpus.invalid()
-    answers = refusals(api_server, cases)
-    accepted = [case for case in cases if not answers[str(case)]]
+def test_wrong_objects_are_refused_except_for_a_reason(wrong: dict[str, str]) -> None:
+    accepted = [case for case in corpus.invalid() if not wrong[str(case)]]
     assert [str(case) for case in accepted if {rule for _, rule in case.errors} != excused(case)] == []
     # No reason is listed for nothing.
     unused = [
@@ -130,27 +137,25 @@ def test_wrong_objects_are_refused_except_for_a_reason(api_server: ApiServer) ->
     assert unused == []
 
 
-def test_refusals_name_the_field(api_server: ApiServer) -> None:
-    cases = [case for case in corpus.invalid() if case.old is None and len(case.errors) == 1]
-    answers = refusals(api_server, cases)
+def test_refusals_name_the_field(wrong: dict[str, str]) -> None:
     silent = []
-    for case in cases:
+    for case in (case for case in corpus.invalid() if case.old is None and len(case.errors) == 1):
         ((field, _),) = case.errors
         # A rule over a whole list names the list, one over two fields may name what holds both.
         parts = [field, field.partition("[")[0], field.rpartition(".")[0]]
-        if answers[str(case)] and not any(part and part in answers[str(case)] for part in parts):
-            silent.append((str(case), answers[str(case)]))
+        if wrong[str(case)] and not any(part and part in wrong[str(case)] for part in parts):
+            silent.append((str(case), wrong[str(case)]))
     assert silent == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_was_stored_before_the_rules_can_be_changed_elsewhere(api_server: ApiServer, kind: str) -> None:
+async def test_what_was_stored_before_the_rules_can_be_changed_elsewhere(server: ApiServer, kind: str) -> None:
     """Every wrong object that a CRD without our rules takes: its neighbours, status and metadata continue changing."""
     resource = Resource(GROUP, "v1beta1", KINDS[kind].plural, kind)
     name = f"{resource.plural}.{GROUP}"
     cases = [case for case in corpus.invalid() if (case.kind, case.version, case.old) == (kind, "v1beta1", None)]
 
-    async with client_of(api_server) as client:
+    async with server.client() as client:
         whole = await client.get(CRDS, name, "")
         probe = next(case for case in cases if {rule for _, rule in case.errors} <= OF_NEIGHBOURS)
         try:
