@@ -1,4 +1,4 @@
-"""Real API servers for tests: one etcd and one API server for the whole session, more on demand."""
+"""Real API servers for tests: one etcd and one API server for all of a worker, more on demand."""
 
 import asyncio
 import itertools
@@ -12,9 +12,9 @@ from sandbox.processes import binaries, children
 from sandbox.processes.apiserver import ApiServer, Etcd
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def etcd_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A sandbox folder with a running etcd; all processes in it end with the session."""
+    """A sandbox folder with a running etcd; all processes in it end when their worker turns to e2e tests."""
     binaries.prepare()
     folder = tmp_path_factory.mktemp("sandbox")
     try:
@@ -24,7 +24,7 @@ def etcd_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         asyncio.run(children.stop_all(folder))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def api_server(etcd_folder: Path) -> ApiServer:
     """A running API server, shared by all tests: use names or namespaces of your own in it."""
     server = ApiServer(etcd_folder, "shared")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from tests.support.overview import _CONTROL_PLANE, _CORE, KINDS, Management
 
 
 @pytest.fixture(scope="package")
-def management(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Management:
+def management(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Management]:
     """A management cluster without controllers."""
     server = ApiServer(etcd_folder, "overview", audit=True)
     asyncio.run(server.start())
@@ -30,7 +30,8 @@ def management(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> M
             await manifests.apply(client, [*ours, *others])
 
     asyncio.run(define())
-    return Management(server, tmp_path_factory.mktemp("kubeconfigs"))
+    yield Management(server, tmp_path_factory.mktemp("kubeconfigs"))
+    asyncio.run(server.stop())
 
 
 _THEIRS = (_CORE, _CONTROL_PLANE)

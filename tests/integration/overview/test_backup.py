@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ KINDS = [
 
 
 @pytest.fixture(scope="module")
-def sides(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Management, Management]:
+def sides(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Management, Management]]:
     """An old management cluster with cluster `team/shop`, and a new one that is empty."""
     servers = [ApiServer(etcd_folder, name) for name in ("old-management", "new-management")]
 
@@ -50,7 +50,10 @@ def sides(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
             await load(client, whole_cluster())
 
     asyncio.run(start())
-    return tuple(Management(server, tmp_path_factory.mktemp(server.name)) for server in servers)  # type: ignore[return-value]
+    old, new = (Management(server, tmp_path_factory.mktemp(server.name)) for server in servers)
+    yield old, new
+    for server in servers:
+        asyncio.run(server.stop())
 
 
 def _crd(group: str, version: str, kind: str) -> Obj:

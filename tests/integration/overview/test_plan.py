@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def cluster(workers: int = 2, **variables: Any) -> Obj:
 
 
 @pytest.fixture(scope="module")
-def server(etcd_folder: Path) -> ApiServer:
+def server(etcd_folder: Path) -> Iterator[ApiServer]:
     """A management cluster with a class, and cluster `planned/shop` of it with its machines, applied by kubectl."""
     server = ApiServer(etcd_folder, "plans", audit=True)
     asyncio.run(server.start())
@@ -94,7 +95,8 @@ def server(etcd_folder: Path) -> ApiServer:
             await manifests.apply(client, made)
 
     asyncio.run(load())
-    return server
+    yield server
+    asyncio.run(server.stop())
 
 
 def _core(kind: str) -> Obj:

@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +46,7 @@ DEFINITIONS = {
 
 
 @pytest.fixture(scope="module")
-def management(etcd_folder: Path) -> ApiServer:
+def management(etcd_folder: Path) -> Iterator[ApiServer]:
     """An API server with the CRDs of the core, of this provider, of bootstrap providers (stand-ins) and of Fleet."""
     server = ApiServer(etcd_folder, "definitions")
     core = manifests.read(sorted((cluster_api_manifests() / "crd" / "bases").glob("*.yaml")))
@@ -61,7 +61,8 @@ def management(etcd_folder: Path) -> ApiServer:
             await manifests.apply(client, [*core, *ours, *providers.custom_resource_definitions(), crd(GIT_REPOS)])
 
     asyncio.run(prepare())
-    return server
+    yield server
+    asyncio.run(server.stop())
 
 
 def on(server: ApiServer, call: Callable[[ApiClient], Awaitable[T]]) -> T:
