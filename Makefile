@@ -16,6 +16,8 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 TEST_WORKERS ?= 5
 PARALLEL := --numprocesses=$(TEST_WORKERS) --dist=loadgroup --durations=30
 RERUN := $(BIN)/python .ci/rerun.py
+# Otherwise each worker and each process of a test compiles all modules again, where the environment forbids to keep them.
+export PYTHONDONTWRITEBYTECODE :=
 STAGES := MAKE="$(MAKE)" $(BIN)/python .ci/stages.py
 
 .DEFAULT_GOAL := help
