@@ -18,6 +18,9 @@ from tests.support.paths import CHECKOUT, SHARED_CRDS
 # limit keeps those of long tests below a gibibyte.
 os.environ.setdefault("GOGC", "400")
 os.environ.setdefault("GOMEMLIMIT", "1GiB")
+# With more workers than cores a second thread of a server takes CPU time, for its coordination, and saves none.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("GOMAXPROCS", "1")
 
 # On a busy machine any example may take long.
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
