@@ -8,7 +8,7 @@ from typing import Self
 
 from caphv.api import clusterapi, resources
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION
-from caphv.api.object import SECRETS, Obj, Resource, annotations_of, key_of, owner_reference
+from caphv.api.object import SECRETS, Key, Obj, Resource, annotations_of, key_of, owner_reference
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.store import IndexFunction
@@ -75,6 +75,12 @@ class Caches:
     def machines_of(self, cluster: Obj) -> list[Obj]:
         """HarvesterMachines of a Cluster, ordered by name."""
         return self.harvester_machines.store.by_index("cluster", str(key_of(cluster)))
+
+    def count_machines(self, harvester_cluster: Key) -> int:
+        """How many HarvesterMachines the Cluster of a HarvesterCluster has."""
+        obj = self.harvester_clusters.get(*harvester_cluster)
+        cluster = self.cluster_of(obj) if obj else None
+        return len(self.machines_of(cluster)) if cluster else 0
 
     def templates_of(self, cluster: Obj) -> list[Obj]:
         """HarvesterMachineTemplates of a Cluster."""

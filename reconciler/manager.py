@@ -112,7 +112,7 @@ class Provider:
             client, cluster_api_version=cluster_api_version, namespace=options.namespace, selector=selector
         )
         policy = options.address_policy
-        sessions = Sessions(client.fence, policy.check)
+        sessions = Sessions(client.fence, policy.check, caches.count_machines)
         queues = Queues(concurrency=options.concurrency, harvester_of=HarvesterOfMachine(caches, sessions))
         self.context = Context(
             client=client,

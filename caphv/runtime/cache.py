@@ -21,22 +21,20 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import orjson
-
 from caphv.api.object import Key, Obj, Resource, key_of, resource_version
 from caphv.runtime import logs, metrics
-from caphv.runtime.budget import MemoryBudget
+from caphv.runtime.budget import PIECE_SECONDS, MemoryBudget, TimeBudget, memory_of
 from caphv.runtime.errors import ApiError, Gone, TooLarge, TooManyRequests, Unreachable
 from caphv.runtime.freshness import Freshness
 from caphv.runtime.store import IndexFunction, Store
 
 log = logging.getLogger(__name__)
 
-_PAGE, _SMALLEST_PAGE = 500, 8
+_PAGE, _UNTRUSTED_PAGE, _SMALLEST_PAGE = 500, 125, 1
 # In a list of an untrusted server, also of objects that the cache does not keep.
 _MAX_OBJECTS = 100_000
 _LASTING = 1.0
@@ -78,6 +76,10 @@ class Source(Protocol):
     @property
     def budget(self) -> MemoryBudget | None:
         """What the cache may take; None for no limit."""
+
+    @property
+    def time(self) -> TimeBudget | None:
+        """Share of the event loop that the server may use; None for no limit."""
 
     @property
     def list(self) -> Callable[..., Awaitable[Obj]]:
@@ -138,7 +140,7 @@ class Informer:
         self._began = time.monotonic()
         self._warned = False
         self._sizes: dict[Key, int] = {}
-        self._limit = _PAGE
+        self._limit = _UNTRUSTED_PAGE if client.budget else _PAGE
         self._handlers: list[Handler] = []
         self._first_list = asyncio.Event()
         self._wake = asyncio.Event()
@@ -246,6 +248,8 @@ class Informer:
             metrics.WATCH_STARTS.labels(self._client.name, str(self.resource), reason).inc()
             await self._watch()
         except (ApiError, Unreachable) as error:
+            if self._client.time and isinstance(error, TooLarge):
+                self._client.time.broken(str(error))
             return error
         except Exception as error:
             # A transform or an index failed, or another server responded: the cache may have missed something. Start
@@ -253,6 +257,8 @@ class Informer:
             if type(error) is not type(self.last_error):  # else it comes again with each attempt
                 log.exception("cannot process the objects of %s on %s", self.resource, self._client.name)
             self._version = ""
+            if self._client.time:
+                self._client.time.broken(f"what it says of {self.resource} cannot be processed")
             return error
         return None
 
@@ -266,10 +272,7 @@ class Informer:
             listed = int(page["metadata"]["resourceVersion"])
             # A server restored from a backup counts from an older version again: all that is cached is from its future.
             rollback = rollback or listed < self._newest
-            for obj in page.get("items") or ():
-                key = key_of(obj)
-                seen.add(key)
-                self._put(key, obj, force=rollback)
+            await self._put_all(page.get("items") or (), seen, force=rollback)
             continue_token = page["metadata"].get("continue", "")
             if not continue_token:
                 break
@@ -285,6 +288,19 @@ class Informer:
         self.synced = True
         self._first_list.set()
         return str(listed)
+
+    async def _put_all(self, objects: Iterable[Obj], seen: set[Key], *, force: bool) -> None:
+        """Store the objects of a page in pieces, so that others have their turns."""
+        began = time.thread_time()
+        for obj in objects:
+            key = key_of(obj)
+            seen.add(key)
+            self._put(key, obj, force=force)
+            spent = time.thread_time() - began
+            if self._client.time and spent > PIECE_SECONDS:
+                self._client.time.spend(spent)
+                await self._client.time.rest()
+                began = time.thread_time()
 
     async def _page(self, continue_token: str) -> Obj:
         """Read one page, smaller ones when the server's is too large."""
@@ -351,7 +367,7 @@ class Informer:
 
     def _account(self, key: Key, slim: Obj | None) -> None:
         if self._client.budget:
-            size = len(orjson.dumps(slim)) if slim is not None else 0
+            size = memory_of(slim) if slim is not None else 0
             self._client.budget.charge(size - self._sizes.get(key, 0))
             if slim is None:
                 self._sizes.pop(key, None)

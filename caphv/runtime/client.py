@@ -19,7 +19,7 @@ import orjson
 from caphv.api.object import Obj, Resource
 from caphv.api.plaintext import LONGEST_ERROR, plain
 from caphv.runtime import metrics
-from caphv.runtime.budget import MemoryBudget
+from caphv.runtime.budget import CACHE_BYTES, MemoryBudget, TimeBudget
 from caphv.runtime.errors import AddressRefused, Conflict, Forbidden, NotFound, Unreachable, error_from
 from caphv.runtime.slots import RequestSlots
 from caphv.runtime.transport import (
@@ -45,8 +45,6 @@ _PATCH_TYPES = {
 _WATCH_SECONDS = (240, 360)
 _WATCH_SILENCE = 150.0
 _METADATA_ONLY = "application/json;as={0};g=meta.k8s.io;v=v1"
-# What the caches of one untrusted connection may hold, measured as JSON.
-_CACHE_BYTES = 64 * 1024 * 1024
 _NO_API = "this server does not answer like a Kubernetes API server"
 # Details of an opaque connection are logged when they change, and not more often than this.
 _DETAIL_SECONDS = 10.0
@@ -79,7 +77,7 @@ class ApiClient:
         self.name = name
         self._opaque = opaque
         self._detail, self._detail_at = "", -_DETAIL_SECONDS
-        self.budget = MemoryBudget(_CACHE_BYTES, connection.server) if untrusted else None
+        self.budget = MemoryBudget(CACHE_BYTES, connection.server) if untrusted else None
         self.fence = fence or _never
         self._on_response = on_response or _ignore
         self._connection = connection
@@ -94,6 +92,11 @@ class ApiClient:
     def server(self) -> str:
         """URL of the server."""
         return self._connection.server
+
+    @property
+    def time(self) -> TimeBudget | None:
+        """Share of the event loop that the server may use; None for no limit."""
+        return self._transport.time
 
     def dedicated(self, *, timeout: float, max_in_flight: int = 2) -> ApiClient:
         """Return a client to the same server whose connections and slots no other work can occupy."""
@@ -259,7 +262,13 @@ class ApiClient:
             kind = str(resource) if resource else "other"
             metrics.api_requests(self.name, verb, kind, code).inc()
             metrics.api_request_seconds(self.name, verb).observe(time.perf_counter() - started)
-        return self._parse(response.status, raw, response.headers.get("Retry-After"))
+        if not self.time:
+            return self._parse(response.status, raw, response.headers.get("Retry-After"))
+        began = time.thread_time()
+        try:
+            return self._parse(response.status, raw, response.headers.get("Retry-After"))
+        finally:
+            self.time.spend(time.thread_time() - began)
 
     # Watches
 
@@ -309,10 +318,15 @@ class ApiClient:
                 if on_open:
                     on_open()
                 async for line in self._transport.lines(response):
+                    began = time.thread_time() if self.time else 0.0
                     event = orjson.loads(line)  # noqa: TID251 - bounded by the size of an answer
                     if event["type"] == "ERROR":
                         raise error_from(int(event["object"].get("code") or 500), event["object"])
                     yield event["type"], event["object"]
+                    if self.time:
+                        # With what the caller did with it, who waits for nothing but the next event.
+                        self.time.spend(time.thread_time() - began)
+                        await self.time.rest()
         except aiohttp.SocketTimeoutError as error:
             if code != "200":
                 raise self._unreachable(error) from None
@@ -363,19 +377,23 @@ class ApiClient:
         if refused:
             self._log_detail(str(refused))
             return AddressRefused(f"{self.server}: {'its address is not allowed' if self._opaque else refused}")
+        if self.time and isinstance(error, ValueError):
+            self.time.broken(str(error))
         if not self._opaque:
             return Unreachable(f"{self.server}: {describe(error)}")
         self._log_detail(describe(error))
         hint = "no API server can be reached there, or its certificate does not match the kubeconfig"
         return Unreachable(f"{self.server}: {hint}")
 
-    def _parse(self, status: int, raw: bytes, retry_after: str | None) -> Any:
+    def _parse(self, status: int, raw: bytearray, retry_after: str | None) -> Any:
         try:
             body = orjson.loads(raw) if raw else {}  # noqa: TID251 - bounded by the size of an answer
         except orjson.JSONDecodeError:
             body = None
         if 200 <= status < 300 and isinstance(body, dict):
             return body
+        if self.time and 200 <= status < 300:
+            self.time.broken(_NO_API)
         known = isinstance(body, dict) and (not self._opaque or body.get("kind") == "Status")
         if not known:
             self._log_detail(f"HTTP {status} with a body that is {'not JSON' if body is None else 'no Status object'}")

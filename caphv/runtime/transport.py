@@ -20,19 +20,21 @@ import aiohttp
 from yarl import URL
 
 from caphv.runtime.addresses import AddressCheck, AddressNotAllowed
+from caphv.runtime.budget import TimeBudget
 from caphv.runtime.errors import TooLarge
 from caphv.runtime.kubernetespackage import Configuration, RESTClientObject
 
 MIB = 1024 * 1024
-# A larger response is refused; informers then ask for smaller pages.
-MAX_RESPONSE = 16 * MIB
+# A larger response is refused; informers then ask for smaller pages. An error says what is wrong in less.
+MAX_RESPONSE = 4 * MIB
+_MAX_ERROR = 256 * 1024
 _MAX_TRUSTED_RESPONSE = 256 * MIB
 _MAX_LINE = 16 * MIB
-# Bodies above _LARGE are read few at a time, the others wait while TCP holds their server back.
-_LARGE = MIB
+# Bodies and events above _LARGE are read few at a time, the others wait while TCP holds their server back.
+_LARGE = 256 * 1024
 _LARGE_AT_ONCE = 2
 # JSON of many small lists and objects takes fifty times its size once it is parsed. A VM has some 300 of them.
-_MAX_CONTAINERS = 250_000
+_MAX_CONTAINERS = 60_000
 # A watch event is one object, which etcd limits to 1.5 MiB.
 _MAX_UNTRUSTED_LINE = 4 * MIB
 # Reads may take this many time-outs in total, as long as data arrives within each.
@@ -111,6 +113,7 @@ class Transport:
     def __init__(self, connection: Connection, *, user_agent: str, untrusted: bool) -> None:
         self.connection = connection
         self.untrusted = untrusted
+        self.time = TimeBudget() if untrusted else None
         headers = {"User-Agent": user_agent, "Accept": "application/json"}
         if untrusted:
             headers["Accept-Encoding"] = "identity"
@@ -137,6 +140,9 @@ class Transport:
     ) -> aiohttp.ClientResponse:
         """Send a request; the caller reads the body and releases the response. Redirects are not followed."""
         await self._check_target()
+        if self.time:
+            self.time.requested()
+            await self.time.rest()
         response = await self._http().request(
             method,
             self._url(path, query),
@@ -167,32 +173,49 @@ class Transport:
         ) as socket:
             yield socket
 
-    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+    async def read(self, response: aiohttp.ClientResponse) -> bytearray:
         """Return the body. Raises `TooLarge`."""
-        chunks, size, large = [], 0, False
-        try:
+        longest = min(_MAX_ERROR, self._max_response) if response.status >= 400 else self._max_response
+        body = bytearray()
+        async with _Large(self._large if self.untrusted else None) as large:
             async for chunk in response.content.iter_any():
-                size += len(chunk)
-                if size > self._max_response:
-                    raise TooLarge(f"{self.connection.server}: response is larger than {self._max_response} bytes")
-                if self.untrusted and size > _LARGE and not large:
-                    large = await self._large.acquire()
-                chunks.append(chunk)
-            body = b"".join(chunks)
-        finally:
-            if large:
-                self._large.release()
-        if large:
+                if len(body) + len(chunk) > longest:
+                    raise TooLarge(f"{self.connection.server}: response is larger than {longest} bytes")
+                await large.hold(len(body) + len(chunk))
+                body += chunk
+                await self._received(len(chunk))
+        if self.untrusted:
             self._check_containers(body)
         return body
 
-    def lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    async def lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a watch. Raises `TooLarge`."""
-        if not self.untrusted:
-            return lines(response.content, _MAX_LINE)
-        return lines(response.content, _MAX_UNTRUSTED_LINE, self._check_containers)
+        longest = _MAX_UNTRUSTED_LINE if self.untrusted else _MAX_LINE
+        rest = bytearray()
+        async with _Large(self._large if self.untrusted else None) as large:
+            async for chunk in response.content.iter_any():
+                await self._received(len(chunk))
+                if b"\n" not in chunk:
+                    if len(rest) + len(chunk) > longest:
+                        raise TooLarge(f"{self.connection.server}: a watch event is larger than {longest} bytes")
+                    await large.hold(len(rest) + len(chunk))
+                    rest += chunk
+                    continue
+                *complete, left = bytes(rest + chunk).split(b"\n")
+                rest = bytearray(left)
+                large.release()
+                for line in complete:
+                    if line:
+                        if self.untrusted:
+                            self._check_containers(line)
+                        yield line
 
-    def _check_containers(self, body: bytes) -> None:
+    async def _received(self, size: int) -> None:
+        if self.time:
+            self.time.received(size)
+            await self.time.rest()
+
+    def _check_containers(self, body: bytes | bytearray) -> None:
         if len(body) > _MAX_CONTAINERS and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
             raise TooLarge(f"{self.connection.server}: response has more than {_MAX_CONTAINERS} lists and objects")
 
@@ -239,25 +262,27 @@ def write_timeout(seconds: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, 10))
 
 
-async def lines(
-    stream: aiohttp.StreamReader, longest: int = _MAX_LINE, check: Callable[[bytes], None] | None = None
-) -> AsyncGenerator[bytes, None]:
-    """Split a chunked stream at new lines; `check` may refuse a line."""
-    parts: list[bytes] = []
-    size = 0
-    async for chunk in stream.iter_any():
-        size += len(chunk)
-        parts.append(chunk)
-        if b"\n" in chunk:
-            *complete, rest = b"".join(parts).split(b"\n")
-            parts, size = [rest], len(rest)
-            for line in complete:
-                if line:
-                    if check:
-                        check(line)
-                    yield line
-        elif size > longest:
-            raise TooLarge(f"a watch event is larger than {longest} bytes")
+class _Large:
+    """The right to hold a large body in memory, of which there are few; taken when it grows large."""
+
+    def __init__(self, rights: asyncio.Semaphore | None) -> None:
+        self._rights = rights
+        self._held = False
+
+    async def __aenter__(self) -> _Large:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.release()
+
+    async def hold(self, size: int) -> None:
+        if self._rights and size > _LARGE and not self._held:
+            self._held = await self._rights.acquire()
+
+    def release(self) -> None:
+        if self._rights and self._held:
+            self._rights.release()
+        self._held = False
 
 
 def describe(error: BaseException) -> str:

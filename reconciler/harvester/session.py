@@ -74,6 +74,7 @@ class Session:
         *,
         fence: Callable[[], None] | None = None,
         check_address: AddressCheck | None = None,
+        machines: Callable[[], int] = lambda: 0,
     ) -> None:
         # Secrets with the same content share a session; metrics name the first of them.
         self.identity = identity
@@ -87,6 +88,9 @@ class Session:
         self.client = access.client(
             check_address, name="harvester", on_response=self._responded, fence=fence, opaque=True
         )
+        self.machines = machines
+        if self.client.budget:
+            self.client.budget.machines = machines
         self._events = events
         self._harvesters = harvesters
         self._harvester: Harvester | None = None

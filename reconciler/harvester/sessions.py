@@ -28,10 +28,17 @@ class _Use:
 class Sessions:
     """Opens a session with its first cluster and closes it with the last.
 
-    `fence` is that of the sessions' clients, `check_address` says to which addresses they may connect.
+    `fence` is that of the sessions' clients, `check_address` says to which addresses they may connect, `machines_of`
+    counts the machines of a HarvesterCluster.
     """
 
-    def __init__(self, fence: Callable[[], None] | None = None, check_address: AddressCheck | None = None) -> None:
+    def __init__(
+        self,
+        fence: Callable[[], None] | None = None,
+        check_address: AddressCheck | None = None,
+        machines_of: Callable[[Key], int] = lambda _cluster: 0,
+    ) -> None:
+        self._machines_of = machines_of
         self._fence = fence
         self._check_address = check_address
         self._events = SessionEvents(lambda _sessions, _change: None, lambda _session: None)
@@ -77,7 +84,13 @@ class Sessions:
         if session is None:
             events = SessionEvents(self._changed, self._health, self._caches)
             session = Session(
-                access, events, identity, self._harvesters, fence=self._fence, check_address=self._check_address
+                access,
+                events,
+                identity,
+                self._harvesters,
+                fence=self._fence,
+                check_address=self._check_address,
+                machines=lambda: self._machines(access.fingerprint),
             )
             self._sessions[access.fingerprint] = session
             session.start()
@@ -130,6 +143,11 @@ class Sessions:
 
     def _caches(self, session: Session) -> None:
         self._events.caches(session)
+
+    def _machines(self, fingerprint: str) -> int:
+        """Machines for which a session is used."""
+        session = self._sessions.get(fingerprint)
+        return sum(self._machines_of(cluster) for cluster in self.users(session)) if session else 0
 
     async def _collect(self, use: _Use) -> None:
         session = use.session

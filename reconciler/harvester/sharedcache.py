@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from caphv.api.object import Obj, Resource
-from caphv.runtime.budget import MemoryBudget
+from caphv.runtime.budget import MemoryBudget, TimeBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Unauthorized
@@ -132,6 +132,11 @@ class _Source:
     def __init__(self, cache: SharedCache, budget: MemoryBudget) -> None:
         self._cache = cache
         self.budget: MemoryBudget | None = budget
+
+    @property
+    def time(self) -> TimeBudget | None:
+        """That of the account whose turn it is."""
+        return self._cache.reader.client.time
 
     async def list(self, resource: Resource, namespace: str = "", **options: Any) -> Obj:
         while True:

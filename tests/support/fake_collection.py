@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, cast
 
 from caphv.api.object import Key, Obj, Resource, key_of
-from caphv.runtime.budget import MemoryBudget
+from caphv.runtime.budget import MemoryBudget, TimeBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Gone, Unreachable
@@ -25,6 +25,7 @@ class Collection:
 
     name = "fake"
     budget: MemoryBudget | None = None
+    time: TimeBudget | None = None
 
     def __init__(self) -> None:
         self.version = 10

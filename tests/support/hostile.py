@@ -59,6 +59,21 @@ async def _pages(request: web.Request, response: web.StreamResponse) -> None:
     await _fixed(_page(*(_object(start + one, 1000) for one in range(500)), token=str(start + 500)))(request, response)
 
 
+async def _full_page(request: web.Request, response: web.StreamResponse) -> None:
+    """As many new objects as a page may have."""
+    start = next(_NUMBERS)
+    await _fixed(_page(*(_object(start + one, 30_000) for one in range(130))))(request, response)
+
+
+async def _events(request: web.Request, response: web.StreamResponse) -> None:
+    """New objects without an end, as fast as they are read."""
+    await response.prepare(request)
+    for start in itertools.islice(_NUMBERS, 1000):
+        objects = (_object(start + one, 1000, str(start + one)) for one in range(100))
+        await response.write(b"".join(orjson.dumps({"type": "ADDED", "object": one}) + b"\n" for one in objects))
+
+
+_NUMBERS = itertools.count(10**9, 1000)
 _MESSAGE = {"kind": "Status", "status": "Failure", "reason": "Forbidden", "message": "\x1b]0;x\x07" + "m" * 5 * MIB}
 _GONE = orjson.dumps({"kind": "Status", "code": 410, "reason": "Gone", "message": "too old"})
 _EVENT = orjson.dumps({"type": "ERROR", "object": {"code": 410, "reason": "Gone"}}) + b"\n"
@@ -80,6 +95,8 @@ ATTACKS: dict[str, Attack] = {
     "same-page": _fixed(_page(_object(1), token="again")),
     "pages": _pages,
     "large-page": _fixed(_page(*(_object(one, 30_000) for one in range(500)))),
+    "full-page": _full_page,
+    "events": _events,
     "closed": _closed,
     "status-999": _fixed(b"{}", 999),
     "busy": _fixed(b"{}", 429, Retry_After="0"),
