@@ -32,6 +32,7 @@ _GATES = (
 _ADDITIONAL = (
     ConditionType.IDENTITY_UP_TO_DATE,
     ConditionType.REFERENCES_ALLOWED,
+    ConditionType.WITHIN_LIMITS,
     ConditionType.FAILURE_DOMAINS_AVAILABLE,
     ConditionType.CLOUD_PROVIDER_CONFIG_READY,
     ConditionType.FLEET_INTEGRATION_READY,
@@ -57,6 +58,7 @@ _WARNINGS = frozenset(
         Reason.ADDON_BUNDLES_MISSING,
         Reason.CROSS_NAMESPACE_REFERENCE,
         Reason.FAILURE_DOMAIN_UNAVAILABLE,
+        Reason.LIMIT_REACHED,
     }
 )
 # Messages of the core that say nothing of their own.

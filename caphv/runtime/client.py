@@ -18,7 +18,7 @@ import orjson
 
 from caphv.api.object import Obj, Resource
 from caphv.api.plaintext import LONGEST_ERROR, plain
-from caphv.runtime import metrics
+from caphv.runtime import logs, metrics
 from caphv.runtime.budget import CACHE_BYTES, MemoryBudget, TimeBudget
 from caphv.runtime.errors import AddressRefused, Conflict, Forbidden, NotFound, Unreachable, error_from
 from caphv.runtime.slots import RequestSlots
@@ -48,6 +48,8 @@ _METADATA_ONLY = "application/json;as={0};g=meta.k8s.io;v=v1"
 _NO_API = "this server does not answer like a Kubernetes API server"
 # Details of an opaque connection are logged when they change, and not more often than this.
 _DETAIL_SECONDS = 10.0
+# Limits that were reached are reported for this long.
+_REPORTED_SECONDS = 600.0
 
 
 class ApiClient:
@@ -76,6 +78,7 @@ class ApiClient:
     ) -> None:
         self.name = name
         self._opaque = opaque
+        self._reached: dict[str, float] = {}
         self._detail, self._detail_at = "", -_DETAIL_SECONDS
         self.budget = MemoryBudget(CACHE_BYTES, connection.server) if untrusted else None
         self.fence = fence or _never
@@ -97,6 +100,19 @@ class ApiClient:
     def time(self) -> TimeBudget | None:
         """Share of the event loop that the server may use; None for no limit."""
         return self._transport.time
+
+    @property
+    def limits(self) -> list[str]:
+        """Limits that the server has reached in the last minutes, in words."""
+        now = time.monotonic()
+        noted = [text for text, at in self._reached.items() if now - at < _REPORTED_SECONDS]
+        slow = f"it is read slowly: {self.time.limited}" if self.time and self.time.limited else ""
+        left_out = "its failures are too many for the log, which leaves some out" if logs.limited(self.server) else ""
+        return [one for one in (slow, self._slots.exhausted, left_out, *noted) if one]
+
+    def reached(self, limit: str) -> None:
+        """Record that a limit was reached that others keep; the text is one of a few."""
+        self._reached[limit] = time.monotonic()
 
     def dedicated(self, *, timeout: float, max_in_flight: int = 2) -> ApiClient:
         """Return a client to the same server whose connections and slots no other work can occupy."""

@@ -59,6 +59,11 @@ class EventRecorder:
         except asyncio.QueueFull:
             metrics.EVENTS_DROPPED.inc()
 
+    def limited(self, obj: Obj) -> bool:
+        """Whether further Events of an object are dropped now."""
+        uid = obj["metadata"].get("uid", "")
+        return uid in self._budget and self._tokens(uid) < 1
+
     async def run(self) -> None:
         """Write Events until cancelled."""
         while True:
@@ -132,15 +137,18 @@ class EventRecorder:
             self._series.popitem(last=False)
 
     def _allowed(self, uid: str) -> bool:
-        now = time.monotonic()
-        tokens, last = self._budget.get(uid, (float(_BURST), now))
-        tokens = min(float(_BURST), tokens + (now - last) / _TRICKLE)
+        tokens = self._tokens(uid)
         allowed = tokens >= 1
-        self._budget[uid] = (tokens - 1 if allowed else tokens, now)
+        self._budget[uid] = (tokens - 1 if allowed else tokens, time.monotonic())
         self._budget.move_to_end(uid)
         while len(self._budget) > _REMEMBERED:
             self._budget.popitem(last=False)
         return allowed
+
+    def _tokens(self, uid: str) -> float:
+        now = time.monotonic()
+        tokens, last = self._budget.get(uid, (float(_BURST), now))
+        return min(float(_BURST), tokens + (now - last) / _TRICKLE)
 
 
 def _series_key(obj: Obj, reason: str, message: str) -> tuple[str, str, str]:

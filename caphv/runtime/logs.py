@@ -36,6 +36,11 @@ def context(**fields: str) -> Iterator[None]:
         _fields.reset(token)
 
 
+def limited(server: str) -> bool:
+    """Whether the log leaves out failures of a server, because they are too many."""
+    return any(one.repeats.limited(server) for one in logging.getLogger().handlers if isinstance(one, _Handler))
+
+
 def configure(level: str = "info", log_format: Format = "auto", stream: TextIO | None = None) -> None:
     """Send the logs of this process to a stream (stderr), as JSON unless it is a terminal."""
     stream = stream or sys.stderr
@@ -55,10 +60,10 @@ def configure(level: str = "info", log_format: Format = "auto", stream: TextIO |
 class _Handler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self._repeats = Repeats()
+        self.repeats = Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
-        for line in self._repeats.take(record):
+        for line in self.repeats.take(record):
             super().emit(line)
 
 

@@ -71,6 +71,12 @@ class Repeats:
             self._failures.popitem(last=False)
         yield record
 
+    def limited(self, url: str) -> bool:
+        """Whether failures of a server are no longer written."""
+        server = self._servers.get(url)
+        recent = server is not None and self._clock() - server.since < WINDOW_SECONDS
+        return recent and server is not None and server.failures > MOST_OF_A_SERVER
+
     def _failures_of(self, url: str, now: float) -> int:
         """Different failures of a server in its ten minutes, with this one."""
         server = self._servers.get(url)

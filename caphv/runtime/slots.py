@@ -15,6 +15,8 @@ from types import TracebackType
 _REQUESTS = 3.0
 _MOST_SECONDS = 0.5
 _FIRST_GUESS = 0.02
+# Requests that wait for so many seconds, because all others run, are reported for some minutes.
+_LONG_WAIT, _REPORTED_SECONDS = 5.0, 600.0
 
 
 class RequestSlots:
@@ -28,6 +30,14 @@ class RequestSlots:
         self._running = 0
         self._used = time.monotonic()
         self._usual = _FIRST_GUESS
+        self._full_at = -_REPORTED_SECONDS
+
+    @property
+    def exhausted(self) -> str:
+        """What to report if requests had to wait for long in the last minutes; empty if they had not."""
+        if time.monotonic() - self._full_at >= _REPORTED_SECONDS:
+            return ""
+        return f"{self._limit} requests were under way at once, and others waited"
 
     def answered(self, seconds: float) -> None:
         """Record how long a request took."""
@@ -39,7 +49,7 @@ class RequestSlots:
         if self._free.locked() and self._connections < self._limit:
             await self._wait()
         else:
-            await self._free.acquire()
+            await self._wait_for_others()
         self._running += 1
 
     async def __aexit__(
@@ -58,4 +68,10 @@ class RequestSlots:
             if self._connections < self._limit:
                 self._connections += 1
             else:
-                await self._free.acquire()
+                await self._wait_for_others()
+
+    async def _wait_for_others(self) -> None:
+        began = time.monotonic()
+        await self._free.acquire()
+        if time.monotonic() - began > _LONG_WAIT:
+            self._full_at = time.monotonic()

@@ -23,6 +23,7 @@ from reconciler.cluster import (
     failuredomains,
     fleet,
     identity,
+    limits,
     loadbalancer,
     pools,
 )
@@ -101,6 +102,8 @@ class ClusterReconciler:
         except Blocked as blocked:
             self._connection_result(scope, "" if blocked.unknown else blocked.message)
             raise
+        finally:
+            limits.report_limits(scope)
         self._connection_result(scope, "")
 
     def _connection_result(self, scope: ClusterScope, error: str) -> None:

@@ -120,6 +120,7 @@ class AddressAllocator:
             return
         except TimeoutError:
             failure = Unreachable("Harvester does not answer in time")
+            self._client.reached(f"addresses were not written within {_TURN_SECONDS:g} s")
         except BaseException as error:
             failure = error
         for pending in batch:

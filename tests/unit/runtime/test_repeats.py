@@ -17,7 +17,7 @@ class Log:
     def __init__(self) -> None:
         self.now = 0.0
         self.written: list[str] = []
-        self._repeats = Repeats(lambda: self.now)
+        self.repeats = Repeats(lambda: self.now)
 
     def line(
         self, text: str, level: int = logging.WARNING, *, obj: str = "", server: str = "", **extra: object
@@ -25,7 +25,7 @@ class Log:
         record = logging.LogRecord("caphv.test", level, "", 0, "%s", (text,), extra.pop("exc_info", None))
         fields = {name: value for name, value in (("object", obj), ("server", server)) if value}
         record.__dict__.update({"caphv_fields": fields, **extra})
-        self.written += [taken.getMessage() for taken in self._repeats.take(record)]
+        self.written += [taken.getMessage() for taken in self.repeats.take(record)]
 
 
 def test_first_is_written_and_the_others_are_counted_after_ten_minutes() -> None:
@@ -129,3 +129,14 @@ def test_different_failures_of_one_server_are_limited_and_those_of_others_are_no
     log.now = WINDOW_SECONDS
     log.line("invalid response 2000", server="https://hostile.example.com")
     assert log.written[-1] == "invalid response 2000"
+
+
+def test_server_whose_failures_are_left_out_is_known_until_its_ten_minutes_have_passed() -> None:
+    log = Log()
+    for number in range(MOST_OF_A_SERVER + 1):
+        assert not log.repeats.limited("https://hostile")
+        log.line(f"failure {number}", server="https://hostile")
+    assert log.repeats.limited("https://hostile")
+    assert not log.repeats.limited("https://healthy")
+    log.now = WINDOW_SECONDS
+    assert not log.repeats.limited("https://hostile")

@@ -76,3 +76,13 @@ async def test_cancelled_requests_return_their_connection() -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert await server.burst(4, 1) == pytest.approx(2)
+
+
+async def test_requests_that_wait_long_for_others_are_reported_for_ten_minutes() -> None:
+    server = Server(limit=2)
+    await server.burst(2, 10)
+    assert not server.slots.exhausted
+    await server.burst(3, 10)
+    assert server.slots.exhausted == "2 requests were under way at once, and others waited"
+    await asyncio.sleep(600)
+    assert not server.slots.exhausted

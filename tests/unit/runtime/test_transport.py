@@ -107,6 +107,7 @@ async def test_compressed_response_of_an_untrusted_server_is_refused_unread() ->
     async with serving(bomb, untrusted=True) as client:
         with pytest.raises(Unreachable, match="compressed"):
             await client.list(THINGS)
+        assert "compressed" in client.limits[0]
     assert asked == ["identity"]
 
 
@@ -169,8 +170,10 @@ async def test_list_that_does_not_end_is_given_up(items: list[Obj]) -> None:
                 await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        (limit,) = client.limits
     assert pages < 20
     assert "does not end" in str(informer.last_error)
+    assert "does not end" in limit
 
 
 async def test_collection_of_large_objects_is_read_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,8 @@ class RefusingServer(Server):
 @pytest.mark.virtual_time
 async def test_account_whose_writes_hang_holds_up_the_others_for_a_bounded_time() -> None:
     server, group = Server(pool(5)), AllocatorGroup()
-    hanging, other = allocator(HangingServer(pool(5))), allocator(server)
+    hanging_server = HangingServer(pool(5))
+    hanging, other = allocator(hanging_server), allocator(server)
     hanging.join(group)
     other.join(group)
     loop = asyncio.get_running_loop()
@@ -174,10 +175,16 @@ async def test_account_whose_writes_hang_holds_up_the_others_for_a_bounded_time(
     assert loop.time() - started < 6
     with pytest.raises(Unreachable):
         await blocked
+    assert hanging_server.limit == "addresses were not written within 5 s"
 
 
 class HangingServer(Server):
     """Accepts writes and never responds."""
+
+    limit = ""
+
+    def reached(self, limit: str) -> None:
+        self.limit = limit
 
     async def patch(self, *_arguments: object) -> Obj:
         await asyncio.sleep(1000)

@@ -1,0 +1,34 @@
+"""Reports that a limit was reached: what a server or a cluster may cost the provider and other clusters.
+
+Reaching a limit blocks nothing here. Where it does, for example because caches cannot be filled, the condition that is
+false for it has the message, too.
+"""
+
+from __future__ import annotations
+
+from caphv.api.names import ConditionType, Reason
+from reconciler.cluster.scope import ClusterScope
+
+_CONDITION = ConditionType.WITHIN_LIMITS
+_AGAIN_SECONDS = 60.0
+
+
+def report_limits(scope: ClusterScope) -> None:
+    """Set the condition while a limit is reached, and remove it afterwards."""
+    servers = {
+        "Harvester": scope.session.client if scope.session else None,
+        "the workload cluster": scope.context.workloads.client(scope.cluster_key),
+    }
+    reached = [
+        f"{name} at {client.server}: {', '.join(client.limits)}"
+        for name, client in servers.items()
+        if client and client.limits
+    ]
+    if scope.context.events.limited(scope.obj):
+        reached.append("Events of this HarvesterCluster are too many, and further ones are not written")
+    if not reached:
+        scope.draft.drop(_CONDITION)
+        return
+    # Only time ends a limit.
+    scope.requeue_within(_AGAIN_SECONDS)
+    scope.draft.set_false(_CONDITION, Reason.LIMIT_REACHED, "; ".join(reached))
