@@ -16,7 +16,7 @@ LONGEST_TEXT = 4096
 LONGEST_FREE_TEXT = 256 * 1024
 FREE_TEXTS = frozenset({"userData", "annotations"})
 """Fields whose texts are files, or belong to other clients."""
-MOST_VALUES = 10_000
+MOST_VALUES = 6_000
 """Of a whole spec."""
 
 Path = tuple[str | int, ...]
