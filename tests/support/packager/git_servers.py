@@ -303,6 +303,11 @@ class SshServer:
             loop.close()
 
     async def _run(self, process: Any) -> None:
+        # Closed here, because its tasks write what is left of Git's output.
+        async with process:
+            await self._serve(process)
+
+    async def _serve(self, process: Any) -> None:
         service, path = shlex.split(process.command or "")
         if service not in ("git-upload-pack", "git-receive-pack"):
             process.exit(1)
