@@ -65,6 +65,12 @@ CLUSTER_READY = Gauge(
     ["cluster"],
     registry=REGISTRY,
 )
+UPGRADE_STATE = Gauge(
+    "caphv_packager_upgrade_state",
+    "1 for the state of the last upgrade in waves, `progressing`, `complete`, `reverted` or `stopped`; else 0.",
+    ["state"],
+    registry=REGISTRY,
+)
 PUSH_EVENTS = Counter(
     "caphv_packager_push_events_total",
     "Requests to the receiver of push events by HTTP status of the answer.",

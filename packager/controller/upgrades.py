@@ -16,6 +16,7 @@ from caphv.api.object import LEASES, Key
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.events import EventRecorder, EventType
 from packager import rollout
+from packager.controller import metrics
 from packager.controller.fleet import Fleet, Report
 from packager.controller.publisher import Published, Publisher
 from packager.controller.status import Reporter
@@ -63,6 +64,8 @@ class Upgrades:
         """Take the result of a sync."""
         before, self._current = self._current, published.upgrade
         found = published.upgrade
+        for state in rollout.State:
+            metrics.UPGRADE_STATE.labels(state.lower()).set(found is not None and found.state is state)
         is_active = bool(found and found.is_active)
         # An upgrade that ended before may have been requested with the same text.
         is_taken = found and found.request == self._text and (is_active or published.step)
