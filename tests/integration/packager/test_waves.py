@@ -233,6 +233,42 @@ async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
             assert releases(case) == newest
 
 
+async def test_a_stopped_upgrade_commits_no_further_wave(server: ApiServer, origin: Origin, tmp_path: Path) -> None:
+    async with opened(server, tmp_path, origin) as case:
+        await manifests.apply(case.client, [crd(FLEET_BUNDLES)])
+        await case.namespace_for_leases()
+        await asyncio.gather(*(case.cluster(name) for name in NAMES))
+        fleet = Fleet(case.client, origin)
+        async with fleet.running():
+            packager = await leader(case)
+            for name in NAMES:
+                await case.until_condition(name, "True", part="applied by Fleet")
+            newest, first = releases(case), case.count()
+
+            # Nothing to stop: the request is taken, and changes nothing.
+            await request(case, "stop")
+            assert case.count() == first
+
+            fleet.stuck = set(NAMES)
+            await request(case, f"1,rest ready=1h release={OLDER}")
+            begun = await until_state(case, "Progressing", wave=1)
+            (upgraded,) = (one.split("/")[1] for one in begun["waves"][0]["clusters"])
+            await packager.until_value(1, "caphv_packager_upgrade_state", state="progressing")
+            await request(case, "stop")
+            await until_state(case, "Stopped", wave=1)
+            await until_lease_event(case, "UpgradeStopped", "is stopped after wave 1 of 2")
+            await packager.until_value(1, "caphv_packager_upgrade_state", state="stopped")
+            await packager.until_value(0, "caphv_packager_upgrade_state", state="progressing")
+
+            # The wave becomes ready, and another commit follows: no further wave.
+            fleet.stuck = set()
+            await case.until_condition(upgraded, "True", part="applied by Fleet")
+            count = case.count()
+            await case.set_values("c", {"cni": {"name": "calico", "mtu": 1400}})
+            await case.until_count(count + 1)
+            assert releases(case) == newest | {upgraded: OLDER}
+
+
 FILE = "caphv-upgrade.yaml"
 
 
