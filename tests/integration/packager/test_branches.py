@@ -20,12 +20,13 @@ from sandbox.addons.fleet import FleetCluster
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.commands import call, manifest, write
 from tests.support.packager.environment import Case, crd
-from tests.support.packager.repositories import Origin, paths, put, wanted
+from tests.support.packager.repositories import Origin, git, paths, put, wanted
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
 PRODUCTION, TEST = "main-groups/team/production", "main-groups/team/test"
+REVIEW = "caphv/proposed"
 
 
 class Site:
@@ -41,10 +42,10 @@ class Site:
         assert found.exit_code == expect, found.output
         return found.stdout if expect == 0 else found.output
 
-    def push(self, groups: Mapping[str, str], mtu: int = 1450) -> Obj:
+    def push(self, groups: Mapping[str, str], mtu: int = 1450, *more: str) -> Obj:
         """Push clusters with these groups; the MTU is that of cluster `a`."""
         self.write(groups, mtu)
-        pushed: Obj = json.loads(self.call("push", "-o", "json"))
+        pushed: Obj = json.loads(self.call("push", "-o", "json", *more))
         return pushed
 
     def write(self, groups: Mapping[str, str], mtu: int = 1450) -> None:
@@ -111,6 +112,40 @@ def test_a_branch_that_another_client_moved_is_found_and_repaired(site: Site) ->
     # And one that was deleted.
     site.origin.remove_branch(PRODUCTION)
     assert [*site.push(groups)["branches"]] == ["team/production"]
+
+
+def test_branches_of_groups_follow_a_change_when_its_review_is_merged(site: Site) -> None:
+    groups = {"a": "production", "b": "test"}
+    site.list_groups("production", "test")
+    site.push(groups)
+    heads = {name: site.origin.head(name) for name in site.origin.branches()}
+    review = ("--review", REVIEW)
+
+    assert site.push(groups, 1400, *review)["branches"] == {}
+    proposed = site.origin.head(REVIEW)
+    assert proposed != heads["main"]
+    assert {name: site.origin.head(name) for name in heads} == heads
+    git(site.origin.folder, "update-ref", "refs/heads/main", proposed)
+    # Nothing is left to propose, but the branch of one group is behind.
+    assert [*site.push(groups, 1400, *review)["branches"]] == ["team/production"]
+    assert site.origin.head() == proposed
+    assert site.origin.head(TEST) == heads[TEST]
+    assert "mtu: 1400" in str(site.origin.files(PRODUCTION))
+    site.call("verify")
+
+
+def test_branches_of_groups_hold_the_folder_below_which_bundles_are(site: Site) -> None:
+    groups = {"a": "production", "b": "test"}
+    place = ("--path", "fleet/harvester")
+    site.origin.push({"fleet/harvester/caphv-branches.yaml": "groups: [production, test]\n", "other/file": "kept\n"})
+    assert set(site.push(groups, 1450, *place)["branches"]) == {"team/production", "team/test"}
+    branch = "main-groups/fleet/harvester/team/production"
+    own = {path for path in site.origin.files(branch) if path != "README.md"}
+    assert own
+    assert all(path.startswith("fleet/harvester/clusters/team/a/") for path in own)
+    assert "other/file" in site.origin.files()
+    assert [*site.push(groups, 1400, *place)["branches"]] == ["team/production"]
+    site.call("verify", *place)
 
 
 def test_two_clients_that_push_together_agree_on_the_branches(origin: Origin, tmp_path: Path) -> None:
