@@ -138,12 +138,12 @@ async def run(
 
 
 @contextlib.asynccontextmanager
-async def running(case: Case, hook: Hook) -> AsyncIterator[None]:
-    """Run the provider, and start it again, without a hook, when its hook has stopped it."""
+async def running(case: Case, *hooks: Hook) -> AsyncIterator[None]:
+    """Run the provider, and start it again when its hook has stopped it: with the next hook, at last without one."""
 
     async def go() -> None:
-        await asyncio.create_task(run(case, hook))
-        await asyncio.create_task(run(case, None))
+        for hook in (*hooks, None):
+            await asyncio.create_task(run(case, hook))
 
     task = asyncio.create_task(go())
     try:
