@@ -22,7 +22,7 @@ from webhooks.admission import KINDS, Review, defaults, validate
 Webhook = Literal["validate", "mutate"]
 # etcd takes objects of 1.5 MiB, and an update brings two; an API server sends no more.
 MAX_BODY = 3 * 1024 * 1024
-# Twice what a spec may have, and room for metadata: 15,000 values of different names take 2 MiB.
+# Twice what a spec may have, and room for metadata.
 _LIMITS = Limits(size=MAX_BODY, depth=128, nodes=15_000)
 WEBHOOKS: tuple[Webhook, ...] = ("validate", "mutate")
 API_VERSION = "admission.k8s.io/v1"
