@@ -140,7 +140,8 @@ class Transport:
     ) -> aiohttp.ClientResponse:
         """Send a request; the caller reads the body and releases the response. Redirects are not followed."""
         await self._check_target()
-        if self.time:
+        if self.time and method == "GET":
+            # Writes are the work of reconciles, whose queues limit them.
             self.time.requested()
             await self.time.rest()
         response = await self._http().request(
