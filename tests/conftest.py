@@ -26,10 +26,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-# A busy machine takes long for any example; that says nothing about the test.
-settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
-
 
 @pytest.fixture(scope="session")
 def checkout() -> Path:
