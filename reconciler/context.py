@@ -115,5 +115,4 @@ class Context:
         # The list is shared: without the precondition, finalizers of others could be lost.
         patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": finalizers}}
         new = await self.client.patch(informer.resource, metadata["name"], metadata["namespace"], patch)
-        if new["metadata"].get("finalizers") or "deletionTimestamp" not in new["metadata"]:
-            informer.observe(new)
+        informer.observe(new)

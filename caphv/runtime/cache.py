@@ -25,7 +25,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from dataclasses import dataclass
 from typing import Protocol
 
-from caphv.api.object import Key, Obj, Resource, key_of, resource_version
+from caphv.api.object import Key, Obj, Resource, being_deleted, key_of, resource_version
 from caphv.runtime import logs, metrics
 from caphv.runtime.budget import PIECE_SECONDS, MemoryBudget, TimeBudget, memory_of
 from caphv.runtime.errors import ApiError, Gone, TooLarge, TooManyRequests, Unreachable
@@ -175,9 +175,13 @@ class Informer:
     def observe(self, obj: Obj) -> None:
         """Add the response to an own write to the cache."""
         key = key_of(obj)
+        known = self.store.get(*key)
         # The cache holds all objects as of `_version`: an absent one was deleted before this response arrived.
-        if self.store.get(*key) is not None or resource_version(obj) > int(self._version or 0):
-            self._put(key, obj)
+        if known is not None or resource_version(obj) > int(self._version or 0):
+            # The removal of the last finalizer deletes an object, and the answer has the version before it.
+            deleted = being_deleted(obj) and not obj["metadata"].get("finalizers")
+            same_version = known is not None and resource_version(known) == resource_version(obj)
+            self._put(key, obj, force=deleted and same_version)
 
     def deleted(self, namespace: str, name: str, answer: Obj | None) -> bool:
         """Add the response to an own deletion to the cache; return whether the object is deleted already."""

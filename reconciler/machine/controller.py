@@ -23,6 +23,7 @@ from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Watched
 
 # States that do not end without a user's action.
+_FINALIZERS = frozenset({names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER})
 _FAILED = (
     VmPhase.MISSING,
     VmPhase.STOPPED,
@@ -165,14 +166,11 @@ class MachineReconciler:
         return wanted
 
     async def _delete(self, scope: MachineScope) -> None:
+        if not set(scope.obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
+            return  # done; other finalizers keep the object
         await delete_machine(scope)
         try:
-            await self._context.remove_finalizer(
-                self._context.caches.harvester_machines,
-                scope.obj,
-                names.MACHINE_FINALIZER,
-                names.LEGACY_MACHINE_FINALIZER,
-            )
+            await self._context.remove_finalizer(self._context.caches.harvester_machines, scope.obj, *_FINALIZERS)
         except NotFound:
             self._context.caches.harvester_machines.forget(*scope.key)
 

@@ -41,6 +41,26 @@ async def test_copy_follows_the_server_and_own_writes_are_reported_once(api_serv
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_removal_of_the_last_finalizer_is_in_the_copy_at_once(api_server: ApiServer) -> None:
+    async with api_server.client() as client:
+        await client.create(NAMESPACES, namespace("runtime-finalizer"))
+        held = config_map("held", "runtime-finalizer")
+        held["metadata"]["finalizers"] = ["example.com/held"]
+        await client.create(CONFIG_MAPS, held)
+        before = await client.delete(CONFIG_MAPS, "held", "runtime-finalizer")
+        assert before
+        informer = Informer(client, CONFIG_MAPS, namespace="runtime-finalizer")
+        # Without a watch, whose event of the deletion may come at any time.
+        informer.observe(before)
+        answer = await client.patch(CONFIG_MAPS, "held", "runtime-finalizer", {"metadata": {"finalizers": None}})
+        assert answer["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+        informer.observe(answer)
+        # A late event of the version with the finalizer does not bring it back.
+        informer.observe(before)
+        stored = informer.get("runtime-finalizer", "held")
+        assert stored is None or "finalizers" not in stored["metadata"]
+
+
 async def test_object_of_a_megabyte_arrives_by_watch(api_server: ApiServer) -> None:
     async with api_server.client() as client:
         informer = Informer(client, CONFIG_MAPS, namespace="default")
