@@ -86,6 +86,8 @@ TARGETS = {
 def answer(target: Target, body: bytes | bytearray, *, enforced: Collection[str] = ()) -> Answer:
     """Answer a review; warnings of rules named in `enforced` are errors. Raises `BadReview`."""
     request = _request(body)
+    # Not needed any more, and as large as what was made of it.
+    del body
     uid, operation = _text(request, "uid"), _text(request, "operation")
     name = "/".join(part for part in (request.get("namespace"), request.get("name")) if isinstance(part, str) and part)
     kind = request.get("kind")

@@ -19,6 +19,7 @@ from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import generate_latest
 
+from caphv.runtime import largebuffers
 from caphv.runtime.certwatcher import CertWatcher
 from caphv.runtime.httpserver import Connection, has_answered, request_factory
 from caphv.runtime.runnable import Runnable, listening_address
@@ -33,7 +34,7 @@ _BODY_SECONDS = 5.0
 # Nearly all reviews are smaller, and never wait. Of larger ones, one of the largest is read at a time, or several that
 # are smaller.
 _LARGE_BODY = 128 * 1024
-_LARGE_BODIES = MAX_BODY + 1024 * 1024
+_LARGE_BODIES = MAX_BODY
 _HANDSHAKE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 # How long a server that ends continues answering: API servers that have not heard of it yet send here all the same.
@@ -132,6 +133,7 @@ class WebhookServer(Runnable):
         # A connection keeps its buffers as large as its largest request.
         if self._draining or size > _LARGE_BODY:
             response.force_close()
+            largebuffers.trim()
         return response
 
     async def _reviewed(self, request: web.BaseRequest, target: Target, size: int) -> Answer:
