@@ -193,7 +193,7 @@ class EventHandlers:
             self._machines.add(key)
 
     def workload_reached(self, cluster: Key) -> None:
-        """The API of a workload cluster answered for the first time."""
+        """The API of a workload cluster answered for the first time, or reached a limit."""
         obj = self._caches.clusters.get(*cluster)
         kind, name = clusterapi.infrastructure_ref(obj) if obj else ("", "")
         if kind == resources.HARVESTER_CLUSTERS.kind:

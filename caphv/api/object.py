@@ -99,6 +99,9 @@ CUSTOM_RESOURCE_DEFINITIONS = Resource(
 POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 
 
+_TEXTS = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+
+
 def _segment(text: str) -> str:
     # Names come from users: each stays one part of the path, whatever it contains.
     return quote(text, safe="") if text.strip(".") else "%2E" * len(text)
@@ -108,6 +111,25 @@ def key_of(obj: Obj) -> Key:
     """Key of an object."""
     metadata = obj["metadata"]
     return Key(metadata.get("namespace", ""), metadata["name"])
+
+
+def well_formed(obj: Any) -> bool:
+    """Whether the fields that all objects have are of their types; what is no API server may answer anything."""
+    if not isinstance(obj, dict) or not isinstance(metadata := obj.get("metadata"), dict):
+        return False
+    status = obj.get("status") or {}
+    return (
+        all(isinstance(metadata.get(field, ""), str) for field in _TEXTS)
+        and all(isinstance(metadata.get(field) or {}, dict) for field in ("labels", "annotations"))
+        and all(isinstance(obj.get(field) or {}, dict) for field in ("spec", "data", "status"))
+        and _is_list_of(str, metadata.get("finalizers"))
+        and _is_list_of(dict, metadata.get("ownerReferences"))
+        and _is_list_of(dict, status.get("conditions"))
+    )
+
+
+def _is_list_of(kind: type, value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(one, kind) for one in value))
 
 
 def labels_of(obj: Obj) -> dict[str, str]:

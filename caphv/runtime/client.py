@@ -11,16 +11,16 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import aiohttp
 import orjson
 
-from caphv.api.object import Obj, Resource
+from caphv.api.object import Obj, Resource, being_deleted, well_formed
 from caphv.api.plaintext import LONGEST_ERROR, plain
 from caphv.runtime import logs, metrics
 from caphv.runtime.budget import CACHE_BYTES, MemoryBudget, TimeBudget
-from caphv.runtime.errors import AddressRefused, Conflict, Forbidden, NotFound, Unreachable, error_from
+from caphv.runtime.errors import AddressRefused, ApiError, Conflict, Forbidden, NotFound, Unreachable, error_from
 from caphv.runtime.slots import RequestSlots
 from caphv.runtime.transport import (
     Connection,
@@ -46,6 +46,7 @@ _WATCH_SECONDS = (240, 360)
 _WATCH_SILENCE = 150.0
 _METADATA_ONLY = "application/json;as={0};g=meta.k8s.io;v=v1"
 _NO_API = "this server does not answer like a Kubernetes API server"
+_NO_API_HINT = f"{_NO_API} (is there a proxy in between?)"
 # Details of an opaque connection are logged when they change, and not more often than this.
 _DETAIL_SECONDS = 10.0
 # Limits that were reached are reported for this long.
@@ -61,6 +62,8 @@ class ApiClient:
     none came, or only a part. `untrusted` bounds what the server may send, see `Transport`. `fence` is called right
     before each write and raises if this process must no longer write. `opaque`: errors do not tell what answered, so
     that no one can scan a network with kubeconfigs; the log does.
+
+    `on_limit` is called when the server reaches a limit, see `limits`.
     """
 
     def __init__(
@@ -82,11 +85,14 @@ class ApiClient:
         self._detail, self._detail_at = "", -_DETAIL_SECONDS
         self.budget = MemoryBudget(CACHE_BYTES, connection.server) if untrusted else None
         self.fence = fence or _never
+        self.on_limit: Callable[[], None] = _never
         self._on_response = on_response or _ignore
         self._connection = connection
         self._transport = Transport(connection, user_agent=user_agent, untrusted=untrusted)
         self._read_timeout, self._write_timeout = read_timeout(timeout), write_timeout(timeout)
-        self._slots = RequestSlots(max_in_flight, idle_seconds=idle_seconds(untrusted))
+        self._slots = RequestSlots(max_in_flight, idle_seconds=idle_seconds(untrusted), on_limit=self._limit_reached)
+        if self.time:
+            self.time.on_limit = self._limit_reached
 
     def __repr__(self) -> str:
         return f"ApiClient({self.name}, {self.server})"
@@ -106,13 +112,18 @@ class ApiClient:
         """Limits that the server has reached in the last minutes, in words."""
         now = time.monotonic()
         noted = [text for text, at in self._reached.items() if now - at < _REPORTED_SECONDS]
-        slow = f"it is read slowly: {self.time.limited}" if self.time and self.time.limited else ""
+        limited = self.time.limited.removeprefix(f"{self.server}: ") if self.time else ""
+        slow = f"it is read slowly: {limited}" if limited else ""
         left_out = "its failures are too many for the log, which leaves some out" if logs.limited(self.server) else ""
         return [one for one in (slow, self._slots.exhausted, left_out, *noted) if one]
 
     def reached(self, limit: str) -> None:
         """Record that a limit was reached that others keep; the text is one of a few."""
         self._reached[limit] = time.monotonic()
+        self._limit_reached()
+
+    def _limit_reached(self) -> None:
+        self.on_limit()
 
     def dedicated(self, *, timeout: float, max_in_flight: int = 2) -> ApiClient:
         """Return a client to the same server whose connections and slots no other work can occupy."""
@@ -126,7 +137,7 @@ class ApiClient:
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
         """Read one object from the server. Raises `NotFound`."""
-        return await self.request("GET", _object_path(resource, namespace, name), resource=resource)
+        return self._object(name, await self.request("GET", _object_path(resource, namespace, name), resource=resource))
 
     async def list(
         self,
@@ -155,20 +166,27 @@ class ApiClient:
             "resourceVersionMatch": "Exact" if exact else "",
         }
         accept = _METADATA_ONLY.format("PartialObjectMetadataList") if metadata_only else None
-        return await self.request(
+        page = await self.request(
             "GET", resource.path(namespace), resource=resource, verb="list", query=query, accept=accept
         )
+        # API servers send null for an empty list of metadata.
+        items = page["items"] = page.get("items") or []
+        if self.time and not (well_formed(page) and isinstance(items, list) and all(map(well_formed, items))):
+            raise self._no_api("a list of something else than objects")
+        return page
 
     async def create(self, resource: Resource, obj: Obj, *, dry_run: bool = False) -> Obj:
         """Create an object in the namespace that its metadata names. Raises `AlreadyExists`."""
         path = resource.path(obj["metadata"].get("namespace", ""))
-        return await self.request("POST", path, resource=resource, body=obj, query={"dryRun": "All" if dry_run else ""})
+        query = {"dryRun": "All" if dry_run else ""}
+        answer = await self.request("POST", path, resource=resource, body=obj, query=query)
+        return self._object(obj["metadata"].get("name", ""), answer)
 
     async def replace(self, resource: Resource, obj: Obj, *, subresource: str = "") -> Obj:
         """Replace an object; with its resourceVersion in the metadata only that version (`Conflict` otherwise)."""
         metadata = obj["metadata"]
         path = _object_path(resource, metadata.get("namespace", ""), metadata["name"], subresource)
-        return await self.request("PUT", path, resource=resource, body=obj)
+        return self._object(metadata["name"], await self.request("PUT", path, resource=resource, body=obj))
 
     async def patch(
         self,
@@ -182,7 +200,7 @@ class ApiClient:
         dry_run: bool = False,
     ) -> Obj:
         """Patch an object; `metadata.resourceVersion` inside a merge patch is a precondition (`Conflict`)."""
-        return await self.request(
+        answer = await self.request(
             "PATCH",
             _object_path(resource, namespace, name, subresource),
             resource=resource,
@@ -190,13 +208,14 @@ class ApiClient:
             content_type=_PATCH_TYPES[patch_type],
             query={"dryRun": "All" if dry_run else ""},
         )
+        return self._object(name, answer)
 
     async def apply(
         self, resource: Resource, obj: Obj, *, manager: str, force: bool = True, dry_run: bool = False
     ) -> Obj:
         """Server side apply: create the object, or make the fields that it names ours."""
         metadata = obj["metadata"]
-        return await self.request(
+        answer = await self.request(
             "PATCH",
             _object_path(resource, metadata.get("namespace", ""), metadata["name"]),
             resource=resource,
@@ -209,6 +228,7 @@ class ApiClient:
                 "dryRun": "All" if dry_run else "",
             },
         )
+        return self._object(metadata["name"], answer)
 
     async def delete(
         self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", propagation: str = "Background"
@@ -229,7 +249,7 @@ class ApiClient:
                 message = f"{resource} {name} of uid {uid} no longer exists; its name is used by another object"
                 raise NotFound(404, "NotFound", message) from None
             raise
-        return answer if "deletionTimestamp" in (answer.get("metadata") or {}) else None
+        return answer if well_formed(answer) and being_deleted(answer) else None
 
     async def _has_other_uid(self, resource: Resource, name: str, namespace: str, uid: str) -> bool:
         try:
@@ -338,6 +358,8 @@ class ApiClient:
                     event = orjson.loads(line)  # noqa: TID251 - bounded by the size of an answer
                     if event["type"] == "ERROR":
                         raise error_from(int(event["object"].get("code") or 500), event["object"])
+                    if self.time and not well_formed(event["object"]):
+                        raise self._no_api("an event without an object")
                     yield event["type"], event["object"]
                     if self.time:
                         # With what the caller did with it, who waits for nothing but the next event.
@@ -408,13 +430,26 @@ class ApiClient:
             body = None
         if 200 <= status < 300 and isinstance(body, dict):
             return body
-        if self.time and 200 <= status < 300:
-            self.time.broken(_NO_API)
+        detail = f"HTTP {status} with a body that is {'not JSON' if body is None else 'no Status object'}"
+        if 200 <= status < 300:
+            raise self._no_api(detail)
         known = isinstance(body, dict) and (not self._opaque or body.get("kind") == "Status")
         if not known:
-            self._log_detail(f"HTTP {status} with a body that is {'not JSON' if body is None else 'no Status object'}")
-            body = {"message": f"{_NO_API} (is there a proxy in between?)"}
-        raise error_from(502 if 200 <= status < 300 else status, body, retry_after)
+            self._log_detail(detail)
+            body = {"message": _NO_API_HINT}
+        raise error_from(status, body, retry_after)
+
+    def _object(self, name: str, answer: Any) -> Obj:
+        """Return an answer that has the form of an object of this name; empty for any. Raises `ServerFault`."""
+        if self.time and name and not (well_formed(answer) and answer["metadata"].get("name") == name):
+            raise self._no_api("another answer than the object")
+        return cast(Obj, answer)
+
+    def _no_api(self, detail: str) -> ApiError:
+        if self.time:
+            self.time.broken(_NO_API)
+        self._log_detail(detail)
+        return error_from(502, {"message": _NO_API_HINT})
 
     def _log_detail(self, detail: str) -> None:
         """Tell operators what an opaque error hides: a change, and not each attempt."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 # A request waits for at most as long as so many recent requests took, and at most so many seconds.
@@ -20,10 +21,14 @@ _LONG_WAIT, _REPORTED_SECONDS = 5.0, 600.0
 
 
 class RequestSlots:
-    """Lets at most `limit` requests run. Connections are taken to be closed after `idle_seconds` without a request."""
+    """Lets at most `limit` requests run. Connections are taken to be closed after `idle_seconds` without a request.
 
-    def __init__(self, limit: int, *, idle_seconds: float) -> None:
+    `on_limit` is called after each request that waited for long.
+    """
+
+    def __init__(self, limit: int, *, idle_seconds: float, on_limit: Callable[[], None] = lambda: None) -> None:
         self._limit = limit
+        self._on_limit = on_limit
         self._idle_seconds = idle_seconds
         self._connections = 1
         self._free = asyncio.Semaphore(1)
@@ -75,3 +80,4 @@ class RequestSlots:
         await self._free.acquire()
         if time.monotonic() - began > _LONG_WAIT:
             self._full_at = time.monotonic()
+            self._on_limit()

@@ -89,8 +89,10 @@ class Session:
             check_address, name="harvester", on_response=self._responded, fence=fence, opaque=True
         )
         self.machines = machines
-        if self.client.budget:
+        if self.client.budget and self.client.time:
             self.client.budget.machines = machines
+            self.client.time.machines = self._all_machines
+        self.client.on_limit = self.report_caches
         self._events = events
         self._harvesters = harvesters
         self._harvester: Harvester | None = None
@@ -201,6 +203,10 @@ class Session:
         deployment = self.deployed
         conditions = (deployment or {}).get("status", {}).get("conditions") or ()
         return any(c.get("type") == "Available" and c.get("status") == "True" for c in conditions)
+
+    def _all_machines(self) -> int:
+        """Machines on this Harvester: this account may read caches for all others."""
+        return sum(session.machines() for session in self._harvester.sessions) if self._harvester else self.machines()
 
     def probe(self) -> None:
         """A request was answered 401: verify the credentials now."""

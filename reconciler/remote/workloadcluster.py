@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class WorkloadClusters:
         self._closing: set[asyncio.Task[None]] = set()
 
     def connect(self, changed: Callable[[Key, Change], None], reached: Callable[[Key], None]) -> None:
-        """Report each change of a Node, and each workload API that answers for the first time."""
+        """Report each change of a Node, and each workload API that answers for the first time or reaches a limit."""
         self._changed, self._reached = changed, reached
 
     def client(self, cluster: Key) -> ApiClient | None:
@@ -154,6 +155,7 @@ class WorkloadClusters:
         except (KubeconfigError, binascii.Error) as error:
             log.warning("invalid kubeconfig of workload cluster %s: %s", cluster, error)
             return
+        client.on_limit = functools.partial(self._reached, cluster)
         if known:
             await known.close()
         contacted = False

@@ -1,22 +1,34 @@
-"""A Harvester of an attacker, as a process of its own: `python -m tests.support.hostile PORT`.
+"""A Harvester of an attacker, as a process of its own: `python -m tests.support.hostile PORT FOLDER [ATTACK]...`.
 
-It identifies itself as a Harvester does, so that it is read, and then answers each request with another attack.
+It identifies itself as a Harvester does, so that it is read, and then answers each request with another attack. It
+serves HTTPS if its folder has a certificate.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import itertools
+import os
+import signal
+import ssl
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
 
 import orjson
 from aiohttp import web
 
+from sandbox.processes import children, pki
+from sandbox.processes.apiserver import private_file
+from tests.support.paths import CHECKOUT
+from tests.support.waiting import until
+
 Attack = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 MIB = 1024 * 1024
 _LAST_VERSION = 2**63 - 1
+_CERTIFICATE = "hostile.pem"
 
 
 def _page(*items: object, version: object = "10", token: str = "") -> bytes:
@@ -67,10 +79,23 @@ async def _full_page(request: web.Request, response: web.StreamResponse) -> None
 
 async def _events(request: web.Request, response: web.StreamResponse) -> None:
     """New objects without an end, as fast as they are read."""
+    if not request.query.get("watch"):
+        await _fixed(_page(_object(1)))(request, response)
+        return
     await response.prepare(request)
     for start in itertools.islice(_NUMBERS, 1000):
         objects = (_object(start + one, 1000, str(start + one)) for one in range(100))
         await response.write(b"".join(orjson.dumps({"type": "ADDED", "object": one}) + b"\n" for one in objects))
+
+
+async def _available(request: web.Request, response: web.StreamResponse) -> None:
+    """Say that Harvester works."""
+    if request.query.get("watch"):
+        await response.prepare(request)
+        await asyncio.Event().wait()
+    metadata = {"name": "harvester", "namespace": "harvester-system", "uid": "1", "resourceVersion": "10"}
+    status = {"conditions": [{"type": "Available", "status": "True"}]}
+    await _fixed(_page({"metadata": metadata, "status": status}))(request, response)
 
 
 _NUMBERS = itertools.count(10**9, 1000)
@@ -103,16 +128,24 @@ ATTACKS: dict[str, Attack] = {
 }
 
 
-def application() -> web.Application:
-    """Answers each request with the next attack."""
-    attacks: Iterator[Attack] = itertools.cycle(ATTACKS.values())
+def application(names: Iterable[str]) -> web.Application:
+    """Answers each request with the next of these attacks."""
+    attacks: Iterator[Attack] = itertools.cycle([ATTACKS[name] for name in names])
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        if request.path.endswith("/namespaces/kube-system"):
-            return web.json_response({"metadata": {"name": "kube-system", "uid": "hostile"}})
-        if request.method == "POST":
+        *_, parent, name = request.path.split("/")
+        if parent == "namespaces":
+            return web.json_response({"metadata": {"name": name, "uid": "hostile", "resourceVersion": "10"}})
+        if name == "selfsubjectaccessreviews":
             return web.json_response({"status": {"allowed": True}}, status=201)
+        if request.method == "POST":
+            created = await request.json()
+            created["metadata"] |= {"uid": "hostile", "resourceVersion": "10"}
+            return web.json_response(created, status=201)
         response = web.StreamResponse()
+        if request.path.endswith("/namespaces/harvester-system/deployments"):
+            await _available(request, response)
+            return response
         await next(attacks)(request, response)
         return response
 
@@ -121,5 +154,43 @@ def application() -> web.Application:
     return app
 
 
+@contextlib.asynccontextmanager
+async def hostile(folder: Path, *attacks: str, ca: pki.CA | None = None) -> AsyncIterator[tuple[str, int]]:
+    """Run the attacker's Harvester with these attacks, or with all; its URL and process. It serves HTTPS with `ca`."""
+    (port,) = children.free_ports(1)
+    if ca:
+        pair = ca.server(["127.0.0.1"])
+        private_file(folder / _CERTIFICATE, pair.certificate + pair.key)
+    command = [sys.executable, "-P", "-m", "tests.support.hostile", str(port), str(folder), *attacks]
+    process = children.start(folder, "hostile", command, env={"PYTHONPATH": str(CHECKOUT)})
+
+    async def listens() -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    try:
+        await until(listens, "the attacker's Harvester listens")
+        yield f"{'https' if ca else 'http'}://127.0.0.1:{port}", process.pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
+        await children.end(process)
+
+
+def main() -> None:
+    """Serve until the process ends."""
+    port, folder, *attacks = sys.argv[1:]
+    context = None
+    if (certificate := Path(folder, _CERTIFICATE)).exists():
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate)
+    app = application(attacks or ATTACKS)
+    web.run_app(app, host="127.0.0.1", port=int(port), ssl_context=context, print=None, access_log=None)
+
+
 if __name__ == "__main__":
-    web.run_app(application(), host="127.0.0.1", port=int(sys.argv[1]), print=None, access_log=None)
+    main()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -21,8 +20,7 @@ from caphv.runtime.cache import Change
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler.harvester.session import Session, SessionEvents
 from reconciler.harvester.sessions import Sessions
-from sandbox.processes import children
-from tests.support.paths import CHECKOUT
+from tests.support.hostile import hostile
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timing]
@@ -166,30 +164,6 @@ class Figures:
             quiet, loud = self.percentiles(share)
             text += f", {name} {loud * 1000:.2f} ms, without an attack {quiet * 1000:.2f} ms"
         return f"{text}, {len(self.loud)} latencies each"
-
-
-@contextlib.asynccontextmanager
-async def hostile(folder: Path) -> AsyncIterator[tuple[str, int]]:
-    """Run the attacker's Harvester; its URL and process."""
-    (port,) = children.free_ports(1)
-    command = [sys.executable, "-P", "-m", "tests.support.hostile", str(port)]
-    process = children.start(folder, "hostile", command, env={"PYTHONPATH": str(CHECKOUT)})
-
-    async def listens() -> bool:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
-    try:
-        await until(listens, "the attacker's Harvester listens")
-        yield f"http://127.0.0.1:{port}", process.pid
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGCONT)
-        await children.end(process)
 
 
 @pytest.mark.usefixtures("runner")

@@ -1,6 +1,7 @@
 """What a connection may take: memory as Python needs it, and a share of the event loop."""
 
 import asyncio
+import itertools
 import tracemalloc
 from collections.abc import Callable
 
@@ -84,11 +85,51 @@ def test_server_that_uses_less_than_its_share_is_never_limited() -> None:
     assert not budget.limited
 
 
-def test_first_reason_of_a_limit_stays() -> None:
-    budget = TimeBudget(Clock())
+@pytest.mark.parametrize("machines", [100, 1000, 5000])
+def test_share_grows_with_the_machines_that_use_the_connection(machines: int) -> None:
+    clock = Clock()
+    budget = TimeBudget(clock)
+    budget.machines = lambda: machines
+    # A first start reads all objects of each machine.
+    for _ in range(machines):
+        budget.spend(0.01)
+    assert not budget.limited
+    # Then changes use the share of the machines, and that of the connection.
+    for _ in range(600):
+        clock.now += 1
+        budget.spend(0.049 + machines * 0.00001)
+    assert not budget.limited
+    for _ in range(600):
+        clock.now += 1
+        budget.spend(0.15 + machines * 0.00003)
+    assert f"more than {0.05 + machines * 0.00001:.0%} of this process's time" in budget.limited
+
+
+def test_machines_that_come_and_go_do_not_extend_the_share() -> None:
+    clock = Clock()
+    budget = TimeBudget(clock)
+    counts = itertools.cycle([0, 10])
+    budget.machines = lambda: next(counts)
+    # Each machine that comes brings ten milliseconds.
+    for _ in range(1000):
+        budget.spend(0.2)
+        clock.now += 0.2
+        if budget.limited:
+            break
+    assert clock.now < 1000 + 10
+
+
+def test_first_reason_of_a_limit_stays_and_is_reported_once() -> None:
+    clock = Clock()
+    budget = TimeBudget(clock)
+    reported: list[str] = []
+    budget.on_limit = lambda: reported.append(budget.limited)
     budget.broken("one")
     budget.broken("two")
     assert budget.limited == "one"
+    clock.now += 601
+    budget.broken("three")
+    assert reported == ["one", "three"]
 
 
 @pytest.mark.virtual_time

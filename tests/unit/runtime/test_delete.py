@@ -7,6 +7,7 @@ import pytest
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
+from caphv.runtime.kubeconfig import Kubeconfig
 
 pytestmark = pytest.mark.unit
 
@@ -22,7 +23,7 @@ def client(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any] | ApiError) ->
         return found
 
     monkeypatch.setattr(ApiClient, "request", request)
-    return ApiClient.__new__(ApiClient)
+    return Kubeconfig(server="https://harvester.example.com").client(name="test", untrusted=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""What an untrusted server answers has the form of an object, or it is an error: nothing behind the client fails."""
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caphv.api.object import CONFIG_MAPS, Obj, being_deleted, key_of, labels_of, uid_of, well_formed
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ServerFault
+from caphv.runtime.transport import Connection
+
+pytestmark = pytest.mark.unit
+
+ONE: Obj = {"metadata": {"name": "one", "namespace": "ns"}}
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.text(max_size=3))
+ANY = st.recursive(
+    VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner), max_leaves=5
+)
+FIELDS = {
+    "metadata": st.fixed_dictionaries(
+        {"name": st.just("one") | ANY},
+        optional={
+            field: ANY | st.just(good)
+            for field, good in {
+                "namespace": "ns",
+                "uid": "1",
+                "labels": {"a": "b"},
+                "finalizers": ["a/b"],
+                "ownerReferences": [{"kind": "Machine"}],
+                "deletionTimestamp": "2026-01-01T00:00:00Z",
+            }.items()
+        },
+    )
+    | ANY,
+    "spec": ANY,
+    "data": ANY,
+    "status": ANY | st.fixed_dictionaries({"conditions": ANY}),
+}
+ANSWERS = ANY | st.fixed_dictionaries({}, optional=FIELDS)
+
+
+async def _anonymous() -> str:
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def client_of(answer: Any, **options: Any) -> AsyncIterator[ApiClient]:
+    """A client of a server that answers everything with the same JSON."""
+
+    async def handle(_request: web.BaseRequest) -> web.Response:
+        return web.Response(body=orjson.dumps(answer))
+
+    runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    client = ApiClient(Connection(server, ssl.create_default_context(), _anonymous, None, None), name="test", **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await runner.cleanup()
+
+
+def read_as_objects_are(obj: Obj) -> None:
+    """What reconciles do with any object."""
+    assert key_of(obj).name == "one"
+    uid_of(obj)
+    being_deleted(obj)
+    labels_of(obj).get("a")
+    (obj.get("spec") or {}).get("a")
+    (obj.get("data") or {}).get("a")
+    for owner in obj["metadata"].get("ownerReferences") or ():
+        owner.get("kind")
+    for condition in (obj.get("status") or {}).get("conditions") or ():
+        condition.get("type")
+
+
+@settings(max_examples=50)
+@given(ANSWERS)
+async def test_answer_is_an_object_or_an_error(answer: Any) -> None:
+    async with client_of(answer, untrusted=True, opaque=True) as client:
+        for request in (
+            client.get(CONFIG_MAPS, "one", "ns"),
+            client.create(CONFIG_MAPS, ONE),
+            client.replace(CONFIG_MAPS, ONE),
+            client.patch(CONFIG_MAPS, "one", "ns", {}),
+            client.apply(CONFIG_MAPS, ONE, manager="test"),
+        ):
+            try:
+                read_as_objects_are(await request)
+            except ServerFault as error:
+                assert "does not answer like a Kubernetes API server" in error.message  # noqa: PT017
+                assert client.limits
+        with contextlib.suppress(ServerFault):
+            if deleted := await client.delete(CONFIG_MAPS, "one", "ns"):
+                assert being_deleted(deleted)
+
+
+@settings(max_examples=50)
+@given(st.lists(ANSWERS, max_size=3) | ANY)
+async def test_list_has_objects_or_is_an_error(items: Any) -> None:
+    async with client_of({"metadata": {"resourceVersion": "1"}, "items": items}, untrusted=True) as client:
+        try:
+            assert all(map(well_formed, (await client.list(CONFIG_MAPS))["items"]))
+        except ServerFault:
+            assert client.limits
+
+
+async def test_answer_about_another_object_is_an_error() -> None:
+    async with client_of({"metadata": {"name": "two"}}, untrusted=True) as client:
+        with pytest.raises(ServerFault):
+            await client.get(CONFIG_MAPS, "one", "ns")
