@@ -14,8 +14,9 @@ from caphv.runtime.errors import TooLarge
 _MIB = 1024 * 1024
 # Of Python's objects, by what they are in JSON: `{}`, `[]`, each value, each end of a text.
 _OBJECT, _LIST, _VALUE, _QUOTE = 160, 72, 40, 20
-# What a connection's caches may take, and more for each machine that runs there: a VM with its disks takes 40 KiB.
-CACHE_BYTES = 40 * _MIB
+# What a connection's own caches may take, and those that connections to one server share. Each machine that runs there
+# adds to both: a VM with its disks takes 40 KiB.
+OWN_CACHE_BYTES, SHARED_CACHE_BYTES = 16 * _MIB, 24 * _MIB
 _MACHINE_BYTES = 64 * 1024
 # A connection may use the event loop for so many seconds at once, and for this share of the time on average.
 _CREDIT_SECONDS, _SHARE = 5.0, 0.05

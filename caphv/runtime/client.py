@@ -19,7 +19,7 @@ import orjson
 from caphv.api.object import Obj, Resource, being_deleted, well_formed
 from caphv.api.plaintext import LONGEST_ERROR, plain
 from caphv.runtime import logs, metrics
-from caphv.runtime.budget import CACHE_BYTES, MemoryBudget, TimeBudget
+from caphv.runtime.budget import OWN_CACHE_BYTES, MemoryBudget, TimeBudget
 from caphv.runtime.errors import AddressRefused, ApiError, Conflict, Forbidden, NotFound, Unreachable, error_from
 from caphv.runtime.slots import RequestSlots
 from caphv.runtime.transport import (
@@ -83,7 +83,7 @@ class ApiClient:
         self._opaque = opaque
         self._reached: dict[str, float] = {}
         self._detail, self._detail_at = "", -_DETAIL_SECONDS
-        self.budget = MemoryBudget(CACHE_BYTES, connection.server) if untrusted else None
+        self.budget = MemoryBudget(OWN_CACHE_BYTES, connection.server) if untrusted else None
         self.fence = fence or _never
         self.on_limit: Callable[[], None] = _never
         self._on_response = on_response or _ignore

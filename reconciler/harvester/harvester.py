@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from caphv.api import names, resources
 from caphv.api.object import DEPLOYMENTS, NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, labels_of
-from caphv.runtime.budget import CACHE_BYTES, MemoryBudget
+from caphv.runtime.budget import SHARED_CACHE_BYTES, MemoryBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler.harvester import slim
@@ -119,7 +119,7 @@ class Harvester:
         self.sessions: dict[Session, None] = {}
         self.allocators = AllocatorGroup()
         self._on_change = on_change
-        self._budget = MemoryBudget(CACHE_BYTES, server)
+        self._budget = MemoryBudget(SHARED_CACHE_BYTES, server)
         self._budget.machines = lambda: sum(session.machines() for session in self.sessions)
         self._caches: dict[Collection, SharedCache] = {}
         self._probe = Probe(self._health_changed, self.informers, self._caches_changed)
