@@ -24,6 +24,8 @@ NAMESPACE = "capi-system"
 # Tests name another build of the core here.
 CORE_VARIABLE = "CAPHV_SANDBOX_CORE"
 START_SECONDS = 90.0
+# Further feature gates of the core, as its option `--feature-gates` takes them.
+GATES_VARIABLE = "CAPHV_SANDBOX_CORE_FEATURE_GATES"
 PORT_ATTEMPTS = 5
 # From the module's config/crd and metadata.yaml: the contract of each API version. 1.10 ignores the newer one.
 LABELS = {
@@ -140,7 +142,7 @@ def _command(folder: Path, webhook_port: int, health_port: int) -> list[str | Pa
         "--diagnostics-address=127.0.0.1:0",
         "--insecure-diagnostics",
         "--leader-elect=false",
-        "--feature-gates=ClusterTopology=true",
+        f"--feature-gates={','.join(filter(None, ['ClusterTopology=true', os.environ.get(GATES_VARIABLE)]))}",
         # Nothing is stored in an older version; it would patch each CRD, which the API server then compiles again.
         "--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields",
         # The default limits protect a shared API server.
