@@ -120,9 +120,13 @@ class Harvester:
         self.allocators = AllocatorGroup()
         self._on_change = on_change
         self._budget = MemoryBudget(SHARED_CACHE_BYTES, server)
-        self._budget.machines = lambda: sum(session.machines() for session in self.sessions)
+        self._budget.machines = self.machines
         self._caches: dict[Collection, SharedCache] = {}
         self._probe = Probe(self._health_changed, self.informers, self._caches_changed)
+
+    def machines(self) -> int:
+        """Count the machines of all accounts."""
+        return sum(session.machines() for session in self.sessions)
 
     def cache(self, collection: Collection) -> SharedCache:
         """The shared cache of a collection; it has no reader before the first account joins."""

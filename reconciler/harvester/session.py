@@ -206,7 +206,7 @@ class Session:
 
     def _all_machines(self) -> int:
         """Machines on this Harvester: this account may read caches for all others."""
-        return sum(session.machines() for session in self._harvester.sessions) if self._harvester else self.machines()
+        return self._harvester.machines() if self._harvester else self.machines()
 
     def probe(self) -> None:
         """A request was answered 401: verify the credentials now."""

@@ -22,8 +22,8 @@ from reconciler.memory import GRACE_SECONDS
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Watched
 
-# States that do not end without a user's action.
 _FINALIZERS = frozenset({names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER})
+# States that do not end without a user's action.
 _FAILED = (
     VmPhase.MISSING,
     VmPhase.STOPPED,

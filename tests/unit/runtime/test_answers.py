@@ -1,8 +1,6 @@
 """What an untrusted server answers has the form of an object, or it is an error: nothing behind the client fails."""
 
 import contextlib
-import ssl
-from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from caphv.api.object import CONFIG_MAPS, Obj, being_deleted, key_of, labels_of, uid_of, well_formed
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ServerFault
-from caphv.runtime.transport import Connection
+from tests.support.answering import serving
 
 pytestmark = pytest.mark.unit
 
@@ -46,27 +44,13 @@ FIELDS = {
 ANSWERS = ANY | st.fixed_dictionaries({}, optional=FIELDS)
 
 
-async def _anonymous() -> str:
-    return ""
-
-
-@contextlib.asynccontextmanager
-async def client_of(answer: Any, **options: Any) -> AsyncIterator[ApiClient]:
+def client_of(answer: Any, **options: Any) -> contextlib.AbstractAsyncContextManager[ApiClient]:
     """A client of a server that answers everything with the same JSON."""
 
     async def handle(_request: web.BaseRequest) -> web.Response:
         return web.Response(body=orjson.dumps(answer))
 
-    runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    client = ApiClient(Connection(server, ssl.create_default_context(), _anonymous, None, None), name="test", **options)
-    try:
-        yield client
-    finally:
-        await client.close()
-        await runner.cleanup()
+    return serving(handle, **options)
 
 
 def read_as_objects_are(obj: Obj) -> None:

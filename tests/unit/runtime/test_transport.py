@@ -3,9 +3,6 @@
 import asyncio
 import contextlib
 import gzip
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import orjson
 import pytest
@@ -14,37 +11,13 @@ from aiohttp import web
 from caphv.api.object import Obj, Resource
 from caphv.runtime import transport
 from caphv.runtime.cache import Informer
-from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Fenced, TooLarge, Unreachable
-from caphv.runtime.transport import Connection
+from tests.support.answering import serving
 
 pytestmark = pytest.mark.unit
 
 THINGS = Resource("example.io", "v1", "things", "Thing")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MIB = 1024 * 1024
-
-
-async def _anonymous() -> str:
-    return ""
-
-
-@contextlib.asynccontextmanager
-async def serving(handler: Handler, **options: Any) -> AsyncIterator[ApiClient]:
-    """A client of a server that answers everything with the handler."""
-    server = web.Server(handler)
-    runner = web.ServerRunner(server, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    connection = Connection(f"http://127.0.0.1:{port}", ssl.create_default_context(), _anonymous, None, None)
-    client = ApiClient(connection, name="test", **options)
-    try:
-        yield client
-    finally:
-        await client.close()
-        await runner.cleanup()
 
 
 def collection(*items: Obj, **metadata: str) -> bytes:

@@ -1,0 +1,34 @@
+"""A client of a server that answers everything with one handler."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from caphv.runtime.client import ApiClient
+from caphv.runtime.transport import Connection
+
+Handler = Callable[[Any], Awaitable[web.StreamResponse]]
+
+
+async def _anonymous() -> str:
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def serving(handler: Handler, **options: Any) -> AsyncIterator[ApiClient]:
+    """Lend a client; `options` are those of `ApiClient`."""
+    runner = web.ServerRunner(web.Server(handler), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    client = ApiClient(Connection(server, ssl.create_default_context(), _anonymous, None, None), name="test", **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+        await runner.cleanup()
