@@ -7,32 +7,27 @@ see docs/adr/0002-kubernetes-client.md.
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import aiohttp
 import orjson
 
 from caphv.api.object import Obj, Resource, being_deleted, well_formed
-from caphv.api.plaintext import LONGEST_ERROR, plain
 from caphv.runtime import logs, metrics
+from caphv.runtime.answers import Answers
 from caphv.runtime.budget import OWN_CACHE_BYTES, MemoryBudget, TimeBudget
-from caphv.runtime.errors import AddressRefused, ApiError, Conflict, Forbidden, NotFound, Unreachable, error_from
+from caphv.runtime.errors import Conflict, Forbidden, NotFound, Unreachable, error_from
 from caphv.runtime.slots import RequestSlots
 from caphv.runtime.transport import (
     Connection,
     Transport,
-    describe,
     idle_seconds,
     read_timeout,
-    refused_address,
     write_timeout,
 )
-
-log = logging.getLogger(__name__)
 
 PatchType = Literal["merge", "json", "strategic"]
 OnResponse = Callable[[int, float | None], None]
@@ -45,10 +40,6 @@ _PATCH_TYPES = {
 _WATCH_SECONDS = (240, 360)
 _WATCH_SILENCE = 150.0
 _METADATA_ONLY = "application/json;as={0};g=meta.k8s.io;v=v1"
-_NO_API = "this server does not answer like a Kubernetes API server"
-_NO_API_HINT = f"{_NO_API} (is there a proxy in between?)"
-# Details of an opaque connection are logged when they change, and not more often than this.
-_DETAIL_SECONDS = 10.0
 # Limits that were reached are reported for this long.
 _REPORTED_SECONDS = 600.0
 
@@ -80,15 +71,14 @@ class ApiClient:
         fence: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
-        self._opaque = opaque
         self._reached: dict[str, float] = {}
-        self._detail, self._detail_at = "", -_DETAIL_SECONDS
         self.budget = MemoryBudget(OWN_CACHE_BYTES, connection.server) if untrusted else None
         self.fence = fence or _never
         self.on_limit: Callable[[], None] = _never
         self._on_response = on_response or _ignore
         self._connection = connection
         self._transport = Transport(connection, user_agent=user_agent, untrusted=untrusted)
+        self._answers = Answers(name, connection.server, self.time, opaque=opaque)
         self._read_timeout, self._write_timeout = read_timeout(timeout), write_timeout(timeout)
         self._slots = RequestSlots(max_in_flight, idle_seconds=idle_seconds(untrusted), on_limit=self._limit_reached)
         if self.time:
@@ -137,7 +127,9 @@ class ApiClient:
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
         """Read one object from the server. Raises `NotFound`."""
-        return self._object(name, await self.request("GET", _object_path(resource, namespace, name), resource=resource))
+        return self._answers.one(
+            name, await self.request("GET", _object_path(resource, namespace, name), resource=resource)
+        )
 
     async def list(
         self,
@@ -169,24 +161,20 @@ class ApiClient:
         page = await self.request(
             "GET", resource.path(namespace), resource=resource, verb="list", query=query, accept=accept
         )
-        # API servers send null for an empty list of metadata.
-        items = page["items"] = page.get("items") or []
-        if self.time and not (well_formed(page) and isinstance(items, list) and all(map(well_formed, items))):
-            raise self._no_api("a list of something else than objects")
-        return page
+        return self._answers.page(page)
 
     async def create(self, resource: Resource, obj: Obj, *, dry_run: bool = False) -> Obj:
         """Create an object in the namespace that its metadata names. Raises `AlreadyExists`."""
         path = resource.path(obj["metadata"].get("namespace", ""))
         query = {"dryRun": "All" if dry_run else ""}
         answer = await self.request("POST", path, resource=resource, body=obj, query=query)
-        return self._object(obj["metadata"].get("name", ""), answer)
+        return self._answers.one(obj["metadata"].get("name", ""), answer)
 
     async def replace(self, resource: Resource, obj: Obj, *, subresource: str = "") -> Obj:
         """Replace an object; with its resourceVersion in the metadata only that version (`Conflict` otherwise)."""
         metadata = obj["metadata"]
         path = _object_path(resource, metadata.get("namespace", ""), metadata["name"], subresource)
-        return self._object(metadata["name"], await self.request("PUT", path, resource=resource, body=obj))
+        return self._answers.one(metadata["name"], await self.request("PUT", path, resource=resource, body=obj))
 
     async def patch(
         self,
@@ -208,7 +196,7 @@ class ApiClient:
             content_type=_PATCH_TYPES[patch_type],
             query={"dryRun": "All" if dry_run else ""},
         )
-        return self._object(name, answer)
+        return self._answers.one(name, answer)
 
     async def apply(
         self, resource: Resource, obj: Obj, *, manager: str, force: bool = True, dry_run: bool = False
@@ -228,7 +216,7 @@ class ApiClient:
                 "dryRun": "All" if dry_run else "",
             },
         )
-        return self._object(metadata["name"], answer)
+        return self._answers.one(metadata["name"], answer)
 
     async def delete(
         self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", propagation: str = "Background"
@@ -299,10 +287,10 @@ class ApiClient:
             metrics.api_requests(self.name, verb, kind, code).inc()
             metrics.api_request_seconds(self.name, verb).observe(time.perf_counter() - started)
         if not self.time:
-            return self._parse(response.status, raw, response.headers.get("Retry-After"))
+            return self._answers.parse(response.status, raw, response.headers.get("Retry-After"))
         began = time.thread_time()
         try:
-            return self._parse(response.status, raw, response.headers.get("Retry-After"))
+            return self._answers.parse(response.status, raw, response.headers.get("Retry-After"))
         finally:
             self.time.spend(time.thread_time() - began)
 
@@ -350,7 +338,7 @@ class ApiClient:
                 self._on_response(response.status, None)
                 if response.status != 200:
                     raw = await self._transport.read(response)
-                    self._parse(response.status, raw, response.headers.get("Retry-After"))
+                    self._answers.parse(response.status, raw, response.headers.get("Retry-After"))
                 if on_open:
                     on_open()
                 async for line in self._transport.lines(response):
@@ -358,9 +346,7 @@ class ApiClient:
                     event = orjson.loads(line)  # noqa: TID251 - bounded by the size of an answer
                     if event["type"] == "ERROR":
                         raise error_from(int(event["object"].get("code") or 500), event["object"])
-                    if self.time and not well_formed(event["object"]):
-                        raise self._no_api("an event without an object")
-                    yield event["type"], event["object"]
+                    yield event["type"], self._answers.changed(event["object"])
                     if self.time:
                         # With what the caller did with it, who waits for nothing but the next event.
                         self.time.spend(time.thread_time() - began)
@@ -411,52 +397,7 @@ class ApiClient:
     def _unreachable(self, error: BaseException) -> Unreachable:
         if not self._transport.closed:
             self._on_response(0, None)
-        refused = refused_address(error)
-        if refused:
-            self._log_detail(str(refused))
-            return AddressRefused(f"{self.server}: {'its address is not allowed' if self._opaque else refused}")
-        if self.time and isinstance(error, ValueError):
-            self.time.broken(str(error))
-        if not self._opaque:
-            return Unreachable(f"{self.server}: {describe(error)}")
-        self._log_detail(describe(error))
-        hint = "no API server can be reached there, or its certificate does not match the kubeconfig"
-        return Unreachable(f"{self.server}: {hint}")
-
-    def _parse(self, status: int, raw: bytearray, retry_after: str | None) -> Any:
-        try:
-            body = orjson.loads(raw) if raw else {}  # noqa: TID251 - bounded by the size of an answer
-        except orjson.JSONDecodeError:
-            body = None
-        if 200 <= status < 300 and isinstance(body, dict):
-            return body
-        detail = f"HTTP {status} with a body that is {'not JSON' if body is None else 'no Status object'}"
-        if 200 <= status < 300:
-            raise self._no_api(detail)
-        known = isinstance(body, dict) and (not self._opaque or body.get("kind") == "Status")
-        if not known:
-            self._log_detail(detail)
-            body = {"message": _NO_API_HINT}
-        raise error_from(status, body, retry_after)
-
-    def _object(self, name: str, answer: Any) -> Obj:
-        """Return an answer that has the form of an object of this name; empty for any. Raises `ServerFault`."""
-        if self.time and name and not (well_formed(answer) and answer["metadata"].get("name") == name):
-            raise self._no_api("another answer than the object")
-        return cast(Obj, answer)
-
-    def _no_api(self, detail: str) -> ApiError:
-        if self.time:
-            self.time.broken(_NO_API)
-        self._log_detail(detail)
-        return error_from(502, {"message": _NO_API_HINT})
-
-    def _log_detail(self, detail: str) -> None:
-        """Tell operators what an opaque error hides: a change, and not each attempt."""
-        now = time.monotonic()
-        if self._opaque and detail != self._detail and now - self._detail_at >= _DETAIL_SECONDS:
-            self._detail, self._detail_at = detail, now
-            log.warning("%s at %s: %s", self.name, self.server, plain(detail, LONGEST_ERROR))
+        return self._answers.unreachable(error)
 
 
 def _ignore(_code: int, _seconds: float | None) -> None:
