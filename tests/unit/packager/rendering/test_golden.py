@@ -30,7 +30,9 @@ SWAPPED = ((" and ", " or "), (" or ", " and "), (" == ", " != "), (" != ", " ==
 
 @cache
 def shipped() -> Templates:
-    return Templates([TEMPLATES])
+    templates = Templates([TEMPLATES])
+    assert templates.parsed, "parsed here once, not by each copy"
+    return templates
 
 
 @cache
