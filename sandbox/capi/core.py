@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from caphv.api import resources
 from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj
+from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from sandbox import manifests
@@ -34,18 +35,26 @@ LABELS = {
     "cluster.x-k8s.io/v1beta2": "v1beta2",
     manifests.MOVE_LABEL: "",
 }
-# The core requires the CRDs of references, which do not exist yet; a missing ClusterClass is only a warning.
+# With a reference whose CRD a sandbox has, which the core requires. For a ClusterClass its webhooks would wait for 2 s.
 PROBE: Obj = {
     "apiVersion": "cluster.x-k8s.io/v1beta2",
     "kind": "Cluster",
     "metadata": {"name": "probe", "namespace": "default"},
-    "spec": {"topology": {"classRef": {"name": "probe"}, "version": "v1.36.3"}},
+    "spec": {
+        "infrastructureRef": {"apiGroup": HARVESTER_CLUSTERS.group, "kind": HARVESTER_CLUSTERS.kind, "name": "probe"}
+    },
 }
 # In the older version, the probe covers conversion as well as admission.
 OLDER_PROBE: Obj = {
     **PROBE,
     "apiVersion": "cluster.x-k8s.io/v1beta1",
-    "spec": {"topology": {"class": "probe", "version": "v1.36.3"}},
+    "spec": {
+        "infrastructureRef": {
+            "apiVersion": HARVESTER_CLUSTERS.api_version,
+            "kind": HARVESTER_CLUSTERS.kind,
+            "name": "probe",
+        }
+    },
 }
 
 
