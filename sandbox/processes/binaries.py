@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
+import hashlib
 import logging
 import os
 import re
@@ -22,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from sandbox.processes import gobuild
-from sandbox.processes.gobuild import Recipe, Report
+from sandbox.processes.gobuild import Patch, Recipe, Report
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ CLUSTER_API_CORE = Recipe(
     module="sigs.k8s.io/cluster-api",
     package="sigs.k8s.io/cluster-api",
     # Its webhook server has no flag for the address and would listen on all networks.
-    patches=(("\t\t\t\tPort:     webhookPort,\n", '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n'),),
+    patches=(Patch("main.go", "\t\t\t\tPort:     webhookPort,\n", '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n'),),
 )
 _AFTER_CLUSTER_CACHE = '\t\tsetupLog.Error(err, "Unable to create ClusterCache")\n\t\tos.Exit(1)\n\t}\n'
 _RETRY_SOON = """\
@@ -58,11 +59,42 @@ _RETRY_SOON = """\
 		SetConnectionCreationRetryInterval(time.Duration)
 	}).SetConnectionCreationRetryInterval(time.Second)
 """
-# For tests: the core retries to reach a workload cluster after 30 s, which every new cluster has to wait for.
+
+
+def _in_reconciler(reconciler: str, package: str, file: str, old: str, new: str) -> tuple[Patch, ...]:
+    """Change a package of the core's reconcilers, and let the core run the changed copy."""
+    folder, imports = f"internal/controllers/{package}", '\t"sigs.k8s.io/cluster-api/controllers/remote"\n'
+    copy = f'\tchanged{package} "{CLUSTER_API_CORE.module_path}/{folder}"\n'
+    return (
+        Patch("main.go", imports, imports + copy),
+        Patch("main.go", f"(&controllers.{reconciler}{{", f"(&changed{package}.Reconciler{{"),
+        Patch(f"{folder}/{file}", old, new),
+    )
+
+
+# For tests. The core of users waits for what it does not watch: it retries to reach a workload cluster after 30 s, to
+# create workers of a control plane that was not stable after 15 s, and to delete a Cluster that had objects after 5 s.
 IMPATIENT_CORE = dataclasses.replace(
     CLUSTER_API_CORE,
     name="cluster-api-core-impatient",
-    patches=(*CLUSTER_API_CORE.patches, (_AFTER_CLUSTER_CACHE, _AFTER_CLUSTER_CACHE + _RETRY_SOON)),
+    patches=(
+        *CLUSTER_API_CORE.patches,
+        Patch("main.go", _AFTER_CLUSTER_CACHE, _AFTER_CLUSTER_CACHE + _RETRY_SOON),
+        *_in_reconciler(
+            "MachineSetReconciler",
+            "machineset",
+            "machineset_preflight.go",
+            "preflightFailedRequeueAfter = 15 * time.Second",
+            "preflightFailedRequeueAfter = time.Second",
+        ),
+        *_in_reconciler(
+            "ClusterReconciler",
+            "cluster",
+            "cluster_controller.go",
+            "deleteRequeueAfter = 5 * time.Second",
+            "deleteRequeueAfter = time.Second",
+        ),
+    ),
 )
 # Further releases that are tested; each is built only on request. 1.14 has the core's program and manifests in a folder
 # of their own.
@@ -250,7 +282,8 @@ def _all_at_once(names: Sequence[str], report: Report) -> None:
 
 
 def _built(recipe: Recipe) -> Path:
-    return cache_folder() / "bin" / f"{recipe.name}-{recipe.version}"
+    patches = f"-{hashlib.sha256(repr(recipe.patches).encode()).hexdigest()[:8]}" if recipe.patches else ""
+    return cache_folder() / "bin" / f"{recipe.name}-{recipe.version}{patches}"
 
 
 def envtest_folders(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> list[Path]:

@@ -38,12 +38,22 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True)
+class Patch:
+    """A text that a file has once, and what replaces it; `file` is relative to the folder of the program's package."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How to build one program.
 
     `staging` is set for modules whose go.mod replaces others by folders of their own repository; the value
-    is the version under which the proxy has them. `patches` are texts in the package's only file, with replacements:
-    the file is then built as a package of our own, below the module's path because it imports its `internal` packages.
+    is the version under which the proxy has them. With `patches` the program's only file, and each other package that
+    they change, are copied into a module of our own. Its path is below that of the module, because they import the
+    module's `internal` packages.
     """
 
     name: str
@@ -54,7 +64,12 @@ class Recipe:
     staging: str = ""
     variables: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    patches: tuple[tuple[str, str], ...] = ()
+    patches: tuple[Patch, ...] = ()
+
+    @property
+    def module_path(self) -> str:
+        """The path of the module in which it is built."""
+        return f"{self.module}/caphv-sandbox" if self.patches else f"caphv.sandbox/{self.name}"
 
     @property
     def module_version(self) -> str:
@@ -75,7 +90,7 @@ class Recipe:
 def go_mod(recipe: Recipe, upstream: str = "") -> str:
     """Text of the go.mod in which a recipe is built; `upstream` is the text of its module's own go.mod."""
     lines = [
-        f"module {recipe.module}/caphv-sandbox" if recipe.patches else f"module caphv.sandbox/{recipe.name}",
+        f"module {recipe.module_path}",
         f"go {OLDEST_GO[0]}.{OLDEST_GO[1]}.0",
         *([] if recipe.patches else [f"tool {recipe.package}"]),
         f"require {recipe.module} v{recipe.version}",
@@ -180,12 +195,20 @@ def _count_packages(go: Go, recipe: Recipe, folder: Path, report: Report) -> int
 
 
 def _write_patched(recipe: Recipe, sources: Path, folder: Path) -> None:
-    text = (sources / recipe.package.removeprefix(recipe.module).lstrip("/") / "main.go").read_text()
-    for old, new in recipe.patches:
-        if text.count(old) != 1:
-            raise BuildError(f"{recipe.module_version}: main.go must have {old!r} once; the recipe needs a new patch")
-        text = text.replace(old, new)
-    (folder / "main.go").write_text(text)
+    program = sources / recipe.package.removeprefix(recipe.module).lstrip("/")
+    shutil.copyfile(program / "main.go", folder / "main.go")
+    for package in {Path(patch.file).parent for patch in recipe.patches} - {Path()}:
+        (folder / package).mkdir(parents=True)
+        for source in (program / package).glob("*.go"):
+            if not source.name.endswith("_test.go"):
+                shutil.copyfile(source, folder / package / source.name)
+    for patch in recipe.patches:
+        text = (folder / patch.file).read_text()
+        if text.count(patch.old) != 1:
+            raise BuildError(
+                f"{recipe.module_version}: {patch.file} must have {patch.old!r} once; the recipe needs a new patch"
+            )
+        (folder / patch.file).write_text(text.replace(patch.old, patch.new))
 
 
 def _install_wheel(folder: Path) -> None:

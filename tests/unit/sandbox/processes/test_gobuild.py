@@ -47,9 +47,35 @@ def test_patched_program_is_built_where_it_may_import_internal_packages() -> Non
 
 @pytest.mark.parametrize("recipe", [binaries.CLUSTER_API_CORE, binaries.IMPATIENT_CORE], ids=lambda recipe: recipe.name)
 def test_every_core_keeps_its_webhook_server_on_loopback(recipe: gobuild.Recipe) -> None:
-    old, new = recipe.patches[0]
-    assert "Host" not in old
-    assert 'Host: "127.0.0.1"' in new
+    patch = recipe.patches[0]
+    assert "Host" not in patch.old
+    assert 'Host: "127.0.0.1"' in patch.new
+
+
+def test_another_patch_is_another_program() -> None:
+    recipes = (binaries.CLUSTER_API_CORE, dataclasses.replace(binaries.CLUSTER_API_CORE, patches=()))
+    assert len({binaries._built(recipe) for recipe in recipes}) == 2
+
+
+def test_packages_that_a_patch_changes_are_copied_without_their_tests(tmp_path: Path) -> None:
+    sources, folder = tmp_path / "sources", tmp_path / "folder"
+    (sources / "cmd/internal/wait").mkdir(parents=True)
+    for empty in (folder, tmp_path / "other"):
+        empty.mkdir()
+    for file in ("main.go", "internal/wait/wait.go", "internal/wait/other.go", "internal/wait/wait_test.go"):
+        (sources / "cmd" / file).write_text("const wait = 5\n")
+    patch = gobuild.Patch("internal/wait/wait.go", "wait = 5", "wait = 1")
+    recipe = gobuild.Recipe("x", "1.0.0", "example.org/x", "example.org/x/cmd", patches=(patch,))
+    gobuild._write_patched(recipe, sources, folder)
+    found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.go")}
+    assert found == {
+        "main.go": "const wait = 5\n",
+        "internal/wait/wait.go": "const wait = 1\n",
+        "internal/wait/other.go": "const wait = 5\n",
+    }
+    wrong = dataclasses.replace(recipe, patches=(dataclasses.replace(patch, old="wait = 6"),))
+    with pytest.raises(gobuild.BuildError, match=r"internal/wait/wait\.go must have 'wait = 6' once"):
+        gobuild._write_patched(wrong, sources, tmp_path / "other")
 
 
 def test_own_go_settings_win_over_inherited_ones() -> None:
