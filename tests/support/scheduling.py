@@ -15,10 +15,10 @@ from xdist.workermanage import WorkerController
 
 from tests.support.paths import CHECKOUT
 
-SLOW_TESTS = CHECKOUT / ".ci" / "slow-tests"
+MODULE_SECONDS = CHECKOUT / ".ci" / "module-seconds"
 # Modules that share what takes long to make: one worker for all of them.
 TOGETHER = {"tests/e2e/test_image.py": "image", "tests/e2e/test_pod.py": "image"}
-# Seconds of a test that is not listed as slow, on average: a module of many tests is slow, too.
+# Seconds of a test, on average, in a module that is not listed.
 ORDINARY = 2.0
 
 
@@ -34,40 +34,42 @@ def folder_of(group: str) -> str:
     return folder if folder.startswith("tests/integration/") else group
 
 
-def slow_tests(path: Path = SLOW_TESTS) -> dict[str, float]:
-    """Seconds of the tests that are allowed to be slow, by name: `package.module.test`."""
+def seconds_of_modules(path: Path = MODULE_SECONDS) -> dict[str, float]:
+    """How long modules take, by path, as `.ci/module_seconds.py` wrote it."""
     lines = (line.partition("#")[0].split() for line in path.read_text(encoding="utf-8").splitlines())
     return {words[0]: float(words[1]) for words in lines if words}
 
 
-def seconds_of(nodeid: str, slow: dict[str, float]) -> float:
-    """Tell how long a test takes, as far as it is listed."""
-    path, _, name = nodeid.partition("::")
-    return slow.get(
-        f"{path.removesuffix('.py').replace('/', '.')}.{name.partition('[')[0].replace('::', '.')}", ORDINARY
-    )
+def seconds_of_groups(nodeids: Iterable[str], listed: dict[str, float]) -> dict[str, float]:
+    """How long the groups of these tests take."""
+    tests = Counter(nodeid.partition("::")[0] for nodeid in nodeids)
+    groups: dict[str, float] = {}
+    for module, number in tests.items():
+        groups[group_of(module)] = groups.get(group_of(module), 0.0) + listed.get(module, ORDINARY * number)
+    return groups
 
 
-def slowest_first(nodeids: Iterable[str]) -> Callable[[str], float]:
+def slowest_first(nodeids: Iterable[str], listed: dict[str, float]) -> Callable[[str], float]:
     """Make the key that sorts tests by what their group takes, the slowest first."""
-    slow, weights = slow_tests(), dict[str, float]()
-    for nodeid in nodeids:
-        weights[group_of(nodeid)] = weights.get(group_of(nodeid), 0.0) + seconds_of(nodeid, slow)
-    return lambda nodeid: -weights[group_of(nodeid)]
+    groups = seconds_of_groups(nodeids, listed)
+    return lambda nodeid: -groups[group_of(nodeid)]
 
 
-def next_group(waiting: dict[str, float], last: str | None, taken: Counter[str]) -> str:
+def next_group(waiting: dict[str, float], last: str | None, taken: Counter[str], workers: int) -> str:
     """Choose a worker's next group: in the folder of its last one, else in the folder with the most work.
 
-    `waiting` has the seconds of each group, in order; `taken` counts the workers in each folder. A second worker takes
-    part in a folder once every folder has one.
+    `waiting` has the seconds of each group, in order; `taken` counts the workers in each folder. Each further worker
+    in a folder starts API servers of its own. So it only takes part in a folder that keeps each of its workers busy for
+    longer than the share of all work that falls to one of the `workers`.
     """
     work: dict[str, float] = {}
     for group, seconds in waiting.items():
         work[folder_of(group)] = work.get(folder_of(group), 0.0) + seconds
     folder = folder_of(last) if last else ""
     if folder not in work:
-        folder = max(work, key=lambda name: (not taken[name], work[name] / (taken[name] + 1)))
+        share = sum(work.values()) / workers
+        open_ = [name for name, left in work.items() if not taken[name] or left / taken[name] > share]
+        folder = max(open_ or work, key=lambda name: work[name] / (taken[name] + 1))
     return next(group for group in waiting if folder_of(group) == folder)
 
 
@@ -78,9 +80,12 @@ class GroupScheduling(LoadScopeScheduling):
         return group_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        slow = slow_tests()
-        waiting = {group: sum(seconds_of(nodeid, slow) for nodeid in tests) for group, tests in self.workqueue.items()}
+        listed = seconds_of_modules()
+        waiting: dict[str, float] = {}
+        for tests in self.workqueue.values():
+            waiting |= seconds_of_groups(tests, listed)
         last = {worker: next(reversed(work), None) for worker, work in self.assigned_work.items()}
         taken = Counter(folder_of(group) for worker, group in last.items() if group and worker is not node)
-        self.workqueue.move_to_end(next_group(waiting, last[node], taken), last=False)
+        chosen = next_group(waiting, last[node], taken, len(self.assigned_work))
+        self.workqueue.move_to_end(chosen, last=False)
         super()._assign_work_unit(node)

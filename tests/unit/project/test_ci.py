@@ -91,24 +91,38 @@ def test_stages_are_named_and_timed_and_the_first_failure_ends_them(checkout: Pa
 
 
 def test_slow_tests_are_tests(checkout: Path) -> None:
-    listed = scheduling.slow_tests()
-    assert listed
-    for name, seconds in listed.items():
+    listed = [line.partition("#")[0].strip() for line in (checkout / ".ci" / "slow-tests").read_text().splitlines()]
+    assert any(listed)
+    for name in filter(None, listed):
         module, _, test = name.rpartition(".")
         text = (checkout / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
         assert f"def {test}(" in text, f"{name} is no test: remove it from .ci/slow-tests"
-        assert seconds > 0
+
+
+def test_modules_with_known_seconds_exist(checkout: Path) -> None:
+    listed = scheduling.seconds_of_modules()
+    assert listed
+    assert [module for module in listed if not (checkout / module).is_file()] == []
+
+
+def test_seconds_of_modules_are_written_from_a_report(checkout: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    cases = [("tests.e2e.test_a", 1.2), ("tests.e2e.test_b", 0.1), ("tests.e2e.test_a", 3.0)]
+    rows = "".join(f'<testcase classname="{name}" name="x" time="{seconds}"/>' for name, seconds in cases)
+    report.write_text(f"<testsuites><testsuite>{rows}</testsuite></testsuites>")
+    command = [sys.executable, checkout / ".ci" / "module_seconds.py", report]
+    written = tmp_path / "module-seconds"
+    written.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert scheduling.seconds_of_modules(written) == {"tests/e2e/test_a.py": 4.0, "tests/e2e/test_b.py": 1.0}
 
 
 def test_slowest_groups_come_first() -> None:
-    life = "tests/e2e/test_migration.py::test_handed_over_and_back_without_a_restart"
-    image, pod = "tests/e2e/test_image.py::test_data_is_with_it", "tests/e2e/test_pod.py::test_other"
-    other = "tests/e2e/test_migration.py::test_other"
-    quick = "tests/integration/runtime/test_client.py::test_life_of_an_object"
-    nodeids = [quick, image, pod, other, life]
-    assert sorted(nodeids, key=scheduling.slowest_first(nodeids)) == [other, life, image, pod, quick]
-    assert scheduling.group_of(life) == scheduling.group_of(other)
-    assert scheduling.group_of(image) == scheduling.group_of(pod)
+    image, pod = "tests/e2e/test_image.py", "tests/e2e/test_pod.py"
+    life, quick = "tests/e2e/test_migration.py", "tests/integration/runtime/test_client.py"
+    nodeids = [f"{quick}::test_a", f"{image}::test_b", f"{pod}::test_c", f"{life}::test_d", f"{life}::test_e"]
+    listed = {image: 30.0, pod: 40.0, life: 60.0}
+    assert scheduling.seconds_of_groups(nodeids, listed) == {quick: 2.0, "image": 70.0, life: 60.0}
+    assert sorted(nodeids, key=scheduling.slowest_first(nodeids, listed)) == [*nodeids[1:], nodeids[0]]
 
 
 def test_workers_stay_in_a_folder_of_integration_tests() -> None:
@@ -116,17 +130,19 @@ def test_workers_stay_in_a_folder_of_integration_tests() -> None:
     crds, life = "tests/integration/reconciler/test_crds.py", "tests/e2e/test_migration.py"
     waiting = {life: 146.0, client: 10.0, crds: 20.0, manager: 8.0}
     no_one = Counter[str]()
-    assert scheduling.next_group(waiting, client, no_one) == client
-    assert scheduling.next_group({life: 146.0, manager: 8.0}, client, no_one) == manager
-    assert scheduling.next_group(waiting, None, no_one) == life
-    assert scheduling.next_group(waiting, life, Counter({life: 1})) == life
-    del waiting[life]
-    assert scheduling.next_group(waiting, life, no_one) == crds
+    assert scheduling.next_group(waiting, client, no_one, 2) == client
+    assert scheduling.next_group({life: 146.0, manager: 8.0}, client, no_one, 2) == manager
+    assert scheduling.next_group(waiting, None, no_one, 2) == life
+
+
+def test_further_workers_come_to_the_folder_that_would_end_last() -> None:
+    client, manager = (f"tests/integration/runtime/test_{name}.py" for name in ("client", "manager"))
+    crds = "tests/integration/reconciler/test_crds.py"
+    waiting = {crds: 100.0, client: 10.0, manager: 8.0}
     alone = Counter({"tests/integration/reconciler": 1})
-    assert scheduling.next_group(waiting, life, alone) == client
-    assert scheduling.next_group({crds: 20.0}, life, alone) == crds
-    both = Counter({"tests/integration/reconciler": 1, "tests/integration/runtime": 2})
-    assert scheduling.next_group(waiting, life, both) == crds
+    assert scheduling.next_group(waiting, None, alone, 2) == crds
+    assert scheduling.next_group({**waiting, crds: 15.0}, None, alone, 2) == client
+    assert scheduling.next_group({crds: 20.0}, None, Counter({"tests/integration/reconciler": 3}), 2) == crds
 
 
 SOMETIMES = """
