@@ -221,7 +221,7 @@ def binary(name: str, report: Report | None = None) -> Path:
     recipe = (RECIPES | TOOLS | OTHER_CORES)[name]
     if found := _on_machine(recipe):
         return found
-    path = _built(recipe)
+    path = in_cache(recipe)
     with _missing(path) as missing:
         if missing:
             with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
@@ -256,7 +256,7 @@ def prepare(report: Report | None = None) -> None:
     All at once: while one program loads modules or is linked, which keeps one core busy at most, another compiles.
     """
     report = report or plain_report()
-    missing = [name for name, recipe in RECIPES.items() if not (_on_machine(recipe) or _built(recipe).exists())]
+    missing = [name for name, recipe in RECIPES.items() if not (_on_machine(recipe) or in_cache(recipe).exists())]
     if missing:
         gobuild.Go.find(cache_folder(), report)
         _all_at_once(missing, report)
@@ -281,7 +281,8 @@ def _all_at_once(names: Sequence[str], report: Report) -> None:
             raise
 
 
-def _built(recipe: Recipe) -> Path:
+def in_cache(recipe: Recipe) -> Path:
+    """Return where a program is kept once it is built; another version or patch is another program."""
     patches = f"-{hashlib.sha256(repr(recipe.patches).encode()).hexdigest()[:8]}" if recipe.patches else ""
     return cache_folder() / "bin" / f"{recipe.name}-{recipe.version}{patches}"
 

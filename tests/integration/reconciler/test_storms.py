@@ -140,16 +140,15 @@ async def test_outage_is_quiet_and_reported_and_nothing_to_others(
     await ready_cluster(case, proxy)
     await other.ready_cluster()
     names = [f"m-{number}" for number in range(machines)]
-    for name in names:
-        await case.create_machine(name)
+    await asyncio.gather(*map(case.create_machine, names))
     for name in names:
         await case.until(HARVESTER_MACHINES, name, is_ready, timeout=120)
     with disturbed(proxy, Fault("away")):
         await asyncio.sleep(SETTLED)
         position, before = case.environment.audit_position(case.environment.management), proxy.requests
         started = time.monotonic()
-        await case.until(HARVESTER_CLUSTERS, case.name, is_false(CONNECTION, "HarvesterConnectionFailed", proxy.url))
         await case.create_machine("late")
+        await case.until(HARVESTER_CLUSTERS, case.name, is_false(CONNECTION, "HarvesterConnectionFailed", proxy.url))
         await case.until(HARVESTER_MACHINES, "late", is_in_doubt)
         await case.ask_deletion(HARVESTER_MACHINES, names[0])
         undisturbed = time.monotonic()

@@ -54,7 +54,7 @@ def test_every_core_keeps_its_webhook_server_on_loopback(recipe: gobuild.Recipe)
 
 def test_another_patch_is_another_program() -> None:
     recipes = (binaries.CLUSTER_API_CORE, dataclasses.replace(binaries.CLUSTER_API_CORE, patches=()))
-    assert len({binaries._built(recipe) for recipe in recipes}) == 2
+    assert len({binaries.in_cache(recipe) for recipe in recipes}) == 2
 
 
 def test_packages_that_a_patch_changes_are_copied_without_their_tests(tmp_path: Path) -> None:
