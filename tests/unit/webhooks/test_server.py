@@ -93,7 +93,7 @@ async def running(folder: Path) -> AsyncIterator[Running]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(server, "_DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr(server, "_DRAIN_SECONDS", 0.01)
     monkeypatch.setattr(server, "_BODY_SECONDS", 0.3)
 
 
@@ -357,7 +357,8 @@ async def test_tls_is_1_2_or_newer(version: ssl.TLSVersion, tmp_path: Path) -> N
 # Its end
 
 
-async def test_it_answers_until_clients_know_that_it_ends(tmp_path: Path) -> None:
+async def test_it_answers_until_clients_know_that_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_DRAIN_SECONDS", 0.3)
     async with running(tmp_path) as it, it.client() as client:
         async with client.post(PATH, json=REVIEW) as answer:
             assert answer.headers.get("Connection") != "close"

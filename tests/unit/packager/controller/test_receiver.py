@@ -134,6 +134,7 @@ async def test_wrong_requests_get_an_answer(tmp_path: Path) -> None:
 async def test_slow_headers_and_bodies_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(httpserver, "HEADER_SECONDS", 0.3)
     monkeypatch.setattr(receiver, "_SECONDS", 0.3)
+    monkeypatch.setattr(receiver, "_GRACE_SECONDS", 0.3)
     it = Served(tmp_path)
     async with it.running():
         for beginning, answer in (

@@ -12,7 +12,7 @@ from reconciler.machine.jinjamask import masked
 
 pytestmark = pytest.mark.unit
 
-MIB = 1024 * 1024
+SIZE = 256 * 1024
 _JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
 _STATEMENT_LINES = re.compile(
     r"^[ \t]*(?:(?:\{%(?:(?!%\}).)*%\}|\{#(?:(?!#\}).)*#\})[ \t]*)+$", re.DOTALL | re.MULTILINE
@@ -51,13 +51,13 @@ def test_the_mask_is_that_of_the_expressions(text: str) -> None:
         " \t",
     ],
 )
-def test_a_mebibyte_of_jinja_is_masked_in_linear_time(part: str) -> None:
-    text = part * (MIB // len(part))
+def test_much_jinja_is_masked_in_linear_time(part: str) -> None:
+    text = part * (SIZE // len(part))
     for worst in (text, text + "x", text + "%}x", text + "#}%}}}x"):
         started = time.process_time()
         masked(worst)
         # A regular expression takes minutes.
-        assert time.process_time() - started < 5
+        assert time.process_time() - started < 2
 
 
 def test_hostile_bootstrap_data_is_refused_in_time() -> None:
