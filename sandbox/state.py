@@ -21,7 +21,7 @@ class SandboxSettings:
     `register_seconds` later. `audit` enables audit logs of the management and Harvester API servers. Without
     `provider`, only its CRDs are installed, to run a provider by hand; with `webhooks`, the provider serves its
     admission webhooks. With `page`, the live page of `caphv status --serve` is a part of it. Without `older_versions`,
-    CRDs of the core and of the provider serve only the version that is stored, which saves a conversion of each change.
+    CRDs of the core and of the provider have only the version that is stored, which saves a conversion of each change.
     """
 
     provider: bool = True

@@ -131,13 +131,13 @@ def objects(config: Path, webhook_url: str, ca: bytes) -> Iterator[Obj]:
 
 
 def stored_version_only(obj: Obj) -> Obj:
-    """A CRD that serves only the version it stores.
+    """A CRD with no other version than the one it stores.
 
-    The API server keeps a watch cache for each served version, and has the core convert each change for it.
+    The API server compiles the schema of each version, also of one that is not served. It keeps a watch cache for each
+    served version, and has the core convert each change for it.
     """
     if obj["kind"] == CUSTOM_RESOURCE_DEFINITIONS.kind:
-        for version in obj["spec"]["versions"]:
-            version["served"] = version["storage"]
+        obj["spec"]["versions"] = [version for version in obj["spec"]["versions"] if version["storage"]]
     return obj
 
 
