@@ -1,6 +1,6 @@
 """Which tests run on one worker, and in which order workers take them: the slowest first.
 
-Integration tests of one folder share API servers, which end when their worker runs a test of another folder. A worker
+Tests of one folder share API servers or a sandbox, which end when their worker runs a test of another folder. A worker
 therefore runs all groups of a folder before it takes another one.
 """
 
@@ -29,9 +29,9 @@ def group_of(nodeid: str) -> str:
 
 
 def folder_of(group: str) -> str:
-    """Name the groups that share a folder's fixtures: a folder of integration tests, or the group alone."""
+    """Name the groups that share a folder's fixtures: a folder of integration or e2e tests, or the group alone."""
     folder = group.partition("::")[0].rpartition("/")[0]
-    return folder if folder.startswith("tests/integration/") else group
+    return folder if folder.startswith(("tests/integration/", "tests/e2e/")) else group
 
 
 def seconds_of_modules(path: Path = MODULE_SECONDS) -> dict[str, float]:

@@ -125,7 +125,7 @@ def test_slowest_groups_come_first() -> None:
     assert sorted(nodeids, key=scheduling.slowest_first(nodeids, listed)) == [*nodeids[1:], nodeids[0]]
 
 
-def test_workers_stay_in_a_folder_of_integration_tests() -> None:
+def test_workers_stay_in_a_folder() -> None:
     client, manager = (f"tests/integration/runtime/test_{name}.py" for name in ("client", "manager"))
     crds, life = "tests/integration/reconciler/test_crds.py", "tests/e2e/test_migration.py"
     waiting = {life: 146.0, client: 10.0, crds: 20.0, manager: 8.0}

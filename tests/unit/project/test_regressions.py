@@ -59,7 +59,7 @@ FIRST_USE = {
         "tests/unit/docs/test_website.py::test_nothing_is_loaded_from_elsewhere",
     ),
     "hosts could not be maintained": (
-        "tests/e2e/test_host_maintenance.py::test_three_hosts_are_maintained_without_a_restart_or_a_new_machine",
+        "tests/e2e/clusters/test_host_maintenance.py::test_three_hosts_are_maintained_without_a_restart_or_a_new_machine",
     ),
     "validation missed variables, warned about identities, accepted empty files and took long in silence": (
         "tests/unit/commands/test_validate.py::test_variables_of_a_shipped_class_are_checked_without_its_file",

@@ -14,32 +14,17 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from sandbox.cluster import EARLIER_VERSION, LATER_VERSION
 from sandbox.environment import Sandbox
-from sandbox.processes import binaries, children
-from sandbox.state import SandboxSettings
 from tests.support.installation import PREFIX, Live, client_of, live, obstacles, telling
 from tests.support.scenarios import GROUPS, SCRIPT, Run, Step, run_step, scenarios
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = SandboxSettings(older_versions=False, webhooks=True, boot_seconds=0.5, register_seconds=0.2)
-
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
         yield runner
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory, runner: asyncio.Runner) -> Iterator[Sandbox]:
-    binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("box"), SETTINGS)
-    try:
-        runner.run(box.up())
-        yield box
-    finally:
-        asyncio.run(children.stop_all(box.folder))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ short form, all but one example of each kind also have fewer machines.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,22 +19,13 @@ from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario
-from sandbox.state import SandboxSettings
-from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, TALOS, admitted, holds, running_sandbox, seen
+from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, TALOS, admitted, holds, seen
 from tests.support.paths import CHECKOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PATIENCE = 400.0
-SETTINGS = SandboxSettings(older_versions=False, webhooks=True, boot_seconds=0.3, register_seconds=0.1)
 EXAMPLES = sorted(path.stem for path in (CHECKOUT / "examples").glob("*.yaml"))
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A sandbox with the provider, its webhooks and all classes."""
-    with running_sandbox(tmp_path_factory.mktemp("examples"), SETTINGS) as box:
-        yield box
 
 
 def objects(box: Sandbox, example: str) -> list[Obj]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,21 +16,12 @@ from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import SandboxSettings
-from tests.support.e2e import SHORT_AND_WHOLE, running_sandbox
+from tests.support.e2e import SHORT_AND_WHOLE
 from tests.support.packager.repositories import Origin
 
 pytestmark = pytest.mark.e2e
 
 MANAGEMENT_REPO = management_git_repo(GitRepoOptions("https://git.example.com/fleet.git"))
-SETTINGS = SandboxSettings(older_versions=False, boot_seconds=0.5, register_seconds=0.2)
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A sandbox with the provider; gone without a trace after the last test."""
-    with running_sandbox(tmp_path_factory.mktemp("box"), SETTINGS) as box:
-        yield box
 
 
 def scenario_of(box: Sandbox, spec: ClusterSpec) -> Scenario:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,21 +12,11 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import maintenance
 from sandbox.harvester.faults import Fault, Faults
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import SandboxSettings
-from tests.support.e2e import running_sandbox
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
 HOSTS = ("harvester-1", "harvester-2", "harvester-3")
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with running_sandbox(
-        tmp_path_factory.mktemp("hosts"), SandboxSettings(older_versions=False, boot_seconds=0.5, register_seconds=0.2)
-    ) as box:
-        yield box
 
 
 async def test_three_hosts_are_maintained_without_a_restart_or_a_new_machine(box: Sandbox) -> None:
@@ -48,6 +37,7 @@ async def test_three_hosts_are_maintained_without_a_restart_or_a_new_machine(box
             assert {uid_of(instance) for instance in scenario.view.instances.store} == guests
             assert {uid_of(machine) for machine in scenario.view.machines.store} == machines
         assert len(scenario.view.running()) == len(machines)
+        await scenario.delete()
 
 
 async def completed(scenario: Scenario, host: str) -> bool:

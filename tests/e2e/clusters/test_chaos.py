@@ -8,7 +8,6 @@ the shipped, least-privilege roles. A seed with a short schedule runs always, tw
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,8 +19,6 @@ from sandbox.consistency import wait_consistent
 from sandbox.environment import Sandbox
 from sandbox.harvester.faults import Faults
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import SandboxSettings
-from tests.support.e2e import running_sandbox
 
 pytestmark = pytest.mark.e2e
 
@@ -35,14 +32,6 @@ SPEC = ClusterSpec(
     machines=("machines-b",),
     unhealthy_seconds=3600,
 )
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    with running_sandbox(
-        tmp_path_factory.mktemp("chaos"), SandboxSettings(older_versions=False, boot_seconds=0.5, register_seconds=0.2)
-    ) as box:
-        yield box
 
 
 @pytest.mark.parametrize("seed", [MOST_FAULTS, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,14 +28,12 @@ from sandbox.cluster import CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import SandboxSettings
-from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, holds, running_sandbox, seen
+from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, holds, seen
 from tests.support.packager import earlier_release
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PATIENCE = 200.0
-SETTINGS = SandboxSettings(older_versions=False, webhooks=True, boot_seconds=0.3, register_seconds=0.1)
 TEMPLATES = Resource(
     HARVESTER_MACHINES.group, HARVESTER_MACHINES.version, "harvestermachinetemplates", "HarvesterMachineTemplate"
 )
@@ -92,13 +90,6 @@ CONTROL_PLANES = {
     f"harvester-{name}": distribution.control_planes
     for name, distribution in zip(("rke2", "k3s", "kubeadm"), ALL, strict=True)
 }
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A sandbox with the provider and all classes."""
-    with running_sandbox(tmp_path_factory.mktemp("classes"), SETTINGS) as box:
-        yield box
 
 
 def scenario_of(box: Sandbox, cluster_class: str, suffix: str = "", **changes: Any) -> Scenario:
