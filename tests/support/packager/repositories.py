@@ -54,7 +54,8 @@ class Origin:
     def files(self, branch: str = "main") -> dict[str, str]:
         """Contents by path; a symbolic link's is its target."""
         # One process, however many files: tests look again and again until they see what they wait for.
-        with tarfile.open(fileobj=io.BytesIO(_git(self.folder, "archive", "--format=tar", branch))) as archive:
+        content = _git(self.folder, "archive", "--format=tar", f"{branch}^{{tree}}")
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             files = {entry.name: entry.linkname for entry in archive if entry.issym()}
             for entry in archive:
                 if entry.isfile() and (file := archive.extractfile(entry)):
