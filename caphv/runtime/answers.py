@@ -78,7 +78,8 @@ class Answers:
         if refused:
             self._log_detail(str(refused))
             return AddressRefused(f"{self._server}: {'its address is not allowed' if self._opaque else refused}")
-        if self._budget and isinstance(error, ValueError):
+        # A compressed response. A certificate that does not fit is a ValueError, too.
+        if self._budget and isinstance(error, ValueError) and not isinstance(error, OSError):
             self._budget.broken(str(error))
         if not self._opaque:
             return Unreachable(f"{self._server}: {describe(error)}")

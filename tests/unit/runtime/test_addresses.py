@@ -200,6 +200,16 @@ async def test_errors_do_not_tell_what_answered_but_the_log_does(
     assert "does not match certificate-authority-data" in details[2]
 
 
+async def test_wrong_certificate_reaches_no_limit(tmp_path: Path) -> None:
+    """It is a ValueError, too, as a compressed response is; conditions show limits."""
+    async with web_server(folder=tmp_path) as server:
+        client = Kubeconfig(server=server, token="t").client(name="harvester", opaque=True, timeout=5)
+        with pytest.raises(Unreachable):
+            await client.get(NAMESPACES, "kube-system")
+        assert client.limits == []
+        await client.close()
+
+
 async def test_body_that_is_no_status_is_not_repeated() -> None:
     texts = set()
     for body in (b"intranet", b'{"message": "payroll of 2026"}', b"[]"):
