@@ -27,6 +27,7 @@ from caphv.runtime.health import HealthServer
 from caphv.runtime.kubeconfig import own_configuration, own_namespace
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
+from caphv.runtime.queue import Group
 from caphv.runtime.runnable import Runnable
 from reconciler import resync
 from reconciler.caches import Caches
@@ -113,7 +114,10 @@ class Provider:
         )
         policy = options.address_policy
         sessions = Sessions(client.fence, policy.check, caches.count_machines)
-        queues = Queues(concurrency=options.concurrency, harvester_of=HarvesterOfMachine(caches, sessions))
+        groups = Groups(caches, sessions)
+        queues = Queues(
+            concurrency=options.concurrency, cluster_group=groups.of_cluster, machine_group=groups.of_machine
+        )
         self.context = Context(
             client=client,
             management_cluster=management_cluster,
@@ -200,18 +204,25 @@ class Provider:
         await self.context.sessions.close()
 
 
-class HarvesterOfMachine:
-    """Group of a HarvesterMachine in its queue: its Harvester, by fingerprint of the session; empty while unknown."""
+class Groups:
+    """Groups of keys in their queues: accounts take turns, and all accounts on one server share the limit.
+
+    A key whose server is not known yet is in the group without a name.
+    """
 
     def __init__(self, caches: Caches, sessions: Sessions) -> None:
         self._caches, self._sessions = caches, sessions
 
-    def __call__(self, key: Key) -> str:
-        """Return the group of a key."""
+    def of_cluster(self, key: Key) -> Group:
+        """Return the group of a HarvesterCluster."""
+        session = self._sessions.of(key)
+        return Group(session.server, session.fingerprint) if session else Group()
+
+    def of_machine(self, key: Key) -> Group:
+        """Return the group of a HarvesterMachine."""
         machine = self._caches.harvester_machines.get(*key)
         harvester_cluster = self._caches.harvester_cluster_of_machine(machine) if machine else None
-        session = self._sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
-        return session.fingerprint if session else ""
+        return self.of_cluster(key_of(harvester_cluster)) if harvester_cluster else Group()
 
 
 def _election(client: ApiClient, options: ProviderOptions) -> LeaderElection | None:

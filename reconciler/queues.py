@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from caphv.api.object import Key
-from caphv.runtime.queue import WorkQueue
+from caphv.runtime.queue import Group, WorkQueue
+
+GroupOf = Callable[[Key], Group]
 
 
 class Queues:
-    """One queue of keys per kind; `harvester_of` groups machines: a slow Harvester never takes all workers."""
+    """One queue of keys per kind.
 
-    def __init__(self, *, concurrency: int = 32, harvester_of: Callable[[Key], str] | None = None) -> None:
-        self.clusters: WorkQueue[Key] = WorkQueue("harvestercluster")
-        self.machines: WorkQueue[Key] = WorkQueue(
-            "harvestermachine", group_of=harvester_of, group_limit=max(1, concurrency * 3 // 4)
-        )
+    `cluster_group` and `machine_group` limit what waits for one Harvester: a slow one never takes all workers.
+    """
+
+    def __init__(
+        self, *, concurrency: int = 32, cluster_group: GroupOf | None = None, machine_group: GroupOf | None = None
+    ) -> None:
+        limit = max(1, concurrency * 3 // 4)
+        self.clusters: WorkQueue[Key] = WorkQueue("harvestercluster", group_of=cluster_group, group_limit=limit)
+        self.machines: WorkQueue[Key] = WorkQueue("harvestermachine", group_of=machine_group, group_limit=limit)
         self.identities: WorkQueue[Key] = WorkQueue("identity")
         self.templates: WorkQueue[Key] = WorkQueue("harvestermachinetemplate")

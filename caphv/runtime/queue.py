@@ -13,11 +13,18 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from caphv.runtime import metrics
 
 K = TypeVar("K", bound=Hashable)
+
+
+class Group(NamedTuple):
+    """Keys that take turns with those of other groups. All groups with the same `limited` share the limit."""
+
+    limited: str = ""
+    turn: str = ""
 
 
 class WorkQueue(Generic[K]):
@@ -31,7 +38,7 @@ class WorkQueue(Generic[K]):
         self,
         name: str,
         *,
-        group_of: Callable[[K], str] | None = None,
+        group_of: Callable[[K], Group] | None = None,
         group_limit: int = 0,
         base: float = 0.05,
         maximum: float = 60.0,
@@ -39,13 +46,13 @@ class WorkQueue(Generic[K]):
         # Looked up once: a look-up by label costs more than everything else the queue does for a key.
         self._adds, self._depth = metrics.QUEUE_ADDS.labels(name), metrics.QUEUE_DEPTH.labels(name)
         self._seconds = metrics.QUEUE_SECONDS.labels(name)
-        self._group_of = group_of or (lambda _key: "")
+        self._group_of = group_of or (lambda _key: Group())
         self._group_limit = group_limit or (1 << 30)
         self._base, self._maximum = base, maximum
-        self._ready: dict[str, deque[K]] = {}
-        self._turns: deque[str] = deque()
+        self._ready: dict[Group, deque[K]] = {}
+        self._turns: deque[Group] = deque()
         self._queued: dict[K, float] = {}
-        self._working: dict[K, str] = {}
+        self._working: dict[K, Group] = {}
         self._dirty: set[K] = set()
         self._busy: dict[str, int] = {}
         self._failures: dict[K, int] = {}
@@ -132,10 +139,10 @@ class WorkQueue(Generic[K]):
 
     def done(self, key: K) -> None:
         """Release the key after it was processed."""
-        group = self._working.pop(key)
-        self._busy[group] -= 1
-        if not self._busy[group]:
-            del self._busy[group]
+        limited = self._working.pop(key).limited
+        self._busy[limited] -= 1
+        if not self._busy[limited]:
+            del self._busy[limited]
         if key in self._dirty:
             self._dirty.discard(key)
             self.add(key)
@@ -154,7 +161,7 @@ class WorkQueue(Generic[K]):
         for _ in range(len(self._turns)):
             group = self._turns[0]
             self._turns.rotate(-1)
-            if self._busy.get(group, 0) >= self._group_limit:
+            if self._busy.get(group.limited, 0) >= self._group_limit:
                 continue
             ready = self._ready[group]
             key = ready.popleft()
@@ -162,7 +169,7 @@ class WorkQueue(Generic[K]):
                 del self._ready[group]
                 self._turns.remove(group)
             self._working[key] = group
-            self._busy[group] = self._busy.get(group, 0) + 1
+            self._busy[group.limited] = self._busy.get(group.limited, 0) + 1
             self._seconds.observe(time.monotonic() - self._queued.pop(key))
             self._depth.set(len(self._queued))
             return key

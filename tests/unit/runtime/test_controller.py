@@ -13,7 +13,7 @@ from caphv.api.object import Key
 from caphv.runtime import logs
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import Conflict, TooManyRequests, Unreachable
-from caphv.runtime.queue import WorkQueue
+from caphv.runtime.queue import Group, WorkQueue
 from tests.support.virtualtime import settle
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
@@ -107,7 +107,7 @@ async def test_group_that_hangs_leaves_workers_to_others() -> None:
         return await asyncio.sleep(1e6, None) if key.namespace == "dead" else None
 
     reconcile = Recorder(hang)
-    queue: WorkQueue[Key] = WorkQueue("test", group_of=lambda key: key.namespace, group_limit=2)
+    queue: WorkQueue[Key] = WorkQueue("test", group_of=lambda key: Group(key.namespace), group_limit=2)
     async with running(reconcile, concurrency=4, queue=queue) as controller:
         controller.grace = 0
         for number in range(10):

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from caphv.runtime.queue import WorkQueue
+from caphv.runtime.queue import Group, WorkQueue
 from tests.support import memory
 from tests.support.virtualtime import VirtualLoop, settle
 
@@ -18,8 +18,8 @@ KEYS = st.sampled_from(["a1", "a2", "a3", "b1", "b2", "c1"])
 LIMIT = 2
 
 
-def group_of(key: str) -> str:
-    return key[0]
+def group_of(key: str) -> Group:
+    return Group(limited=key[0], turn=key[1])
 
 
 async def taken(queue: WorkQueue[str]) -> str | None:
@@ -55,8 +55,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.queued.add(key)
 
     def may_start(self) -> set[str]:
-        busy = [group_of(key) for key in self.working]
-        return {key for key in self.queued if busy.count(group_of(key)) < LIMIT}
+        busy = [group_of(key).limited for key in self.working]
+        return {key for key in self.queued if busy.count(group_of(key).limited) < LIMIT}
 
     async def act(self, action: object, *arguments: object) -> None:
         action(*arguments)  # type: ignore[operator]
@@ -129,7 +129,7 @@ TestQueueAgainstModel.settings = settings(max_examples=60, stateful_step_count=3
 
 
 async def test_groups_take_turns_so_that_a_long_one_does_not_starve_others() -> None:
-    queue: WorkQueue[str] = WorkQueue("test", group_of=group_of)
+    queue: WorkQueue[str] = WorkQueue("test", group_of=lambda key: Group(turn=key[0]))
     add_all(queue, ["a1", "a2", "a3", "a4", "b1", "c1"])
     assert [await queue.get() for _ in range(6)] == ["a1", "b1", "c1", "a2", "a3", "a4"]
 
