@@ -103,7 +103,7 @@ class Session:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._health = ""
-        self._caches_state: tuple[bool, str, bool] = (False, "", False)
+        self._caches_state: tuple[bool, frozenset[int], str, bool] = (False, frozenset(), "", False)
         self._probe = Probe(self.report_health, self.own_informers, self.report_caches)
         self._views: dict[Collection, View] = {}
         for collection in CLUSTER_WIDE:
@@ -221,10 +221,12 @@ class Session:
             self._events.health(self)
 
     def report_caches(self) -> None:
-        """Report when all caches have become current, one fails for a new reason, or a limit is reached."""
+        """Report when all caches have become current, others fail or for a new reason, or a limit is reached."""
         informers = [view.informer for view in self._all_views()]
+        # An informer forgets its error when the server accepts its watch, before it is current.
+        failing = frozenset(number for number, informer in enumerate(informers) if informer.last_error)
         current = all(informer.current or informer.last_error for informer in informers)
-        state = current, sync_error_of(informers), bool(self.client.limits)
+        state = current, failing, sync_error_of(informers), bool(self.client.limits)
         if state != self._caches_state:
             self._caches_state = state
             self._events.caches(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 
 import orjson
@@ -29,16 +29,18 @@ class Server:
     def __init__(self, uid: str = "uid-1") -> None:
         self.uid = uid
         self.denied: set[tuple[str, str]] = set()
+        self.broken: set[str] = set()
         self.tokens = {"a", "b", "c"}
         self.lists: Counter[str] = Counter()
         self.open: Counter[tuple[str, str]] = Counter()
         self.reviews = 0
         self.url = ""
-        self._end = asyncio.Event()
+        self._end: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    def end_watches(self) -> None:
-        self._end.set()
-        self._end = asyncio.Event()
+    def end_watches(self, plural: str = "") -> None:
+        """End the watches of a collection, or all."""
+        for name in [plural] if plural else list(self._end):
+            self._end.pop(name).set()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -60,11 +62,13 @@ class Server:
         return web.json_response({"metadata": {"resourceVersion": "10"}, "items": [{"metadata": metadata, "spec": {}}]})
 
     async def _watch(self, request: web.Request, token: str, plural: str) -> web.StreamResponse:
+        if plural in self.broken:
+            return web.json_response({"message": "storage is (re)initializing"}, status=503)
         response = web.StreamResponse()
         await response.prepare(request)
         self.open[token, plural] += 1
         try:
-            await self._end.wait()
+            await self._end[plural].wait()
         finally:
             self.open[token, plural] -= 1
         return response
@@ -96,10 +100,14 @@ class Opened:
     def __init__(self) -> None:
         self.sessions = Sessions()
         self.changes: list[tuple[set[str], str]] = []
-        self.sessions.connect(SessionEvents(self._changed, lambda _session: None))
+        self.reported: list[tuple[str, bool]] = []
+        self.sessions.connect(SessionEvents(self._changed, lambda _session: None, self._caches))
 
     def _changed(self, sessions: Mapping[Session, None], change: Change) -> None:
         self.changes.append(({session.identity for session in sessions}, change.resource.plural))
+
+    def _caches(self, session: Session) -> None:
+        self.reported.append((session.identity, is_current(session)))
 
     async def open(self, server: Server, token: str, namespace: str = "vms", **options: str | bool) -> Session:
         access = Kubeconfig(server=server.url, token=token, **options)  # type: ignore[arg-type]
@@ -115,6 +123,11 @@ async def opened() -> AsyncIterator[Opened]:
         yield it
     finally:
         await it.sessions.close()
+
+
+def is_current(session: Session) -> bool:
+    """Whether the caches of which a watch breaks here are up to date."""
+    return session.pools.current and session.services.current
 
 
 def filled(session: Session) -> bool:
@@ -222,6 +235,23 @@ async def test_account_with_rejected_credentials_is_unauthorized_and_the_others_
         await until(lambda: isinstance(first.error, Unauthorized))
         await until(lambda: server.readers("ippools") == ["b"])
         assert second.error is None
+
+
+async def test_accounts_hear_that_a_watch_works_again_that_broke_alone() -> None:
+    """What waits for current caches would otherwise wait until its next regular requeue."""
+    server = Server()
+    async with serving(server), opened() as it:
+        sessions = [await it.open(server, token) for token in "ab"]
+        await until(lambda: all(filled(session) and is_current(session) for session in sessions))
+        for _ in range(2):
+            server.broken = {"ippools"}
+            server.end_watches("ippools")
+            await until(lambda: all(session.pools.last_error for session in sessions))
+            it.reported.clear()
+            server.broken.clear()
+            await until(lambda: all(map(is_current, sessions)))
+            await asyncio.sleep(0)
+            assert {("a", True), ("b", True)} <= set(it.reported)
 
 
 @pytest.mark.parametrize("different", ["url", "ca", "proxy", "uid", "insecure"])
