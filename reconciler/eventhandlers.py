@@ -16,6 +16,7 @@ from caphv.runtime.cache import Change
 from reconciler import triggers
 from reconciler.cluster.identity import secret_of
 from reconciler.context import Context
+from reconciler.harvester.ipam import balancer_addresses
 from reconciler.harvester.session import Session, SessionEvents
 from reconciler.machine.node import initialization, topology
 from reconciler.machine.vmstatus import paused
@@ -149,6 +150,11 @@ class EventHandlers:
         for cluster in self._harvester_clusters_on(sessions, change.key.namespace):
             if change.key.name in generated_names(cluster, LOAD_BALANCER_SUFFIX):
                 self._clusters.add(key_of(cluster))
+        # Its address may have been free in its pool before: allocations leave out what a load balancer holds.
+        if balancer_addresses(change.old) - balancer_addresses(change.new):
+            for session in sessions:
+                for pool in session.pools.store:
+                    self._context.topics.notify(triggers.pool(session.fingerprint, pool["metadata"]["name"]))
 
     def _pool(self, sessions: Mapping[Session, None], change: Change) -> None:
         if _may_serve_more(change):

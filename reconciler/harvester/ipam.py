@@ -81,6 +81,15 @@ class Release:
     """Addresses that another id holds now, with that id; they stay allocated."""
 
 
+def balancer_addresses(obj: Obj | None) -> set[str]:
+    """Addresses that a LoadBalancer of Harvester or a Service has or asks for."""
+    status = (obj or {}).get("status") or {}
+    ingress = (status.get("loadBalancer") or {}).get("ingress") or ()
+    found = {((obj or {}).get("spec") or {}).get("loadBalancerIP"), status.get("address")}
+    found.update(entry.get("ip") for entry in ingress)
+    return {address for address in found if address} - {"0.0.0.0"}
+
+
 def marking(pool: Obj, address: str, cluster: str) -> Obj:
     """Patch that marks an entry with another management cluster."""
     version = pool["metadata"]["resourceVersion"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import random
 import time
@@ -39,6 +40,7 @@ from reconciler.harvester.harvester import (
     Harvesters,
     Probe,
 )
+from reconciler.harvester.ipam import balancer_addresses
 from reconciler.harvester.sharedcache import Collection
 from reconciler.harvester.views import TargetNamespace, View, sync_error_of
 
@@ -426,11 +428,6 @@ class Session:
 
         Harvester's load balancer controller frees the address of a placeholder for a moment while it takes it over.
         """
-        used: set[str] = set()
-        for service in self.services.store:
-            used.add(service["spec"].get("loadBalancerIP") or "")
-            ingress = service.get("status", {}).get("loadBalancer", {}).get("ingress") or ()
-            used.update(entry.get("ip") or "" for entry in ingress)
-        for namespace in self.namespaces.values():
-            used.update(lb.get("status", {}).get("address") or "" for lb in namespace.load_balancers.store)
-        return used - {"", "0.0.0.0"}
+        balancers = (namespace.load_balancers.store for namespace in self.namespaces.values())
+        holders = itertools.chain(self.services.store, *balancers)
+        return {address for obj in holders for address in balancer_addresses(obj)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,12 +10,14 @@ import pytest
 
 from caphv.api import resources
 from caphv.api.names import CONTROL_PLANE_LABEL, UNINITIALIZED_TAINT
-from caphv.api.object import NODES, Key, Obj
+from caphv.api.object import NODES, SERVICES, Key, Obj, Resource
 from caphv.runtime.cache import Change
 from caphv.runtime.queue import WorkQueue
+from reconciler import triggers
 from reconciler.context import Context
 from reconciler.eventhandlers import EventHandlers
 from reconciler.harvester.session import Session
+from reconciler.triggers import Topics
 
 pytestmark = pytest.mark.unit
 
@@ -141,3 +144,33 @@ async def test_deletion_of_a_machine_requeues_a_cluster_that_is_being_reconciled
     fixture.deleted()
     fixture.clusters.done(CLUSTER)
     assert len(fixture.clusters) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "freed"),
+    [
+        (SERVICES, {"spec": {"loadBalancerIP": "10.0.0.1"}}, None, True),
+        (SERVICES, {"spec": {"loadBalancerIP": "10.0.0.1"}}, {"spec": {"loadBalancerIP": "10.0.0.2"}}, True),
+        (SERVICES, {"spec": {"loadBalancerIP": "10.0.0.1"}}, {"spec": {"loadBalancerIP": "10.0.0.1"}}, False),
+        (SERVICES, None, {"spec": {"loadBalancerIP": "10.0.0.1"}}, False),
+        (SERVICES, {"spec": {"loadBalancerIP": "0.0.0.0"}}, None, False),
+        (resources.LOAD_BALANCERS, {"spec": {}, "status": {"address": "10.0.0.1"}}, None, True),
+    ],
+)
+def test_address_that_a_load_balancer_no_longer_holds_wakes_who_waits_for_a_pool(
+    kind: Resource, old: Obj | None, new: Obj | None, freed: bool
+) -> None:
+    """The pool itself does not change when a placeholder goes whose address was freed in it before."""
+    topics, queue = Topics(), WorkQueue[Key]("waiting")
+    topics.subscribe(queue, Key("team", "waits"), triggers.pool("account", "balancers"))
+    context = SimpleNamespace(
+        caches=None,
+        queues=SimpleNamespace(clusters=None, machines=None, templates=None, identities=None),
+        sessions=SimpleNamespace(users=lambda *_: ()),
+        topics=topics,
+    )
+    session = SimpleNamespace(fingerprint="account", pools=SimpleNamespace(store=[{"metadata": {"name": "balancers"}}]))
+    metadata = {"metadata": {"namespace": "vms", "name": "lb"}}
+    change = Change(kind, old and {**metadata, **old}, new and {**metadata, **new})
+    EventHandlers(cast(Context, context)).harvester(cast(Mapping[Session, None], [session]), change)
+    assert (len(queue) == 1) is freed
