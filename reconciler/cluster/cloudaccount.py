@@ -31,13 +31,14 @@ from caphv.api.object import (
     Key,
     Obj,
     Resource,
+    labels_of,
     uid_of,
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
 from reconciler.cluster.adoption import may_adopt
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.guestaccount import grant, grants
+from reconciler.harvester.guestaccount import LABEL, grant, grants
 from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.kubeconfig import virtual_address
 from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record
@@ -196,10 +197,14 @@ def usable(
 
     Objects without a record, or with `adopt` those of another owner, are taken over only as a pair that means exactly
     what it would mean for us: a binding of any other role, or an account alone, is something else that happens to have
-    the name. An account that the binding of its namespace names (`joined`) is not alone.
+    the name. An account that the binding of its namespace names (`joined`) is not alone. What `caphv cloud-config`
+    created has no record either, and serves a cluster outside Cluster API.
     """
-    ownerships = [ownership_of(obj, owner) for obj in (account, binding) if obj is not None]
+    present = [obj for obj in (account, binding) if obj is not None]
+    ownerships = [ownership_of(obj, owner) for obj in present]
     if Ownership.FOREIGN in ownerships and not adopt:
+        return False
+    if any(LABEL in labels_of(obj) and ownership_of(obj, owner) is Ownership.UNRECORDED for obj in present):
         return False
     if binding is not None and not grants(binding, key):
         return False

@@ -15,6 +15,7 @@ from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.cluster.cloudaccount import usable
 from reconciler.cluster.cloudconfig import TOKEN_SECONDS, expiry, intact, renewal, secret_object
 from reconciler.cluster.manifest import ManifestError, with_credentials
+from reconciler.harvester.guestaccount import LABEL
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 from reconciler.harvester.ownership import Owner, record
 
@@ -131,6 +132,10 @@ def binding(owner: Owner | None = None, **changes: Any) -> dict[str, Any]:
     return {**account(owner), "roleRef": ROLE, "subjects": [SUBJECT], **changes}
 
 
+def of_command(obj: dict[str, Any]) -> dict[str, Any]:
+    return {**obj, "metadata": {**obj["metadata"], "labels": {LABEL: "demo"}}}
+
+
 @pytest.mark.parametrize(
     ("of_account", "of_binding", "answer"),
     [
@@ -143,8 +148,13 @@ def binding(owner: Owner | None = None, **changes: Any) -> dict[str, Any]:
         (None, binding(OTHER), False),
         (account(), binding(roleRef={**ROLE, "name": "cluster-admin"}), False),
         (None, binding(subjects=[{**SUBJECT, "namespace": "elsewhere"}]), False),
+        (of_command(account()), of_command(binding()), False),
+        (of_command(account(OWNER)), of_command(binding(OWNER)), True),
     ],
-    ids=["free", "ours", "half made", "of Go", "alone", "foreign account", "foreign binding", "other role", "other"],
+    ids=[
+        *("free", "ours", "half made", "of Go", "alone", "foreign account", "foreign binding", "other role", "other"),
+        *("of caphv cloud-config", "of caphv cloud-config and adopted by an earlier version"),
+    ],
 )
 def test_only_what_is_ours_or_of_the_go_provider_is_used(of_account: Any, of_binding: Any, answer: bool) -> None:
     assert usable(of_account, of_binding, KEY, OWNER) is answer
