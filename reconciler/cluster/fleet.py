@@ -17,7 +17,7 @@ from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, key_of, labels_of
 from caphv.runtime.cache import Informer
-from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound
+from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, ServerFault
 from reconciler.cluster.scope import ClusterScope
 from reconciler.triggers import RANCHER
 
@@ -46,7 +46,8 @@ async def ensure_fleet_labels(scope: ClusterScope) -> None:
     else:
         try:
             missing = await _label(scope, managed, fleet)
-        except (Forbidden, Invalid, NotFound) as error:
+        except (Forbidden, Invalid, NotFound, ServerFault) as error:
+            # A webhook of Rancher that does not answer is a fault of the API server, too.
             _failed(scope, error)
         else:
             if missing:

@@ -8,11 +8,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, labels_of
+from caphv.api.object import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
+    Key,
+    Obj,
+    labels_of,
+)
 from caphv.api.resources import FLEET_CLUSTERS, MANAGED_CLUSTERS, RANCHER_CLUSTERS
 from caphv.runtime.errors import NotFound
 from sandbox.capi.caapf import Caapf, Naming
 from sandbox.capi.rancher import AUTO_IMPORT, Rancher, install, managed_name
+from sandbox.processes import children
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case
 from tests.support.reconciler.conditions import is_false, is_true
 from tests.support.reconciler.fleet import LABELS
@@ -76,6 +83,36 @@ async def test_rancher_may_come_later(case: Case) -> None:
     )
     async with rancher(case, turtles=True):
         await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
+
+
+async def test_webhook_of_rancher_that_does_not_answer_holds_up_nothing_else(case: Case) -> None:
+    await install(case.management)
+    (port,) = children.free_ports(1)
+    webhook = {
+        "name": "rancher.cattle.io",
+        "clientConfig": {"url": f"https://127.0.0.1:{port}/"},
+        "rules": [
+            {"apiGroups": ["fleet.cattle.io"], "apiVersions": ["*"], "operations": ["UPDATE"], "resources": ["*"]}
+        ],
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": "Fail",
+    }
+    await case.management.create(
+        VALIDATING_WEBHOOK_CONFIGURATIONS, {"metadata": {"name": case.name}, "webhooks": [webhook]}
+    )
+    try:
+        async with rancher(case, turtles=True):
+            await imported(case)
+            broken = is_false(READY, "FleetIntegrationFailed", "failed calling webhook")
+            await case.until(HARVESTER_CLUSTERS, case.name, broken)
+            # The next phase follows.
+            await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"cloudConfig": {"delivery": "Secret"}}})
+            await case.until(
+                HARVESTER_CLUSTERS, case.name, lambda obj: "CloudProviderConfigReady" in str(obj["status"])
+            )
+    finally:
+        await case.management.delete(VALIDATING_WEBHOOK_CONFIGURATIONS, case.name)
 
 
 @pytest.mark.parametrize("turtles", [True, False], ids=["Turtles", "provisioning"])
