@@ -78,6 +78,17 @@ async def ensure_namespace(scope: ClusterScope) -> None:
     scope.draft.set_true(ConditionType.TARGET_NAMESPACE_READY)
 
 
+def note_lost_namespace(scope: ClusterScope, error: Exception) -> None:
+    """Have the next reconcile create the target namespace again, if an error says that somebody has deleted it."""
+    lost = {"kind": "namespaces", "name": scope.target_namespace}
+    if isinstance(error, NotFound) and lost.items() <= error.details.items():
+        scope.draft.set_false(
+            ConditionType.TARGET_NAMESPACE_READY,
+            Reason.TARGET_NAMESPACE_NOT_READY,
+            f"namespace {scope.target_namespace} was deleted on Harvester",
+        )
+
+
 def refused(scope: ClusterScope, *sources: Trigger) -> Blocked:
     """What to report after Harvester answered 401."""
     message = (

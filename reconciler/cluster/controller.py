@@ -144,6 +144,7 @@ class ClusterReconciler:
             waits = being_deleted(scope.obj) or not scope.draft.fields.get("ready")
             if isinstance(error, (Forbidden, Invalid)) and waits:
                 self._report(scope, _refused(error))
+            connection.note_lost_namespace(scope, error)
             await cloudconfig.renew_cloud_config(scope, str(error))
             await self._write(scope)
             raise

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import pytest
 
 from caphv.api.names import CLUSTER_FINALIZER, LEGACY_CLUSTER_FINALIZER
-from caphv.api.object import NAMESPACES, NODES, SERVICES, Obj, labels_of
+from caphv.api.object import NAMESPACES, NODES, SERVICES, Obj, labels_of, uid_of
 from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -201,6 +203,23 @@ async def test_lost_placeholder_is_recreated_with_the_same_address(case: Case) -
     assert new["spec"]["loadBalancerIP"] == endpoint["host"]
     found = await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
     assert found["spec"]["controlPlaneEndpoint"] == endpoint
+
+
+async def test_target_namespace_that_was_deleted_is_created_again(case: Case) -> None:
+    await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": POOL})
+    endpoint = (await case.ready())["spec"]["controlPlaneEndpoint"]
+    old = await case.harvester.get(NAMESPACES, case.target)
+    await case.harvester.delete(NAMESPACES, case.target)
+
+    async def is_another() -> bool:
+        with contextlib.suppress(NotFound):
+            return bool((await case.harvester.get(NAMESPACES, case.target))["metadata"]["uid"] != uid_of(old))
+        return False
+
+    await until(is_another, "there is no new namespace")
+    new = await case.until(SERVICES, case.balancer, lambda _: True)
+    assert new["spec"]["loadBalancerIP"] == endpoint["host"]
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
 
 
 async def test_service_of_another_owner_is_refused_and_kept(case: Case) -> None:
