@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import ssl
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from caphv.api.object import Obj
 from release.__main__ import contents
 from sandbox import manifests
 from sandbox.processes import binaries
+from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.e2e
 
@@ -32,6 +34,7 @@ SELF_SIGNED: Obj = {"webhooks": {"certificate": "self-signed"}}
 WITHOUT_WEBHOOKS: Obj = {"webhooks": {"enabled": False}, "networkPolicy": {"enabled": True}}
 CLASSES: Obj = {"clusterClasses": {"names": ["harvester-rke2"], "namespaces": ["team-a", "team-b"]}}
 PACKAGER: Obj = {"packager": {"enabled": True, "repository": "https://git.example.com/fleet.git"}}
+EARLIER_VALUES = CHECKOUT / "tests" / "support" / "chart-values-0.11.yaml"
 PRODUCTION: Obj = {
     "replicas": 2,
     "topologySpreadConstraints": [SPREAD],
@@ -179,6 +182,17 @@ def test_image_of_the_packager(helm: Path, chart: Path, tmp_path: Path, values: 
     ]
     assert not manager["image"].endswith("-packager")
     assert manager["image"].rpartition(":")[2] == values.get("image", {}).get("tag", version)
+
+
+@pytest.mark.parametrize("values", [{}, {**PRODUCTION, **PACKAGER}])
+def test_reused_values_of_an_earlier_release_have_the_defaults_of_new_ones(
+    helm: Path, chart: Path, tmp_path: Path, values: Obj
+) -> None:
+    """With `helm upgrade --reuse-values`, the values of the previous release take the place of `values.yaml`."""
+    reused = tmp_path / "chart"
+    shutil.copytree(chart, reused)
+    shutil.copy(EARLIER_VALUES, reused / "values.yaml")
+    assert parsed(template(helm, reused, tmp_path, values)) == parsed(template(helm, chart, tmp_path, values))
 
 
 def test_values_reach_the_packager(helm: Path, chart: Path, tmp_path: Path) -> None:
