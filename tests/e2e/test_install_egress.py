@@ -58,6 +58,10 @@ def test_default_egress_agrees_with_the_address_check(checkout: Path, tmp_path: 
         )
 
 
-def test_rules_of_the_operator_replace_the_default(checkout: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [{}, {"restrictEgress": True}])
+def test_rules_of_the_operator_replace_the_default(checkout: Path, tmp_path: Path, values: Obj) -> None:
+    """A list takes effect by itself: one without effect would leave open what its author believes closed."""
     rules = [{"to": [{"ipBlock": {"cidr": "10.20.0.0/16"}}]}]
-    assert spec_of(checkout, tmp_path, restrictEgress=True, egress=rules)["egress"] == rules
+    spec = spec_of(checkout, tmp_path, egress=rules, **values)
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    assert spec["egress"] == rules
