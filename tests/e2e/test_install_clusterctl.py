@@ -86,7 +86,7 @@ def test_templates_are_filled_in(box: Sandbox, clusterctl: Clusterctl, flavor: s
     assert spec["loadBalancerConfig"]["ipamType"] == ("dhcp" if flavor == "dhcp" else "pool")
 
 
-@pytest.mark.parametrize("flavor", ["topology", "topology-k3s", "topology-kubeadm"])
+@pytest.mark.parametrize("flavor", ["topology", "stig", "topology-k3s", "topology-kubeadm"])
 def test_template_of_a_topology_comes_with_its_class(box: Sandbox, clusterctl: Clusterctl, flavor: str) -> None:
     objects = generated(clusterctl, flavor)
     asyncio.run(admit_generated(box, objects))

@@ -69,6 +69,40 @@ def test_every_template_has_its_example_and_says_the_same(templates: dict[str, s
         assert list(yaml.safe_load_all(text)) == list(yaml.safe_load_all(filled(templates[template]))), example
 
 
+def sizes(objects: list[dict[str, Any]]) -> dict[str, tuple[Any, Any, Any]]:
+    """CPU, memory and disk of control plane and workers, from templates of machines or variables of a class."""
+    cluster = objects[0]
+    if "topology" in cluster["spec"]:
+        given = {entry["name"]: entry["value"] for entry in cluster["spec"]["topology"]["variables"]}
+        return {
+            role: tuple(given.get(name, {}).get(field) for field in ("cpuCount", "memorySize", "diskSize"))
+            for role, name in (("control-plane", "controlPlane"), ("workers", "worker"))
+        }
+    machines = {
+        obj["metadata"]["name"].removeprefix(f"{cluster['metadata']['name']}-"): obj["spec"]["template"]["spec"]
+        for obj in objects
+        if obj["kind"] == "HarvesterMachineTemplate"
+    }
+    return {role: (spec["cpu"], spec["memory"], spec["volumes"][0]["volumeSize"]) for role, spec in machines.items()}
+
+
+@pytest.mark.parametrize("template", EXAMPLES.values())
+def test_variables_set_the_sizes_of_machines(
+    templates: dict[str, str], template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> dict[str, tuple[Any, Any, Any]]:
+        return sizes([*yaml.safe_load_all(filled(templates[template]))])
+
+    # What docs/installation.md says.
+    assert found() == {"control-plane": (4, "8Gi", "40Gi"), "workers": (4, "8Gi", "40Gi")}
+    given = {"control-plane": (6, "12Gi", "60Gi"), "workers": (16, "64Gi", "200Gi")}
+    for role, values in given.items():
+        prefix = role.removesuffix("s").replace("-", "_").upper()
+        for field, value in zip(("CPU", "MEMORY", "DISK"), values, strict=True):
+            monkeypatch.setitem(VALUES, f"{prefix}_MACHINE_{field}", str(value))
+    assert found() == given
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_objects_of_ours_are_accepted(checkout: Path, example: str) -> None:
     known = schemas()
@@ -97,7 +131,7 @@ def test_a_cluster_of_another_class_differs_by_its_name_and_version(checkout: Pa
     assert found["variables"] == [entry for entry in wanted["variables"] if entry["name"] != "cni"]
 
 
-@pytest.mark.parametrize("example", [name for name in EXAMPLES if name.endswith("-clusterclass.yaml")])
+@pytest.mark.parametrize("example", [name for name in EXAMPLES if name.endswith(("-clusterclass.yaml", "-stig.yaml"))])
 def test_variables_are_those_of_the_class(checkout: Path, example: str) -> None:
     (cluster,) = yaml.safe_load_all((checkout / "examples" / example).read_text())
     topology = cluster["spec"]["topology"]
