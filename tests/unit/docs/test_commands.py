@@ -101,6 +101,13 @@ def files(words: list[str]) -> Iterator[str]:
         yield words[3]
 
 
+def test_an_upgrade_with_helm_keeps_what_another_command_has_set() -> None:
+    """With `--set` alone, Helm resets all other values to the defaults of the chart."""
+    upgrades = [words for _, words in COMMANDS if words[:2] == ["helm", "upgrade"]]
+    assert len(upgrades) >= 3
+    assert [" ".join(words) for words in upgrades if "--reset-then-reuse-values" not in words] == []
+
+
 def test_commands_of_ours_have_help() -> None:
     """Options and commands are checked by test_docs; here each is really called."""
     for words in (words for _, words in COMMANDS if words[0] == "caphv"):
