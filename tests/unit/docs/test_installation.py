@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from release import krew
+from release.__main__ import contents, project_version
 from tests.support import doccommands
 
 pytestmark = pytest.mark.unit
@@ -33,3 +35,13 @@ def test_own_certificate_has_the_names_of_all_services(checkout: Path) -> None:
     services = [obj["metadata"] for obj in documents if obj["kind"] == "Service"]
     assert len(services) == 3
     assert sorted(names) == sorted(f"DNS:{each['name']}.{each['namespace']}.svc" for each in services)
+
+
+def test_plugin_is_installed_from_the_files_of_a_release(checkout: Path, tmp_path: Path) -> None:
+    """Without `--archive`, krew downloads the archive from a release that does not exist yet."""
+    (install,) = commands(checkout, "kubectl", "krew", "install")
+    named = dict(word.removeprefix("--").split("=") for word in install[3:])
+    wheel = tmp_path / krew.wheel_name(project_version())
+    wheel.write_bytes(b"the wheel")
+    assert named.keys() == {"manifest", "archive"}
+    assert {name.removeprefix("out/") for name in named.values()} <= contents(wheel=wheel).keys()
