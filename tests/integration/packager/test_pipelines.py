@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import yaml
 
 from reconciler.harvester.identityaccount import identity_secret
+from release import krew
+from release.__main__ import project_version
 from tests.support.packager.definitions import definition
 from tests.support.packager.repositories import Origin
 from tests.support.paths import CHECKOUT
@@ -20,64 +24,114 @@ pytestmark = pytest.mark.integration
 PIPELINES = CHECKOUT / "examples" / "pipelines"
 # In CI `pip` installs the command, and `gh` and `curl` are for the host's comments.
 FUNCTIONS = f"""
-set -e
 caphv() {{ "{sys.executable}" -m caphv "$@"; }}
-pip() {{ :; }}
+pip() {{ echo "$@" >> installed; }}
 gh() {{ cat "${{@: -1}}" > posted; }}
 curl() {{ cat comment.md > posted; }}
 """
+WHEEL = f"{krew.REPOSITORY}/releases/download/v{project_version()}/{krew.wheel_name(project_version())}"
+HASH = "5e" * 32
 
 
-def github(event: str) -> str:
+def github(event: str) -> tuple[str, dict[str, str]]:
+    """The steps of an event as a script, and the variables that have values in the file."""
     pipeline = yaml.safe_load((PIPELINES / "github.yaml").read_text())
     (job,) = pipeline["jobs"].values()
-    steps = [step for step in job["steps"] if "run" in step]
-    return "\n".join(
-        step["run"] for step in steps if step.get("if", f"github.event_name == '{event}'").endswith(f"'{event}'")
-    )
+    # Each step is a shell of its own, which its first failing command ends; a failed step ends the job.
+    steps = [
+        f"(set -e\n{step['run']}\n)"
+        for step in job["steps"]
+        if "run" in step and step.get("if", f"github.event_name == '{event}'").endswith(f"'{event}'")
+    ]
+    return "set -e\n" + "\n".join(steps), {name: text for name, text in job["env"].items() if "${{" not in text}
 
 
-def gitlab(event: str) -> str:
+def gitlab(event: str) -> tuple[str, dict[str, str]]:
     pipeline = yaml.safe_load((PIPELINES / "gitlab.yaml").read_text())
     jobs = ("validate", "changes" if event == "pull_request" else "publish")
-    lines = [*pipeline["default"]["before_script"], *(line for job in jobs for line in pipeline[job]["script"])]
-    return "\n".join(lines)
+    scripts = ["\n".join([*pipeline["default"]["before_script"], *pipeline[job]["script"]]) for job in jobs]
+    return "set -eo pipefail\n" + "\n".join(f"(\n{script}\n)" for script in scripts), pipeline["variables"]
 
 
-@pytest.mark.parametrize("steps", [github, gitlab])
-def test_pipeline_shows_and_publishes_a_change(steps: Any, origin: Origin, tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
-    (checkout / "clusters").mkdir(parents=True)
+@dataclass
+class Project:
+    """A checkout of definitions, in which a pipeline runs."""
 
-    def run(event: str) -> subprocess.CompletedProcess[str]:
+    steps: Callable[[str], tuple[str, dict[str, str]]]
+    checkout: Path
+    fleet: str
+
+    def run(self, event: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the steps of `push` or `pull_request`."""
+        script, own = self.steps(event)
         environment = {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "PYTHONPATH": str(CHECKOUT),
-            "HOME": str(tmp_path),
-            "FLEET_REPO": origin.url,
+            "HOME": str(self.checkout.parent),
+            "FLEET_REPO": self.fleet,
+            **own,
+            "CAPHV_WHEEL_SHA256": HASH,
+            **variables,
         }
-        script = ["bash", "-c", FUNCTIONS + steps(event)]
-        return subprocess.run(script, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
+        command = ["bash", "-c", FUNCTIONS + script]
+        return subprocess.run(command, cwd=self.checkout, env=environment, capture_output=True, text=True, check=False)
 
-    def define(**spec: Any) -> None:
-        (checkout / "clusters" / "prod.yaml").write_text(yaml.safe_dump(definition("prod", **spec)))
+    def define(self, name: str = "prod", **spec: Any) -> None:
+        (self.checkout / "clusters" / f"{name}.yaml").write_text(yaml.safe_dump(definition(name, **spec)))
 
-    define()
-    first = run("push")
+    def read(self, name: str) -> str:
+        return (self.checkout / name).read_text()
+
+
+@pytest.fixture(params=[github, gitlab])
+def project(request: pytest.FixtureRequest, origin: Origin, tmp_path: Path) -> Project:
+    checkout = tmp_path / "checkout"
+    (checkout / "clusters").mkdir(parents=True)
+    return Project(request.param, checkout, origin.url)
+
+
+def test_pipeline_shows_and_publishes_a_change(project: Project, origin: Origin) -> None:
+    project.define()
+    first = project.run("push")
     assert first.returncode == 0, first.stderr
     assert origin.count() == 1
     # A change is shown, and nothing is pushed before the merge.
-    define(workers=[{"name": "workers", "replicas": 5}])
-    shown = run("pull_request")
+    project.define(workers=[{"name": "workers", "replicas": 5}])
+    shown = project.run("pull_request")
     assert shown.returncode == 0, shown.stderr
-    assert "team-a/prod: workers 2→5" in (checkout / "posted").read_text()
+    assert "team-a/prod: workers 2→5" in project.read("posted")
+    assert "team-a/prod: workers 2→5" in shown.stdout
     assert origin.count() == 1
-    assert run("push").returncode == 0
+    assert project.run("push").returncode == 0
     assert origin.message().startswith("team-a/prod: workers 2→5, ")
     # What is not valid is neither shown nor pushed.
-    define(workers=[{"name": "workers", "replicas": -1}])
-    assert run("push").returncode == 1
+    project.define(workers=[{"name": "workers", "replicas": -1}])
+    assert project.run("push").returncode == 1
     assert origin.count() == 2
+
+
+def test_pipeline_shows_why_it_fails(project: Project, origin: Origin) -> None:
+    """Before the merge: a removal that is not confirmed, and a repository that cannot be read."""
+    project.define()
+    project.define("old")
+    assert project.run("push").returncode == 0
+    (project.checkout / "clusters" / "old.yaml").unlink()
+    held = project.run("pull_request")
+    assert held.returncode == 1, held.stderr
+    assert "left manifests/team-a/old" in project.read("posted")
+    assert "left manifests/team-a/old" in held.stdout
+    unreadable = project.run("pull_request", FLEET_REPO=f"{origin.url}-elsewhere")
+    assert unreadable.returncode == 2, unreadable.stderr
+    assert "error:" in project.read("posted").lower()
+
+
+def test_pipeline_installs_the_wheel_of_a_release_by_its_hash(project: Project) -> None:
+    """No index has caphv: another project could own the name there, and its package would run with the token."""
+    assert project.run("push", CAPHV_WHEEL_SHA256="").returncode != 0
+    assert not (project.checkout / "installed").exists()
+    project.define()
+    assert project.run("push").returncode == 0
+    assert {*project.read("installed").splitlines()} == {f"install --only-binary :all: {WHEEL}#sha256={HASH}"}
 
 
 def test_external_secret_makes_an_identity() -> None:

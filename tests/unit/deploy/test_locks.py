@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from release import lock
+from release import krew, lock
+from release.__main__ import project_version
 
 pytestmark = pytest.mark.unit
 
@@ -42,3 +43,20 @@ def test_makefile_and_image_install_by_hash_only(checkout: Path) -> None:
     # What is built here has no hash, and nothing else comes with it.
     own = ("--no-deps", "--no-index")
     assert [line for line in installs if "--require-hashes" not in line and not any(word in line for word in own)] == []
+
+
+def test_docs_and_examples_install_the_wheel_of_this_release_by_its_hash(checkout: Path) -> None:
+    """The project publishes to no package index: by name alone, pip would install the package of another project."""
+    version = project_version()
+    wheel = f"{krew.REPOSITORY}/releases/download/v{version}/{krew.wheel_name(version)}"
+    found = 0
+    for path in (path for folder in ("docs", "examples") for path in (checkout / folder).rglob("*.*")):
+        if path.suffix not in (".md", ".yaml"):
+            continue
+        text = path.read_text()
+        # Without a hash, pip compares nothing: an empty variable has to end the command.
+        installs = re.findall(r"pip install[^\n]*", text)
+        assert [line for line in installs if '"$CAPHV_WHEEL#sha256=${CAPHV_WHEEL_SHA256:?}"' not in line] == [], path
+        assert re.findall(r"CAPHV_WHEEL: (\S+)", text) == [wheel] * len(installs), path
+        found += len(installs)
+    assert found >= 3
