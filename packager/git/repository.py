@@ -244,22 +244,42 @@ class Repository:
             )
 
     def _attempt_review(self, state: _State, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
-        """Extend the review branch while it is based on the branch's head, and restart it when that moved."""
-        base = state.target
-        if not base.commit:
+        """Extend the review branch while it is based on the branch's head, and restart it when that moved.
+
+        It proposes nothing that is no longer planned: a change that was taken back is taken back there, too.
+        """
+        target, review = state.target, state.review
+        if not target.commit:
             raise UnmanagedFiles(
                 f"branch {self.remote.branch} does not exist; create it before changes to it can be reviewed"
             )
-        planned = plan(base)
-        if planned.is_empty:
-            return Result(planned, base.commit, self.remote.branch)
-        if state.review.commit and self._reviewed_base(state.review) == base.commit:
-            base = state.review
-            planned = plan(base)
-            if planned.is_empty:
-                return Result(planned, base.commit, self.remote.review)
-        trailers = {**reason.trailers, BASE_TRAILER: state.target.commit}
-        return self._written(state, planned, base, Reason(reason.why, trailers))
+        reason = replace(reason, trailers={**reason.trailers, BASE_TRAILER: target.commit})
+        planned = plan(target)
+        merged = Result(planned, target.commit, self.remote.branch)
+        if planned.is_empty and not (review.commit and base_of(review.message)):
+            return merged
+        if not review.commit or self._reviewed_base(review) != target.commit:
+            return self._withdrawn(state, merged) if planned.is_empty else self._written(state, planned, target, reason)
+        extension = _with_former_files(plan(review), planned, state)
+        found: Result | None = Result(extension, review.commit, self.remote.review)
+        if not extension.is_empty:
+            found = self._written(state, extension, review, reason)
+        # Nothing waits to be merged: Fleet reads what is planned.
+        return replace(found, head=target.commit) if found and planned.is_empty else found
+
+    def _withdrawn(self, state: _State, merged: Result) -> Result | None:
+        """Delete a review branch of an earlier base if it proposes anything; None when another client moved it."""
+        review = self.remote.review
+        if state.review.root != state.target.root:
+            try:
+                if not self._push("", review, state.review.commit):
+                    return None
+            except Rejected as error:
+                log.warning("delete branch %s, its changes are no longer planned: %s", review, error)
+                return merged
+            log.info("deleted branch %s: its changes are no longer planned", review)
+            self._state = None
+        return merged
 
     def _reviewed_base(self, review: Snapshot) -> str:
         """Return the commit that the review branch is based on. Raises UnmanagedFiles for commits of others on it."""
@@ -405,3 +425,17 @@ class Repository:
         """Pack the clone if it has many objects or packs; a failure only costs time later."""
         with contextlib.suppress(GitError):
             self._clone.locally("packing the clone", ["gc", "--auto", "--quiet"])
+
+
+def _with_former_files(extension: Plan, planned: Plan, state: _State) -> Plan:
+    """Return the extension of a review; files that the review removed return as the branch's plan has them.
+
+    Those of a cluster hold its pinned versions, which a plan for the review no longer sees.
+    """
+    former = {
+        path: content
+        for path in extension.write
+        if state.review.entry(path) is None
+        and (content := planned.write.get(path, state.target.read(path))) is not None
+    }
+    return replace(extension, write={**extension.write, **former})

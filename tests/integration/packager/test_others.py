@@ -8,13 +8,15 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from packager.git.commit import Identity
+from packager.git.commit import Identity, Reason
 from packager.git.credentials import Credentials
 from packager.git.errors import GitError, MissingBranch, UnmanagedFiles, UnusableContent
-from packager.git.prune import Pruning
+from packager.git.prune import Plan, Pruning
+from packager.git.publish import changes
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from tests.support.packager.repositories import Origin, folder, git, paths, put, wanted
+from packager.git.snapshot import Snapshot
+from tests.support.packager.repositories import CLUSTERS, SYNCED, Origin, folder, git, paths, put, wanted
 
 pytestmark = pytest.mark.integration
 
@@ -168,6 +170,68 @@ def test_a_branch_for_review(origin: Origin, cache: Path) -> None:
         git(origin.folder, "update-ref", "refs/heads/main", third.commit)
         assert put(repository, wanted("a/one", mtu=9000)).commit == ""
         assert second.commit != third.commit
+
+
+def test_a_proposal_that_was_taken_back_leaves_the_review(origin: Origin, cache: Path) -> None:
+    with Repository(Remote(origin.url), cache / "main") as repository:
+        put(repository, wanted("a/one", "a/two"))
+    head, tree = origin.head(), origin.tree()
+    with Repository(review(origin), cache / "review") as repository:
+        for proposal in (wanted("a/one"), wanted("a/one", "a/two", mtu=9000)):
+            put(repository, proposal)
+            assert origin.tree("caphv/review") != tree
+            result = put(repository, wanted("a/one", "a/two"))
+            assert (origin.tree("caphv/review"), result.head) == (tree, head)
+            assert put(repository, wanted("a/one", "a/two")).commit == ""
+
+
+def test_a_removed_cluster_returns_to_the_review_as_it_was(origin: Origin, cache: Path) -> None:
+    with Repository(Remote(origin.url), cache / "main") as repository:
+        put(repository, wanted("a/one", "a/two"))
+
+    def planned(snapshot: Snapshot) -> Plan:
+        pinned = snapshot.read("clusters/a/one/cni/fleet.yaml") is not None
+        one = wanted("a/one", mtu=1500 if pinned else 9000)
+        return changes(snapshot, {CLUSTERS: {**one, **wanted("a/two", mtu=9000)}}, SYNCED)
+
+    with Repository(review(origin), cache / "review") as repository:
+        put(repository, wanted("a/two"))
+        repository.commit(planned, Reason("a test"))
+    files = origin.files("caphv/review")
+    assert files["clusters/a/one/cni/fleet.yaml"] == origin.files()["clusters/a/one/cni/fleet.yaml"]
+    assert files["clusters/a/two/cni/fleet.yaml"] != origin.files()["clusters/a/two/cni/fleet.yaml"]
+
+
+def test_a_proposal_that_was_taken_back_after_its_base_moved_is_deleted(origin: Origin, cache: Path) -> None:
+    origin.push({"README.md": "x"})
+    with Repository(review(origin), cache) as repository:
+        put(repository, wanted("a/one"))
+        head = origin.push({"README.md": "y"})
+        assert put(repository, {}).head == head
+        assert origin.branches() == ["main"]
+        put(repository, wanted("a/one"))
+        assert set(origin.files("caphv/review")) == paths("a/one") | {"README.md"}
+
+
+def test_a_review_branch_that_may_not_be_deleted_stops_nothing(origin: Origin, cache: Path) -> None:
+    origin.push({"README.md": "x"})
+    git(origin.folder, "config", "receive.denyDeletes", "true")
+    with Repository(review(origin), cache) as repository:
+        put(repository, wanted("a/one"))
+        head = origin.push({"README.md": "y"})
+        assert put(repository, {}).head == head
+        put(repository, wanted("a/two"))
+        assert set(origin.files("caphv/review")) == paths("a/two") | {"README.md"}
+
+
+def test_work_of_reviewers_on_a_proposal_that_was_taken_back_stays(origin: Origin, cache: Path) -> None:
+    origin.push({"README.md": "x"})
+    with Repository(review(origin), cache) as repository:
+        put(repository, wanted("a/one"))
+        theirs = origin.push({"docs/note.md": "better"}, "caphv/review")
+        origin.push({"README.md": "y"})
+        assert put(repository, {}).commit == ""
+        assert origin.head("caphv/review") == theirs
 
 
 def test_work_of_reviewers_is_not_overwritten(origin: Origin, cache: Path) -> None:
