@@ -49,7 +49,7 @@ _RACES = ("cannot lock ref", "failed to update ref", "incorrect old value", "ref
 class BranchHeads:
     """Commits at the remote: of the branch, and of the branch for review; empty where there is no such branch.
 
-    `groups` are those of the branches with one group of folders, by group.
+    `groups` are those of the branches with one group of folders, by `<workspace>/<group>`.
     """
 
     target: str = ""
@@ -79,7 +79,7 @@ class Result:
 
 
 Split = Callable[[Snapshot, Collection[str]], Mapping[str, Collection[str]]]
-"""Returns the folders of a snapshot that have a branch of their own, by group, given the groups that have one."""
+"""Returns the folders of a snapshot that have an own branch, by `<workspace>/<group>`, given the existing branches."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ class Repository:
         lines = self._clone.remotely("reading branches", arguments).decode().splitlines()
         found = {ref: commit for commit, _, ref in (line.partition("\t") for line in lines)}
         target, review = (found.get(f"refs/heads/{name}", "") for name in (self.remote.branch, self.remote.review))
-        groups = {ref.removeprefix(prefix): commit for ref, commit in found.items() if ref.startswith(prefix)}
+        named = {ref.removeprefix(prefix): commit for ref, commit in found.items() if ref.startswith(prefix)}
+        # Below longer paths there are branches of others.
+        groups = {name: commit for name, commit in named.items() if name.count("/") == 1}
         return BranchHeads(target, review, groups)
 
     def commits(self) -> set[str]:
@@ -200,8 +202,7 @@ class Repository:
         objects = self._clone.objects
         wanted = [(self.remote.branch, _TARGET_REF, heads.target), (self.remote.review, _REVIEW_REF, heads.review)]
         refs = [f"+refs/heads/{branch}:{ref}" for branch, ref, commit in wanted if commit]
-        if heads.groups:
-            refs.append(f"+refs/heads/{self.remote.group_branches}/*:{_GROUP_REFS}/*")
+        refs += [f"+refs/heads/{self._branch_of(name)}:{_GROUP_REFS}/{name}" for name in heads.groups]
         if refs:
             depth = [] if self._clone.is_shallow or self._clone.ref(_TARGET_REF) else ["--depth=1"]
             arguments = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", *depth]

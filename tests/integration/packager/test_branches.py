@@ -148,11 +148,27 @@ def test_branches_of_groups_hold_the_folder_below_which_bundles_are(site: Site) 
     site.call("verify", *place)
 
 
+@pytest.mark.parametrize(("outer", "inner"), [("", "east"), ("east", "east/site"), ("", "east/site"), ("", "team")])
+def test_management_clusters_with_nested_paths_leave_branches_to_each_other(site: Site, outer: str, inner: str) -> None:
+    groups = {"a": "production", "b": "production"}
+    for path in (outer, inner):
+        site.origin.push({f"{path}/caphv-branches.yaml".lstrip("/"): "groups: [production]\n"})
+    places = [("--path", path) if path else () for path in (outer, inner)]
+    for place in places:
+        assert [*site.push(groups, 1450, *place)["branches"]] == ["team/production"]
+    heads = {name: site.origin.head(name) for name in site.origin.branches()}
+    assert len(heads) == 3
+    for place in places:
+        assert site.push(groups, 1450, *place)["branches"] == {}
+        site.call("verify", *place)
+    assert {name: site.origin.head(name) for name in site.origin.branches()} == heads
+
+
 def test_two_clients_that_push_together_agree_on_the_branches(origin: Origin, tmp_path: Path) -> None:
     """The second one has read the branches before the first one moved them."""
 
     def split(snapshot: Any, _: Any) -> dict[str, list[str]]:
-        return {"one": [f"clusters/a/{name}" for name in snapshot.entries("clusters/a")]}
+        return {"a/one": [f"clusters/a/{name}" for name in snapshot.entries("clusters/a")]}
 
     with (
         Repository(Remote(origin.url), tmp_path / "first", split=split) as first,
@@ -160,11 +176,11 @@ def test_two_clients_that_push_together_agree_on_the_branches(origin: Origin, tm
     ):
         put(first, wanted("a/x"))
         second.sync()
-        assert put(first, wanted("a/x", "a/y")).moved == ("one",)
+        assert put(first, wanted("a/x", "a/y")).moved == ("a/one",)
         put(second, wanted("a/x", "a/y", "a/z"))
         assert second.stale() == []
-    assert set(origin.files("main-groups/one")) == {*paths("a/x", "a/y", "a/z"), "README.md"}
-    assert origin.count("main-groups/one") == 3
+    assert set(origin.files("main-groups/a/one")) == {*paths("a/x", "a/y", "a/z"), "README.md"}
+    assert origin.count("main-groups/a/one") == 3
 
 
 def test_an_invalid_list_is_reported_and_changes_nothing(site: Site) -> None:
