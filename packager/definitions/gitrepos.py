@@ -2,13 +2,14 @@
 
 Without groups there is one for each workspace and namespace, with a pattern: a new cluster does not change it. Clusters
 whose settings name a group have a GitRepo of their own. Two GitRepos must not read the same folder, because Fleet gives
-each bundle to one of them; so in a namespace with groups all paths are listed.
+each bundle to one of them; so in a namespace with groups all paths are listed, and a GitRepo that all its clusters left
+gives up their paths.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,13 +18,16 @@ from caphv.runtime.text import Limits, TextError, load_yaml_all
 from packager.addons.merge import at
 from packager.definitions.files import GITREPOS
 from packager.definitions.protection import protected
-from packager.git.folder import Folder
+from packager.git.folder import RECORD, Folder, recorded
+from packager.git.paths import joined
 from packager.git.snapshot import Snapshot
 from packager.rendering import branches, yaml
 from packager.rendering.gitrepo import GitRepoOptions, cluster_path, git_repo, namespace_path
 from packager.tree import CLUSTERS, path_of
 
 _FILE = "gitrepo.yaml"
+# No namespace begins with a dot, so that this never exists.
+_NOTHING = f"{CLUSTERS}/.none"
 _LIMITS = Limits(size=4 * 1024 * 1024, nodes=100_000, seconds=10)
 
 
@@ -39,7 +43,7 @@ def folders(options: GitRepoOptions, members: Iterable[Member], snapshot: Snapsh
     """Return the folders of all GitRepos, `<workspace>/<name>`.
 
     Clusters of the repository that are not among the members, because their definition is invalid or suspended, stay
-    with the GitRepo that reads them.
+    with the GitRepo that reads them. Of GitRepos without a member, those are returned that lose a path to another one.
     """
     known = list(members)
     with contextlib.suppress(ValueError):  # each cluster has a finding about it
@@ -59,13 +63,37 @@ def folders(options: GitRepoOptions, members: Iterable[Member], snapshot: Snapsh
             group = before.get(path, git_repo(options, workspace, namespace, [])["metadata"]["name"])
             place = workspace, group.removeprefix(f"{options.name}-")
             paths.setdefault(place, set()).add(path)
-    repos = [git_repo(options, *place, sorted(found)) for place, found in sorted(paths.items())]
-    return {
-        path_of(repo["metadata"]["namespace"], repo["metadata"]["name"]): Folder(
-            {_FILE: yaml.dump_all(protected([repo])).encode()}
-        )
-        for repo in repos
+    repos = {
+        path_of(place[0], repo["metadata"]["name"]): repo
+        for place, found in sorted(paths.items())
+        for repo in [git_repo(options, *place, sorted(found))]
     }
+    for workspace in {workspace for workspace, _ in paths}:
+        read = {path for place, found in paths.items() if place[0] == workspace for path in found}
+        repos = dict(_left(options, snapshot, workspace, read)) | repos
+    return {place: Folder({_FILE: yaml.dump_all(protected([repo])).encode()}) for place, repo in repos.items()}
+
+
+def _left(options: GitRepoOptions, snapshot: Snapshot, workspace: str, read: set[str]) -> Iterator[tuple[str, Obj]]:
+    """Yield the packager's GitRepos of a workspace that have paths in common with `read`, without these.
+
+    They stay: as long as a Bundle has the label of a former GitRepo, deleting that one would delete the Bundle.
+    """
+    for name in snapshot.entries(f"{GITREPOS}/{workspace}"):
+        place = f"{workspace}/{name}"
+        if _FILE not in recorded(snapshot.read(f"{GITREPOS}/{place}/{RECORD}")):
+            continue
+        for repo in _objects(snapshot.read(f"{GITREPOS}/{place}/{_FILE}")):
+            paths = at(repo, "spec", "paths") or []
+            own = [path for path in paths if not any(_overlap(str(path), other) for other in read)]
+            if own != paths:
+                # Without paths, Fleet would read the whole repository.
+                yield place, {**repo, "spec": {**repo["spec"], "paths": own or [joined(options.folder, _NOTHING)]}}
+
+
+def _overlap(path: str, other: str) -> bool:
+    parts, others = path.split("/"), other.split("/")
+    return len(parts) == len(others) and all(a == b or "*" in (a, b) for a, b in zip(parts, others, strict=True))
 
 
 def _others(snapshot: Snapshot, namespace: str, members: Iterable[Member]) -> list[Key]:

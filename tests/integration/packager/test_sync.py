@@ -10,12 +10,17 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, uid_of
+from caphv.api.resources import HELM_CHART_CONFIGS
 from caphv.validation.yaml.loader import files
 from commands.main import cli
 from packager.definitions.protection import is_protected, unprotected
 from packager.rendering import yaml as yamltext
+from sandbox.addons.fleet import FleetCluster
+from sandbox.manifests import apply
+from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.definitions import definition, k3s
+from tests.support.packager.environment import crd
 from tests.support.packager.repositories import Origin, git
 
 pytestmark = pytest.mark.integration
@@ -102,6 +107,40 @@ def test_a_changed_setting_is_one_small_commit_and_replaces_no_machine(source: P
     lines = [line for line in difference.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     assert lines == ["-        mtu: 1450", "+        mtu: 1400"]
     assert origin.message().startswith("team-a/prod: mtu 1450→1400\n")
+
+
+async def test_clusters_that_get_a_group_leave_their_gitrepo_without_an_uninstallation(
+    source: Path, origin: Origin, management: ApiServer
+) -> None:
+    def repo(name: str) -> Obj:
+        found: Obj = yaml.safe_load(origin.files()[f"gitrepos/fleet-default/caphv-{name}/gitrepo.yaml"])
+        return found
+
+    def content() -> dict[str, bytes]:
+        return {path: text.encode() for path, text in origin.files().items()}
+
+    put(source, definition("prod"))
+    done(sync(source, origin))
+    async with management.client() as client:
+        await apply(client, [crd(HELM_CHART_CONFIGS)])
+        fleet = FleetCluster(client)
+
+        async def installed() -> set[str]:
+            return {uid_of(obj) for obj in (await client.list(HELM_CHART_CONFIGS))["items"]}
+
+        cni = [name for name in await fleet.sync(content(), repo("team-a")) if name.startswith("cni-")]
+        before = await installed()
+        assert cni
+        put(source, definition("prod", addons={"fleet": {"group": "production"}}))
+        done(sync(source, origin))
+        # The worse order: the former GitRepo runs first, and Fleet deletes the Bundles that have its label.
+        assert await fleet.sync(content(), repo("team-a")) == []
+        assert fleet.error == "no resource found at the following paths to deploy"
+        assert [name for name in await fleet.sync(content(), repo("production")) if name.startswith("cni-")] == cni
+        assert await installed() == before
+    count = origin.count()
+    assert "nothing to do" in done(sync(source, origin)).stdout
+    assert origin.count() == count
 
 
 def test_a_bad_definition_is_reported_by_file_and_line_and_keeps_what_it_has(source: Path, origin: Origin) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 
 import pytest
@@ -27,15 +28,15 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, *members: Member, clusters: tuple[str, ...] = ()) -> dict[str, list[str]]:
-        """Write the GitRepos, and folders of clusters; return the paths by workspace and name."""
-        for name in (*clusters, *(one.cluster.name for one in members)):
-            path = self.folder / "clusters" / "team-a" / name / "cni" / "fleet.yaml"
+    def write(self, *members: Member) -> dict[str, list[str]]:
+        """Write the GitRepos, and folders of clusters; return the paths of what was written by workspace and name."""
+        for one in members:
+            path = self.folder / "clusters" / str(one.cluster) / "cni" / "fleet.yaml"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         found = folders(OPTIONS, members, Directory(self.folder, names=NAMES).sync())
         for place, folder in found.items():
-            for name, content in folder.files.items():
+            for name, content in folder.with_record.items():
                 path = self.folder / GITREPOS / place / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
@@ -74,6 +75,57 @@ def test_a_listed_group_and_a_listed_namespace_have_a_branch_each(site: Site) ->
 def test_clusters_that_cannot_be_built_stay_where_they_are_read(site: Site) -> None:
     before = site.write(member("a"), member("b", "production"), member("c", "production"))
     assert site.write(member("c", "production")) == before
+
+
+def test_a_gitrepo_gives_up_what_another_one_reads(site: Site) -> None:
+    site.write(member("a"), member("b"))
+    moved = site.write(member("a", "production"), member("b", "production"))
+    assert moved == {
+        "fleet-default/caphv-production": ["clusters/team-a/a/*", "clusters/team-a/b/*"],
+        "fleet-default/caphv-team-a": ["clusters/.none"],
+    }
+    # It matches no folder, and changes no more.
+    assert [*site.write(member("a", "production"), member("b", "production"))] == ["fleet-default/caphv-production"]
+    assert site.write(member("a"), member("b")) == {
+        "fleet-default/caphv-production": ["clusters/.none"],
+        "fleet-default/caphv-team-a": ["clusters/team-a/*/*"],
+    }
+
+
+def test_a_gitrepo_keeps_what_no_other_one_reads(site: Site) -> None:
+    site.write(member("a", "one"), member("b", "one", namespace="team-b"))
+    # The definition of team-b/b is invalid now, and no other cluster of its namespace is known.
+    found = site.write(member("a", "two"))
+    assert found["fleet-default/caphv-one"] == ["clusters/team-b/b/*"]
+    # Nothing more is taken from it: it is not written.
+    assert [*site.write(member("a", "two"))] == ["fleet-default/caphv-two"]
+
+
+def test_gitrepos_of_other_workspaces_and_clients_stay(site: Site) -> None:
+    site.write(member("a"))
+    foreign = site.folder / GITREPOS / "team-a" / "mine" / "gitrepo.yaml"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("spec: {paths: [clusters/team-a/*/*]}\n")
+    assert [*site.write(member("a", workspace="team-a"))] == ["team-a/caphv-team-a"]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcde"), st.sampled_from(["", "one", "two"]), min_size=1), min_size=1))
+def test_whatever_moves_no_two_gitrepos_read_a_cluster(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[dict[str, str]]
+) -> None:
+    """Clusters that a step leaves out have become invalid: they are read all the same."""
+    site, seen = Site(tmp_path_factory.mktemp("site")), set[str]()
+    for groups in steps:
+        site.write(*(member(name, group) for name, group in groups.items()))
+        seen |= groups.keys()
+        repos = [yaml.safe_load(path.read_text()) for path in site.folder.rglob("gitrepo.yaml")]
+        for name in seen:
+            readers = [
+                repo["metadata"]["name"]
+                for repo in repos
+                if any(fnmatch.fnmatchcase(f"clusters/team-a/{name}/cni", path) for path in repo["spec"]["paths"])
+            ]
+            assert len(readers) == 1, (name, readers)
 
 
 @given(st.dictionaries(st.sampled_from("abcde"), st.sampled_from(["", "one", "two"]), min_size=1))
