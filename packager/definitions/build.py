@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import names
@@ -13,7 +13,7 @@ from packager.addons.settings import ClusterFacts
 from packager.definitions import addons, model, shared
 from packager.definitions import objects as individual
 from packager.definitions.model import CLUSTER_RESOURCE_SET, FLEET, Definition
-from packager.definitions.nodeconfig import NodeConfig, after_rendering, before_rendering, kept_node_files
+from packager.definitions.nodeconfig import NodeConfig, after_rendering, before_rendering, with_kept_files
 from packager.definitions.topology import topology
 from packager.rendering import yaml
 from packager.rendering.renderer import Rendered, Renderer
@@ -76,8 +76,8 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
         return Built(definition, rendered=rendered, findings=findings)
     boot = after_rendering(definition, rendered)
     own = _own(definition, boot)
-    if (files := kept_node_files(existing, own)) is not None:
-        own = _own(definition, replace(boot, server_files=files))
+    if (kept := with_kept_files(boot, existing, own)) != boot:
+        own = _own(definition, kept)
     if definition.delivery == CLUSTER_RESOURCE_SET:
         sets, found = addons.resource_sets(definition, rendered, renderer)
         own += sets

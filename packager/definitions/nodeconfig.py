@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api.object import Obj
@@ -75,35 +75,94 @@ def after_rendering(definition: Definition, rendered: Rendered) -> NodeConfig:
 
 
 _MACHINE_VARIABLES = (
-    *("controlPlane", "vmNetworks", "sshUser", "sshKeyPair", "firmware", "tpm"),
+    *("vmNetworks", "sshUser", "sshKeyPair", "firmware", "tpm"),
     *("guestConfig", "registries", "cisProfile", "stig", "fipsRequired"),
 )
-"""Variables of a ClusterClass that replace the machines of the control plane when they change."""
+"""Variables of a ClusterClass that replace all machines when they change."""
 
 
-def kept_node_files(existing: Sequence[Obj], wanted: Sequence[Obj]) -> list[Obj] | None:
-    """Return the files with which the control plane of existing objects started, None for new ones.
+def with_kept_files(boot: NodeConfig, existing: Sequence[Obj], wanted: Sequence[Obj]) -> NodeConfig:
+    """Return `boot` with the files that the nodes of existing objects started with; absent files stay absent.
 
-    New files replace all machines of the control plane, for a setting that its bundle changes in place. So they stay
-    until another change replaces the machines anyway: another version, or other machines.
+    New files replace machines, for a setting that the bundles change in place. So files stay until another change
+    replaces the machines anyway: another version, or other machines. Workers share their files, so these stay as long
+    as the machines of one group do.
     """
-    files = _node_files(existing)
-    return files if files is not None and _contains(_rollout_fields(existing), _rollout_fields(wanted)) else None
+    servers, new_servers = _servers(existing), _servers(wanted)
+    if servers and _contains(servers, new_servers):
+        boot = replace(boot, server_files=_server_files(existing))
+    workers, new_workers = _workers(existing), _workers(wanted)
+    if any(name in workers and _contains(workers[name], fields) for name, fields in new_workers.items()):
+        boot = replace(boot, agent_files=_agent_files(existing))
+    return boot
 
 
-def _rollout_fields(objects: Iterable[Obj]) -> list[Any]:
-    """Return all that replaces the machines of the control plane, except files."""
+def _servers(objects: Iterable[Obj]) -> list[Any]:
+    """Return all that replaces the machines of the control plane, except files; nothing without a control plane."""
     for obj in objects:
-        if obj.get("kind") == "Cluster" and (topology := at(obj, "spec", "topology")):
-            rows = topology.get("variables") or ()
-            variables = {row["name"]: row.get("value") for row in rows if at(row, "name") in _MACHINE_VARIABLES}
-            return [topology.get("version"), variables, at(topology, "controlPlane", "variables")]
+        if topology := _topology(obj):
+            sizes = _values(topology, ("controlPlane",))
+            return [*_shared(topology), sizes, at(topology, "controlPlane", "variables")]
         if str(obj.get("kind")).endswith("ControlPlane"):
             template = at(obj, "spec", "machineTemplate", "spec", "infrastructureRef", "name")
             template = template or at(obj, "spec", "machineTemplate", "infrastructureRef", "name")
             hardening = [at(obj, "spec", "agentConfig", "cisProfile"), at(obj, "spec", "preRKE2Commands")]
             return [at(obj, "spec", "version"), template, *(value or None for value in hardening)]
     return []
+
+
+def _workers(objects: Iterable[Obj]) -> dict[str, list[Any]]:
+    """Return all that replaces machines of workers, except files, by group."""
+    found: dict[str, list[Any]] = {}
+    for obj in objects:
+        if topology := _topology(obj):
+            shared = _shared(topology)
+            for group in at(topology, "workers", "machineDeployments") or ():
+                found[str(at(group, "name"))] = [*shared, at(group, "failureDomain"), at(group, "variables")]
+        if obj.get("kind") == "MachineDeployment":
+            machine = ("spec", "template", "spec")
+            fields = (("version",), ("infrastructureRef", "name"), ("failureDomain",))
+            found[str(at(obj, "metadata", "name"))] = [at(obj, *machine, *field) for field in fields]
+    return found
+
+
+def _shared(topology: Obj) -> list[Any]:
+    """Return what replaces all machines of a topology."""
+    return [topology.get("version"), _values(topology, _MACHINE_VARIABLES)]
+
+
+def _server_files(objects: Iterable[Obj]) -> list[Obj]:
+    for obj in objects:
+        if topology := _topology(obj):
+            return _listed(_values(topology, ("controlPlaneFiles",)).get("controlPlaneFiles"))
+        if str(obj.get("kind")).endswith("ControlPlane"):
+            return _listed(at(obj, "spec", "files") or at(obj, "spec", "kthreesConfigSpec", "files"))
+    return []
+
+
+def _agent_files(objects: Iterable[Obj]) -> list[Obj]:
+    for obj in objects:
+        if topology := _topology(obj):
+            return _listed(_values(topology, ("workerFiles",)).get("workerFiles"))
+        if str(obj.get("kind")).endswith("ConfigTemplate"):
+            return _listed(at(obj, "spec", "template", "spec", "files"))
+    return []
+
+
+def _topology(obj: Obj) -> Obj | None:
+    topology = at(obj, "spec", "topology") if obj.get("kind") == "Cluster" else None
+    return topology if isinstance(topology, dict) else None
+
+
+def _values(topology: Obj, names: Iterable[str]) -> Obj:
+    """Return those variables that a topology sets."""
+    rows = topology.get("variables")
+    return {row["name"]: row.get("value") for row in _listed(rows) if at(row, "name") in names}
+
+
+def _listed(value: Any) -> list[Any]:
+    # A user may have edited the manifest.
+    return value if isinstance(value, list) else []
 
 
 def _contains(existing: Any, wanted: Any) -> bool:
@@ -113,20 +172,6 @@ def _contains(existing: Any, wanted: Any) -> bool:
     if isinstance(existing, list) and isinstance(wanted, list):
         return len(existing) == len(wanted) and all(map(_contains, existing, wanted))
     return bool(existing == wanted)
-
-
-def _node_files(objects: Iterable[Obj]) -> list[Obj] | None:
-    """Return the files of the control plane of existing objects; None if they have none."""
-    for obj in objects:
-        if obj.get("kind") == "Cluster":
-            rows = at(obj, "spec", "topology", "variables")
-            for row in rows if isinstance(rows, list) else ():
-                if at(row, "name") == "controlPlaneFiles":
-                    return list(row["value"])
-        for path in (("spec", "files"), ("spec", "kthreesConfigSpec", "files")):
-            if str(obj.get("kind")).endswith("ControlPlane") and isinstance(files := at(obj, *path), list):
-                return files
-    return None
 
 
 def _file(path: str, content: bytes) -> Obj:

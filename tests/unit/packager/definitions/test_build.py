@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,79 @@ def test_files_of_the_first_boot_are_kept_when_a_setting_changes() -> None:
     assert variables(found)["controlPlaneFiles"] == first
     assert found.rendered
     assert any(b"mtu: 1400" in content for content in found.rendered.tree.values())
+
+
+REGISTRY: Obj = {"imageRegistry": "registry.example.com:5000"}
+NO_MANIFESTS: Obj = {"cni": {"name": "none"}, "ccm": {"enabled": False}, "csi": {"enabled": False}}
+AGENT_SETTINGS = {
+    "rke2-registry-set": (definition, {}, REGISTRY),
+    "rke2-registry-changed": (definition, REGISTRY, {"imageRegistry": "registry.example.net"}),
+    "rke2-registry-removed": (definition, REGISTRY, {}),
+    "rke2-first-file": (definition, NO_MANIFESTS, {**NO_MANIFESTS, **REGISTRY}),
+    "k3s-registry-set": (k3s, {}, REGISTRY),
+    "k3s-registry-removed": (k3s, REGISTRY, {}),
+    "k3s-no-cloud-provider": (k3s, {}, {"ccm": {"enabled": False}}),
+    "k3s-cloud-provider": (k3s, {"ccm": {"enabled": False}}, {}),
+}
+
+
+@pytest.mark.parametrize("case", AGENT_SETTINGS)
+def test_a_setting_that_reaches_files_of_nodes_changes_nothing_of_a_running_topology(case: str) -> None:
+    make, before, after = AGENT_SETTINGS[case]
+    existing = built(make(addons=before)).objects
+    fresh = built(make(addons=after))
+    changed = build(make(addons=after), RENDERER, {}, existing)
+    topology = existing[0]["spec"]["topology"]
+    assert one(fresh, "Cluster")["spec"]["topology"] != topology
+    assert one(changed, "Cluster")["spec"]["topology"] == topology
+
+
+@pytest.mark.parametrize("case", AGENT_SETTINGS)
+def test_objects_one_by_one_keep_the_files_of_nodes(case: str) -> None:
+    make, before, after = AGENT_SETTINGS[case]
+    existing = built(make(addons=before, individualObjects=True)).objects
+    changed = build(make(addons=after, individualObjects=True), RENDERER, {}, existing).objects
+    assert node_files(changed) == node_files(existing)
+    assert node_files(built(make(addons=after, individualObjects=True)).objects) != node_files(existing)
+
+
+def node_files(objects: Sequence[Obj]) -> list[Any]:
+    control_plane = next(obj["spec"] for obj in objects if obj["kind"].endswith("ControlPlane"))
+    control_plane = control_plane.get("kthreesConfigSpec", control_plane)
+    templates = [obj["spec"]["template"]["spec"] for obj in objects if obj["kind"].endswith("ConfigTemplate")]
+    return [spec.get("files") for spec in (control_plane, *templates)]
+
+
+POOLS_OF_TWO: list[Obj] = [{"name": "a"}, {"name": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "servers", "workers"),
+    [
+        ({"kubernetesVersion": "v1.34.3+rke2r1"}, True, True),
+        ({"machines": {"sshUser": "another"}}, True, True),
+        ({"controlPlane": {"replicas": 3, "cpu": 16}}, True, False),
+        ({"workers": [{"name": "a", "cpu": 16}, {"name": "b"}]}, False, False),
+        ({"workers": [{"name": "a", "cpu": 16}, {"name": "b", "cpu": 16}]}, False, True),
+        ({"workers": [{"name": "c"}]}, False, True),
+        ({"workers": [*POOLS_OF_TWO, {"name": "c"}]}, False, False),
+    ],
+    ids=["version", "all-machines", "servers", "one-pool", "all-pools", "another-pool", "more-pools"],
+)
+@pytest.mark.parametrize("individual", [{}, {"individualObjects": True}], ids=["class", "individual"])
+def test_files_are_refreshed_only_for_machines_that_a_change_replaces(
+    change: Obj, servers: bool, workers: bool, individual: Obj
+) -> None:
+    existing = built(definition(workers=POOLS_OF_TWO, **individual)).objects
+    found = build(
+        definition(**{"workers": POOLS_OF_TWO, **change}, **individual, addons=REGISTRY), RENDERER, {}, existing
+    )
+    if individual:
+        of_servers, *of_workers = node_files(found.objects)
+    else:
+        of_servers, of_workers = (variables(found).get(name) for name in ("controlPlaneFiles", "workerFiles"))
+    assert ("50-caphv-registry" in str(of_servers)) is servers
+    assert ("50-caphv-registry" in str(of_workers)) is workers
 
 
 @pytest.mark.parametrize("individual", [{}, {"individualObjects": True}])
