@@ -125,7 +125,7 @@ def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> int:
 
     with progress() as step:
         files, reason = _files(flags, step)
-        source = reader.read(files)
+        source = _read(reader, files)
         with _target(flags) as store:
             step("reading the repository")
             planned, result = _synced(source, reason, store, planner, flags)
@@ -137,6 +137,15 @@ def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> int:
             failures = []
     _print(built, result, failures, flags)
     return FAULTY if built.errors or failures or result.plan.held or result.plan.refused else DONE
+
+
+def _read(reader: Reader, files: Tree) -> Source:
+    from packager.git.errors import UnusableContent
+
+    try:
+        return reader.read(files)
+    except UnusableContent as error:
+        raise InputError(str(error)) from None
 
 
 def _head(flags: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ file and line and do not stop the others, but then the list of clusters is incom
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,18 @@ from caphv.validation.yaml.loader import SUFFIXES, parsed
 from caphv.validation.yaml.tree import Document
 from packager.addons.merge import at
 from packager.definitions import model
+from packager.git.errors import UnusableContent
 from packager.rendering import secretscan
 from packager.tree import Tree, path_of
 
-# Parsed YAML takes some fifty times as much memory, and no API server takes an object of this size.
+# No API server takes an object of this size.
 _LARGEST = 2 * 1024 * 1024
+_MOST_BYTES = 64 * 1024 * 1024
+# Each value takes some 250 bytes. A definition has about 60 values, the manifests of a cluster a few hundred.
+_MOST_VALUES_OF_FILE = 200_000
+_MOST_VALUES = 1_000_000
+_MOST_NAMED = 3
+_SPLIT = "split them between several repositories, or move other files out"
 
 Validator = Callable[[Obj], list[Finding]]
 """Returns all findings of one object of any kind."""
@@ -103,13 +111,23 @@ class Reader:
 
     def __init__(self, validate: Validator) -> None:
         self._validate = validate
-        self._known: dict[str, tuple[bytes, _File]] = {}
+        self._known: dict[str, tuple[bytes, _File]] = {}  # by name, with the digest of the content
 
     def read(self, files: Tree) -> Source:
-        """Read all YAML and JSON files except hidden ones. Raises nothing that files can cause."""
+        """Read all YAML and JSON files except hidden ones.
+
+        Raises UnusableContent for more than the packager can hold; nothing else that files can cause.
+        """
+        read: dict[str, tuple[bytes, _File]] = {}
+        values = 0
+        for name, content in sorted(manifests(files).items()):
+            read[name] = self._file(name, content)
+            values += read[name][1].values
+            if values > _MOST_VALUES:
+                raise UnusableContent(f"the definitions have more than {_MOST_VALUES:,} values: {_SPLIT}")
+        self._known = read
         source = Source()
-        by_file = {name: self._items(name, content, source) for name, content in sorted(manifests(files).items())}
-        self._known = {name: self._known[name] for name in by_file}
+        by_file = {name: _items(file, source) for name, (_, file) in read.items()}
         _cut(by_file, source)
         for entry in source.clusters:
             _check(entry, source, self._validate)
@@ -118,32 +136,46 @@ class Reader:
         source.problems.sort()
         return source
 
-    def _items(self, name: str, content: bytes, source: Source) -> list[Item]:
-        """Return the objects of a file; none if it holds something else, or if part of it cannot be read."""
+    def _file(self, name: str, content: bytes) -> tuple[bytes, _File]:
+        digest = hashlib.sha256(content).digest()
         known = self._known.get(name)
-        if known is None or known[0] != content:
-            known = self._known[name] = content, _read(name, content)
-        found = known[1]
-        source.problems += found.problems
-        if found.problems:
-            # The unreadable part may belong to one of the readable clusters.
-            source.complete = False
-            source.invalid |= {item.key for item in found.items if item.key.name}
-            return []
-        return list(found.items)
+        return known if known is not None and known[0] == digest else (digest, _read(name, content))
 
 
 @dataclass(frozen=True)
 class _File:
-    """The objects of a file, and why part of it cannot be read."""
+    """The objects of a file, and why part of it cannot be read. `values` are those that stay in memory."""
 
     items: tuple[Item, ...]
     problems: tuple[SourceProblem, ...]
+    values: int = 0
+
+
+def _items(file: _File, source: Source) -> list[Item]:
+    """Return the objects of a file; none if it holds something else, or if part of it cannot be read."""
+    source.problems += file.problems
+    if file.problems:
+        # The unreadable part may belong to one of the readable clusters.
+        source.complete = False
+        source.invalid |= {item.key for item in file.items if item.key.name}
+        return []
+    return list(file.items)
 
 
 def manifests(files: Tree) -> dict[str, bytes]:
-    """Return the files that may hold definitions; the content of others is not read."""
-    return {name: files[name] for name in files if _is_manifest(name)}
+    """Return the files that may hold definitions; the content of others is not read.
+
+    Files that are too large are cut, so that they are still too large. Git stores equal files once, so a small commit
+    can hold any number of them. Raises UnusableContent when all together are too large.
+    """
+    found: dict[str, bytes] = {}
+    left = _MOST_BYTES
+    for name in filter(_is_manifest, files):
+        found[name] = files[name][: _LARGEST + 1]
+        left -= len(found[name])
+        if left < 0:
+            raise UnusableContent(f"YAML and JSON files have more than {_MOST_BYTES:,} bytes: {_SPLIT}")
+    return found
 
 
 def _is_manifest(name: str) -> bool:
@@ -155,8 +187,8 @@ def _is_manifest(name: str) -> bool:
 def _read(name: str, content: bytes) -> _File:
     if len(content) > _LARGEST:
         return _File((), (SourceProblem(name, 1, f"the file has more than {_LARGEST} bytes: split it"),))
-    found = parsed(name, content, named=False)
-    items = (
+    found = parsed(name, content, named=False, most_values=_MOST_VALUES_OF_FILE)
+    items = tuple(
         Item(name, document, base, obj)
         for document in found.documents
         for obj, base in _objects(document)
@@ -164,8 +196,11 @@ def _read(name: str, content: bytes) -> _File:
     )
     every = [*found.problems, *(one for document in found.documents for one in document.problems)]
     errors = (one for one in every if not one.finding.advice)
-    problems = (SourceProblem(name, one.place.line, f"{one.finding.detail}: {one.finding.remedy}") for one in errors)
-    return _File(tuple(items), tuple(problems))
+    problems = tuple(
+        SourceProblem(name, one.place.line, f"{one.finding.detail}: {one.finding.remedy}") for one in errors
+    )
+    sizes = {id(item.document): item.document.root.size for item in items}
+    return _File(items, problems, sum(sizes.values()) + len(problems))
 
 
 def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:
@@ -183,7 +218,7 @@ def _cut(by_file: Mapping[str, list[Item]], source: Source) -> None:
     left: list[list[Item]] = []
     for name, items in by_file.items():
         definitions = [item for item in items if model.is_definition(item.obj)]
-        plain = [item for item in items if item not in definitions]
+        plain = [item for item in items if not model.is_definition(item.obj)]
         clusters = [item for item in plain if item.is_of(CLUSTER_API_GROUP, "Cluster")]
         source.clusters += (ClusterEntry(item) for item in definitions)
         if len(clusters) == 1:
@@ -258,9 +293,10 @@ def _refuse_twice(source: Source) -> None:
     for entry in source.clusters:
         known[entry.key].append(entry)
     for key, several in known.items():
+        names = sorted({entry.head.file for entry in several})[: _MOST_NAMED + 1]
         for entry in several if len(several) > 1 else ():
-            others = ", ".join(sorted({one.head.file for one in several if one is not entry}))
-            detail = f"cluster is also defined in {others}: remove one of them"
+            others = [name for name in names if name != entry.head.file] or names
+            detail = f"cluster is also defined in {', '.join(others[:_MOST_NAMED])}: remove one of them"
             finding = Finding(("metadata", "name"), Fault.DUPLICATE, detail, "definition-twice", key.name)
             source.problems.append(entry.head.problem(finding))
             source.invalid.add(key)

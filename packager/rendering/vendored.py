@@ -25,6 +25,7 @@ CHART_FOLDER = "chart"
 """Folder of a bundle with its chart."""
 RULE = "bundles-vendored-chart"
 _LIMITS = Limits(size=4 * 1024 * 1024)
+_MOST_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,21 @@ class VendoredChart:
         return f"{self.name}-{self.version}"
 
 
+_TOO_LARGE = f"charts in {TOP} have more than {_MOST_BYTES:,} bytes: remove the folder, and vendor those in use again"
+
+
 Charts = Mapping[tuple[str, str], VendoredChart]
 """Vendored charts by name and version."""
 
 
 def folder_of(charts: Iterable[VendoredChart]) -> dict[Root, dict[str, Folder]]:
-    """Return what the repository holds for charts. Raises ValueError for a file that cannot be written."""
+    """Return what the repository holds for charts.
+
+    Raises ValueError for a file that cannot be written, and for more than can be read again.
+    """
     found = sorted(charts, key=lambda one: one.folder)
+    if sum(len(content) for one in found for content in one.files.values()) > _MOST_BYTES:
+        raise ValueError(_TOO_LARGE)
     rows = [
         {
             "name": one.name,
@@ -70,15 +79,24 @@ def read(tree: Tree) -> dict[tuple[str, str], VendoredChart]:
         return {}
     try:
         rows: Any = load_yaml(content, _LIMITS)["charts"]
-        found = [_chart(row, tree) for row in rows]
+        found, left = [], _MOST_BYTES
+        for row in rows:
+            found.append(_chart(row, tree, left))
+            left -= sum(map(len, found[-1].files.values()))
     except (TextError, KeyError, TypeError) as error:
         raise ValueError(f"{INDEX} is not an index of charts: {type(error).__name__} {error}") from None
     return {(one.name, one.version): one for one in found}
 
 
-def _chart(row: Mapping[str, Any], tree: Tree) -> VendoredChart:
+def _chart(row: Mapping[str, Any], tree: Tree, left: int) -> VendoredChart:
+    """Return a chart of at most `left` bytes; a few of Git's objects can be any number of files."""
     top = f"{TOP}/{row['name']}-{row['version']}"
-    files = {str(path): tree.get(f"{top}/{path}", b"") for path in row["files"]}
+    files: dict[str, bytes] = {}
+    for path in map(str, row["files"]):
+        files[path] = tree.get(f"{top}/{path}", b"")
+        left -= len(files[path])
+        if left < 0:
+            raise ValueError(_TOO_LARGE)
     if content_hash(files) != row["digest"]:
         raise ValueError(f"{top} does not match its digest: restore it, or run caphv bundles vendor again")
     return VendoredChart(str(row["name"]), str(row["version"]), str(row.get("repository", "")), files)

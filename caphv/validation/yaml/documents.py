@@ -6,6 +6,7 @@ never copied. A broken document ends at the next line `---`, where reading conti
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -15,6 +16,7 @@ from caphv.validation.yaml import yaml11, yaml_rules
 from caphv.validation.yaml.tree import Document, Node
 from caphv.validation.yaml.yaml_rules import Position, TextFinding, text_finding
 
+MOST_VALUES = 10_000_000
 MOST_ALIASED = 100_000
 DEEPEST = 100
 # Each one costs a new start of the parser; who has more has given the wrong file.
@@ -26,7 +28,7 @@ _FORBIDDEN = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U0
 _SEPARATOR = re.compile("(?:^|(?<=[\r\n]))---(?=[ \t\r\n]|$)")
 _TAGS = "tag:yaml.org,2002:"
 # Of a stream of many documents, each of which has the bounds above.
-_LIMITS = Limits(size=32 * 1024 * 1024, depth=2 * DEEPEST, nodes=10_000_000, seconds=120)
+_LIMITS = Limits(size=32 * 1024 * 1024, depth=2 * DEEPEST, nodes=MOST_VALUES, seconds=120)
 
 
 class _Broken(Exception):
@@ -50,15 +52,16 @@ def decoded(data: bytes) -> tuple[str, list[TextFinding]]:
     return text, []
 
 
-def documents(text: str) -> Iterator[Document | TextFinding]:
+def documents(text: str, most_values: int = MOST_VALUES) -> Iterator[Document | TextFinding]:
     """Yield the documents of a stream; for one that cannot be read, yield why not.
 
-    Documents that are empty or contain only comments are skipped.
+    Documents that are empty or contain only comments are skipped. `most_values` bounds the values of the stream.
     """
+    limits = replace(_LIMITS, nodes=most_values)
     start, line, last = 0, 0, None
     for _ in range(MOST_BROKEN):
         try:
-            yield from _parsed(text[start:], line)
+            yield from _parsed(text[start:], line, limits)
         except _Broken as broken:
             if broken.problem != last:
                 yield broken.problem
@@ -87,10 +90,10 @@ def _next_separator(text: str, start: int, line: int, broken: int) -> tuple[int,
     return None
 
 
-def _parsed(text: str, first_line: int) -> Iterator[Document]:
+def _parsed(text: str, first_line: int, limits: Limits) -> Iterator[Document]:
     builder = _Builder(first_line)
     try:
-        for event in events(text, _LIMITS):
+        for event in events(text, limits):
             document = builder.take(event)
             # JSON and YAML make the same of nothing and of null: there is no object.
             if document is not None and (document.value is not None or document.problems):

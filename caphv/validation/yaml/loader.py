@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from caphv.validation.finding import LocatedFinding
-from caphv.validation.yaml.documents import LINE_BREAK, decoded, documents
+from caphv.validation.yaml.documents import LINE_BREAK, MOST_VALUES, decoded, documents
 from caphv.validation.yaml.tree import Document
 from caphv.validation.yaml.yaml_rules import TextFinding
 
@@ -128,12 +128,12 @@ def _each_once(paths: Iterable[str], unreadable: list[str]) -> Iterator[tuple[st
             unreadable.append(str(error))
 
 
-def parsed(name: str, data: bytes, *, named: bool = True) -> Source:
+def parsed(name: str, data: bytes, *, named: bool = True, most_values: int = MOST_VALUES) -> Source:
     """Return a file's content with its documents, and the problems of what cannot be read of it."""
     text, problems = decoded(data)
     source = Source(name, named, problems=problems, lines=LINE_BREAK.split(text))
     source._secret = list(_secret_parts(source.lines))
-    for document in documents(text):
+    for document in documents(text, most_values):
         if isinstance(document, LocatedFinding):
             source.problems.append(document)
         else:

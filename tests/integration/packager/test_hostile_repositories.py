@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import time
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from packager.controller.definition_source import DefinitionSource, SourceOptions
+from packager.controller.open_repository import RepositoryConfig
+from packager.definitions import source as definitions
 from packager.git.errors import UnusableContent
 from packager.git.remote import Remote
 from packager.git.repository import Repository
@@ -26,6 +30,8 @@ from tests.support.packager.repositories import Origin, git
 pytestmark = pytest.mark.integration
 
 FILE, FOLDER = b"100644", b"40000"
+GOOD = b"apiVersion: caphv.io/v1beta1\nkind: ClusterDefinition\nmetadata: {name: good, namespace: team-a}\nspec: {}\n"
+MIB = 1024 * 1024
 
 
 class Forge:
@@ -68,6 +74,24 @@ def forge(tmp_path: Path) -> Forge:
 def repository(forge: Forge, tmp_path: Path) -> Iterator[Repository]:
     with Repository(Remote(forge.origin.url), tmp_path / "cache") as repository:
         yield repository
+
+
+@pytest.fixture
+def followed(forge: Forge, tmp_path: Path) -> Iterator[DefinitionSource]:
+    """The repository as one of definitions, of which a commit was read."""
+    forge.commit(forge.tree((FILE, b"good.yaml", forge.object("blob", GOOD))))
+    config = RepositoryConfig(Remote(forge.origin.url), tmp_path / "cache")
+    source = DefinitionSource(SourceOptions(config, lambda _: []))
+    source.refresh()
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def files_of_one(blob: bytes, count: int) -> list[tuple[bytes, bytes, bytes]]:
+    """Many files with one content: a few bytes each in the repository."""
+    return [(FILE, b"%05d.yaml" % number, blob) for number in range(count)]
 
 
 def refusal(repository: Repository, caplog: pytest.LogCaptureFixture) -> str:
@@ -188,3 +212,55 @@ def test_a_file_that_grows_when_it_is_unpacked_takes_no_memory(
     forge.commit(forge.tree((FILE, b"zeros", blob)))
     assert "remove it" in refusal(repository, caplog)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < before + 50 * 1024
+
+
+@pytest.mark.parametrize(("count", "refused"), [(40, True), (30, False)])
+def test_many_files_of_one_large_blob_take_little_memory(
+    forge: Forge, followed: DefinitionSource, count: int, refused: bool
+) -> None:
+    blob = forge.object("blob", b" " * MIB, times=15)
+    before = followed.last
+    forge.commit(forge.tree(*files_of_one(blob, count), (FILE, b"good.yaml", forge.object("blob", GOOD))))
+    tracemalloc.start()
+    try:
+        if refused:
+            with pytest.raises(UnusableContent, match="more than 67,108,864 bytes"):
+                followed.refresh()
+        else:
+            followed.refresh()
+        left, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 112 * MIB
+    assert left < 4 * MIB
+    assert (followed.last is before) is refused
+    assert followed.last
+    # Large files are reported by their names, and the others are read.
+    assert [entry.key.name for entry in followed.last.source.clusters] == ["good"]
+    assert len(followed.last.source.problems) == (0 if refused else count)
+
+
+def test_values_of_all_definitions_are_bounded(
+    forge: Forge, followed: DefinitionSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "_MOST_VALUES", 3000)
+    monkeypatch.setattr(definitions, "_MOST_VALUES_OF_FILE", 2000)
+    before = followed.last
+    forge.commit(forge.tree(*files_of_one(forge.object("blob", GOOD.replace(b"{}", b"[" + b"a," * 900 + b"]")), 4)))
+    with pytest.raises(UnusableContent, match="more than 3,000 values"):
+        followed.refresh()
+    assert followed.last is before
+    forge.commit(forge.tree(*files_of_one(forge.object("blob", GOOD.replace(b"{}", b"[" + b"a," * 2100 + b"]")), 1)))
+    followed.refresh()
+    assert followed.last
+    assert "more than 2,000 values" in str(followed.last.source.problems)
+
+
+def test_one_cluster_in_many_files_is_reported_with_a_few_names(forge: Forge, followed: DefinitionSource) -> None:
+    forge.commit(forge.tree(*files_of_one(forge.object("blob", GOOD), 1000)))
+    followed.refresh()
+    assert followed.last
+    problems = [problem.message for problem in followed.last.source.problems]
+    assert len(problems) == 1000
+    assert max(map(len, problems)) < 200
+    assert "also defined in 00000.yaml, 00001.yaml, 00002.yaml:" in problems[-1]

@@ -12,7 +12,7 @@ from packager.checks.contents import ChartRef, bundles_of
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Rendered, Renderer
 from packager.rendering.vendored import INDEX, ROOT, TOP, VendoredChart, folder_of, read
-from packager.tree import Tree
+from packager.tree import Tree, content_hash
 from tests.support.packager.charts import archived, shipped
 from tests.support.packager.commands import call, manifest, write
 from tests.support.packager.examples import K3S, KUBEADM, cluster
@@ -40,6 +40,32 @@ def render(previous: Tree, **more: Any) -> Rendered:
 def helm(result: Rendered, bundle: str) -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(result.tree[f"{PLACE}/{bundle}/fleet.yaml"])["helm"]
     return found
+
+
+class SameFile(dict[str, bytes]):
+    """A repository in which every path leads to one content; `read` counts the bytes that were asked for."""
+
+    read = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        content = super().get(key, CONTENT)
+        self.read += len(content)
+        return content
+
+
+CONTENT = b" " * 1024 * 1024
+
+
+def test_charts_that_are_larger_than_all_charts_may_be_are_not_read() -> None:
+    files = {str(number): CONTENT for number in range(40)}
+    row = {"name": "a", "digest": content_hash(files), "files": sorted(files)}
+    rows = [{**row, "version": str(version)} for version in range(100)]
+    tree = SameFile({INDEX: yaml.safe_dump({"charts": rows}).encode()})
+    with pytest.raises(ValueError, match="have more than 67,108,864 bytes"):
+        read(tree)
+    assert tree.read < 66 * 1024 * 1024
+    with pytest.raises(ValueError, match="have more than"):
+        folder_of([VendoredChart("a", "1", "", {str(number): CONTENT for number in range(65)})])
 
 
 @pytest.mark.parametrize("spec", [{}, KUBEADM])
