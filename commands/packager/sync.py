@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,20 +24,31 @@ from commands.options.repository import (
     repository_options,
     source_options,
 )
+from commands.packager import management
 
 if TYPE_CHECKING:
-    from packager.apply import Applier, ApplyFailure
+    from packager.apply import ApplyFailure
     from packager.definitions.builder import BuildResult
     from packager.definitions.source import Reader, Source
     from packager.git.commit import Reason
     from packager.git.prune import Plan
     from packager.git.repository import Result
+    from packager.git.snapshot import Snapshot
     from packager.planner import Planned, Planner, Store
     from packager.rendering.gitrepo import GitRepoOptions
     from packager.tree import Tree
 
 DONE, FAULTY = 0, 1
-_Synced: TypeAlias = "tuple[Planned, Result]"
+_FLEET_SECONDS = 900.0
+"""Time for Fleet to deploy a commit, before the one that follows it: its default interval to resync a GitRepo."""
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One sync: its exit status, and after how many seconds another one may do more without a new commit, if any."""
+
+    status: int
+    retry: float | None
 
 
 @click.command(
@@ -102,25 +112,27 @@ def sync(**flags: Any) -> None:
     logging.getLogger("packager.git.publish").setLevel(logging.ERROR)
     reader, planner = _reader(), _planner(flags)
     if not flags["interval"]:
-        sys.exit(_once(flags, reader, planner))
+        sys.exit(_once(flags, reader, planner).status)
     if not (flags["source_repo"] and flags["repo"]):
         raise click.UsageError("--interval needs --source-repo and --repo, which can be polled for new commits")
     seen: tuple[str, str] | None = None
+    left: float | None = None
     while True:
         try:
             now = _head(_source(flags)), _head(flags)
-            if now != seen:
-                _once(flags, reader, planner)
+            if now != seen or (left is not None and left <= 0):
+                left = _once(flags, reader, planner).retry
                 # Ignore our own push.
                 seen = now[0], _head(flags)
         except InputError as error:
             # The host may be back at the next interval.
             click.echo(f"error: {error.message}", err=True)
         time.sleep(flags["interval"])
+        left = None if left is None else left - flags["interval"]
 
 
-def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> int:
-    """Sync, print the result, and return the exit status."""
+def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> _Round:
+    """Sync, and print the result."""
     from packager.definitions.builder import BuildResult
 
     with progress() as step:
@@ -128,15 +140,15 @@ def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> int:
         source = _read(reader, files)
         with _target(flags) as store:
             step("reading the repository")
-            planned, result = _synced(source, reason, store, planner, flags)
+            planned, result, failures = _synced(source, reason, store, planner, flags)
         built = planned.built or BuildResult()
         if flags["applied"] and not flags["dry_run"]:
             step("applying manifests")
-            failures = _apply(built, result, flags)
-        else:
-            failures = []
+            failures += management.on_cluster(flags, lambda applier: management.apply(applier, built))
     _print(built, result, failures, flags)
-    return FAULTY if built.errors or failures or result.plan.held or result.plan.refused else DONE
+    plan = result.plan
+    retry = _FLEET_SECONDS if plan.held else 0.0 if failures else None
+    return _Round(FAULTY if built.errors or failures or plan.held or plan.refused else DONE, retry)
 
 
 def _read(reader: Reader, files: Tree) -> Source:
@@ -259,10 +271,17 @@ def _target(flags: dict[str, Any]) -> Iterator[Store]:
         )
 
 
-def _synced(source: Source, reason: Reason, store: Store, planner: Planner, flags: dict[str, Any]) -> _Synced:
+def _synced(
+    source: Source, reason: Reason, store: Store, planner: Planner, flags: dict[str, Any]
+) -> tuple[Planned, Result, list[ApplyFailure]]:
+    """Push what the definitions make of the repository; with --apply, delete removed clusters first.
+
+    A definition that has left the repository is forgotten: while its Cluster cannot be deleted, it must stay there.
+    """
     from caphv.api.object import Key
+    from packager.git.publish import log_result
     from packager.git.repository import Result
-    from packager.planner import ManagementState, publish
+    from packager.planner import ManagementState
 
     confirmed = frozenset(Key(*name.partition("/")[::2]) for name in flags["confirmed"])
     state = ManagementState(confirmed=confirmed, live=False)
@@ -270,39 +289,36 @@ def _synced(source: Source, reason: Reason, store: Store, planner: Planner, flag
         reason = replace(reason, why=flags["message"])
     if flags["dry_run"]:
         planned = planner.plan(store.sync(), state, source)
-        return planned, Result(planned.plan, "", "")
-    return publish(store, planner, state, source, reason=reason)
+        return planned, Result(planned.plan, "", ""), []
+    made: list[Planned] = []
+    failures: list[ApplyFailure] = []
+
+    def plan(snapshot: Snapshot) -> Plan:
+        planned = planner.plan(snapshot, state, source)
+        names = _removed_clusters(planned.plan) if flags["applied"] else []
+        failures[:] = management.on_cluster(flags, lambda applier: management.delete(applier, names)) if names else []
+        if failures:
+            without = planner.plan(snapshot, state, replace(source, complete=False))
+            planned = replace(without, plan=_held(without.plan, planned.plan))
+        made.append(planned)
+        return planned.plan
+
+    result = log_result(store.commit(plan, reason))
+    return made[-1], result, failures
 
 
-def _apply(built: BuildResult, result: Result, flags: dict[str, Any]) -> list[ApplyFailure]:
-    from caphv.runtime.client import ApiClient
-    from caphv.runtime.errors import ApiError, Unreachable
-    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
-    from packager.apply import Applier
-
-    async def run() -> list[ApplyFailure]:
-        client = ApiClient(await own_configuration(flags["kubeconfig"], flags["context"]), name="management")
-        try:
-            return await _applied(Applier(client), built, result)
-        finally:
-            await client.close()
-
-    try:
-        return asyncio.run(run())
-    except (KubeconfigError, ApiError, Unreachable) as error:
-        raise InputError(f"the management cluster cannot be reached: {error}") from None
-
-
-async def _applied(applier: Applier, built: BuildResult, result: Result) -> list[ApplyFailure]:
+def _removed_clusters(plan: Plan) -> list[str]:
     from packager.definitions.files import MANIFESTS
 
-    failures = await applier.apply(await applier.missing(built.groups.values()))
-    for key, objects in sorted(built.objects.items()):
-        failures += await applier.apply(objects, namespace=key.namespace)
-    for removal in result.plan.removed:
-        if removal.definition and not removal.bundle:
-            failures += await applier.delete_cluster(removal.folder.removeprefix(f"{MANIFESTS}/"))
-    return failures
+    removed = (removal for removal in plan.removed if removal.definition and not removal.bundle)
+    return [removal.folder.removeprefix(f"{MANIFESTS}/") for removal in removed]
+
+
+def _held(plan: Plan, before: Plan) -> Plan:
+    """Return a plan without removals that says why those of the plan before are held back."""
+    asked = {str(removal) for removal in before.removed}
+    why = "not all Clusters of removed definitions can be deleted: confirm again and sync once that is possible"
+    return replace(plan, held=tuple(replace(one, why=why) if one.what in asked else one for one in plan.held))
 
 
 def _print(built: BuildResult, result: Result, failures: list[ApplyFailure], flags: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,8 @@ from caphv.api.object import Obj, uid_of
 from caphv.api.resources import HELM_CHART_CONFIGS
 from caphv.validation.yaml.loader import files
 from commands.main import cli
+from commands.options.clusters import InputError
+from packager.apply import ApplyFailure
 from packager.definitions.protection import is_protected, unprotected
 from packager.rendering import yaml as yamltext
 from sandbox.addons.fleet import FleetCluster
@@ -379,6 +383,145 @@ def test_with_an_interval_new_commits_are_seen_and_nothing_else_is_done(
     assert result.stdout.count("pushed") == 2
     assert f"Source: {definitions.url}@{definitions.head()}" in origin.message()
     assert call("sync", tmp_path, "--repo", origin.url, "--interval", 5).exit_code == 2
+
+
+class Management:
+    """Stands in for the management cluster: refuses some objects, and counts how often objects are applied."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reachable = True
+        self.refused: set[str] = set()
+        self.deleted: list[str] = []
+        self.applied = 0
+        monkeypatch.setattr("commands.packager.management.on_cluster", self.call)
+
+    def call(self, _flags: Obj, work: Callable[[Management], Awaitable[list[ApplyFailure]]]) -> list[ApplyFailure]:
+        if not self.reachable:
+            raise InputError("the management cluster cannot be reached: no route")
+        return asyncio.run(work(self))  # type: ignore[arg-type]
+
+    async def missing(self, _groups: Iterable[Sequence[Obj]]) -> list[Obj]:
+        return []
+
+    async def apply(self, objects: Iterable[Obj], namespace: str = "") -> list[ApplyFailure]:
+        self.applied += bool(namespace)
+        return [ApplyFailure(obj, "forbidden") for obj in objects if self._name(obj) in self.refused]
+
+    async def delete_cluster(self, name: str) -> list[ApplyFailure]:
+        namespace, _, plain = name.partition("/")
+        if name in self.refused:
+            return [ApplyFailure({"kind": "Cluster", "metadata": {"name": plain, "namespace": namespace}}, "forbidden")]
+        self.deleted.append(name)
+        return []
+
+    def _name(self, obj: Obj) -> str:
+        return f"{obj['metadata'].get('namespace')}/{obj['metadata']['name']}"
+
+
+@pytest.mark.parametrize("confirmed_by", ["option", "annotation"])
+def test_a_confirmed_deletion_is_repeated_until_the_cluster_is_deleted(
+    source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch, confirmed_by: str
+) -> None:
+    management = Management(monkeypatch)
+    option = ("--confirm", "team-a/old") if confirmed_by == "option" else ()
+    old = definition("old")
+    if not option:
+        old["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
+    put(source, old, definition("other"), definition("going"))
+    done(sync(source, origin, "--apply"))
+    (source / "old.yaml").unlink()
+    if option:
+        assert "protection is lifted" in sync(source, origin, "--apply", *option).stdout
+    count = origin.count()
+
+    management.reachable = False
+    unreachable = sync(source, origin, "--apply", *option)
+    assert (unreachable.exit_code, origin.count()) == (2, count)
+    assert "cannot be reached" in unreachable.stderr
+
+    management.reachable = True
+    management.refused = {"team-a/old"}
+    put(source, definition("other", addons={"cni": {"mtu": 1400}}))
+    refused = sync(source, origin, "--apply", *option)
+    assert refused.exit_code == 1
+    assert "error: Cluster team-a/old: forbidden" in refused.stderr
+    assert "left manifests/team-a/old: not all Clusters of removed definitions can be deleted" in refused.stdout
+    # Others are synced.
+    assert "clusters/team-a/other/cni/helmchartconfig.yaml" in changed(origin)
+    assert "manifests/team-a/old/cluster/cluster.yaml" in origin.files()
+
+    management.refused = set()
+    done(sync(source, origin, "--apply", *option))
+    assert management.deleted == ["team-a/old"]
+    assert not any("/old/" in path for path in origin.files())
+    done(sync(source, origin, "--apply", *option))
+    assert management.deleted == ["team-a/old"]
+
+
+def test_a_dry_run_deletes_no_cluster(source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    management = Management(monkeypatch)
+    old = definition("old")
+    old["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
+    put(source, old, definition("other"))
+    done(sync(source, origin, "--apply"))
+    (source / "old.yaml").unlink()
+    assert "removed manifests/team-a/old" in sync(source, origin, "--apply", "--dry-run").stdout
+    assert management.deleted == []
+
+
+def rounds_of(
+    definitions: Origin, origin: Origin, monkeypatch: pytest.MonkeyPatch, each: Callable[[int], None], *more: object
+) -> Result:
+    """Keep syncing, and call `each` after each round with its number, from one, until it raises KeyboardInterrupt."""
+    count = 0
+
+    def sleep(_seconds: float) -> None:
+        nonlocal count
+        count += 1
+        each(count)
+
+    monkeypatch.setattr("commands.packager.sync.time", SimpleNamespace(sleep=sleep))
+    return call("sync", "--source-repo", definitions.url, "--repo", origin.url, *more)
+
+
+def test_with_an_interval_refused_objects_are_applied_again(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    management = Management(monkeypatch)
+    management.refused = {"team-a/a"}
+    definitions = Origin.make(tmp_path / "definitions.git")
+    definitions.push({"a.yaml": yaml.safe_dump(definition("a"))})
+    applied: list[int] = []
+
+    def each(number: int) -> None:
+        applied.append(management.applied)
+        if number == 2:
+            management.refused = set()
+        if number == 5:
+            raise KeyboardInterrupt
+
+    rounds_of(definitions, origin, monkeypatch, each, "--interval", 5, "--apply")
+    assert applied == [1, 2, 3, 3, 3]
+
+
+def test_with_an_interval_a_disabled_add_on_is_removed_once_fleet_had_time_to_deploy_that(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions = Origin.make(tmp_path / "definitions.git")
+    definitions.push({"a.yaml": yaml.safe_dump(definition("a"))})
+    held: list[bool] = []
+
+    def each(number: int) -> None:
+        held.append("clusters/team-a/a/csi/fleet.yaml" in origin.files())
+        if number == 1:
+            definitions.push({"a.yaml": yaml.safe_dump(definition("a", addons={"csi": {"enabled": False}}))})
+        if number == 7:
+            raise KeyboardInterrupt
+
+    rounds_of(definitions, origin, monkeypatch, each, "--interval", 300)
+    # The second round makes the first commit, another one follows after 900 seconds.
+    assert held == [True, True, True, True, False, False, False]
+    assert origin.count() == 3
 
 
 def test_a_hostile_source_stays_in_its_folders(source: Path, origin: Origin) -> None:
