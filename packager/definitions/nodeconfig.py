@@ -106,8 +106,8 @@ def _servers(objects: Iterable[Obj]) -> list[Any]:
         if str(obj.get("kind")).endswith("ControlPlane"):
             template = at(obj, "spec", "machineTemplate", "spec", "infrastructureRef", "name")
             template = template or at(obj, "spec", "machineTemplate", "infrastructureRef", "name")
-            hardening = [at(obj, "spec", "agentConfig", "cisProfile"), at(obj, "spec", "preRKE2Commands")]
-            return [at(obj, "spec", "version"), template, *(value or None for value in hardening)]
+            hardening = (("agentConfig", "cisProfile"), ("preRKE2Commands",), ("serverConfig", "kubeAPIServer"))
+            return [at(obj, "spec", "version"), template, *(at(obj, "spec", *field) or None for field in hardening)]
     return []
 
 

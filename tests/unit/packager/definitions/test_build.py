@@ -384,6 +384,15 @@ def test_hardening_refreshes_the_files_of_nodes_because_it_replaces_them(individ
     assert str(again.objects) == text
 
 
+def test_the_files_of_a_stig_come_with_its_arguments_on_hardened_servers() -> None:
+    hardened = {**SECURE, "individualObjects": True}
+    without = {**hardened, "hardening": {"cisProfile": "cis", "fipsRequired": True}}
+    found = build(definition(**hardened), RENDERER, {}, built(definition(**without)).objects)
+    spec = one(found, "RKE2ControlPlane")["spec"]
+    assert spec == one(built(definition(**hardened)), "RKE2ControlPlane")["spec"]
+    assert any(file["path"].endswith("60-stig.yaml") for file in spec["files"])
+
+
 def test_k3s_reads_mirrors_from_a_file_on_all_nodes() -> None:
     by_class = variables(built(k3s(registries=MIRRORS)))
     assert by_class["registries"] == MIRRORS
