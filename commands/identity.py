@@ -6,6 +6,7 @@ import asyncio
 import os
 import ssl
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from commands.rotate import rotate
 
 if TYPE_CHECKING:
     from overview.identities import Identity
-    from reconciler.harvester.identityaccount import Account
+    from reconciler.harvester.identityaccount import Account, Existing
 
 
 def _check_names(_ctx: click.Context, _option: click.Parameter, value: Any) -> Any:
@@ -74,7 +75,11 @@ Examples:
     "targets",
     multiple=True,
     callback=_check_names,
-    help="Namespace for VMs; may be repeated. By default the account may use and create all namespaces.",
+    help="Namespace for VMs; may be repeated. By default a new account may use and create all namespaces, and an "
+    "existing one keeps its target namespaces.",
+)
+@click.option(
+    "--all-namespaces", is_flag=True, help="Extend an existing account with target namespaces to all namespaces."
 )
 @click.option(
     "--create-ip-pools", is_flag=True, help="May also create and delete IPPools, for clusters that describe their own."
@@ -106,32 +111,42 @@ Examples:
     show_default=False,
     help="Issue a new token that expires, instead of the account's lasting one; Harvester may limit its lifetime.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the objects for Harvester without applying them.")
+@click.option(
+    "--lasting-token", is_flag=True, help="Add a token that does not expire to an existing account without one."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print the objects of a new account, without reading or changing Harvester."
+)
 def create(**options: Any) -> None:
     """Create an account on Harvester with the rights that the provider needs, and write its identity Secret.
 
     The output contains a token that grants all rights of the account. By default it does not expire, and each call
     prints the same one. With --expires-in, each call issues a new token; run the command again before it expires.
+
+    The command adds rights to an existing account and removes none. It extends an account with target namespaces to all
+    namespaces only with --all-namespaces. An existing account without a lasting token gets one only with
+    --lasting-token; without this option and --expires-in, the command grants the rights and prints no identity.
     """
     import yaml
 
     from reconciler.harvester import identityaccount
 
+    if options["all_namespaces"] and options["targets"]:
+        raise click.UsageError("--all-namespaces and --target-namespace exclude each other")
+    if options["lasting_token"] and options["expires_in"]:
+        raise click.UsageError("--lasting-token and --expires-in exclude each other")
     account = identityaccount.Account(
         options["name"], options["namespace"], options["targets"], options["create_ip_pools"]
     )
-    if not account.targets:
-        click.echo(
-            "caphv: without --target-namespace, the account may read Secrets and delete VMs in all namespaces of "
-            "Harvester, and give no cluster a cloud config",
-            err=True,
-        )
     if options["dry_run"]:
+        _warn_about_scope(account)
         objects = identityaccount.objects(account, lasting_token=not options["expires_in"])
         click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
         return
-    seconds = (options["expires_in"] or 0) * 24 * 3600
-    content = asyncio.run(_create(account, options["harvester_kubeconfig"], options["server"], seconds))
+    content = asyncio.run(_create(account, options))
+    if not content:
+        _no_identity(account, options["file"])
+        return
     if options["output"] == "secret":
         secret = identityaccount.identity_secret(options["secret_name"], options["secret_namespace"], content)
         content = yaml.safe_dump(secret, sort_keys=False)
@@ -247,24 +262,65 @@ async def _identities(flags: dict[str, Any], namespace: str) -> tuple[Identity, 
     return identities_of(clusters, accounts, unseen, datetime.now(UTC))
 
 
-async def _create(account: Account, kubeconfig: str, server: str, expires_in: int) -> str:
+async def _create(account: Account, options: dict[str, Any]) -> str:
     from caphv.runtime.client import ApiClient
     from caphv.runtime.errors import ApiError, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
     from reconciler.harvester import identityaccount
 
     try:
-        connection = await own_configuration(kubeconfig)
+        connection = await own_configuration(options["harvester_kubeconfig"])
         client = ApiClient(connection, name="harvester")
-        url = server or identityaccount.api_server(client.server)
         try:
+            found = await identityaccount.existing(client, account)
+            account = _with_former_limits(account, found, options)
             return await identityaccount.create(
-                client, account, url, expires_in=expires_in, ca=_trusted(connection.tls)
+                client,
+                account,
+                options["server"] or identityaccount.api_server(client.server),
+                lasting_token=found is None or bool(found.token) or options["lasting_token"],
+                expires_in=(options["expires_in"] or 0) * 24 * 3600,
+                ca=_trusted(connection.tls),
             )
         finally:
             await client.close()
     except (KubeconfigError, ApiError, Unreachable, identityaccount.AccountError) as error:
         raise click.ClickException(str(error)) from error
+
+
+def _with_former_limits(account: Account, found: Existing | None, options: dict[str, Any]) -> Account:
+    """The account as it is to be: an existing one keeps its target namespaces and the name of its token's Secret."""
+    if found:
+        account = replace(account, token=found.token)
+        if found.targets and not account.targets and not options["all_namespaces"]:
+            click.echo(
+                f"caphv: the account keeps its target namespaces ({', '.join(found.targets)}); "
+                "--all-namespaces extends it to all",
+                err=True,
+            )
+            return replace(account, targets=found.targets)
+    _warn_about_scope(account)
+    return account
+
+
+def _warn_about_scope(account: Account) -> None:
+    if not account.targets:
+        click.echo(
+            "caphv: without --target-namespace, the account may read Secrets and delete VMs in all namespaces of "
+            "Harvester, and give no cluster a cloud config",
+            err=True,
+        )
+
+
+def _no_identity(account: Account, file: Path | None) -> None:
+    """Say why there is no identity to print. To write none into a file that was asked for is an error."""
+    message = (
+        f"granted the rights; there is no identity to write, because ServiceAccount {account.namespace}/{account.name} "
+        "has no lasting token: add --expires-in DAYS, or --lasting-token"
+    )
+    if file:
+        raise click.ClickException(message)
+    click.echo(f"caphv: {message}", err=True)
 
 
 def _trusted(tls: ssl.SSLContext) -> str:

@@ -140,7 +140,8 @@ async def _read(flags: dict[str, Any], key: Key) -> _Identity:
         if token is None:
             raise InputError(
                 f"Secret {key} has no token of a ServiceAccount, which could be renewed; create an account: "
-                f"caphv identity create --secret-namespace {key.namespace} --secret-name {key.name}"
+                f"caphv identity create --secret-namespace {key.namespace} --secret-name {key.name} "
+                "--target-namespace NAMESPACE"
             )
         try:
             clusters = await list_all(client, resources.HARVESTER_CLUSTERS)
@@ -259,7 +260,9 @@ async def _test(harvester: ApiClient, content: str, found: _Identity) -> None:
         await probe.close()
     if missing:
         what = "; ".join(rights.describe(missing))
-        raise click.ClickException(f"not changed: the account may not {what}. Grant it: caphv identity create does")
+        raise click.ClickException(
+            f"not changed: the account may not {what}. Grant it: caphv identity create --target-namespace does"
+        )
 
 
 async def _write(flags: dict[str, Any], found: _Identity, plan: _Plan, content: str) -> None:

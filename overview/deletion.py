@@ -127,9 +127,10 @@ def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> Pending
     conditions = [condition for each in order if (condition := condition_of(obj, each)).get("status", "True") != "True"]
     condition = conditions[0] if conditions else {}
     message = str(condition.get("message") or "the provider: it has not reported yet")
-    secret = ((parts.harvester_cluster or {}).get("spec") or {}).get("identitySecret") or {}
+    spec = (parts.harvester_cluster or {}).get("spec") or {}
+    secret = spec.get("identitySecret") or {}
     identity = f"{secret.get('namespace')}/{secret.get('name')}" if secret else ""
-    subject = Subject(*parts.key, kind, obj["metadata"]["name"], identity)
+    subject = Subject(*parts.key, kind, obj["metadata"]["name"], identity, str(spec.get("targetNamespace") or ""))
     step = next_step(str(condition.get("reason") or ""), subject) if condition else ""
     return _wait(obj, kind, message, step, now)
 

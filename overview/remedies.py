@@ -29,7 +29,8 @@ class Subject:
 
 _NEW_IDENTITY = (
     "Write a new kubeconfig into Secret {identity}: caphv identity create --harvester-kubeconfig FILE "
-    "--secret-namespace {identity_namespace} --secret-name {identity_name} | kubectl apply -f -"
+    "--target-namespace {target} --secret-namespace {identity_namespace} --secret-name {identity_name} "
+    "| kubectl apply -f -"
 )
 _ROTATE = "Replace its token: caphv identity rotate {identity_namespace}/{identity_name}"
 _LOOK = "See its Events: {describe}"
@@ -84,7 +85,7 @@ def next_step(reason: str, subject: Subject) -> str:
         identity=subject.identity or "with the identity",
         identity_namespace=identity_namespace or subject.namespace,
         identity_name=identity_name or "NAME",
-        target=subject.target,
+        target=subject.target or "NAMESPACE",
         machine=subject.name,
         describe=subject.describe,
     )

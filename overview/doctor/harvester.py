@@ -51,7 +51,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     """Yield all checks of one identity and the Harvester behind it."""
     secret = f"Secret {facts.identity}"
     if facts.access is None:
-        remedy = "Create it with key kubeconfig: caphv identity create"
+        remedy = "Create it with key kubeconfig: caphv identity create --target-namespace NAMESPACE"
         yield Check("identity", secret, Result.ERROR, facts.error, remedy)
         return
     yield _expiry(facts.access, secret, now)

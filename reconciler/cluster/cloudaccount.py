@@ -164,7 +164,7 @@ async def delete_account(scope: ClusterScope) -> None:
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
             f"Harvester refuses to delete the account of the cloud provider: {error.message}"
-            + command_for(f"--target-namespace {scope.target_namespace}"),
+            + command_for(scope.target_namespace),
             Delay(_UNWATCHED),
             warn=True,
         ) from None

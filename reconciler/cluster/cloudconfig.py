@@ -81,7 +81,7 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
     except (Forbidden, Invalid) as error:
         message = f"a request for the cloud config was refused: {error.message}"
         if isinstance(error, Forbidden):
-            message += command_for(f"--target-namespace {scope.target_namespace}")
+            message += command_for(scope.target_namespace)
         if not scope.draft.has_message(_READY, message):
             scope.warning_event(Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
         scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)

@@ -103,7 +103,7 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
-            f"Harvester refuses to delete IPPool {name}: {error.message}{_remedy(error)}",
+            f"Harvester refuses to delete IPPool {name}: {error.message}{_remedy(scope, error)}",
             Delay(10.0),
             warn=True,
         ) from None
@@ -154,7 +154,7 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
         except ApiError as error:
             if error.status not in (400, 403, 422):
                 raise
-            message = f"Harvester refuses IPPool {name}: {error.message}{_remedy(error)}"
+            message = f"Harvester refuses IPPool {name}: {error.message}{_remedy(scope, error)}"
             raise Blocked(condition, reason, message, Delay(60.0), warn=True) from None
         session.pools.observe(existing)
     with scope.subscribe(triggers.pool(session.fingerprint, name)) as changed:
@@ -184,8 +184,8 @@ def _created(scope: ClusterScope, suffix: str, condition: ConditionType) -> Obj 
     return pool if ownership is Ownership.OURS or scope.draft.is_true(condition) else None
 
 
-def _remedy(error: ApiError) -> str:
-    return command_for("--create-ip-pools") if isinstance(error, Forbidden) else ""
+def _remedy(scope: ClusterScope, error: ApiError) -> str:
+    return command_for(scope.target_namespace, pools=True) if isinstance(error, Forbidden) else ""
 
 
 def _failure(condition: ConditionType) -> Reason:

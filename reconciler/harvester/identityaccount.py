@@ -34,6 +34,7 @@ from caphv.api.object import (
     SERVICE_ACCOUNTS,
     Key,
     Obj,
+    annotations_of,
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
@@ -46,6 +47,7 @@ MOVE_LABEL = "clusterctl.cluster.x-k8s.io/move"
 CLUSTER_WIDE_ROLE, POOLS_ROLE = "caphv-account", "caphv-account-pools"
 NAMESPACE_ROLE, GUESTS_ROLE = "caphv-account-namespace", "caphv-account-guests"
 AVAILABILITY_ROLE = "caphv-identity"
+FORMER_NAMESPACE_ROLE = "caphv-identity-namespace"
 _RESOURCES = {
     resource.kind: resource
     for resource in (
@@ -69,18 +71,27 @@ class AccountError(Exception):
 class Account:
     """A ServiceAccount on Harvester. Without target namespaces (`targets`), its rights hold in all namespaces.
 
-    With `pools` it may create and delete IPPools.
+    With `pools` it may create and delete IPPools. `token` names the Secret of its lasting token, empty for the default.
     """
 
     name: str
     namespace: str
     targets: tuple[str, ...] = ()
     pools: bool = False
+    token: str = ""
 
     @property
     def token_secret(self) -> str:
         """Name of the Secret into which Harvester writes the token."""
-        return f"{self.name}-token"
+        return self.token or f"{self.name}-token"
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """What an account has on Harvester: target namespaces, and the Secret of a lasting token (empty for none)."""
+
+    targets: tuple[str, ...]
+    token: str
 
 
 def objects(
@@ -112,15 +123,38 @@ def objects(
     ]
 
 
-async def create(client: ApiClient, account: Account, server: str, *, expires_in: int = 0, ca: str = "") -> str:
-    """Apply the objects, get a token, test it, and return a kubeconfig for `server`.
+async def existing(client: ApiClient, account: Account) -> Existing | None:
+    """Return what the account has on Harvester, from any version; None if it does not exist. Raises `ApiError`."""
+    try:
+        await client.get(SERVICE_ACCOUNTS, account.name, account.namespace)
+    except NotFound:
+        return None
+    names = {_binding_name(account, role) for role in (NAMESPACE_ROLE, FORMER_NAMESPACE_ROLE)}
+    bindings = [obj["metadata"] for obj in (await client.list(ROLE_BINDINGS))["items"]]
+    targets = {str(binding["namespace"]) for binding in bindings if binding["name"] in names}
+    tokens = [
+        str(obj["metadata"]["name"])
+        for obj in (await client.list(SECRETS, account.namespace))["items"]
+        if obj.get("type") == SERVICE_ACCOUNT_TOKEN_TYPE
+        and annotations_of(obj).get(SERVICE_ACCOUNT_ANNOTATION) == account.name
+    ]
+    token = account.token_secret if account.token_secret in tokens else max(tokens, default="")
+    return Existing(tuple(sorted(targets)), token)
+
+
+async def create(
+    client: ApiClient, account: Account, server: str, *, lasting_token: bool = True, expires_in: int = 0, ca: str = ""
+) -> str:
+    """Apply the objects, get a token, test it, and return a kubeconfig for `server`; empty if no token is asked for.
 
     With `expires_in` seconds each call issues a new token that expires; `ca` (PEM) is used if Harvester publishes none.
     Otherwise the token never expires and stays the same. Raises AccountError, ApiError.
     """
     former = await _former_bindings(client) if account.targets else {}
-    for obj in objects(account, lasting_token=not expires_in, former=former):
+    for obj in objects(account, lasting_token=lasting_token and not expires_in, former=former):
         await client.apply(_RESOURCES[obj["kind"]], obj, manager=MANAGER)
+    if not expires_in and not lasting_token:
+        return ""
     if expires_in:
         key = Key(account.namespace, account.name)
         token, ca = await expiring_token(client, key, expires_in), await published_ca(client, account.namespace) or ca
@@ -167,10 +201,14 @@ def identity_secret(name: str, namespace: str, content: str) -> Obj:
     }
 
 
-def command_for(option: str) -> str:
-    """What to add to a message about a refused request: the command that grants the right."""
+def command_for(target: str, *, pools: bool = False) -> str:
+    """What to add to a message about a refused request: the command that grants the right.
+
+    It names the target namespace, so that a new account never gets rights in all of them.
+    """
     return (
-        f"; an administrator of Harvester can grant it: caphv identity create --harvester-kubeconfig FILE {option}, "
+        "; an administrator of Harvester can grant it: caphv identity create --harvester-kubeconfig FILE "
+        f"--target-namespace {target}{' --create-ip-pools' if pools else ''}, "
         "with --name and --namespace of the account"
     )
 
@@ -230,15 +268,18 @@ def _role(kind: str, metadata: Obj, rules: list[Obj]) -> Obj:
 
 def _binding(account: Account, role: str, *, of: str = "ClusterRole", namespace: str = "") -> Obj:
     kind = "RoleBinding" if namespace else "ClusterRoleBinding"
-    # Several accounts can share a Harvester and a target namespace.
-    name = f"{role}:{account.namespace}:{account.name}"
     return {
         "apiVersion": f"{CLUSTER_ROLES.group}/v1",
         "kind": kind,
-        "metadata": {"name": name, **({"namespace": namespace} if namespace else {})},
+        "metadata": {"name": _binding_name(account, role), **({"namespace": namespace} if namespace else {})},
         "roleRef": {"apiGroup": CLUSTER_ROLES.group, "kind": of, "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}],
     }
+
+
+def _binding_name(account: Account, role: str) -> str:
+    # Several accounts can share a Harvester and a target namespace.
+    return f"{role}:{account.namespace}:{account.name}"
 
 
 async def expiring_token(client: ApiClient, account: Key, seconds: int) -> str:

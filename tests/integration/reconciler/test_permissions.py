@@ -241,14 +241,14 @@ async def test_account_without_target_namespaces_gets_more_rights_by_the_command
         await case.create_cluster(
             loadBalancerConfig={"ipamType": "pool", "ipPool": pool}, cloudConfig={"delivery": "File"}
         )
-        message = "caphv identity create --harvester-kubeconfig FILE --create-ip-pools"
+        command = f"caphv identity create --harvester-kubeconfig FILE --target-namespace {case.target}"
+        message = f"{command} --create-ip-pools"
         refused = is_false("CustomIPPoolCreated", "CustomPoolCreationInHarvesterFailed", message)
         await case.until(HARVESTER_CLUSTERS, case.name, refused)
         await identityaccount.create(case.harvester, replace(plain, pools=True), restricted.harvester.url)
         await reconcile_now(case)
         await case.ready()
-        message = f"caphv identity create --harvester-kubeconfig FILE --target-namespace {case.target}"
-        refused = is_false("CloudProviderConfigReady", "CloudProviderConfigGenerationFailed", message)
+        refused = is_false("CloudProviderConfigReady", "CloudProviderConfigGenerationFailed", f"{command},")
         await case.until(HARVESTER_CLUSTERS, case.name, refused)
         await may_give_cloud_configs(case, plain)
         await reconcile_now(case)
