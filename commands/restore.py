@@ -28,8 +28,8 @@ Examples:
   caphv restore backups/shop --yes --old-management-cluster-stopped --passphrase-file passphrase
 
 \b
-Exit status: 0 restored, or (with --dry-run) possible, 1 aborted, failed or still paused, 2 the backup or the
-management cluster cannot be read.
+Exit status: 0 restored, or (with --dry-run) possible, 1 aborted, failed or still paused, or (with --dry-run) parts are
+missing or objects differ, 2 the backup or the management cluster cannot be read, or the restore is refused.
 """,
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
@@ -64,13 +64,13 @@ def restore(directory: Path, **flags: Any) -> None:
         backup = files.read(directory, lambda: read_passphrase(flags["passphrase_file"]))
     except files.BackupError as error:
         raise InputError(str(error)) from None
-    _show_missing(backup, flags)
+    whole = _show_missing(backup, flags)
     with patient_progress() as step:
         step("comparing with the management cluster")
         found = run(_prepare(backup, flags))
-    pending = _show(found, flags)
+    pending, different = _show(found, flags)
     if flags["dry_run"]:
-        return
+        sys.exit(0 if whole and not different else 1)
     if not pending and not is_paused_by_us(found):
         click.echo("Nothing to do: all objects exist, and none is paused by this restore")
         return
@@ -119,8 +119,11 @@ def _resume(found: Restore, flags: dict[str, Any]) -> None:
     click.echo("Restored: the provider adopts the VMs now. Follow it: caphv status -A --watch")
 
 
-def _show_missing(backup: Backup, flags: dict[str, Any]) -> None:
-    """Say what the backup lacks. Ends the command unless it is to be restored nevertheless."""
+def _show_missing(backup: Backup, flags: dict[str, Any]) -> bool:
+    """Say what the backup lacks; answer whether it can be restored as it is.
+
+    If not, the command ends here, except for a dry run, which shows the rest, too.
+    """
     from overview.backup.order import missing_of
 
     if origin := backup.origin:
@@ -130,15 +133,21 @@ def _show_missing(backup: Backup, flags: dict[str, Any]) -> None:
         click.echo(f"missing: {what} ({why})", err=True)
     for each in backup.unseen:
         click.echo(f"was not saved: {each}", err=True)
-    if missing and not flags["incomplete"] and not flags["dry_run"]:
-        raise InputError(
+    if missing and not flags["incomplete"]:
+        _refuse(
             f"the backup is not whole, {len(missing)} of its parts are missing: add the files, or restore what "
-            "there is with --incomplete"
+            "there is with --incomplete",
+            flags,
         )
+        return False
+    return True
 
 
-def _show(found: Restore, flags: dict[str, Any]) -> int:
-    """Say what would be done; answer how many objects would be created. Ends the command if it is impossible."""
+def _show(found: Restore, flags: dict[str, Any]) -> tuple[int, bool]:
+    """Say what would be done; answer how many objects would be created, and whether others are in the way.
+
+    If so, the command ends here, except for a dry run.
+    """
     from overview.backup.order import Action, were_being_deleted
 
     for problem in found.problems:
@@ -154,13 +163,22 @@ def _show(found: Restore, flags: dict[str, Any]) -> int:
                 click.echo(f"  {count:>5}  {kind}")
     for identity in were_being_deleted(steps):
         click.echo(f"note: {identity} was being deleted. It is restored; delete it again afterwards")
+    pending = sum(step.action is Action.CREATE for step in steps)
     different = [step.identity for step in steps if step.action is Action.DIFFERENT]
-    if different and not flags["keep_existing"]:
-        for identity in different:
-            click.echo(f"Error: {identity} exists and is different", err=True)
-        if not flags["dry_run"]:
-            raise InputError("delete these objects, or keep them as they are with --keep-existing")
-    return sum(step.action is Action.CREATE for step in steps)
+    if not different or flags["keep_existing"]:
+        return pending, False
+    for identity in different:
+        click.echo(f"Error: {identity} exists and is different", err=True)
+    _refuse("delete these objects, or keep them as they are with --keep-existing", flags)
+    return pending, True
+
+
+def _refuse(message: str, flags: dict[str, Any]) -> None:
+    """End the command with a message; a dry run only shows it."""
+    error = InputError(message)
+    if not flags["dry_run"]:
+        raise error
+    error.show()
 
 
 async def _prepare(backup: Backup, flags: dict[str, Any]) -> Restore:

@@ -223,6 +223,10 @@ def test_an_object_that_is_different_stops_it_before_anything_is_created(
     assert refused.exit_code == 2
     assert "Secret team/identity exists and is different" in refused.output
     assert list(asyncio.run(everything(other.server))) == ["Secret team/identity"]
+    shown = other.caphv("restore", folder, "--dry-run")
+    assert (shown.exit_code, "--keep-existing" in shown.output) == (1, True), shown.output
+    shown = other.caphv("restore", folder, "--dry-run", "--keep-existing")
+    assert shown.exit_code == 0, shown.output
     kept = other.caphv("restore", folder, "--yes", "--keep-existing", "--old-management-cluster-stopped")
     assert kept.exit_code == 0, kept.output
     secret = asyncio.run(everything(other.server))["Secret team/identity"]
@@ -238,6 +242,11 @@ def test_half_a_backup_is_refused_with_a_list(sides: tuple[Management, Managemen
     assert result.exit_code == 2
     assert "missing: Secret team/identity (the file does not exist)" in result.output
     assert "1 of its parts are missing" in result.output
+    shown = new.caphv("restore", str(folder), "--dry-run", "--keep-existing")
+    assert (shown.exit_code, "1 of its parts are missing" in shown.output) == (1, True), shown.output
+    assert " objects: " in shown.output
+    shown = new.caphv("restore", str(folder), "--dry-run", "--keep-existing", "--incomplete")
+    assert shown.exit_code == 0, shown.output
 
 
 def test_what_may_not_be_read_is_named(
