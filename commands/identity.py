@@ -174,9 +174,9 @@ def list_identities(**flags: Any) -> None:
     with patient_progress():
         found = run(_identities(flags, chosen.namespace))
     if flags["output"] == "text":
-        from commands.output.identities import show
+        from commands.output import identities, overview
 
-        show(found)
+        identities.show(overview.console(), found)
     else:
         print_data(found, flags["output"])
     sys.exit(1 if any(each.wrong for each in found) else 0)

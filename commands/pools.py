@@ -73,9 +73,10 @@ def audit(names: tuple[str, ...], **flags: Any) -> None:
     with patient_progress() as step:
         found = run(_audit(names, flags, step))
     from commands.output import pools as out
+    from commands.output.overview import console
 
     if flags["output"] == "text":
-        out.show(found.reports, only_wrong=flags["wrong"])
+        out.show(console(), found.reports, only_wrong=flags["wrong"])
     else:
         print_data(found.reports, flags["output"])
     out.show_unseen(found.unseen)

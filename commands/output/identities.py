@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.console import Console
 from rich.text import Text
 
-from commands.output.overview import console, row
+from commands.output.overview import row
 from overview.identities import Identity
 
 _STYLES = {"valid": "green", "expiring": "yellow", "expired": "bold red", "unusable": "bold red"}
 _SHOWN = 3
 
 
-def show(identities: Iterable[Identity]) -> None:
-    """Write a line for each identity."""
+def show(out: Console, identities: Iterable[Identity]) -> None:
+    """Write a line for each identity, cut to the width of a terminal."""
     header = ["SECRET", "STATE", "ENDS", "HARVESTER", "CLUSTERS"]
     rows = [
         [
@@ -28,9 +29,8 @@ def show(identities: Iterable[Identity]) -> None:
     ]
     table = [[Text(name, style="dim") for name in header], *rows]
     widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
-    out = console()
     for cells in table:
-        out.print(row(cells, widths))
+        out.print(row(cells, widths), no_wrap=True, overflow="ellipsis", crop=True)
 
 
 def _clusters(names: tuple[str, ...]) -> str:

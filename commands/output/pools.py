@@ -23,9 +23,9 @@ _STYLES = {
 }
 
 
-def show(reports: Iterable[PoolReport], *, only_wrong: bool, now: datetime | None = None) -> None:
-    """Write each pool with its entries."""
-    out, now = console(), now or datetime.now(UTC)
+def show(out: Console, reports: Iterable[PoolReport], *, only_wrong: bool, now: datetime | None = None) -> None:
+    """Write each pool with its entries, a line each, cut to the width of a terminal."""
+    now = now or datetime.now(UTC)
     for report in reports:
         out.print(_title(report))
         for line in _books(report):
@@ -89,4 +89,4 @@ def _show_entries(out: Console, entries: list[Entry], now: datetime) -> None:
     for cells in table:
         line = Text("  ")
         line.append_text(row(cells, widths))
-        out.print(line, no_wrap=not out.is_terminal)
+        out.print(line, no_wrap=True, overflow="ellipsis", crop=True)

@@ -10,10 +10,12 @@ import pytest
 from rich.console import Console
 
 from commands.options.management import run
+from commands.output import identities, pools, tree
 from commands.output import overview as lines
-from commands.output import tree
 from overview.assembly import overview_of
+from overview.identities import Identity
 from overview.model import Condition, Overview
+from overview.pools import Entry, PoolReport, Verdict
 from tests.support.clusters import NOW, Builder
 
 MESSAGE = "the VirtualMachine does not exist on Harvester, and this text is far too long for one line of a terminal"
@@ -39,6 +41,46 @@ def shown(found: Overview, width: int = 80, *, terminal: bool = True) -> list[st
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, shown(broken(), width))) <= width
+
+
+IDENTITY = Identity(
+    "production/harvester-identity",
+    "https://harvester.example.com:6443",
+    "2026-11-27T08:00:00Z",
+    ("production/frontend", "production/backend", "production/database"),
+    state="expiring",
+)
+ENTRY = Entry(
+    "machines",
+    "172.16.3.41",
+    "production/frontend-workers-7xk2p-9dq4m",
+    Verdict.IN_USE,
+    "VirtualMachine production/frontend-workers-7xk2p-9dq4m",
+    detail="its owner does not exist any more",
+)
+POOL = PoolReport("https://harvester.example.com:6443", "machines", 50, 49, 49, (ENTRY,))
+
+
+def table(name: str, width: int, *, terminal: bool = True) -> list[str]:
+    """Lines of a table without the title above it."""
+    out = console(width, terminal=terminal)
+    if name == "identities":
+        identities.show(out, [IDENTITY])
+    else:
+        pools.show(out, [POOL], only_wrong=False, now=NOW)
+    assert isinstance(out.file, io.StringIO)
+    found = [click.unstyle(line).rstrip() for line in out.file.getvalue().splitlines()]
+    start = next(number for number, line in enumerate(found) if line.lstrip().startswith(("SECRET", "ADDRESS")))
+    return found[start:]
+
+
+@pytest.mark.parametrize("name", ["identities", "pools"])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_table_has_one_line_a_row_on_a_terminal_of_any_width(name: str, width: int) -> None:
+    header, row = table(name, width)
+    assert max(len(header), len(row)) <= width
+    whole = table(name, 10_000, terminal=False)
+    assert row.removesuffix("…") in whole[1]
 
 
 def test_a_pipe_gets_one_line_a_fact() -> None:
