@@ -38,7 +38,7 @@ def checks(cluster: Key, budgets: Iterable[Obj]) -> Iterator[Check]:
     if found:
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         message = f"PodDisruptionBudget {', '.join(found[:_SHOWN])}{more} allows no eviction: drains would wait for it"
-        remedy = "Run more replicas of these workloads, or set nodeDrainTimeout on the machines"
+        remedy = "Run more replicas of these workloads, or set spec.deletion.nodeDrainTimeoutSeconds of the Machines"
         yield Check("disruptions", subject, Result.WARNING, message, remedy)
     else:
         yield ok("disruptions", subject, "no PodDisruptionBudget stops a drain")

@@ -146,5 +146,6 @@ def test_a_budget_without_spare_pods_is_warned_of() -> None:
     (check,) = disruptions(Key("team", "shop"), [budget("db", 1, 0), budget("web", 3, 1), budget("unused", 0, 0)])
     assert check.result is Result.WARNING
     assert "PodDisruptionBudget shop/db allows no eviction" in check.message
+    assert "spec.deletion.nodeDrainTimeoutSeconds of the Machines" in check.remedy
     (check,) = disruptions(Key("team", "shop"), [budget("web", 3, 1)])
     assert check.result is Result.OK
