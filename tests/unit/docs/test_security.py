@@ -27,3 +27,9 @@ def test_every_promise_and_attack_names_a_test(table: str, head: str) -> None:
     rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith(head)]
     assert len(rows) > 10
     assert [row for row in rows if "::test_" not in row] == []
+
+
+def test_alerts_that_the_page_names_exist() -> None:
+    alerts = (CHECKOUT / "docs" / "reference" / "alerts.md").read_text(encoding="utf-8")
+    (named,) = re.findall(r"Alert on \[(.*?)\]", PAGE)
+    assert [name for name in named.split(" and ") if f"| `{name}` |" not in alerts] == []
