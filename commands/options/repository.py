@@ -33,11 +33,22 @@ def repository_options(command: _Command) -> _Command:
         type=click.Path(file_okay=False, path_type=Path),
         help="Local folder instead of a repository, e.g. a checkout.",
     )
-    return folder(remote_options(command))
+    return folder(git_cache_option("below ~/.cache/caphv")(remote_options(command)))
+
+
+def git_cache_option(default: str) -> Callable[[_Command], _Command]:
+    """Return the option for the folder of the clone, with what a command takes without it in words."""
+    return click.option(
+        "--git-cache",
+        envvar="CAPHV_GIT_CACHE",
+        type=click.Path(path_type=Path),
+        show_default=False,
+        help=f"Folder for the clone of this repository.  [default: {default}]",
+    )
 
 
 def remote_options(command: _Command) -> _Command:
-    """Add the options for a remote repository."""
+    """Add the options for a remote repository, without the folder of its clone."""
     for add in (
         click.option(
             "--git-timeout",
@@ -55,12 +66,6 @@ def remote_options(command: _Command) -> _Command:
             show_default=True,
             metavar="MIB",
             help="Most that one fetch from a repository may bring, in MiB.",
-        ),
-        click.option(
-            "--git-cache",
-            envvar="CAPHV_GIT_CACHE",
-            type=click.Path(path_type=Path),
-            help="Folder for the clone of this repository.  [default: below ~/.cache/caphv]",
         ),
         click.option(
             "--git-credentials",

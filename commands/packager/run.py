@@ -13,7 +13,13 @@ import click
 
 from commands.options.charts import chart_options, helm_secret_options
 from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option
-from commands.options.repository import author_options, prune_option, remote_options, source_options
+from commands.options.repository import (
+    author_options,
+    git_cache_option,
+    prune_option,
+    remote_options,
+    source_options,
+)
 from commands.webhook import stop_signal
 
 if TYPE_CHECKING:
@@ -39,6 +45,7 @@ Examples:
 Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage, 3 lost the lease.
 """,
 )
+@git_cache_option("a temporary folder, so that every start clones again")
 @remote_options
 @source_options
 @author_options

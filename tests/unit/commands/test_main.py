@@ -100,6 +100,13 @@ def test_a_mistyped_word_is_answered_with_the_one_that_is_meant(arguments: list[
     assert f"'{meant}'?" in result.output
 
 
+@pytest.mark.parametrize(
+    ("command", "default"), [(["packager", "run"], "a temporary folder"), (["bundles", "push"], "below ~/.cache/caphv")]
+)
+def test_help_names_the_folder_that_the_command_clones_into(command: list[str], default: str) -> None:
+    assert f"[default: {default}" in " ".join(call(*command, "--help").output.split())
+
+
 @pytest.mark.parametrize("command", [["packager", "run"], ["run", "--with-packager"]], ids=" ".join)
 def test_packager_without_git_names_the_image_that_has_it(command: list[str]) -> None:
     """In a process of its own, because GitPython refuses to be imported without Git."""
