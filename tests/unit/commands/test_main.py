@@ -22,6 +22,7 @@ from sandbox.environment import Sandbox
 from sandbox.harvester.faults import KINDS, Kind
 from sandbox.processes.children import free_ports
 from sandbox.state import ProcessRecord, SandboxSettings, State
+from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.unit
 
@@ -98,6 +99,13 @@ def test_a_mistyped_word_is_answered_with_the_one_that_is_meant(arguments: list[
     result = call(*arguments)
     assert result.exit_code == 2
     assert f"'{meant}'?" in result.output
+
+
+def test_help_of_the_sandbox_and_the_readme_agree_on_its_first_start() -> None:
+    time = "This takes about six minutes on two cores"
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    for text in (readme, call("sandbox", "up", "--help").output):
+        assert time in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
