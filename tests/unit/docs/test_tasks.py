@@ -1,13 +1,18 @@
 """The table of day-2 tasks names commands and tests that exist, and misses no command."""
 
 import ast
+import io
 import re
 from collections.abc import Container, Iterator
 
 import click
 import pytest
+from rich.console import Console
 
 from commands.main import cli
+from commands.output import pools
+from overview.pools import Entry, PoolReport, Verdict
+from tests.support.clusters import NOW
 from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.unit
@@ -62,3 +67,16 @@ def leaves(without: Container[str] = ()) -> set[str]:
                 yield from below(child, (*path, name))
 
     return set(below(cli, ()))
+
+
+def test_the_night_of_an_exhausted_pool_shows_what_the_audit_writes() -> None:
+    page = (CHECKOUT / "docs" / "tasks" / "three-nights.md").read_text(encoding="utf-8")
+    held = [Entry("machines", f"172.16.4.{number}", "team-a/held", Verdict.HELD) for number in range(49)]
+    detail = "its HarvesterMachine or load balancer does not exist any more"
+    leaked = Entry("machines", "172.16.3.41", "team-a/production-md-0-9kd2c", Verdict.LEAKED, detail=detail)
+    out = Console(file=io.StringIO(), width=1000)
+    pools.show(
+        out, [PoolReport("https://172.16.0.10:6443", "machines", 50, 0, 0, (*held, leaked))], only_wrong=True, now=NOW
+    )
+    assert isinstance(out.file, io.StringIO)
+    assert f"```\n{out.file.getvalue()}```" in page
