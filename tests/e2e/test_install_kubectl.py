@@ -16,6 +16,7 @@ import pytest
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
+from tests.support import doccommands
 from tests.support.e2e import crd
 
 pytestmark = pytest.mark.e2e
@@ -115,3 +116,22 @@ def test_kubectl_applies_overlays_and_finds_nothing_to_change_then(
     applied = ["--server-side", "-k", f"deploy/kustomize/overlays/{overlay}"]
     cluster.kubectl("apply", *applied, folder=checkout)
     cluster.kubectl("diff", *applied, folder=checkout)
+    cluster.kubectl("apply", "--server-side", "-k", "deploy/kustomize/packager", folder=checkout)
+    uninstall(cluster, checkout)
+    left = {
+        name
+        for part in (f"overlays/{overlay}", "packager")
+        for name in cluster.kubectl(
+            "get", "-k", f"deploy/kustomize/{part}", "--ignore-not-found", "-o=name", folder=checkout
+        ).split()
+    }
+    assert {name.partition("/")[0] for name in left} == {"customresourcedefinition.apiextensions.k8s.io", "namespace"}
+    assert len(left) == 5
+
+
+def uninstall(cluster: Cluster, checkout: Path) -> None:
+    """As the page says for installations with kubectl and kustomize."""
+    commands = [block for block in doccommands.blocks(checkout / "docs/tasks/uninstall.md") if " -l " in block]
+    assert len(commands) == 2
+    for block in commands:
+        cluster.call("sh", "-ec", block, folder=checkout)
