@@ -16,7 +16,7 @@ from caphv.api.object import Obj
 from caphv.runtime.text import Limits, load_yaml, load_yaml_all
 from packager.addons.gather import Gathered
 from packager.addons.merge import at
-from packager.controller.fleet import reads
+from packager.controller.fleet import NOT_PROCESSED, is_processed, reads
 from packager.git.history import Change
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
@@ -203,10 +203,11 @@ def _bundle(bundle: Obj, place: str, head: str) -> Stage:
     commit = str(at(bundle, "metadata", "labels", _COMMIT) or "")
     summary = at(bundle, "status", "summary") or {}
     messages = [str(row["message"]) for row in summary.get("nonReadyResources") or () if row.get("message")]
-    state = str(at(bundle, "status", "display", "state") or "")
+    state = str(at(bundle, "status", "display", "state") or "") if is_processed(bundle) else NOT_PROCESSED
     detail = ", ".join(filter(None, (f"commit {commit[:_SHORT]}" if commit else "", state, *messages)))
     desired = int(summary.get("desiredReady") or 0)
-    return Stage("Bundle", place, bool(desired and int(summary.get("ready") or 0) >= desired), detail or "is not ready")
+    ready = is_processed(bundle) and desired and int(summary.get("ready") or 0) >= desired
+    return Stage("Bundle", place, bool(ready), detail or "is not ready")
 
 
 def _deployment(deployment: Obj) -> Stage:

@@ -21,6 +21,8 @@ _BUNDLE = (FLEET_GROUP, "Bundle")
 _GIT_REPO = (FLEET_GROUP, "GitRepo")
 _COMMIT_LABEL = "fleet.cattle.io/commit"
 _LONGEST = 300
+NOT_PROCESSED = "Fleet has not processed it yet"
+"""What is to say of a Bundle for which `is_processed` does not hold."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ def _problem(bundle: Obj, wanted: ExpectedBundles, is_before: Callable[[str, str
     commit = labels_of(bundle).get(_COMMIT_LABEL, "")
     if commit and is_before(commit, wanted.commit):
         return f"Fleet is still at commit {commit[:12]}"
+    if not status["processed"]:
+        return NOT_PROCESSED
     if status["message"]:
         return f"{status['state'] or 'NotReady'}: {status['message']}"
     if not status["desired"]:
@@ -155,6 +159,7 @@ def slim_bundle(bundle: Obj) -> Obj | None:
         "metadata": _metadata(bundle, {name: labels[name] for name in (BUNDLE_LABEL, _COMMIT_LABEL) if name in labels}),
         "spec": {"uninstallable": _is_uninstallable(bundle, summary)},
         "status": {
+            "processed": is_processed(bundle),
             "desired": int(summary.get("desiredReady") or 0),
             "ready": int(summary.get("ready") or 0),
             "state": str(at(bundle, "status", "display", "state") or ""),
@@ -163,11 +168,22 @@ def slim_bundle(bundle: Obj) -> Obj | None:
     }
 
 
+def is_processed(bundle: Obj) -> bool:
+    """Whether the status of a Bundle is that of its spec.
+
+    Fleet writes spec and commit label first, and the status later, with `observedGeneration` since version 0.3.2.
+    Before version 0.16 its first status counts the deployments that it changes as ready, and also as unavailable.
+    """
+    status = bundle.get("status") or {}
+    summary = status.get("summary") or {}
+    is_former = status.get("unavailable") and summary.get("ready") == summary.get("desiredReady")
+    return not is_former and bool(status.get("observedGeneration") == at(bundle, "metadata", "generation"))
+
+
 def _is_uninstallable(bundle: Obj, summary: Obj) -> bool:
     """Whether all agents have deployed a bundle that has no `keepResources`."""
-    current = at(bundle, "status", "observedGeneration") == at(bundle, "metadata", "generation")
     undeployed = any(summary.get(state) for state in ("waitApplied", "errApplied", "outOfSync", "pending"))
-    return bool(current and not undeployed and not at(bundle, "spec", "keepResources"))
+    return is_processed(bundle) and not undeployed and not at(bundle, "spec", "keepResources")
 
 
 def slim_git_repo(git_repo: Obj) -> Obj:

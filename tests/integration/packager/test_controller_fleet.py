@@ -49,6 +49,11 @@ async def test_fleet_comes_later_and_says_how_far_it_is(
         await case.until_condition("one", "False", "AddonBundlesNotApplied", "no route to host")
         await apply_bundles(case, ready=1)
         await case.until_condition("one", "True", part="applied by Fleet")
+        # Fleet has written the bundle again, and its status is still the previous one.
+        await apply_bundles(case, ready=0, processed=False)
+        await case.until_condition("one", "False", "AddonBundlesNotApplied", "Fleet has not processed it yet")
+        await apply_bundles(case, ready=1)
+        await case.until_condition("one", "True", part="applied by Fleet")
         # A newer commit that Fleet has not read.
         await case.set_values("one", {"cni": {"name": "calico", "mtu": 1400}})
         await case.until_condition("one", "False", "AddonBundlesNotApplied", "Fleet is still at commit")
@@ -67,8 +72,8 @@ def owners(case: Case) -> list[tuple[str, str]]:
     return [("", "one"), ("-ns", case.namespace)]
 
 
-async def apply_bundles(case: Case, *, ready: int, message: str = "") -> None:
-    """Play Fleet: it has read the newest commit."""
+async def apply_bundles(case: Case, *, ready: int, message: str = "", processed: bool = True) -> None:
+    """Play Fleet: it has read the newest commit, and written the status unless not `processed`."""
     files = case.mine("one")
     for bundle in {path.split("/")[0] for path in files if path.endswith("/fleet.yaml")}:
         name = bundle_name(case.key("one"), bundle)
@@ -80,7 +85,8 @@ async def apply_bundles(case: Case, *, ready: int, message: str = "") -> None:
             "kind": FLEET_BUNDLES.kind,
             "metadata": {"name": name, "namespace": case.namespace, "labels": labels},
         }
-        await case.client.apply(FLEET_BUNDLES, obj, manager="fleet")
-        await case.client.patch(
-            FLEET_BUNDLES, name, case.namespace, {"status": {"summary": summary}}, subresource="status"
-        )
+        obj["spec"] = {"paused": not processed}
+        generation = (await case.client.apply(FLEET_BUNDLES, obj, manager="fleet"))["metadata"]["generation"]
+        if processed:
+            status = {"observedGeneration": generation, "summary": summary}
+            await case.client.patch(FLEET_BUNDLES, name, case.namespace, {"status": status}, subresource="status")

@@ -82,7 +82,7 @@ async def play_fleet(client: ApiClient, folder: Path) -> None:
     await create(client, FLEET_CLUSTERS, {"metadata": {"name": "demo", **place}, "spec": {}}, {"namespace": "agent"})
     paths = {"paths": ["clusters/team-a/*/*"]}
     await create(client, GIT_REPOS, {"metadata": {"name": "caphv-0", **place}, "spec": paths}, {"commit": "folder"})
-    summary = {"summary": {"desiredReady": 1, "ready": 1}}
+    summary = {"observedGeneration": 1, "summary": {"desiredReady": 1, "ready": 1}}
     await create(client, FLEET_BUNDLES, {"metadata": {"name": NAME, **place}, "spec": {}}, summary)
     deployment = {"metadata": {"name": NAME, "namespace": "agent"}, "spec": {"deploymentID": "1"}}
     await create(client, DEPLOYMENTS, deployment, {"appliedDeploymentID": "1", "ready": True})

@@ -40,16 +40,23 @@ pytestmark = pytest.mark.integration
 
 NAMES = ("a", "b", "c")
 OLDER = "2026.11"
+PROCESSING = 1.0
+"""Seconds from the new spec of Bundles until their status follows; a packager commits within half of that."""
 
 
 @dataclass
 class Fleet:
-    """Applies the head of the branch to all clusters but those in `stuck`."""
+    """Applies the head of the branch to all clusters but those in `stuck`.
+
+    It first writes each Bundle with the label of the commit, and its status only then. `overtaken` are commits, all
+    but the first, that another one followed in between.
+    """
 
     client: ApiClient
     origin: Origin
     stuck: set[str] = field(default_factory=set)
     applied: tuple[str, frozenset[str]] | None = None
+    overtaken: list[str] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -70,22 +77,31 @@ class Fleet:
         head, stuck = self.origin.head(), frozenset(self.stuck)
         if self.applied == (head, stuck):
             return
-        for path, content in self.origin.files().items():
-            parts = path.split("/")
-            if parts[0] == "clusters" and parts[-1] == "fleet.yaml":
-                await self._bundle(parts[1], parts[2], yaml.safe_load(content), head, ready=parts[2] not in stuck)
+        files = self.origin.files()
+        folders = [path.rpartition("/")[0] for path in files if path.startswith("clusters/") and "/fleet.yaml" in path]
+        bundles = {folder: await self._spec(files, folder, head) for folder in folders}
+        await asyncio.sleep(PROCESSING)
+        if self.applied and self.origin.head() != head:
+            self.overtaken.append(head)
+        for folder, bundle in bundles.items():
+            await self._status(bundle, ready=folder.split("/")[2] not in stuck)
         self.applied = head, stuck
 
-    async def _bundle(self, namespace: str, name: str, fleet_yaml: Obj, head: str, *, ready: bool) -> None:
+    async def _spec(self, files: dict[str, str], folder: str, head: str) -> Obj:
+        fleet_yaml = yaml.safe_load(files[f"{folder}/fleet.yaml"])
         labels = {**fleet_yaml["labels"], "fleet.cattle.io/commit": head}
-        metadata = {"name": fleet_yaml["name"], "namespace": namespace, "labels": labels}
+        metadata = {"name": fleet_yaml["name"], "namespace": folder.split("/")[1], "labels": labels}
+        resources = [{"name": path, "content": text} for path, text in files.items() if path.startswith(f"{folder}/")]
         obj = {"apiVersion": FLEET_BUNDLES.api_version, "kind": FLEET_BUNDLES.kind, "metadata": metadata}
-        await self.client.apply(FLEET_BUNDLES, obj, manager="fleet")
+        return await self.client.apply(FLEET_BUNDLES, {**obj, "spec": {"resources": resources}}, manager="fleet")
+
+    async def _status(self, bundle: Obj, *, ready: bool) -> None:
+        metadata = bundle["metadata"]
         summary: Obj = {"desiredReady": 1, "ready": 1, "nonReadyResources": []}
         if not ready:
             summary = {"desiredReady": 1, "ready": 0, "nonReadyResources": [{"message": "image cannot be pulled"}]}
-        status = {"status": {"summary": summary}}
-        await self.client.patch(FLEET_BUNDLES, metadata["name"], namespace, status, subresource="status")
+        status = {"status": {"observedGeneration": metadata["generation"], "summary": summary}}
+        await self.client.patch(FLEET_BUNDLES, metadata["name"], metadata["namespace"], status, subresource="status")
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +168,7 @@ async def test_waves_continue_when_ready_and_are_reverted_when_not(
                 changed = git(origin.folder, "diff", "--name-only", f"{ancestor}~1", ancestor).splitlines()
                 assert {path.split("/")[2] for path in changed} == {name}
             assert set((await releases()).values()) == {OLDER}
+            assert fleet.overtaken == []
 
             # The second wave does not become ready: it gets its former versions back, and the third never comes.
             before, fleet.stuck = origin.files(), {"b"}
@@ -197,6 +214,7 @@ async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
                 assert {path.split("/")[2] for path in changed if "/" in path} == names
             assert "wave 2 of 2 (2)" in origin.message("main~1")
             await until_lease_event(case, "UpgradeComplete", f"release {OLDER}")
+            assert fleet.overtaken == []
 
             # The second wave does not become ready; another packager finds that out, and reverts it.
             before, fleet.stuck = origin.files(), {"b"}

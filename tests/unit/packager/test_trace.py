@@ -51,8 +51,8 @@ def live(rendered: Rendered, **changes: Any) -> LiveState:
         "status": {"commit": COMMIT},
     }
     bundle: Obj = {
-        "metadata": {"name": NAME, "labels": {"fleet.cattle.io/commit": COMMIT}},
-        "status": {"summary": {"desiredReady": 1, "ready": 1}, "display": {"state": "Active"}},
+        "metadata": {"name": NAME, "generation": 1, "labels": {"fleet.cattle.io/commit": COMMIT}},
+        "status": {"observedGeneration": 1, "summary": {"desiredReady": 1, "ready": 1}, "display": {"state": "Active"}},
     }
     status = {"appliedDeploymentID": "1", "ready": True, "nonModified": True, "release": "kube-system/harvester-cni"}
     deployment: Obj = {
@@ -96,6 +96,8 @@ def test_what_is_not_pushed_stops_at_the_repository(rendered: Rendered, snapshot
 def test_fleet_stops_it_in_many_ways(rendered: Rendered, snapshot: Snapshot) -> None:
     repo = live(rendered).git_repos[0]  # type: ignore[index]
     conditions = [{"type": "Stalled", "status": "True", "message": "authentication required"}]
+    bundle = live(rendered).bundles[NAME]  # type: ignore[index]
+    newer = {**bundle, "metadata": {**bundle["metadata"], "generation": 2}}
     deployment = live(rendered).deployments[NAME]  # type: ignore[index]
     modified = [{"kind": "HelmChart", "name": "rke2-cilium", "patch": "{…}"}]
     for changes, expected in (
@@ -103,6 +105,7 @@ def test_fleet_stops_it_in_many_ways(rendered: Rendered, snapshot: Snapshot) -> 
         ({"git_repos": [{**repo, "status": {"commit": "old"}}]}, ("GitRepo", "is at commit old, the branch at folder")),
         ({"git_repos": [{**repo, "status": {"conditions": conditions}}]}, ("GitRepo", "authentication required")),
         ({"bundles": {}}, ("Bundle", "does not exist")),
+        ({"bundles": {NAME: newer}}, ("Bundle", "Fleet has not processed it yet")),
         ({"deployments": {}}, ("BundleDeployment", "no Fleet Cluster matches")),
         ({"deployments": {NAME: {**deployment, "spec": {"deploymentID": "2"}}}}, ("BundleDeployment", "not applied")),
         (

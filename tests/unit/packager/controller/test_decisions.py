@@ -122,15 +122,28 @@ def test_the_message_of_a_commit_says_why_in_one_line() -> None:
 # Fleet
 
 
-def bundle(desired: int = 1, ready: int = 1, *, commit: str = COMMIT, state: str = "", message: str = "") -> Obj:
+def bundle(
+    desired: int = 1,
+    ready: int = 1,
+    *,
+    commit: str = COMMIT,
+    state: str = "",
+    message: str = "",
+    observed: int | None = 2,
+    unavailable: int = 0,
+) -> Obj:
+    """A Bundle of generation 2, as it is cached."""
     rows = [{"bundleState": state, "message": message}] if message else []
     found = fleet.slim_bundle(
         {
             "metadata": {
                 **dict.fromkeys(("name", "namespace", "uid", "resourceVersion"), "1"),
+                "generation": 2,
                 "labels": {"caphv.io/bundle": "cni", "fleet.cattle.io/commit": commit, "noise": "x"},
             },
             "status": {
+                **({} if observed is None else {"observedGeneration": observed}),
+                "unavailable": unavailable,
                 "display": {"state": state},
                 "summary": {"desiredReady": desired, "ready": ready, "nonReadyResources": rows},
             },
@@ -161,6 +174,16 @@ def test_what_fleet_says_of_a_bundle() -> None:
     assert problems(bundle(0, 0)) == ("cni: no cluster of Fleet matches it yet",)
     assert problems(bundle(1, 0, state="WaitApplied")) == ("cni: WaitApplied",)
     assert problems(bundle(1, 0, state="ErrApplied", message="no route")) == ("cni: ErrApplied: no route",)
+
+
+def test_a_bundle_is_not_ready_by_the_summary_of_an_earlier_deployment() -> None:
+    unprocessed = ("cni: Fleet has not processed it yet",)
+    assert problems(bundle(observed=1)) == unprocessed
+    assert problems(bundle(1, 0, observed=1, message="no route")) == unprocessed
+    assert problems(bundle(observed=None)) == unprocessed
+    # Before version 0.16, Fleet summarizes first, and then counts the deployments that it changes.
+    assert problems(bundle(unavailable=1)) == unprocessed
+    assert problems(bundle(1, 0, unavailable=1)) == ("cni: NotReady",)
 
 
 def test_why_fleet_has_not_got_a_bundle() -> None:
