@@ -122,7 +122,7 @@ class Planner:
         if step is None or not planned.plan.is_empty:
             return replace(planned, upgrade=current)
         planned = self._plan(snapshot, replace(state, pins=step.pins), source)
-        write = {**planned.plan.write, rollout.FILE: rollout.write(step.rollout)}
+        write = {**planned.plan.write, state.upgrade.file: rollout.write(step.rollout)}
         plan = replace(planned.plan, write=write, why=step.why)
         return replace(planned, plan=plan, upgrade=step.rollout, step=step)
 

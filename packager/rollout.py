@@ -2,13 +2,14 @@
 
 The controller keeps it in the repository: the commit of each wave also writes `caphv-upgrade.yaml` with the clusters of
 all waves and the versions before. So a restarted packager, or another replica, continues where the last one stopped.
+Packagers that divide the clusters among them have a file each, so that none continues the upgrade of another.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -109,14 +110,22 @@ class Step:
 class Observed:
     """What the controller knows: the text of a new request, and what Fleet reports of the last wave's clusters.
 
-    A cluster that Fleet has not reported on is missing in `reports`. `can_start`: Fleet is visible, so that a wave can
-    be awaited.
+    `present` are the clusters that exist and need to become ready: neither suspended nor being deleted. A cluster that
+    Fleet has not reported on is missing in `reports`. `can_start`: Fleet is visible, so that a wave can be awaited.
+    `file` holds the upgrade.
     """
 
+    present: frozenset[Key] = frozenset()
     request: str = ""
     reports: Mapping[Key, Report] = field(default_factory=dict)
     can_start: bool = False
     now: float = 0.0
+    file: str = FILE
+
+
+def file_of(share: str) -> str:
+    """Return the name of the file of a packager, by its share of the clusters; empty for all clusters."""
+    return f"caphv-upgrade-{share}.yaml" if share else FILE
 
 
 def parse_request(text: str) -> Request:
@@ -138,9 +147,17 @@ def begin(waves: Sequence[Wave], release: str, gate: float, request: str = "") -
     )
 
 
-def next_wave(rollout: Rollout, outdated: Outdated, target: Versions, now: float) -> Step:
-    """Return the commit of the next wave that has something to upgrade; after the last one, the end."""
+def next_wave(
+    rollout: Rollout, outdated: Outdated, target: Versions, now: float, unknown: Collection[Key] = ()
+) -> Step | None:
+    """Return the commit of the next wave that has something to upgrade; after the last one, the end.
+
+    None while a wave has `unknown` clusters: those exist, but cannot be read now.
+    """
     for number, (_, clusters) in enumerate(rollout.waves[rollout.wave :], rollout.wave + 1):
+        if missing := [str(key) for key in clusters if key in unknown]:
+            log.info("wave %d of the upgrade waits for clusters that cannot be read: %s", number, ", ".join(missing))
+            return None
         if before := {key: versions for key in clusters if (versions := outdated(key))}:
             following = replace(rollout, wave=number, since=float(int(now)), before=before)
             why = f"Upgrade to release {rollout.release}: {following.title}."
@@ -157,19 +174,23 @@ def advance(
     *,
     now: float,
     failed: Mapping[Key, Sequence[str]] | None = None,
+    unknown: Collection[Key] = (),
 ) -> Step | None:
     """Return what follows the last wave: the next one, its revert, or None while it must be awaited.
 
     `failed` are clusters of the wave that could not be committed. A cluster without a report is awaited for as long as
-    it has none: a wave is not reverted only because Fleet is not visible.
+    it has none: a wave is not reverted only because Fleet is not visible. `unknown` is as for `next_wave`.
     """
+    is_over = now - rollout.since >= rollout.gate
+    if not rollout.before:
+        return _stop(rollout, "none of its clusters is left to become ready") if is_over else None
     found: dict[Key, tuple[str, ...]] = {}
     found |= {key: ("its bundles were not upgraded",) for key in rollout.before if outdated(key)}
     found |= {key: tuple(problems) for key, problems in (failed or {}).items()}
     known = [reports[key] for key in rollout.before if key in reports]
-    is_over = now - rollout.since >= rollout.gate
     if not found and all(report.ready for report in known):
-        return next_wave(rollout, outdated, target, now) if len(known) == len(rollout.before) else None
+        is_ready = len(known) == len(rollout.before)
+        return next_wave(rollout, outdated, target, now, unknown) if is_ready else None
     if is_over:
         found |= {key: report.problems for key, report in reports.items() if key in rollout.before and not report.ready}
     elif not found:
@@ -184,12 +205,12 @@ def step(
     snapshot: Snapshot, observed: Observed, clusters: Iterable[ClusterFacts], table: Table
 ) -> tuple[Rollout | None, Step | None]:
     """Return the upgrade that the repository holds, and its next commit, None while there is none to make."""
-    current = read(snapshot.read(FILE))
+    current = read(snapshot.read(observed.file), observed.file)
     active = current if current and current.is_active else None
     facts = {one.key: one for one in clusters if not is_suspended(one.cluster)}
     try:
         if observed.request == STOP:
-            return current, _stop(active) if active else None
+            return current, _stop(replace(active, request=STOP)) if active else None
         if observed.request and not (active and active.request == observed.request):
             return current, _start(snapshot, observed, facts, table) if observed.can_start else None
         return current, _continue(active, snapshot, observed, facts, table.release(active.release)) if active else None
@@ -198,12 +219,13 @@ def step(
         return current, None
 
 
-def _stop(active: Rollout) -> Step:
-    stopped = replace(active, state=State.STOPPED, request=STOP, before={})
-    return Step(stopped, {}, f"The upgrade to release {active.release} is stopped after {active.title}.")
+def _stop(active: Rollout, why: str = "") -> Step:
+    stopped = replace(active, state=State.STOPPED, before={})
+    reason = f": {why}" if why else ""
+    return Step(stopped, {}, f"The upgrade to release {active.release} is stopped after {active.title}{reason}.")
 
 
-def _start(snapshot: Snapshot, observed: Observed, facts: Mapping[Key, ClusterFacts], table: Table) -> Step:
+def _start(snapshot: Snapshot, observed: Observed, facts: Mapping[Key, ClusterFacts], table: Table) -> Step | None:
     request = parse_request(observed.request)
     target = table.release(request.release) if request.release else table.newest
     waves = split(request.waves, inventory.wave(facts.values(), snapshot.tree, target, None).chosen)
@@ -214,9 +236,11 @@ def _start(snapshot: Snapshot, observed: Observed, facts: Mapping[Key, ClusterFa
 def _continue(
     active: Rollout, snapshot: Snapshot, observed: Observed, facts: Mapping[Key, ClusterFacts], target: Versions
 ) -> Step | None:
-    # A cluster that was deleted, or is suspended, need not become ready.
-    present = replace(active, before={key: known for key, known in active.before.items() if key in facts})
-    return advance(present, outdated_in(snapshot, facts, target), observed.reports, target, now=observed.now)
+    # A cluster that was deleted, or is suspended, need not become ready. One that cannot be read now is awaited.
+    left = replace(active, before={key: known for key, known in active.before.items() if key in observed.present})
+    reports = {key: report for key, report in observed.reports.items() if key in facts}
+    unknown = observed.present - facts.keys()
+    return advance(left, outdated_in(snapshot, facts, target), reports, target, now=observed.now, unknown=unknown)
 
 
 def outdated_in(snapshot: Snapshot, facts: Mapping[Key, ClusterFacts], target: Versions) -> Outdated:
@@ -254,7 +278,7 @@ def write(rollout: Rollout) -> bytes:
     return yaml.dump(content).encode()
 
 
-def read(content: bytes | None) -> Rollout | None:
+def read(content: bytes | None, file: str = FILE) -> Rollout | None:
     """Return the upgrade of a file, None without one; a damaged file is reported and ends its upgrade."""
     if content is None:
         return None
@@ -262,7 +286,7 @@ def read(content: bytes | None) -> Rollout | None:
         value = load_yaml(content, _LIMITS)
         return _rollout(value)
     except (TextError, KeyError, TypeError, ValueError, AttributeError) as error:
-        log.error("%s is damaged, so no upgrade in waves continues: %s %s", FILE, type(error).__name__, error)
+        log.error("%s is damaged, so no upgrade in waves continues: %s %s", file, type(error).__name__, error)
         return None
 
 

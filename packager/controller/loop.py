@@ -126,7 +126,7 @@ class SyncLoop:
             protected,
             uninstallable,
             condition.why(changed),
-            upgrade=self._upgrades.observed(),
+            upgrade=self._upgrades.observed(self._clusters.present()),
         )
 
     def _done(self, published: Published, states: dict[Key, ClusterState]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import socket
 import uuid
 from collections.abc import AsyncIterator
@@ -28,6 +27,7 @@ from caphv.runtime.kubeconfig import own_configuration, own_namespace
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable
+from packager import rollout
 from packager.controller import metrics, state
 from packager.controller.fleet import Fleet
 from packager.controller.loop import SyncIntervals, SyncLoop
@@ -100,7 +100,8 @@ class Process:
     def __init__(
         self, client: ApiClient, options: PackagerOptions, version: str, health: HealthServer | None = None
     ) -> None:
-        election = _election(client, options)
+        selection = state.ClusterFilter(options.publisher.namespace, options.watch_filter)
+        election = _election(client, selection.share) if options.leader_elect else None
         if election:
             client.fence = election.fence
         self.manager = Manager(
@@ -111,12 +112,17 @@ class Process:
         )
         events = EventRecorder(client, COMPONENT)
         publisher = Publisher(options.publisher)
-        selection = state.ClusterFilter(options.publisher.namespace, options.watch_filter)
         self._clusters = ClusterCache(client, version, selection, self._changed, self._settled)
         self._fleet = Fleet(self._clusters.kinds, self._fleet_changed)
         self._reporter = Reporter(client, self._clusters, self._fleet, events, publisher.is_before)
         self._upgrades = Upgrades(
-            publisher, self._fleet, self._reporter, events, election=election, due=self._upgrade_due
+            publisher,
+            self._fleet,
+            self._reporter,
+            events,
+            election=election,
+            file=rollout.file_of(selection.share),
+            due=self._upgrade_due,
         )
         self.loop = SyncLoop(
             self._clusters,
@@ -182,11 +188,8 @@ class Process:
         await self.loop.close()
 
 
-def _election(client: ApiClient, options: PackagerOptions) -> LeaderElection | None:
-    if not options.leader_elect:
-        return None
+def _election(client: ApiClient, share: str) -> LeaderElection:
     # Deployments that divide the clusters by filter or namespace each need their own leader.
-    share = re.sub(r"[^a-z0-9]+", "-", f"{options.watch_filter} {options.publisher.namespace}".lower()).strip("-")
     name = f"{share}.{names.PACKAGER_LEASE}" if share else names.PACKAGER_LEASE
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
     return LeaderElection(client, namespace=own_namespace(), name=name, identity=identity)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -46,6 +47,11 @@ class ClusterFilter:
 
     namespace: str = ""
     watch_filter: str = ""
+
+    @property
+    def share(self) -> str:
+        """A name of the selection for what each of several packagers has for itself; empty if all are selected."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.watch_filter} {self.namespace}".lower()).strip("-")
 
 
 class ClusterCache:
@@ -110,6 +116,14 @@ class ClusterCache:
         """All Clusters, including those that are not selected."""
         return set(self.clusters.store.keys())
 
+    def present(self) -> frozenset[Key]:
+        """Clusters that exist, selected or not known to be another packager's; without suspended and deleted ones."""
+        return frozenset(
+            key_of(cluster)
+            for cluster in self.clusters.store
+            if not suspension(cluster) and not being_deleted(cluster) and not self._is_of_another(cluster)
+        )
+
     def moved(self) -> set[Key]:
         """Clusters that were deleted while paused, until `forget_moved`."""
         return set(self._moved)
@@ -142,6 +156,10 @@ class ClusterCache:
         wanted = self.options.watch_filter
         found = self.harvester_clusters.get(*_infrastructure_key(cluster)) if wanted else None
         return not wanted or (found is not None and labels_of(found).get(names.WATCH_FILTER_LABEL) == wanted)
+
+    def _is_of_another(self, cluster: Obj) -> bool:
+        is_there = self.harvester_clusters.get(*_infrastructure_key(cluster)) is not None
+        return is_there and not self._is_selected(cluster)
 
     def _state(self, cluster: Obj, imported: frozenset[FleetCluster]) -> ClusterState:
         if reason := suspension(cluster):

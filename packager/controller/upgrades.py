@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from caphv.api import names
+from caphv.api.names import Reason
 from caphv.api.object import LEASES, Key
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.events import EventRecorder, EventType
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Upgrades:
-    """Follows the upgrade of the repository; `due` is called when there may be something to commit."""
+    """Follows the upgrade that `file` of the repository holds; `due` is called if there may be something to commit."""
 
     def __init__(
         self,
@@ -35,8 +36,10 @@ class Upgrades:
         events: EventRecorder,
         *,
         election: LeaderElection | None,
+        file: str,
         due: Callable[[], None],
     ) -> None:
+        self._file = file
         self._election, self._publisher, self._fleet = election, publisher, fleet
         self._reporter, self._events, self._due = reporter, events, due
         self._text = ""
@@ -47,13 +50,16 @@ class Upgrades:
         if election:
             election.on_annotations = self._annotations_changed
 
-    def observed(self) -> rollout.Observed | None:
-        """Return what the next plan needs to know; None where no wave can be awaited, because commits are reviewed."""
+    def observed(self, present: frozenset[Key]) -> rollout.Observed | None:
+        """Return what the next plan needs to know; None where no wave can be awaited, because commits are reviewed.
+
+        `present` are the clusters that need to become ready.
+        """
         if self._publisher.is_reviewed:
             return None
         visible = self._fleet.uninstallable() is not None
         request = "" if self._text == self._taken or self._why_not(self._text, visible=visible) else self._text
-        return rollout.Observed(request, self._reports(), visible, time.time())
+        return rollout.Observed(present, request, self._reports(), visible, time.time(), self._file)
 
     def seconds_left(self) -> float:
         """Return the seconds until the gate of the last wave closes; infinite when none waits."""
@@ -105,7 +111,7 @@ class Upgrades:
 
     def _report_of(self, key: Key) -> Report | None:
         outcome = self._reporter.outcome(key)
-        if outcome and outcome.reason:
+        if outcome and outcome.reason is Reason.ADDON_BUNDLES_INVALID:
             return Report((outcome.message,))
         if outcome is None or outcome.wanted is None:
             return None

@@ -229,7 +229,7 @@ async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
             assert releases(case) == {"a": newest["a"], "b": OLDER, "c": OLDER}
             after = origin.files()
             assert {path for path in before | after if before.get(path) != after.get(path)} <= {
-                path for path in after if path.startswith(f"clusters/{case.namespace}/a/") or path == FILE
+                path for path in after if path.startswith(f"clusters/{case.namespace}/a/") or path == file_of(case)
             }
             await case.until_event("AddonBundlesReverted", "image cannot be pulled")
             await until_lease_event(case, "UpgradeReverted", f"{case.namespace}/b")
@@ -272,6 +272,8 @@ async def test_a_stopped_upgrade_commits_no_further_wave(server: ApiServer, orig
             begun = await until_state(case, "Progressing", wave=1)
             (upgraded,) = (one.split("/")[1] for one in begun["waves"][0]["clusters"])
             await packager.until_value(1, "caphv_packager_upgrade_state", state="progressing")
+            await until_another_has_synced(server, origin, tmp_path)
+            assert await until_state(case, "Progressing", wave=1) == begun
             await request(case, "stop")
             await until_state(case, "Stopped", wave=1)
             await until_lease_event(case, "UpgradeStopped", "is stopped after wave 1 of 2")
@@ -287,7 +289,9 @@ async def test_a_stopped_upgrade_commits_no_further_wave(server: ApiServer, orig
             assert releases(case) == newest | {upgraded: OLDER}
 
 
-FILE = "caphv-upgrade.yaml"
+def file_of(case: Case) -> str:
+    """The packager of a case has a share of the clusters, its namespace."""
+    return f"caphv-upgrade-{case.namespace}.yaml"
 
 
 async def leader(case: Case) -> Packager:
@@ -315,11 +319,19 @@ async def until_state(case: Case, state: str, **fields: object) -> Obj:
 
     async def holds() -> bool:
         nonlocal found
-        found = yaml.safe_load(case.origin.files().get(FILE, "{}"))
+        found = yaml.safe_load(case.origin.files().get(file_of(case), "{}"))
         return all(found.get(name) == value for name, value in {"state": state, **fields}.items())
 
     await until(holds, lambda: f"wanted {state} {fields}, the upgrade is {found}")
     return found
+
+
+async def until_another_has_synced(server: ApiServer, origin: Origin, folder: Path) -> None:
+    """Run a packager of another namespace on the same repository: it finds nothing to do."""
+    count = origin.count()
+    async with opened(server, folder, origin) as other:
+        await (await other.running()).until_value(1, "caphv_packager_syncs_total", result="unchanged")
+    assert origin.count() == count
 
 
 async def until_lease_event(case: Case, reason: str, part: str) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from caphv.api.object import Key
 from packager import rollout
-from packager.addons.versions import Versions
+from packager.addons.versions import Versions, table
+from packager.bundler import Bundler
 from packager.controller.fleet import Report
+from packager.controller.state import ClusterFilter
+from packager.git.directory import Directory
+from packager.inventory import pinned
+from packager.planner import ManagementState, Planner, publish
 from packager.rollout import Outdated, Rollout, State, advance, begin, next_wave, parse_request
+from packager.tree import CLUSTERS
 from packager.waves import split
 from tests.support.packager.examples import cluster
 
@@ -30,6 +38,7 @@ def started() -> Rollout:
     """The first wave is committed at second 100."""
     waves = split(("1", "rest"), [cluster(name) for name in "abc"])
     step = next_wave(begin(waves, "2", 60.0, "1,rest ready=60s"), of({A: OLD, B: OLD, C: OLD}), NEW, 100.0)
+    assert step
     assert step.pins == {A: NEW}
     return step.rollout
 
@@ -70,6 +79,101 @@ def test_waves_whose_clusters_are_upgraded_or_deleted_are_skipped() -> None:
     found = advance(started(), of({B: NEW}), {A: READY}, NEW, now=101.0)
     assert found
     assert found.rollout.state is State.COMPLETE
+
+
+def test_a_wave_waits_for_clusters_that_cannot_be_read() -> None:
+    first, others = started(), of({B: OLD})
+    assert advance(first, others, {A: READY}, NEW, now=1e9, unknown={C}) is None
+    found = advance(first, others, {A: READY}, NEW, now=1e9, unknown={A})
+    assert found
+    assert found.pins == {B: NEW}
+
+
+def test_a_wave_without_clusters_is_never_ready() -> None:
+    empty, others = replace(started(), before={}), of({B: OLD, C: OLD})
+    assert advance(empty, others, {}, NEW, now=159.0) is None
+    found = advance(empty, others, {}, NEW, now=160.0)
+    assert found
+    assert (found.rollout.state, found.pins) == (State.STOPPED, {})
+    assert found.why.endswith("is stopped after wave 1 of 2 (1): none of its clusters is left to become ready.")
+
+
+@dataclass
+class Site:
+    """A repository with clusters a, b and c at an older release; the first wave is committed at second 100."""
+
+    store: Directory
+    planner: Planner
+    file: str = rollout.FILE
+
+    def sync(self, *names: str, present: str = "abc", **observed: Any) -> Rollout | None:
+        """Plan for the clusters that can be read, and commit."""
+        now = rollout.Observed(frozenset(Key("clusters", name) for name in present), file=self.file, **observed)
+        state = ManagementState(tuple(map(cluster, names)), keep=frozenset((A, B, C)), upgrade=now)
+        return publish(self.store, self.planner, state)[0].upgrade
+
+    def upgraded(self) -> set[str]:
+        """The clusters with the newest release."""
+        newest = table().newest
+        return {name for name in "abc" if pinned(cluster(name), self.store.sync().tree) == newest}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    files = (CLUSTERS, "caphv-upgrade.yaml", "caphv-upgrade-other.yaml")
+    made = Site(Directory(tmp_path, names=files), Planner(Bundler()))
+    facts = tuple(map(cluster, "abc"))
+    older = table().releases[1]
+    publish(made.store, made.planner, ManagementState(facts, pins={one.key: older for one in facts}))
+    made.sync(*"abc", request="1,rest ready=60s", can_start=True, now=100.0)
+    assert made.upgraded() == {"a"}
+    return made
+
+
+def test_a_cluster_that_cannot_be_read_stays_in_its_wave(site: Site) -> None:
+    for names in ("", "bc"):
+        found = site.sync(*names, now=101.0)
+        assert found
+        assert (found.wave, [*found.before]) == (1, [A])
+    # Nor is it known to be ready, or not to be.
+    for report in (READY, NOT_READY):
+        found = site.sync("b", "c", now=1000.0, reports={A: report})
+        assert found
+        assert found.is_active
+    assert site.upgraded() == {"a"}
+    site.sync(*"abc", now=1000.0, reports={A: READY})
+    assert site.upgraded() == {"a", "b", "c"}
+
+
+def test_clusters_of_the_next_wave_that_cannot_be_read_are_not_left_out(site: Site) -> None:
+    site.sync("a", now=101.0, reports={A: READY})
+    assert site.upgraded() == {"a"}
+    site.sync("a", "b", present="ab", now=102.0, reports={A: READY})
+    assert site.upgraded() == {"a", "b"}
+
+
+def test_a_deleted_or_suspended_cluster_leaves_its_wave(site: Site) -> None:
+    found = site.sync("b", "c", present="bc", now=160.0)
+    assert found
+    assert found.state is State.STOPPED
+
+
+def test_packagers_that_divide_the_clusters_do_not_continue_the_upgrades_of_each_other(site: Site) -> None:
+    other = replace(site, file=rollout.file_of("other"))
+    for now in (101.0, 1000.0):
+        assert other.sync("c", present="c", now=now) is None
+    begun = other.sync("c", present="c", request="rest ready=1h", can_start=True, now=1001.0)
+    assert begun
+    assert site.upgraded() == {"a", "c"}
+    own = site.sync("a", "b", present="ab", now=1002.0)
+    assert own
+    assert (own.request, own.wave) == ("1,rest ready=60s", 1)
+
+
+def test_the_file_of_a_packager_is_named_as_its_share_of_the_clusters() -> None:
+    assert rollout.file_of(ClusterFilter().share) == "caphv-upgrade.yaml"
+    assert rollout.file_of(ClusterFilter("team-a").share) == "caphv-upgrade-team-a.yaml"
+    assert rollout.file_of(ClusterFilter("team-a", "Blue.green").share) == "caphv-upgrade-blue-green-team-a.yaml"
 
 
 def test_the_file_holds_everything() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from caphv.api.names import Reason
 from caphv.api.object import Key, Obj
+from caphv.runtime.client import ApiClient
 from packager.controller import condition, fleet, loop
 from packager.controller import state as view
 from packager.controller.condition import Outcome
@@ -230,3 +232,28 @@ def test_what_suspends_a_cluster() -> None:
     annotated = cluster()
     annotated["metadata"]["annotations"] = {"addons.caphv.io/suspend": "true"}
     assert "remove it to resume" in view.suspension(annotated)
+
+
+def test_which_clusters_an_upgrade_awaits() -> None:
+    found = view.ClusterCache(
+        cast(ApiClient, SimpleNamespace(name="management", budget=None)),
+        "v1beta2",
+        view.ClusterFilter(watch_filter="blue"),
+        lambda *_: None,
+        lambda: None,
+    )
+    metadata: dict[str, Obj] = {
+        "own": {},
+        "suspended": {"annotations": {"addons.caphv.io/suspend": "true"}},
+        "deleted": {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["x"]},
+        "others": {},
+        "unread": {},
+    }
+    for name, more in metadata.items():
+        common = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
+        ref = {"kind": "HarvesterCluster", "name": name}
+        found.clusters.observe({"metadata": {**common, **more}, "spec": {"infrastructureRef": ref}})
+        if name != "unread":
+            label = {"cluster.x-k8s.io/watch-filter": "green" if name == "others" else "blue"}
+            found.harvester_clusters.observe({"metadata": {**common, "labels": label}})
+    assert found.present() == {Key("team", "own"), Key("team", "unread")}
