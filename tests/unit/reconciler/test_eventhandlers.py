@@ -160,7 +160,7 @@ async def test_deletion_of_a_machine_requeues_a_cluster_that_is_being_reconciled
 def test_address_that_a_load_balancer_no_longer_holds_wakes_who_waits_for_a_pool(
     kind: Resource, old: Obj | None, new: Obj | None, freed: bool
 ) -> None:
-    """The pool itself does not change when a placeholder goes whose address was freed in it before."""
+    """The pool itself does not change when a placeholder is deleted whose address was freed in it before."""
     topics, queue = Topics(), WorkQueue[Key]("waiting")
     topics.subscribe(queue, Key("team", "waits"), triggers.pool("account", "balancers"))
     context = SimpleNamespace(
