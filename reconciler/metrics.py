@@ -46,7 +46,8 @@ HARVESTER_SECONDS = Histogram(
 )
 HARVESTER_ERRORS = Counter(
     "caphv_harvester_request_errors_total",
-    "Requests and watches that Harvester refused (401, 403, 429), failed (5xx) or did not answer (none).",
+    "Requests and watches that Harvester refused (401, 403, 429), failed (5xx) or did not answer (none). "
+    "Denials by admission webhooks do not count.",
     ["identity", "code"],
 )
 NODE_INIT = Counter("caphv_node_init_total", "Node initialization attempts.")
@@ -58,7 +59,7 @@ NODE_INIT_SECONDS = Histogram(
 )
 
 
-# Other refusals (404, 409, 410, 422) are expected.
+# Other refusals (404, 409, 410, 422 with every denial of an admission webhook) are expected.
 _REFUSALS = (401, 403, 429)
 
 

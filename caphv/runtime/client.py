@@ -19,7 +19,7 @@ from caphv.api.object import Obj, Resource, being_deleted, well_formed
 from caphv.runtime import logs, metrics
 from caphv.runtime.answers import Answers
 from caphv.runtime.budget import OWN_CACHE_BYTES, MemoryBudget, TimeBudget
-from caphv.runtime.errors import Conflict, Forbidden, NotFound, Unreachable, error_from
+from caphv.runtime.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable, error_from
 from caphv.runtime.slots import RequestSlots
 from caphv.runtime.transport import (
     Connection,
@@ -50,9 +50,9 @@ class ApiClient:
     `name` stands for the server in metrics and errors (`management`, `harvester`, `workload`): it must not be a secret
     and its set of values must stay small. At most `max_in_flight` requests run at once; watches do not count.
     `on_response` hears of each response: its HTTP code and its duration in seconds, None for watches. Code 0 means that
-    none came, or only a part. `untrusted` bounds what the server may send, see `Transport`. `fence` is called right
-    before each write and raises if this process must no longer write. `opaque`: errors do not tell what answered, so
-    that no one can scan a network with kubeconfigs; the log does.
+    none came, or only a part; each `Invalid` has code 422. `untrusted` bounds what the server may send, see
+    `Transport`. `fence` is called right before each write and raises if this process must no longer write. `opaque`:
+    errors do not tell what answered, so that no one can scan a network with kubeconfigs; the log does.
 
     `on_limit` is called when the server reaches a limit, see `limits`.
     """
@@ -278,7 +278,6 @@ class ApiClient:
                     code = str(response.status)
                     raw = await self._transport.read(response)
                     self._slots.answered(time.perf_counter() - sent)
-                    self._on_response(response.status, time.perf_counter() - started)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # ValueError: a host name or header that cannot be sent
             raise self._unreachable(error) from None
@@ -286,13 +285,16 @@ class ApiClient:
             kind = str(resource) if resource else "other"
             metrics.api_requests(self.name, verb, kind, code).inc()
             metrics.api_request_seconds(self.name, verb).observe(time.perf_counter() - started)
-        if not self.time:
-            return self._answers.parse(response.status, raw, response.headers.get("Retry-After"))
-        began = time.thread_time()
+        status, seconds, began = response.status, time.perf_counter() - started, time.thread_time()
         try:
-            return self._answers.parse(response.status, raw, response.headers.get("Retry-After"))
+            return self._answers.parse(status, raw, response.headers.get("Retry-After"))
+        except Invalid:
+            status = 422
+            raise
         finally:
-            self.time.spend(time.thread_time() - began)
+            if self.time:
+                self.time.spend(time.thread_time() - began)
+            self._on_response(status, seconds)
 
     # Watches
 

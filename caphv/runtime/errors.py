@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from caphv.api.plaintext import LONGEST_ERROR, plain
@@ -39,7 +40,7 @@ class Forbidden(ApiError):
 
 
 class Invalid(ApiError):
-    """400 or 422: the object is invalid; a retry without a change cannot help."""
+    """400 or 422, or denied by an admission webhook with 409 or 5xx: a retry without a change cannot help."""
 
 
 class Gone(ApiError):
@@ -76,6 +77,11 @@ class TooLarge(Unreachable):
     """A response was larger than allowed and has been discarded; smaller pages may help."""
 
 
+# Harvester's webhooks deny with 500 InternalError unless their code chooses another status, such as 409 for a disk in
+# use (harvester/webhook: pkg/server/admission/admission.go; harvester: pkg/webhook/types/admission.go). The API server
+# keeps the status. A webhook that it cannot call is a server fault ("failed calling webhook").
+_DENIED = re.compile(r'admission webhook "[^"]*" denied the request')
+
 _BY_STATUS: dict[int, type[ApiError]] = {
     400: Invalid,
     401: Unauthorized,
@@ -103,5 +109,7 @@ def error_from(status: int, body: Any, retry_after: str | None = None) -> ApiErr
         return TooManyRequests(status, reason, message, details)
     if reason == "AlreadyExists":
         return AlreadyExists(status, reason, message, details)
+    if (status == 409 or status >= 500) and _DENIED.match(message):
+        return Invalid(status, reason, message, details)
     fallback = ServerFault if status >= 500 else ApiError
     return _BY_STATUS.get(status, fallback)(status, reason, message, details)

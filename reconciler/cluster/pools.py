@@ -8,7 +8,7 @@ from typing import Any
 from caphv.api import ippool, resources
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Obj, key_of, uid_of
-from caphv.runtime.errors import AlreadyExists, ApiError, Forbidden, NotFound
+from caphv.runtime.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
 from reconciler import triggers
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
@@ -97,9 +97,7 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
         await session.client.delete(resources.IP_POOLS, name, uid=uid_of(pool))
     except NotFound:
         session.pools.forget("", name)
-    except ApiError as error:
-        if error.status not in (400, 403, 422):
-            raise
+    except (Forbidden, Invalid) as error:
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
@@ -151,9 +149,7 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
             raise Blocked(condition, reason, str(error), Watched.SELF, warn=True) from None
         except AlreadyExists:
             existing = await session.client.get(resources.IP_POOLS, name)
-        except ApiError as error:
-            if error.status not in (400, 403, 422):
-                raise
+        except (Forbidden, Invalid) as error:
             message = f"Harvester refuses IPPool {name}: {error.message}{_remedy(scope, error)}"
             raise Blocked(condition, reason, message, Delay(60.0), warn=True) from None
         session.pools.observe(existing)

@@ -27,10 +27,13 @@ from caphv.api.object import (
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
 from sandbox.harvester import admission_rules, kinds
+from sandbox.harvester.admission_rules import Denial
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
 from sandbox.harvester.mutations import mutated
 from sandbox.processes import pki
+
+Decide = Callable[[Obj], Denial | None]
 
 ADDRESS = "127.0.0.1"
 # Harvester's webhooks ignore changes of status and finalizers; without this condition each would cost a call.
@@ -69,9 +72,9 @@ class Admission:
     async def _virtual_machine(self, request: web.Request) -> web.Response:
         review = await self._review(request)
         vm = review["object"]
-        reason = admission_rules.virtual_machine(vm, self._informers)
-        if reason:
-            return _answer(review, reason)
+        denial = admission_rules.virtual_machine(vm, self._informers)
+        if denial:
+            return _answer(review, denial)
         new = mutated(
             vm,
             review.get("oldObject"),
@@ -80,20 +83,20 @@ class Admission:
         )
         patch = [{"op": "replace", "path": "/spec", "value": new["spec"]}]
         patch.append({"op": "add", "path": "/metadata/finalizers", "value": new["metadata"].get("finalizers") or []})
-        return _answer(review, "", patch)
+        return _answer(review, None, patch)
 
     async def _review(self, request: web.Request) -> Obj:
         await self._informers.wait_synced()  # before that, every network would seem to be missing
         return orjson.loads(await request.read())["request"]
 
-    def _claim(self, review: Obj) -> str:
+    def _claim(self, review: Obj) -> Denial | None:
         return admission_rules.claim_deletion(review["oldObject"], self._informers)
 
-    def _pool(self, review: Obj) -> str:
+    def _pool(self, review: Obj) -> Denial | None:
         deleted = review["operation"] == "DELETE"
         return admission_rules.pool_deletion(review["oldObject"]) if deleted else admission_rules.pool(review["object"])
 
-    def _decision(self, decide: Callable[[Obj], str]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _decision(self, decide: Decide) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             review = await self._review(request)
             return _answer(review, decide(review))
@@ -101,11 +104,11 @@ class Admission:
         return handle
 
 
-def _answer(review: Obj, reason: str, patch: list[Obj] | None = None) -> web.Response:
-    response: Obj = {"uid": review["uid"], "allowed": not reason}
-    if reason:
-        message = f"Harvester admission webhook: {reason}"
-        response["status"] = {"code": 422, "reason": "Invalid", "message": message}
+def _answer(review: Obj, denial: Denial | None, patch: list[Obj] | None = None) -> web.Response:
+    response: Obj = {"uid": review["uid"], "allowed": not denial}
+    if denial:
+        message = f"Harvester admission webhook: {denial.message}"
+        response["status"] = {"code": denial.code, "reason": denial.reason, "message": message}
     elif patch:
         response |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}

@@ -14,6 +14,7 @@ from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
+from tests.support.reconciler.expiry import series
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -269,6 +270,28 @@ async def test_pools_of_the_description_are_created_used_and_deleted(case: Case)
     await case.until(kinds.LOAD_BALANCERS, case.balancer, lambda obj: obj.get("status", {}).get("address"))
     await case.delete()
     assert await case.leftovers() == []
+
+
+async def test_pool_that_harvester_does_not_delete_is_named_and_left_on_request(case: Case) -> None:
+    bounds = {"rangeStart": f"{case.subnet}.1", "rangeEnd": f"{case.subnet}.5", "gateway": case.gateway}
+    described = {"subnet": f"{case.environment.prefix}.0.0/17", **bounds, "vmNetwork": "default/production"}
+    network = {"ipPool": described, "gateway": case.gateway, "subnetMask": "255.255.128.0"}
+    await case.ready_cluster(vmNetworkConfig=network)
+    pool, address = f"{case.name}-{case.name}-vm-ippool", f"{case.subnet}.5"
+    await case.reserve(pool, address, "another/owner")
+    await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
+    message = f"Harvester refuses to delete IPPool {pool}: admission webhook"
+    says = is_false("InfrastructureReady", "InfrastructureProvisioningFailed", message)
+    await case.until(HARVESTER_CLUSTERS, case.name, says)
+    await case.until_event(case.name, "Warning", "InfrastructureProvisioningFailed")
+    # The denial has status 500; it is no fault of Harvester.
+    identity = {"identity": f"{case.name}/identity"}
+    assert await series(case, "caphv_harvester_request_errors_total", **identity, code="500") is None
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}})
+    await case.until_gone(HARVESTER_CLUSTERS, case.name)
+    await case.until_event(case.name, "Warning", "ForcedDeletion")
+    await case.reserve(pool, address, None)
+    await case.ask_deletion(kinds.IP_POOLS, pool)
 
 
 async def test_pool_that_the_cluster_does_not_describe_is_not_deleted(case: Case) -> None:

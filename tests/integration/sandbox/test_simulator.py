@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Invalid, NotFound
+from caphv.runtime.errors import Invalid, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.harvester import ippools, kinds
 from sandbox.processes import network, pki
@@ -106,8 +106,9 @@ async def test_vm_is_refused(place: Place, changes: Obj, message: str) -> None:
         quota = {"metadata": {"name": "small", "namespace": namespace}, "spec": {"hard": {"limits.memory": "16Gi"}}}
         await sim.client.create(kinds.RESOURCE_QUOTAS, quota)
         await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
-        with pytest.raises(ApiError, match=message):
+        with pytest.raises(Invalid, match=message) as refused:
             await sim.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(namespace, "one", **changes))
+        assert (refused.value.status, refused.value.reason) == (500, "InternalError")
 
 
 async def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Place) -> None:

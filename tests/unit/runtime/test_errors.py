@@ -72,6 +72,25 @@ def test_each_answer_has_its_type(status: int, reason: str, expected: type[error
     assert (error.status, error.reason, str(error)) == (status, reason, "because")
 
 
+@pytest.mark.parametrize("status", [409, 500, 503])
+@pytest.mark.parametrize("webhook", ["ippools.validator.harvesterhci.io", ""])
+def test_denial_of_a_webhook_is_invalid_whatever_status_it_chooses(status: int, webhook: str) -> None:
+    message = f'admission webhook "{webhook}" denied the request: Internal error occurred: overlap'
+    error = error_from(status, {"reason": "InternalError", "message": message})
+    assert type(error) is errors.Invalid
+    assert (error.status, str(error)) == (status, message)
+
+
+def test_a_webhook_that_cannot_be_called_is_a_server_fault() -> None:
+    message = 'Internal error occurred: failed calling webhook "ippools": admission webhook "x" denied the request'
+    assert type(error_from(500, {"reason": "InternalError", "message": message})) is errors.ServerFault
+
+
+@pytest.mark.parametrize(("status", "expected"), [(403, errors.Forbidden), (429, errors.TooManyRequests)])
+def test_denial_for_lack_of_rights_or_time_stays_so(status: int, expected: type[errors.ApiError]) -> None:
+    assert type(error_from(status, {"message": 'admission webhook "x" denied the request: no'})) is expected
+
+
 @pytest.mark.parametrize(
     ("header", "seconds"), [("7", 7), (None, 1), ("Wed, 21 Oct 2026", 1), ("9" * 50, 60), ("-1", 1)]
 )
