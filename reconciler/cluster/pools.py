@@ -16,6 +16,7 @@ from reconciler.context import Context
 from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name
 from reconciler.harvester.session import Session
+from reconciler.machine.disks import qualified
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
@@ -120,8 +121,11 @@ def used_pools(context: Context) -> Iterator[tuple[Session, list[str]]]:
         yield session, [name for network in networks if isinstance(network, PoolNetwork) for name in network.pools]
 
 
-def pool_object(name: str, spec: dict[str, Any], annotations: dict[str, str]) -> Obj:
-    """IPPool from `ipPool` of a HarvesterCluster. The CRD requires the counts, which Harvester's webhook corrects."""
+def pool_object(name: str, spec: dict[str, Any], namespace: str, annotations: dict[str, str]) -> Obj:
+    """IPPool from `ipPool` of a HarvesterCluster with target namespace `namespace`.
+
+    Harvester denies a bare network name. The CRD requires the counts, which Harvester's webhook corrects.
+    """
     source = {field: spec[field] for field in ("subnet", "gateway", "rangeStart", "rangeEnd") if spec.get(field)}
     pool: Obj = {
         "apiVersion": resources.IP_POOLS.api_version,
@@ -130,7 +134,7 @@ def pool_object(name: str, spec: dict[str, Any], annotations: dict[str, str]) ->
         "spec": {"ranges": [source]},
     }
     if spec.get("vmNetwork"):
-        pool["spec"]["selector"] = {"network": spec["vmNetwork"]}
+        pool["spec"]["selector"] = {"network": "/".join(qualified(spec["vmNetwork"], namespace))}
     total = ippool.pool_capacity(pool)
     pool["status"] = {"total": total, "available": total, "lastAllocated": ""}
     return pool
@@ -142,7 +146,7 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
     existing = session.pools.get("", name)
     if existing is None:
         try:
-            pool = pool_object(name, spec, record(scope.owner))
+            pool = pool_object(name, spec, scope.target_namespace, record(scope.owner))
             existing = await session.client.create(resources.IP_POOLS, pool)
             scope.event("IPPoolCreated", f"created IPPool {name} on Harvester")
         except ippool.InvalidPoolError as error:

@@ -15,6 +15,7 @@ from caphv.api import names
 from caphv.api.object import Obj, annotations_of
 from caphv.api.quantity import quantity
 from caphv.runtime.text import load_json
+from reconciler.machine.disks import qualified
 from reconciler.machine.placement import without_requirement
 
 _STARTED = ("Always", "RerunOnFailure")
@@ -58,7 +59,7 @@ def _view(vm: Obj) -> Obj:
         "cores": (cpu.get("cores") or 1) * (cpu.get("sockets") or 1) * (cpu.get("threads") or 1),
         "CPU limit": quantity(limits.get("cpu")),
         "memory limit": quantity(limits.get("memory")),
-        "networks": [(entry.get("multus") or {}).get("networkName") for entry in spec.get("networks") or ()],
+        "networks": [_network(vm, entry) for entry in spec.get("networks") or ()],
         "interfaces": [_interface(entry) for entry in devices.get("interfaces") or ()],
         "disks": _disks(vm, spec, devices),
         "firmware": _firmware(domain),
@@ -72,6 +73,12 @@ def _run_strategy(vm: Obj) -> str:
     # After a stop, Harvester starts a VM with the strategy that the annotation remembers, else with RerunOnFailure.
     started = (*_STARTED, annotations_of(vm).get(names.RUN_STRATEGY_ANNOTATION))
     return "Always" if strategy in started and strategy != "Halted" else strategy
+
+
+def _network(vm: Obj, entry: Obj) -> str | None:
+    """Qualified: VMs made by 0.11 or the Go provider have bare names, which KubeVirt takes for their own namespace."""
+    name = (entry.get("multus") or {}).get("networkName")
+    return "/".join(qualified(name, vm["metadata"]["namespace"])) if name else None
 
 
 def _interface(entry: Obj) -> tuple[str, str]:

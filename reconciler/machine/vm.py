@@ -149,7 +149,8 @@ def _instance_spec(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> Obj:
     return {
         "hostname": inputs.machine["metadata"]["name"],
         "networks": [
-            {"name": f"nic-{number}", "multus": {"networkName": network}}
+            # Harvester 1.5 and later look a bare name up in namespace `default` as well, and deny the VM.
+            {"name": f"nic-{number}", "multus": {"networkName": "/".join(qualified(network, inputs.target_namespace))}}
             for number, network in enumerate(spec["networks"], start=1)
         ],
         "volumes": volumes,

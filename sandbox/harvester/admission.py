@@ -72,7 +72,7 @@ class Admission:
     async def _virtual_machine(self, request: web.Request) -> web.Response:
         review = await self._review(request)
         vm = review["object"]
-        denial = admission_rules.virtual_machine(vm, self._informers)
+        denial = admission_rules.virtual_machine(vm, review.get("oldObject"), self._informers)
         if denial:
             return _answer(review, denial)
         new = mutated(
@@ -93,8 +93,9 @@ class Admission:
         return admission_rules.claim_deletion(review["oldObject"], self._informers)
 
     def _pool(self, review: Obj) -> Denial | None:
-        deleted = review["operation"] == "DELETE"
-        return admission_rules.pool_deletion(review["oldObject"]) if deleted else admission_rules.pool(review["object"])
+        if review["operation"] == "DELETE":
+            return admission_rules.pool_deletion(review["oldObject"])
+        return admission_rules.pool(review["object"], self._informers)
 
     def _decision(self, decide: Decide) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:

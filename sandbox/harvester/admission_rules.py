@@ -24,9 +24,21 @@ class Denial:
     reason: str = "InternalError"
 
 
-def virtual_machine(vm: Obj, informers: Informers) -> Denial | None:
-    """Deny a VirtualMachine with a missing network or StorageClass, or over the quota of its namespace."""
-    return _missing_network(vm, informers) or _missing_storage_class(vm, informers) or _over_quota(vm, informers)
+def virtual_machine(vm: Obj, before: Obj | None, informers: Informers) -> Denial | None:
+    """Deny a VirtualMachine with a missing network or StorageClass, or over the quota of its namespace.
+
+    `before` is the VM before an update, None for a new one.
+    """
+    # The mutator looks bare names up in the namespace of the VM, the validator, for new interfaces, in `default`
+    # (harvester: pkg/webhook/resources/virtualmachine/mutator.go and validator.go).
+    namespaces = [vm["metadata"]["namespace"]]
+    if before is None or _interfaces(before) != _interfaces(vm):
+        namespaces.append("default")
+    return (
+        _missing_network(vm, namespaces, informers)
+        or _missing_storage_class(vm, informers)
+        or _over_quota(vm, informers)
+    )
 
 
 def claim_deletion(claim: Obj, informers: Informers) -> Denial | None:
@@ -48,20 +60,35 @@ def pool_deletion(pool: Obj) -> Denial | None:
     return Denial(f"IPPool {pool['metadata']['name']} has allocated addresses: {held}") if allocated else None
 
 
-def pool(pool: Obj) -> Denial | None:
-    """Deny an invalid IPPool."""
-    reason = ippools.validate(pool)
+def pool(pool: Obj, informers: Informers) -> Denial | None:
+    """Deny an invalid IPPool, or one of a missing network."""
+    reason = _missing_pool_network(pool, informers) or ippools.validate(pool)
     return Denial(f"IPPool {pool['metadata']['name']}: {reason}") if reason else None
 
 
-def _missing_network(vm: Obj, informers: Informers) -> Denial | None:
+def _missing_network(vm: Obj, namespaces: list[str], informers: Informers) -> Denial | None:
     for network in vm["spec"]["template"].get("spec", {}).get("networks") or ():
         name = (network.get("multus") or {}).get("networkName")
         if name:
             space, _, bare = name.rpartition("/")
-            if informers.networks.get(space or vm["metadata"]["namespace"], bare) is None:
+            if any(informers.networks.get(space or namespace, bare) is None for namespace in namespaces):
                 return Denial(f"spec.template.spec.networks: network {name} not found")
     return None
+
+
+def _interfaces(vm: Obj) -> object:
+    return vm["spec"]["template"].get("spec", {}).get("domain", {}).get("devices", {}).get("interfaces")
+
+
+def _missing_pool_network(pool: Obj, informers: Informers) -> str:
+    """As the mutator of IPPools looks it up (load-balancer-harvester: pkg/utils/vid.go): a bare name is invalid."""
+    name = (pool["spec"].get("selector") or {}).get("network")
+    if not name:
+        return ""
+    space, _, bare = name.partition("/")
+    if not space or not bare or "/" in bare:
+        return f"spec.selector.network: invalid network {name}"
+    return "" if informers.networks.get(space, bare) else f"spec.selector.network: network {name} not found"
 
 
 def _missing_storage_class(vm: Obj, informers: Informers) -> Denial | None:

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from caphv.api.object import Obj
+from caphv.api.object import NAMESPACES, Obj
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, MASK, Case
-from tests.support.reconciler.conditions import is_false, is_ready, is_true
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 
 pytestmark = pytest.mark.integration
 
@@ -40,12 +40,37 @@ async def test_pools_are_used_in_order_and_the_next_when_one_is_full(case: Case)
 
 
 async def test_pool_of_another_network_is_passed_over(case: Case) -> None:
-    other = await case.pool("other", 1, 5, network="storage")
-    same = await case.pool("same", 11, 15, network="production")
+    other = await case.pool("other", 1, 5, network="default/storage")
+    same = await case.pool("same", 11, 15, network="default/production")
     await case.ready_cluster(vmNetworkConfig=case.vm_network(other, same))
     machine = await case.ready_machine("one")
     assert machine["status"]["allocatedPoolRef"] == same
     assert await case.allocated(other) == {}
+
+
+async def test_bare_network_is_one_of_the_target_namespace(case: Case) -> None:
+    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
+    network = await case.harvester.get(kinds.NETWORKS, "production", "default")
+    metadata = {"name": "own", "namespace": case.target, "annotations": network["metadata"]["annotations"]}
+    await case.harvester.create(kinds.NETWORKS, {**network, "metadata": metadata})
+    bounds = {"rangeStart": f"{case.subnet}.1", "rangeEnd": f"{case.subnet}.5", "gateway": case.gateway}
+    described = {"subnet": f"{case.environment.prefix}.0.0/17", **bounds, "vmNetwork": "own"}
+    await case.ready_cluster(
+        vmNetworkConfig={"ipPool": described, "gateway": case.gateway, "subnetMask": "255.255.128.0"}
+    )
+    machine = await case.ready_machine("one", networks=["own"])
+    assert is_true("VMUpToDate")(machine)
+    (found,) = (await case.vm("one"))["spec"]["template"]["spec"]["networks"]
+    assert found["multus"] == {"networkName": f"{case.target}/own"}
+    pool = await case.harvester.get(kinds.IP_POOLS, machine["status"]["allocatedPoolRef"])
+    assert pool["spec"]["selector"] == {"network": f"{case.target}/own"}
+    # As 0.11 wrote it: the same network, and no difference.
+    bare = {"spec": {"template": {"spec": {"networks": [{**found, "multus": {"networkName": "own"}}]}}}}
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", bare)
+    await case.patch(HARVESTER_MACHINES, "one", {"spec": {"cpu": 4}})
+    says = is_false("VMUpToDate", "VMDiffers", "cores is 2, not 4")
+    differing = await case.until(HARVESTER_MACHINES, "one", says)
+    assert "networks" not in condition_of(differing, "VMUpToDate")["message"]
 
 
 async def test_machine_has_pools_of_its_own(case: Case) -> None:

@@ -34,11 +34,11 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def correct_the_selector_of_a_pool(case: Case) -> None:
-    pool = await case.pool("pool", 1, 5, network="storage")
+    pool = await case.pool("pool", 1, 5, network="default/storage")
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.create_machine("one")
     await case.until(HARVESTER_MACHINES, "one", is_false("VMIPAllocated", "VMIPAllocationFailed"))
-    await case.patch(kinds.IP_POOLS, pool, {"spec": {"selector": {"network": "production"}}})
+    await case.patch(kinds.IP_POOLS, pool, {"spec": {"selector": {"network": "default/production"}}})
     await case.until(HARVESTER_MACHINES, "one", is_ready)
 
 

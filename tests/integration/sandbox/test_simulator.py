@@ -111,6 +111,25 @@ async def test_vm_is_refused(place: Place, changes: Obj, message: str) -> None:
         assert (refused.value.status, refused.value.reason) == (500, "InternalError")
 
 
+async def test_bare_network_is_refused(place: Place) -> None:
+    async with simulation(place, "bare-network") as sim:
+        network = await sim.client.get(kinds.NETWORKS, "production", "default")
+        await sim.client.create(kinds.NETWORKS, {**network, "metadata": {"name": "own", "namespace": "bare-network"}})
+        await asyncio.sleep(0.3)  # the simulator hears of the network by a watch
+        vm = virtual_machine("bare-network", "one", network_name="own")
+        with pytest.raises(Invalid, match="network own not found"):
+            await sim.client.create(kinds.VIRTUAL_MACHINES, vm)
+        (found,) = vm["spec"]["template"]["spec"]["networks"]
+        found["multus"]["networkName"] = "bare-network/own"
+        await sim.client.create(kinds.VIRTUAL_MACHINES, vm)
+        ranges = [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.4", "rangeEnd": "10.0.0.6"}]
+        for bad, message in (("own", "invalid network own"), ("bare-network/other", "bare-network/other not found")):
+            spec = {"ranges": ranges, "selector": {"network": bad}}
+            pool = kinds.typed(kinds.IP_POOLS, {"metadata": {"name": "bare"}, "spec": spec})
+            with pytest.raises(Invalid, match=message):
+                await sim.client.create(kinds.IP_POOLS, pool)
+
+
 async def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Place) -> None:
     async with simulation(place, "in-use") as sim:
         await sim.create_vm("one")

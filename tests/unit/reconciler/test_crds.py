@@ -100,13 +100,14 @@ def test_pool_patches() -> None:
 
 def test_created_pool() -> None:
     description = {
-        "vmNetwork": "default/production",
+        "vmNetwork": "production",
         "subnet": "10.0.0.0/24",
         "gateway": "10.0.0.1",
         "rangeStart": "10.0.0.10",
         "rangeEnd": "10.0.0.20",
     }
-    pool = pool_object("made", description, {"caphv.io/owner": "HarvesterCluster/ns/c"})
+    pool = pool_object("made", description, "vms", {"caphv.io/owner": "HarvesterCluster/ns/c"})
+    assert pool["spec"]["selector"] == {"network": "vms/production"}
     assert violations(pool, schema("loadbalancer.harvesterhci.io_ippools.yaml", "v1beta1")) == []
 
 

@@ -97,6 +97,16 @@ def test_quantities_are_compared_as_numbers() -> None:
     assert drift(wanted, made) == ()
 
 
+def test_bare_network_is_that_of_the_namespace() -> None:
+    wanted = virtual_machine(inputs())
+    made = on_harvester(wanted)
+    spec_of(made)["networks"][1]["multus"]["networkName"] = "storage"
+    assert drift(wanted, made) == ()
+    spec_of(made)["networks"][0]["multus"]["networkName"] = "production"
+    (difference,) = drift(wanted, made)
+    assert difference.startswith("networks is [target/production, target/storage], not [default/production")
+
+
 def test_volume_of_a_csi_driver_is_no_drift() -> None:
     wanted = virtual_machine(inputs())
     made = on_harvester(wanted)
@@ -146,7 +156,7 @@ def resize(vm: Obj) -> None:
         ),
         (
             lambda vm: spec_of(vm)["networks"].pop(),
-            "networks is [default/production], not [default/production, storage",
+            "networks is [default/production], not [default/production, target/storage]",
         ),
         (lambda vm: spec_of(vm)["domain"]["devices"]["interfaces"][0].update(model="e1000"), "interfaces is [e1000"),
         (lambda vm: spec_of(vm)["domain"]["devices"]["disks"][0].update(bootOrder=3), "disks is [{bus: virtio, bootO"),

@@ -109,7 +109,7 @@ class TestVirtualMachine:
         spec = template(virtual_machine(inputs()))["spec"]
         assert spec["networks"] == [
             {"name": "nic-1", "multus": {"networkName": "default/production"}},
-            {"name": "nic-2", "multus": {"networkName": "storage"}},
+            {"name": "nic-2", "multus": {"networkName": "target/storage"}},
         ]
         assert spec["domain"]["devices"]["interfaces"] == [
             {"name": "nic-1", "model": "virtio", "bridge": {}},
