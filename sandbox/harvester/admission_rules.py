@@ -61,9 +61,11 @@ def pool_deletion(pool: Obj) -> Denial | None:
 
 
 def pool(pool: Obj, informers: Informers) -> Denial | None:
-    """Deny an invalid IPPool, or one of a missing network."""
-    reason = _missing_pool_network(pool, informers) or ippools.validate(pool)
-    return Denial(f"IPPool {pool['metadata']['name']}: {reason}") if reason else None
+    """Deny an invalid IPPool, one of a missing network, or one that overlaps another."""
+    name = pool["metadata"]["name"]
+    others = (other for other in informers.pools.store if other["metadata"]["name"] != name)
+    reason = _missing_pool_network(pool, informers) or ippools.validate(pool, others)
+    return Denial(f"IPPool {name}: {reason}") if reason else None
 
 
 def _missing_network(vm: Obj, namespaces: list[str], informers: Informers) -> Denial | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from caphv.api.object import Obj
 
@@ -90,8 +90,12 @@ def recount(pool: Obj) -> Obj:
     return status | {"total": count, "available": available, "lastAllocated": status.get("lastAllocated", "")}
 
 
-def validate(pool: Obj) -> str:
-    """Reason to deny a pool: invalid or overlapping ranges, or an allocated address outside the ranges."""
+def validate(pool: Obj, others: Iterable[Obj] = ()) -> str:
+    """Reason to deny a pool: invalid or overlapping ranges, or an allocated address outside the ranges.
+
+    Ranges must not overlap those of any other pool, whatever the networks (load-balancer-harvester:
+    pkg/webhook/ippool/validator.go).
+    """
     try:
         ordered = sorted(spans(pool["spec"]))
     except ValueError as error:
@@ -100,6 +104,9 @@ def validate(pool: Obj) -> str:
         return "spec.ranges: rangeStart is greater than rangeEnd"
     if any(left[1] >= right[0] for left, right in itertools.pairwise(ordered)):
         return "spec.ranges: ranges overlap"
+    taken = [span for other in others for span in spans(other["spec"])]
+    if any(first <= end and start <= last for first, last in ordered for start, end in taken):
+        return "spec.ranges: the ranges overlap those of other pools"
     outside = [ip for ip in pool.get("status", {}).get("allocated") or () if not contains(pool["spec"], ip)]
     return f"spec.ranges: {outside[0]} is allocated but outside the ranges" if outside else ""
 

@@ -95,7 +95,7 @@ def _networks(spec: Field) -> Iterator[Network]:
 
 
 class _Range(NamedTuple):
-    """Addresses that a pool gives out, on a VM network `<harvester>/<namespace>/<name>`."""
+    """Addresses that a pool gives out; `where` is its Harvester, empty if unknown, and its VM network."""
 
     entry: Entry
     field: Field
@@ -131,7 +131,7 @@ def _ranges(inventory: Inventory) -> Iterator[_Range]:
 
 def _range(entry: Entry, field: Field, where: tuple[str, str]) -> Iterator[_Range]:
     subnet = network(field.at("subnet").text)
-    if not isinstance(subnet, ipaddress.IPv4Network) or not where[1]:
+    if not isinstance(subnet, ipaddress.IPv4Network):
         return
     first = address(field.at("rangeStart").text) or subnet.network_address
     last = address(field.at("rangeEnd").text) or subnet.broadcast_address
@@ -140,34 +140,33 @@ def _range(entry: Entry, field: Field, where: tuple[str, str]) -> Iterator[_Rang
 
 def _same_network(one: tuple[str, str], two: tuple[str, str]) -> bool:
     # Of IPPools it is not known which Harvester they are for: files usually are about one.
-    return one[1] == two[1] and (one[0] == two[0] or not one[0] or not two[0])
+    return bool(one[1]) and one[1] == two[1] and (one[0] == two[0] or not one[0] or not two[0])
+
+
+def _exclusive(one: tuple[str, str], two: tuple[str, str]) -> bool:
+    """Whether pools need separate ranges: on one Harvester always, otherwise if they may share a VM network."""
+    return bool(one[0] and one[0] == two[0]) or _same_network(one, two)
 
 
 @RULES.rule(
     "pool-overlap",
     (CLUSTER, "IPPool"),
-    "Address ranges of pools on one VM network must not overlap, even for different clusters: two machines would get "
-    "the same address.",
+    "Address ranges of pools on one Harvester, or on one VM network, must not overlap, even for different clusters: "
+    "Harvester refuses the second pool.",
     example="HarvesterClusters `a` and `b` with pools 172.17.1.50-100 and 172.17.1.90-120: separate the ranges",
 )
 def _pool_overlap(inventory: Inventory) -> Iterator[Located]:
-    by_network: dict[str, list[_Range]] = {}
-    for given in _ranges(inventory):
-        by_network.setdefault(given.where[1], []).append(given)
-    for vm_network, ranges in by_network.items():
-        widest: list[_Range] = []
-        for two in sorted(ranges, key=lambda given: (given.first, given.entry.index)):
-            # Pools of one object are compared by the rules about that object.
-            widest = [wide for wide in widest if wide.last >= two.first]
-            meets = (wide for wide in widest if wide.entry is not two.entry and _same_network(wide.where, two.where))
-            if one := next(meets, None):
-                start = two.field.at("rangeStart") if two.field.at("rangeStart").present else two.field.at("subnet")
-                detail = f"range {two.first}-{two.last} overlaps {one.first}-{one.last} of {one.entry}"
-                yield LocatedFinding(
-                    two.entry, start.invalid(f"{detail} on VM network {vm_network}: separate them"), one.entry
-                )
-            else:
-                widest.append(two)
+    widest: list[_Range] = []
+    for two in sorted(_ranges(inventory), key=lambda given: (given.first, given.entry.index)):
+        # Pools of one object are compared by the rules about that object.
+        widest = [wide for wide in widest if wide.last >= two.first]
+        meets = (wide for wide in widest if wide.entry is not two.entry and _exclusive(wide.where, two.where))
+        if one := next(meets, None):
+            start = two.field.at("rangeStart") if two.field.at("rangeStart").present else two.field.at("subnet")
+            detail = f"range {two.first}-{two.last} overlaps {one.first}-{one.last} of {one.entry}: separate them"
+            yield LocatedFinding(two.entry, start.invalid(detail), one.entry)
+        else:
+            widest.append(two)
 
 
 class _Static(NamedTuple):

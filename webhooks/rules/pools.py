@@ -231,23 +231,22 @@ def _ip_pool_empty(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ip-pools-overlap",
     CLUSTERS,
-    "Ranges of two pools on one VM network must not overlap: a machine and the load balancer would get the same "
-    "address.",
+    "Ranges of two pools must not overlap, whatever their VM networks: Harvester refuses the second pool.",
     "vmNetworkConfig.ipPool",
     "loadBalancerConfig.ipPool",
     example=(
         "{loadBalancerConfig: {ipamType: pool, ipPool: {subnet: 172.17.1.0/24, gateway: 172.17.1.1, "
-        "vmNetwork: default/production}}, vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, "
+        "vmNetwork: default/front}}, vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, "
         "ipPool: {subnet: 172.17.1.0/24, gateway: 172.17.1.1, vmNetwork: default/production}}}"
     ),
 )
 def _ip_pools_overlap(subject: Subject) -> Iterator[Finding]:
     balancers, machines = (subject.spec.at(key, "ipPool") for key in ("loadBalancerConfig", "vmNetworkConfig"))
     one, other = pool_range(balancers), pool_range(machines)
-    if one is None or other is None or _vm_network(subject, balancers) != _vm_network(subject, machines):
+    if one is None or other is None:
         return
     if one.first <= other.last and other.first <= one.last:
-        detail = f"shares addresses with {rendered(balancers.path)} on one VM network: give them ranges apart"
+        detail = f"shares addresses with {rendered(balancers.path)}: give them ranges apart"
         yield Finding(machines.path, Fault.INVALID, detail)
 
 
@@ -353,8 +352,3 @@ def _outside(field: Field, within: IPv4Network | None) -> Iterator[Finding]:
         yield field.invalid(f"is not in subnet {within}")
     elif is_end(host, within):
         yield field.invalid(f"is the network or broadcast address of {within}: use one between them")
-
-
-def _vm_network(subject: Subject, pool: Field) -> str:
-    network_name = pool.at("vmNetwork").text
-    return network_name if "/" in network_name else f"{subject.spec.at('targetNamespace').text}/{network_name}"

@@ -272,6 +272,21 @@ async def test_pools_of_the_description_are_created_used_and_deleted(case: Case)
     assert await case.leftovers() == []
 
 
+async def test_pool_that_harvester_refuses_is_named_until_it_is_corrected(case: Case) -> None:
+    await case.pool("other", 1, 5, network="default/storage")
+    bounds = {"rangeStart": f"{case.subnet}.5", "rangeEnd": f"{case.subnet}.9", "gateway": case.gateway}
+    described = {"subnet": f"{case.environment.prefix}.0.0/17", **bounds, "vmNetwork": "default/production"}
+    network = {"ipPool": described, "gateway": case.gateway, "subnetMask": "255.255.128.0"}
+    await case.cluster(vmNetworkConfig=network)
+    message = f"Harvester refuses IPPool {case.name}-{case.name}-vm-ippool: admission webhook"
+    refused = is_false("VMIPPoolReady", "VMIPPoolCreationFailed", message)
+    await case.until(HARVESTER_CLUSTERS, case.name, refused)
+    await case.until_event(case.name, "Warning", "VMIPPoolCreationFailed")
+    corrected = {"spec": {"vmNetworkConfig": {"ipPool": {"rangeStart": f"{case.subnet}.6"}}}}
+    await case.patch(HARVESTER_CLUSTERS, case.name, corrected)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+
+
 async def test_pool_that_harvester_does_not_delete_is_named_and_left_on_request(case: Case) -> None:
     bounds = {"rangeStart": f"{case.subnet}.1", "rangeEnd": f"{case.subnet}.5", "gateway": case.gateway}
     described = {"subnet": f"{case.environment.prefix}.0.0/17", **bounds, "vmNetwork": "default/production"}

@@ -312,9 +312,15 @@ def test_two_clusters_in_one_target_namespace(objects: dict[str, Obj]) -> None:
 
 def test_two_clusters_apart(objects: dict[str, Obj]) -> None:
     more = second_cluster(objects)
-    # Another namespace is another VM network `net`, too.
+    # Another namespace is another VM network `net`, too: Harvester refuses its pool nevertheless.
     more["infrastructure"]["spec"]["targetNamespace"] = "other"
-    assert findings(objects | {f"second {name}": obj for name, obj in more.items()}) == set()
+    both = objects | {f"second {name}": obj for name, obj in more.items()}
+    assert findings(both) == {("pool-overlap", "spec.loadBalancerConfig.ipPool.rangeStart")}
+    more["infrastructure"]["spec"]["identitySecret"]["name"] = "another"
+    more["secret"] = copy.deepcopy(objects["secret"])
+    more["secret"]["metadata"]["name"] = "another"
+    both = objects | {f"second {name}": obj for name, obj in more.items()}
+    assert findings(both) == set()
 
 
 def test_an_endpoint_that_differs_from_the_infrastructure_is_reported(objects: dict[str, Obj]) -> None:

@@ -83,6 +83,15 @@ def test_overlapping_ranges_are_refused() -> None:
     assert ippools.validate(both) == "spec.ranges: ranges overlap"
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "refused"), [("10.0.0.6", "10.0.0.9", True), ("10.0.0.7", "10.0.0.9", False)]
+)
+def test_ranges_of_another_pool_are_refused_on_every_network(first: str, last: str, refused: bool) -> None:
+    other = pool(first=first, last=last)
+    other["spec"]["selector"] = {"network": "default/storage"}
+    assert bool(ippools.validate(pool(), [other])) is refused
+
+
 def test_range_that_is_none_is_refused() -> None:
     assert "10.0.0.999" in ippools.validate({"spec": {"ranges": [{"subnet": "10.0.0.0/24", "rangeEnd": "10.0.0.999"}]}})
 
