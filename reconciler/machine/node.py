@@ -75,10 +75,10 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
         answer = await client.patch(NODES, scope.name, "", patch, patch_type="json")
     except NotFound:
         return
-    except Invalid as error:
-        # The test in the patch failed: the taints were modified concurrently; retry.
-        raise Conflict(error.status, error.reason, error.message) from None
     except (ApiError, Unreachable) as error:
+        if isinstance(error, Invalid) and error.status == 422:
+            # The test in the patch failed: the taints were modified concurrently; retry.
+            raise Conflict(error.status, error.reason, error.message) from None
         metrics.NODE_INIT_ERRORS.inc(bool(initializes))
         scope.warning_event("NodeInitializationFailed", f"cannot initialize Node {scope.name}: {error}")
         raise

@@ -1,14 +1,18 @@
 """What happens to a machine's Node, as JSON patches."""
 
+from __future__ import annotations
+
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.api.object import Obj
-from reconciler.machine.node import initialization, labelling, topology
+from caphv.api.object import Key, Obj
+from caphv.runtime.errors import ApiError, Conflict, Invalid, error_from
+from reconciler.machine.node import initialization, initialize_node, labelling, topology
 
 pytestmark = pytest.mark.unit
 
@@ -35,6 +39,48 @@ def applied(obj: Obj, patch: list[dict[str, Any]]) -> Obj:
 
 def node(labels: dict[str, str] | None = None, **spec: Any) -> Obj:
     return {"metadata": {"name": "one", **({"labels": labels} if labels is not None else {})}, "spec": spec}
+
+
+class Workloads:
+    """One Node, and an API server that answers every patch with an error."""
+
+    def __init__(self, error: ApiError) -> None:
+        self.error = error
+
+    async def ensure(self, _key: Key) -> None:
+        return
+
+    def node(self, _key: Key, _name: str) -> Obj:
+        return node(taints=[{"key": "node.cloudprovider.kubernetes.io/uninitialized", "effect": "NoSchedule"}])
+
+    def client(self, _key: Key) -> Workloads:
+        return self
+
+    async def patch(self, *_args: object, **_more: object) -> Obj:
+        raise self.error
+
+
+DENIED = 'admission webhook "nodes.example.com" denied the request: no'
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "raised", "events"),
+    [(422, "the test failed", Conflict, []), (500, DENIED, Invalid, ["NodeInitializationFailed"])],
+)
+async def test_denial_is_reported_and_a_concurrent_change_is_not(
+    status: int, message: str, raised: type[ApiError], events: list[str]
+) -> None:
+    reported: list[str] = []
+    scope: Any = SimpleNamespace(
+        cluster_key=Key("ns", "demo"),
+        name="one",
+        context=SimpleNamespace(workloads=Workloads(error_from(status, {"message": message}))),
+        host=lambda: None,
+        warning_event=lambda reason, _message: reported.append(reason),
+    )
+    with pytest.raises(raised, match=message):
+        await initialize_node(scope, "harvester://1")
+    assert reported == events
 
 
 def test_topology_is_what_the_host_tells() -> None:
