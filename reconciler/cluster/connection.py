@@ -79,7 +79,7 @@ async def ensure_namespace(scope: ClusterScope) -> None:
 
 
 def note_lost_namespace(scope: ClusterScope, error: Exception) -> None:
-    """Have the next reconcile create the target namespace again, if an error says that another client has deleted it."""
+    """Have the next reconcile create the target namespace again, if an error says that it was deleted."""
     lost = {"kind": "namespaces", "name": scope.target_namespace}
     if isinstance(error, NotFound) and lost.items() <= error.details.items():
         scope.draft.set_false(
