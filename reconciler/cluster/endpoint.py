@@ -13,6 +13,7 @@ from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
 from reconciler import triggers
 from reconciler.cluster import adoption
+from reconciler.cluster.addresssource import used_source, wanted_source
 from reconciler.cluster.pools import adopt_load_balancer_pool, ensure_load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester import ipam
@@ -118,9 +119,10 @@ def _is_foreign_service(scope: ClusterScope, name: str) -> bool:
 
 async def _create_placeholder(scope: ClusterScope) -> Obj:
     session, name = scope.connected(), scope.load_balancer_name
-    address = "0.0.0.0"
-    if scope.obj["spec"]["loadBalancerConfig"]["ipamType"] == "pool":
-        pool = await ensure_load_balancer_pool(scope)
+    address, used = "0.0.0.0", used_source(scope)
+    if (used or wanted_source(scope.obj["spec"])).ipam == "pool":
+        # The address of a recreated Service stays in its pool, whatever the spec says now.
+        pool = used.pool if used else await ensure_load_balancer_pool(scope)
         with scope.subscribe(triggers.pool(session.fingerprint, pool)) as released:
             # A recreated Service asks for its address again: the endpoint cannot change.
             request = ipam.AddressRequest(scope.reservation(name), (pool,), known_address(scope.obj))

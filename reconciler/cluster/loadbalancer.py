@@ -9,8 +9,8 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, key_of, labels_of, owner_reference
 from caphv.runtime.errors import AlreadyExists, Forbidden, Invalid
 from reconciler.cluster import adoption
+from reconciler.cluster.addresssource import Source, unused, used_source, wanted_source
 from reconciler.cluster.endpoint import API_PORT
-from reconciler.cluster.pools import load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.ownership import Ownership, ownership_of, record
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
@@ -44,7 +44,7 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
         reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
         found = await adoption.adopt_or_refuse(scope, load_balancers, found, _READY, reason)
         await _repair(scope, found, vms)
-    scope.draft.set_true(_READY)
+    _report(scope, unused(scope.obj["spec"], used_source(scope)))
 
 
 async def delete_load_balancer(scope: ClusterScope) -> None:
@@ -71,9 +71,13 @@ def control_plane_vms(scope: ClusterScope) -> list[Obj]:
     return found
 
 
-def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]]) -> Obj:
-    """Spec of the LoadBalancer from that of the HarvesterCluster: its listeners first, then the API server's."""
+def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]], used: Source | None = None) -> Obj:
+    """Spec of the LoadBalancer from that of the HarvesterCluster: its listeners first, then the API server's.
+
+    `used` is the source of the address that the cluster has: the address stays, whatever the HarvesterCluster says.
+    """
     config: dict[str, Any] = cluster_spec["loadBalancerConfig"]
+    source = used or wanted_source(cluster_spec)
     listeners = [
         {name: listener[name] for name in ("name", "port", "protocol", "backendPort")}
         for listener in config.get("listeners") or ()
@@ -81,7 +85,7 @@ def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]]) -> Obj
     listeners.append({"name": "api-server", "port": API_PORT, "protocol": "TCP", "backendPort": API_PORT})
     spec: dict[str, Any] = {
         "workloadType": "vm",
-        "ipam": config["ipamType"],
+        "ipam": source.ipam,
         "listeners": listeners,
         "healthCheck": {
             "port": API_PORT,
@@ -94,9 +98,8 @@ def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]]) -> Obj
     }
     if config.get("description"):
         spec["description"] = config["description"]
-    pool = load_balancer_pool(cluster_spec)
-    if config["ipamType"] == "pool" and pool:
-        spec["ipPool"] = pool
+    if source.pool:
+        spec["ipPool"] = source.pool
     return spec
 
 
@@ -165,12 +168,13 @@ def _load_balancer(scope: ClusterScope, vms: list[Obj]) -> Obj:
             "namespace": scope.target_namespace,
             "annotations": record(scope.owner),
         },
-        "spec": load_balancer_spec(scope.obj["spec"], backend_selector(scope, vms)),
+        "spec": load_balancer_spec(scope.obj["spec"], backend_selector(scope, vms), used_source(scope)),
     }
 
 
 async def _repair(scope: ClusterScope, found: Obj, vms: list[Obj]) -> None:
-    patch = drift(load_balancer_spec(scope.obj["spec"], backend_selector(scope, vms)), found["spec"])
+    wanted = load_balancer_spec(scope.obj["spec"], backend_selector(scope, vms), used_source(scope))
+    patch = drift(wanted, found["spec"])
     if not patch:
         return
     metadata, fields = found["metadata"], ", ".join(patch)
@@ -185,6 +189,13 @@ async def _repair(scope: ClusterScope, found: Obj, vms: list[Obj]) -> None:
     scope.namespace().load_balancers.observe(repaired)
     if repaired["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
         scope.event("LoadBalancerUpdated", f"updated {fields} of LoadBalancer {key_of(found)} to match the spec")
+
+
+def _report(scope: ClusterScope, message: str) -> None:
+    """Set the condition to True, with a warning about what is not applied."""
+    if message and not scope.draft.has_message(_READY, message):
+        scope.warning_event("LoadBalancerAddressKept", message)
+    scope.draft.set_true(_READY, message)
 
 
 def _is_control_plane(scope: ClusterScope, machine: Obj) -> bool:

@@ -57,6 +57,7 @@ class Admission:
         app.router.add_post("/virtualmachines", self._virtual_machine)
         app.router.add_post("/claims", self._decision(self._claim))
         app.router.add_post("/pools", self._decision(self._pool))
+        app.router.add_post("/loadbalancers", self._decision(self._load_balancer))
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=3600)
         await runner.setup()
         ca = pki.CA.create("caphv-sandbox-webhooks")
@@ -96,6 +97,9 @@ class Admission:
         if review["operation"] == "DELETE":
             return admission_rules.pool_deletion(review["oldObject"])
         return admission_rules.pool(review["object"], self._informers)
+
+    def _load_balancer(self, review: Obj) -> Denial | None:
+        return admission_rules.load_balancer(review["object"], review.get("oldObject"))
 
     def _decision(self, decide: Decide) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -147,6 +151,7 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
     validators = [
         webhook("claims", "claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
         webhook("pools", "pools", kinds.IP_POOLS, [*changes, "DELETE"], **only_spec),
+        webhook("loadbalancers", "loadbalancers", kinds.LOAD_BALANCERS, changes, **only_spec),
     ]
     await _put(client, MUTATING_WEBHOOK_CONFIGURATIONS, "harvester-mutator", [mutator])
     await _put(client, VALIDATING_WEBHOOK_CONFIGURATIONS, "harvester-validator", validators)

@@ -68,6 +68,18 @@ def pool(pool: Obj, informers: Informers) -> Denial | None:
     return Denial(f"IPPool {name}: {reason}") if reason else None
 
 
+def load_balancer(new: Obj, old: Obj | None) -> Denial | None:
+    """Deny a change of the IPAM (`pkg/webhook/loadbalancer/validator.go` of load-balancer-harvester)."""
+    before, after = (_by_dhcp(each) for each in (old or new, new))
+    changes = old is not None and not being_deleted(new) and before != after
+    name = f"LoadBalancer {key_of(new)}"
+    return Denial(f"{name}: can't change the IPAM to {new['spec'].get('ipam')}") if changes else None
+
+
+def _by_dhcp(load_balancer: Obj) -> bool:
+    return load_balancer["spec"].get("ipam") == "dhcp"
+
+
 def _missing_network(vm: Obj, namespaces: list[str], informers: Informers) -> Denial | None:
     for network in vm["spec"]["template"].get("spec", {}).get("networks") or ():
         name = (network.get("multus") or {}).get("networkName")

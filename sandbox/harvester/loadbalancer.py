@@ -2,7 +2,8 @@
 
 Like Harvester, it takes over an address that the pool holds for the placeholder Service in two steps: it finds its own
 name on the address ("duplicate allocation"), releases it, and reserves again. In between the address is free; if
-another holder reserves it, the controller takes the next free one.
+another holder reserves it, the controller takes the next free one. A LoadBalancer whose `ipPool` changes loses its
+address and gets one of the other pool, which the controller writes to the Service.
 """
 
 from __future__ import annotations
@@ -91,6 +92,11 @@ class LoadBalancers:
         if being_deleted(load_balancer):
             await self._release(load_balancer)
             return
+        if _moves(load_balancer):
+            await self._free(load_balancer)
+            # Until the next reconcile it has no address, as on Harvester.
+            await self._patch(load_balancer, {"status": {"allocatedAddress": None}})
+            return
         if not _allocated(load_balancer):
             taken = await self._allocate(load_balancer)
             if taken is None:
@@ -114,7 +120,8 @@ class LoadBalancers:
                 return None
             gateway = pool["spec"]["ranges"][0].get("gateway", "")
             allocated = {"ip": address, "ipPool": name, "gateway": gateway, "mask": "255.255.255.255"}
-        finalizers = [*(load_balancer["metadata"].get("finalizers") or ()), FINALIZER]
+        others = [name for name in load_balancer["metadata"].get("finalizers") or () if name != FINALIZER]
+        finalizers = [*others, FINALIZER]
         patch = {"metadata": {"finalizers": finalizers}, "status": {"allocatedAddress": allocated}}
         return await self._patch(load_balancer, patch)
 
@@ -135,18 +142,22 @@ class LoadBalancers:
 
     async def _release(self, load_balancer: Obj) -> None:
         """Release only the recorded address; the Service and unrecorded addresses stay."""
-        key, allocated = key_of(load_balancer), _allocated(load_balancer)
+        key = key_of(load_balancer)
         await self._data_path.set(key, {})
-        pool = self._informers.pools.get("", allocated.get("ipPool", ""))
-        status = ippools.release(pool, allocated["ip"], str(key)) if pool is not None else None
-        if pool is not None and status is not None:
-            await self._write_pool(pool, status)
+        await self._free(load_balancer)
         finalizers = load_balancer["metadata"].get("finalizers") or []
         left = [name for name in finalizers if name != FINALIZER]
         version = load_balancer["metadata"]["resourceVersion"]
         patch = {"metadata": {"finalizers": left, "resourceVersion": version}}
         with contextlib.suppress(NotFound):
             await self._informers.client.patch(kinds.LOAD_BALANCERS, key.name, key.namespace, patch)
+
+    async def _free(self, load_balancer: Obj) -> None:
+        allocated = _allocated(load_balancer)
+        pool = self._informers.pools.get("", allocated.get("ipPool", ""))
+        status = ippools.release(pool, allocated["ip"], str(key_of(load_balancer))) if pool is not None else None
+        if pool is not None and status is not None:
+            await self._write_pool(pool, status)
 
     async def _write_pool(self, pool: Obj, status: Obj) -> None:
         """Raises Conflict if the pool was modified concurrently; the whole step is then retried."""
@@ -211,6 +222,12 @@ class LoadBalancers:
 
 def _allocated(load_balancer: Obj) -> Obj:
     return (load_balancer.get("status") or {}).get("allocatedAddress") or {}
+
+
+def _moves(load_balancer: Obj) -> bool:
+    """Whether the spec asks for another pool than the address is from (`pkg/controller/loadbalancer/controller.go`)."""
+    wanted, pool = load_balancer["spec"].get("ipPool"), _allocated(load_balancer).get("ipPool")
+    return load_balancer["spec"].get("ipam") != "dhcp" and bool(wanted and pool) and wanted != pool
 
 
 def _selects(load_balancer: Obj, vmi: Obj) -> bool:

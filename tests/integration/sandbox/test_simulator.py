@@ -205,6 +205,33 @@ async def test_load_balancer_keeps_the_address_of_the_placeholder(place: Place) 
         assert await sim.client.get(SERVICES, "one-lb", "takeover")
 
 
+async def test_load_balancer_of_another_pool_gets_another_address(place: Place) -> None:
+    async with simulation(place, "moved") as sim:
+        pool, other = await sim.until(kinds.IP_POOLS, POOL, lambda pool: pool.get("status")), f"{POOL}-other"
+        await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("moved", "one-lb"))
+        before = await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda obj: obj.get("status", {}).get("address"))
+        span = {**pool["spec"]["ranges"][0], "rangeStart": f"{sim.prefix}.120.1", "rangeEnd": f"{sim.prefix}.120.9"}
+        made = {
+            "metadata": {"name": other},
+            "spec": {"ranges": [span]},
+            "status": ippools.recount({"spec": {"ranges": [span]}}),
+        }
+        await sim.client.create(kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, made))
+        try:
+            await sim.client.patch(kinds.LOAD_BALANCERS, "one-lb", "moved", {"spec": {"ipPool": other}})
+            await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda obj: obj["status"]["address"] == span["rangeStart"])
+            service = await sim.client.get(SERVICES, "one-lb", "moved")
+            assert service["spec"]["loadBalancerIP"] == span["rangeStart"]
+            pool = await sim.client.get(kinds.IP_POOLS, POOL)
+            assert before["status"]["address"] not in pool["status"].get("allocated", {})
+            with pytest.raises(Invalid, match="can't change the IPAM"):
+                await sim.client.patch(kinds.LOAD_BALANCERS, "one-lb", "moved", {"spec": {"ipam": "dhcp"}})
+        finally:
+            await sim.client.delete(kinds.LOAD_BALANCERS, "one-lb", "moved")
+            await sim.until_gone(kinds.LOAD_BALANCERS, "one-lb")
+            await sim.client.delete(kinds.IP_POOLS, other)
+
+
 async def test_service_without_address_gets_one_by_dhcp(place: Place) -> None:
     async with simulation(place, "dhcp") as sim:
         await sim.client.create(SERVICES, _placeholder("dhcp", "one-lb", "0.0.0.0"))

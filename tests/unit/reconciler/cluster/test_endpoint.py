@@ -43,7 +43,9 @@ class Scope:
             "metadata": metadata,
             "status": {"loadBalancer": {"ingress": [{"ip": service_address}]}},
         }
+        self.pools: list[Obj] = []
         self.session = SimpleNamespace(
+            pools=SimpleNamespace(store=self.pools),
             services=SimpleNamespace(get=lambda *_: self.service or None, observe=lambda _: None),
             allocator=SimpleNamespace(allocate=self.allocate),
             client=SimpleNamespace(create=self.create),
@@ -53,6 +55,9 @@ class Scope:
 
     def connected(self) -> Any:
         return self.session
+
+    def namespace(self) -> Any:
+        return SimpleNamespace(load_balancers=SimpleNamespace(get=lambda *_: None))
 
     def reservation(self, name: str) -> str:
         return f"vms/{name}"
@@ -112,6 +117,14 @@ def test_recreated_service_asks_for_the_address_of_the_endpoint() -> None:
     assert [request.address for request in scope.requests] == [KNOWN]
     assert [service["spec"]["loadBalancerIP"] for service in scope.created] == [KNOWN]
     assert scope.written == []
+
+
+def test_recreated_service_asks_the_pool_of_the_endpoint_whatever_the_spec_says() -> None:
+    scope = Scope("")
+    scope.pools.append({"metadata": {"name": "former"}, "status": {"allocated": {KNOWN: "vms/team-demo-lb"}}})
+    scope.obj["spec"]["loadBalancerConfig"] = {"ipamType": "dhcp"}
+    ensure(scope)
+    assert [(request.pools, request.address) for request in scope.requests] == [(("former",), KNOWN)]
 
 
 def test_endpoint_that_no_machine_has_used_follows_the_service() -> None:
