@@ -12,7 +12,7 @@ from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generat
 from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
 from reconciler import triggers
-from reconciler.cluster import adoption
+from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import used_source, wanted_source
 from reconciler.cluster.pools import adopt_load_balancer_pool, ensure_load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
@@ -133,7 +133,8 @@ async def _create_placeholder(scope: ClusterScope) -> Obj:
                 )
         address = answer.address
     try:
-        service = await session.client.create(SERVICES, placeholder_service(scope, address))
+        with refusals.reported(_READY, f"create Service {scope.target_namespace}/{name}"):
+            service = await session.client.create(SERVICES, placeholder_service(scope, address))
     except AlreadyExists:
         service = await session.client.get(SERVICES, name, scope.target_namespace)
     session.services.observe(service)

@@ -7,15 +7,13 @@ from typing import Any
 from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, key_of, labels_of, owner_reference
-from caphv.runtime.errors import AlreadyExists, Forbidden, Invalid
-from reconciler.cluster import adoption
+from caphv.runtime.errors import AlreadyExists
+from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, unused, used_source, wanted_source
 from reconciler.cluster.endpoint import API_PORT
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.ownership import Ownership, ownership_of, record
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
-from reconciler.status import Blocked
-from reconciler.triggers import Delay
 
 _READY = ConditionType.LOAD_BALANCER_READY
 _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")
@@ -34,8 +32,10 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
     load_balancers, client = scope.namespace().load_balancers, scope.connected().client
     found = load_balancers.get(scope.target_namespace, scope.load_balancer_name)
     if found is None and vms:
+        obj = _load_balancer(scope, vms)
         try:
-            found = await client.create(resources.LOAD_BALANCERS, _load_balancer(scope, vms))
+            with refusals.reported(_READY, f"create LoadBalancer {key_of(obj)}"):
+                found = await client.create(resources.LOAD_BALANCERS, obj)
             scope.event("LoadBalancerCreated", f"created LoadBalancer {key_of(found)} on Harvester")
         except AlreadyExists:
             found = await client.get(resources.LOAD_BALANCERS, scope.load_balancer_name, scope.target_namespace)
@@ -179,13 +179,10 @@ async def _repair(scope: ClusterScope, found: Obj, vms: list[Obj]) -> None:
         return
     metadata, fields = found["metadata"], ", ".join(patch)
     body = {"metadata": {"resourceVersion": metadata["resourceVersion"]}, "spec": patch}
-    try:
+    with refusals.reported(_READY, f"update {fields} of LoadBalancer {key_of(found)}"):
         repaired = await scope.connected().client.patch(
             resources.LOAD_BALANCERS, metadata["name"], metadata["namespace"], body
         )
-    except (Forbidden, Invalid) as error:
-        message = f"Harvester refuses to update {fields} of LoadBalancer {key_of(found)}: {error.message}"
-        raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, message, Delay(60.0), warn=True) from None
     scope.namespace().load_balancers.observe(repaired)
     if repaired["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
         scope.event("LoadBalancerUpdated", f"updated {fields} of LoadBalancer {key_of(found)} to match the spec")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, uid_of
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, Resource, uid_of
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
 from tests.support.reconciler.cases import opened
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 
 MACHINE_TYPE, CLUSTER = "harvestercluster/machinetype", "caphv.io/cluster"
 LISTENER = {"name": "rke2", "port": 9345, "protocol": "TCP", "backendPort": 9345}
+QUOTA = "none-allowed"
 FOREIGN = {"caphv.io/management-cluster": "lost", "caphv.io/owner-uid": "lost"}
 
 
@@ -197,6 +198,64 @@ async def test_pool_that_the_go_provider_did_not_apply_does_not_move_the_address
     assert found["spec"]["controlPlaneEndpoint"] == endpoint
     await reported(case, f"loadBalancerConfig.ipPoolRef: {second} is not applied")
     await unmoved(case, before, first)
+
+
+# Refusals
+
+
+@pytest.fixture
+def none_allowed(case: Case) -> Callable[[Resource], Awaitable[None]]:
+    """Let Harvester refuse new objects of a kind in the case's namespace, by a quota."""
+
+    async def refuse(resource: Resource) -> None:
+        hard = {f"count/{resource.plural}" + (f".{resource.group}" if resource.group else ""): "0"}
+        metadata = {"name": QUOTA, "namespace": case.target}
+        quota = kinds.typed(kinds.RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": hard}})
+        await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
+        # Kubernetes enforces what its controller has counted, and that does not run here.
+        status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+        await case.harvester.patch(kinds.RESOURCE_QUOTAS, QUOTA, case.target, status, subresource="status")
+
+    return refuse
+
+
+async def allow_again(case: Case) -> None:
+    """Lift the quota, and reconcile."""
+    await case.harvester.delete(kinds.RESOURCE_QUOTAS, QUOTA, case.target)
+    annotations = {"caphv.io/reconcile-at": "now"}
+    await asyncio.sleep(1)
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": annotations}})
+
+
+async def test_refused_load_balancer_is_reported_although_the_cluster_was_ready(
+    case: Case, none_allowed: Callable[[Resource], Awaitable[None]]
+) -> None:
+    await case.ready_cluster()
+    await none_allowed(kinds.LOAD_BALANCERS)
+    await case.create_machine("first", control_plane=True)
+    text = f"Harvester refuses to create LoadBalancer {case.target}/{case.balancer}: "
+    says = is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", text)
+    found = await case.until(HARVESTER_CLUSTERS, case.name, says)
+    assert "exceeded quota" in condition_of(found, "LoadBalancerReady")["message"]
+    assert condition_of(found, "Ready")["status"] == "False"
+    await case.until_event(case.name, "Warning", "InfrastructureProvisioningFailed")
+    await allow_again(case)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+    await taken_over(case)
+
+
+async def test_refused_service_is_reported_although_the_cluster_was_ready(
+    case: Case, none_allowed: Callable[[Resource], Awaitable[None]]
+) -> None:
+    await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers"})
+    await none_allowed(SERVICES)
+    await case.ask_deletion(SERVICES, case.balancer)
+    text = f"Harvester refuses to create Service {case.target}/{case.balancer}: "
+    await case.until(
+        HARVESTER_CLUSTERS, case.name, is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", text)
+    )
+    await allow_again(case)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
 
 
 # Two clusters of one name

@@ -1,0 +1,28 @@
+"""Writes that Harvester refuses, reported by the condition of what they are for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from caphv.api.names import ConditionType, Reason
+from caphv.runtime.errors import Forbidden, Invalid
+from reconciler.status import Blocked
+from reconciler.triggers import Delay
+
+_RETRY_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def reported(condition: ConditionType, write: str) -> Iterator[None]:
+    """Raise `Blocked` for a refusal in the block; `write` is for the message, like `create Service ns/name`.
+
+    The controller reports other refusals only of clusters that are not ready yet: it cannot know that the control plane
+    depends on the write.
+    """
+    try:
+        yield
+    except (Forbidden, Invalid) as error:
+        message = f"Harvester refuses to {write}: {error.message}"
+        reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
+        raise Blocked(condition, reason, message, Delay(_RETRY_SECONDS), warn=True) from None
