@@ -8,6 +8,7 @@ pkg/webhook/types/admission.go, pkg/webhook/error/error.go; harvester/webhook: p
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from caphv.api.object import Obj, annotations_of, being_deleted, key_of, uid_of
@@ -69,11 +70,25 @@ def pool(pool: Obj, informers: Informers) -> Denial | None:
 
 
 def load_balancer(new: Obj, old: Obj | None) -> Denial | None:
-    """Deny a change of the IPAM (`pkg/webhook/loadbalancer/validator.go` of load-balancer-harvester)."""
-    before, after = (_by_dhcp(each) for each in (old or new, new))
-    changes = old is not None and not being_deleted(new) and before != after
-    name = f"LoadBalancer {key_of(new)}"
-    return Denial(f"{name}: can't change the IPAM to {new['spec'].get('ipam')}") if changes else None
+    """Deny equal listeners and a change of the IPAM (`pkg/webhook/loadbalancer/validator.go`)."""
+    if being_deleted(new):
+        return None
+    reason = _equal_listeners(new["spec"].get("listeners") or ())
+    if not reason and old is not None and _by_dhcp(old) != _by_dhcp(new):
+        reason = f"can't change the IPAM to {new['spec'].get('ipam')}"
+    return Denial(f"LoadBalancer {key_of(new)}: {reason}") if reason else None
+
+
+def _equal_listeners(listeners: Iterable[Obj]) -> str:
+    seen: set[tuple[str, ...]] = set()
+    for listener in listeners:
+        protocol, name = listener["protocol"], listener["name"]
+        for field, own in (("name", ""), ("port", protocol), ("backendPort", protocol)):
+            value = (field, own, str(listener[field]))
+            if value in seen:
+                return f"listener {name} has duplicate {field} {listener[field]}"
+            seen.add(value)
+    return ""
 
 
 def _by_dhcp(load_balancer: Obj) -> bool:

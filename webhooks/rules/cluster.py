@@ -74,7 +74,7 @@ def _load_balancer_dhcp(subject: Subject) -> Iterator[Finding]:
     "loadBalancerConfig.listeners[].name",
     example=(
         "loadBalancerConfig: {ipamType: dhcp, listeners: [{name: https, port: 443, backendPort: 443, "
-        "protocol: TCP}, {name: https, port: 8443, backendPort: 443, protocol: TCP}]}"
+        "protocol: TCP}, {name: https, port: 8443, backendPort: 8443, protocol: TCP}]}"
     ),
 )
 def _listener_name_unique(subject: Subject) -> Iterator[Finding]:
@@ -93,7 +93,7 @@ def _listener_name_unique(subject: Subject) -> Iterator[Finding]:
     "loadBalancerConfig.listeners[].port",
     "loadBalancerConfig.listeners[].protocol",
     example=(
-        "loadBalancerConfig: {ipamType: dhcp, listeners: [{name: api, port: 6443, backendPort: 6443, protocol: TCP}]}"
+        "loadBalancerConfig: {ipamType: dhcp, listeners: [{name: api, port: 6443, backendPort: 8443, protocol: TCP}]}"
     ),
 )
 def _listener_port_unique(subject: Subject) -> Iterator[Finding]:
@@ -105,6 +105,29 @@ def _listener_port_unique(subject: Subject) -> Iterator[Finding]:
         if (port.number, protocol) in seen:
             yield port.problem(Fault.DUPLICATE, seen[port.number, protocol])
         seen.setdefault((port.number, protocol), "another listener has this port and protocol: use another port")
+
+
+@RULES.rule(
+    "listener-backend-port-unique",
+    CLUSTERS,
+    "Listeners must differ in backend port or protocol, or Harvester refuses the load balancer. TCP 6443 is reserved "
+    "for the API server.",
+    "loadBalancerConfig.listeners[].backendPort",
+    "loadBalancerConfig.listeners[].protocol",
+    example=(
+        "loadBalancerConfig: {ipamType: dhcp, listeners: [{name: https, port: 443, backendPort: 6443, protocol: TCP}]}"
+    ),
+)
+def _listener_backend_port_unique(subject: Subject) -> Iterator[Finding]:
+    """As `pkg/webhook/loadbalancer/validator.go` of load-balancer-harvester; old releases ignore the protocol."""
+    seen = {(API_PORT, "TCP"): "is the API server's, and Harvester forwards it from one port only: use another"}
+    for listener in subject.spec.at("loadBalancerConfig", "listeners").each():
+        port, protocol = listener.at("backendPort"), listener.at("protocol").text
+        if port.number is None:
+            continue
+        if (port.number, protocol) in seen:
+            yield port.problem(Fault.DUPLICATE, seen[port.number, protocol])
+        seen.setdefault((port.number, protocol), "another listener has this backend port and protocol: use another")
 
 
 @RULES.rule(

@@ -244,6 +244,20 @@ async def test_refused_load_balancer_is_reported_although_the_cluster_was_ready(
     await taken_over(case)
 
 
+async def test_stored_listeners_that_harvester_refuses_are_reported_until_they_are_corrected(case: Case) -> None:
+    listeners = [{"name": "api-443", "port": 443, "protocol": "TCP", "backendPort": 6443}]
+    # The CRD lets through what was stored before its rule: it has an endpoint.
+    endpoint = {"host": f"{case.subnet}.9", "port": 6443}
+    config = {"ipamType": "dhcp", "listeners": listeners}
+    await case.ready_cluster(loadBalancerConfig=config, controlPlaneEndpoint=endpoint)
+    await case.create_machine("first", control_plane=True)
+    says = is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", "duplicate backendPort 6443")
+    await case.until(HARVESTER_CLUSTERS, case.name, says)
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": {"listeners": [LISTENER]}}})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+    await taken_over(case)
+
+
 async def test_refused_service_is_reported_although_the_cluster_was_ready(
     case: Case, none_allowed: Callable[[Resource], Awaitable[None]]
 ) -> None:

@@ -232,6 +232,20 @@ async def test_load_balancer_of_another_pool_gets_another_address(place: Place) 
             await sim.client.delete(kinds.IP_POOLS, other)
 
 
+@pytest.mark.parametrize("equal", ["name", "port", "backendPort"])
+async def test_equal_listeners_are_refused(place: Place, equal: str) -> None:
+    async with simulation(place, f"equal-{equal.lower()}") as sim:
+        load_balancer = _load_balancer(f"equal-{equal.lower()}", "one-lb")
+        (listener,) = load_balancer["spec"]["listeners"]
+        other = {"name": "other", "port": 443, "protocol": "TCP", "backendPort": 8443, equal: listener[equal]}
+        load_balancer["spec"]["listeners"] = [other, listener]
+        with pytest.raises(Invalid, match=f"duplicate {equal}"):
+            await sim.client.create(kinds.LOAD_BALANCERS, load_balancer, dry_run=True)
+        other["protocol"] = "UDP"
+        if equal != "name":
+            await sim.client.create(kinds.LOAD_BALANCERS, load_balancer, dry_run=True)
+
+
 async def test_service_without_address_gets_one_by_dhcp(place: Place) -> None:
     async with simulation(place, "dhcp") as sim:
         await sim.client.create(SERVICES, _placeholder("dhcp", "one-lb", "0.0.0.0"))
