@@ -13,7 +13,7 @@ from caphv.api.quantity import quantity
 from caphv.validation.finding import Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.cluster import UNSET_HOST
-from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Subject
+from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Field, Subject
 
 RULES = Rules()
 
@@ -86,6 +86,32 @@ def _endpoint_immutable(subject: Subject) -> Iterator[Finding]:
 
 
 @RULES.rule(
+    "load-balancer-address-source",
+    (CLUSTER,),
+    "`ipamType` and IPPool of the load balancer must not change once the cluster is provisioned: its address does not "
+    "move, so the change is not applied.",
+    "loadBalancerConfig.ipamType",
+    "loadBalancerConfig.ipPoolRef",
+    "vmNetworkConfig",
+    before="{loadBalancerConfig: {ipamType: pool, ipPoolRef: lb-a}, status: {ready: true}}",
+    example="loadBalancerConfig: {ipamType: pool, ipPoolRef: lb-b}",
+    advice=True,
+)
+def _load_balancer_address_source(subject: Subject) -> Iterator[Finding]:
+    old = subject.old
+    if old is None or not _provisioned(old) or _has_unused_source(old):
+        return
+    now, before = _address_source(subject.spec), _address_source(old.spec)
+    ipam, known = (spec.at("loadBalancerConfig", "ipamType") for spec in (subject.spec, old.spec))
+    detail = "is not applied: the control plane address does not move; set it back, or create a new cluster"
+    if ipam.value != known.value:
+        yield ipam.invalid(detail)
+    # The controller itself writes the name of a pool that it has created.
+    elif ipam.text == "pool" and before.text and now.text.rpartition("/")[2] != before.text.rpartition("/")[2]:
+        yield now.invalid(detail)
+
+
+@RULES.rule(
     "provider-id-immutable",
     (MACHINE,),
     "`providerID` must not change once it is set: Machine and Node carry it, too. The ID that the controller derived "
@@ -125,6 +151,21 @@ def _machine_immutable(subject: Subject) -> Iterator[Finding]:
         now, before = subject.spec.at(name), old.spec.at(name)
         if (now.present or before.present) and not _same(now.value, before.value, name):
             yield now.forbidden("cannot be changed on a VM that exists: make a new machine, by a new template")
+
+
+def _address_source(spec: Field) -> Field:
+    """The name of the IPPool for the load balancer: its own, else the first of the machines."""
+    balancer, machines = spec.at("loadBalancerConfig"), spec.at("vmNetworkConfig")
+    if balancer.at("ipPoolRef").present or balancer.at("ipPool").present:
+        return balancer.at("ipPoolRef")
+    return next(iter(machines.at("ipPoolRefs").each()), machines.at("ipPoolRef"))
+
+
+def _has_unused_source(subject: Subject) -> bool:
+    """Whether the controller reports such a change already: the next one may set it back."""
+    conditions = subject.obj.at("status", "conditions").each()
+    ready = [each for each in conditions if each.at("type").text == names.ConditionType.LOAD_BALANCER_READY]
+    return any(each.at("status").text == "True" and each.at("message").present for each in ready)
 
 
 def _provisioned(subject: Subject) -> bool:

@@ -166,7 +166,8 @@ def update(old: Obj, new: Obj, **options: Any) -> Review:
 
 
 def test_every_advice_has_an_example() -> None:
-    assert ADVICE.keys() == {name for name, rule in RULES.items() if rule.advice}
+    # Rules about changes have tests of their own.
+    assert ADVICE.keys() == {name for name, rule in RULES.items() if rule.advice and not rule.before}
 
 
 @pytest.mark.parametrize("rule", ADVICE)
@@ -177,6 +178,66 @@ def test_what_is_legal_and_unwise_is_warned_about(rule: str) -> None:
     assert {finding.field for finding in validate(review).warnings if finding.rule == rule} == fields
     assert rule not in {finding.rule for finding in validate(review, without={rule}).warnings}
     assert rule not in {finding.rule for finding in validate(create(base(kind))).warnings}
+
+
+POOLS = {"gateway": "10.0.0.1", "subnetMask": "255.0.0.0"}
+DESCRIBED = {"subnet": "10.0.0.0/24", "gateway": "10.0.0.1", "vmNetwork": "default/production"}
+
+
+def source_warnings(old: Obj, new: Obj, status: Obj) -> list[str]:
+    """Fields with a warning that a changed source of the control plane address is not applied."""
+    before, after = changed("HarvesterCluster", **old), changed("HarvesterCluster", **new)
+    verdict = validate(update({**before, "status": status}, {**after, "status": status}))
+    assert verdict.errors == ()
+    return [found.field for found in verdict.warnings if found.rule == "load-balancer-address-source"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fields"),
+    [
+        pytest.param(
+            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "a"}},
+            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "b"}},
+            ["spec.loadBalancerConfig.ipPoolRef"],
+            id="another pool",
+        ),
+        pytest.param(
+            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "a"}},
+            {"loadBalancerConfig": {"ipamType": "dhcp"}},
+            ["spec.loadBalancerConfig.ipamType"],
+            id="DHCP",
+        ),
+        pytest.param(
+            {"loadBalancerConfig": {"ipamType": "pool"}, "vmNetworkConfig": {**POOLS, "ipPoolRef": "a"}},
+            {"loadBalancerConfig": {"ipamType": "pool"}, "vmNetworkConfig": {**POOLS, "ipPoolRefs": ["b", "a"]}},
+            ["spec.vmNetworkConfig.ipPoolRefs[0]"],
+            id="new first pool of the machines",
+        ),
+        pytest.param(
+            {"loadBalancerConfig": {"ipamType": "pool"}, "vmNetworkConfig": {**POOLS, "ipPoolRef": "a"}},
+            {"loadBalancerConfig": {"ipamType": "pool"}, "vmNetworkConfig": {**POOLS, "ipPoolRefs": ["a", "b"]}},
+            [],
+            id="new last pool of the machines",
+        ),
+        pytest.param(
+            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "default/a"}},
+            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "a"}},
+            [],
+            id="the same pool",
+        ),
+        pytest.param(
+            {"loadBalancerConfig": {"ipamType": "pool", "ipPool": DESCRIBED}},
+            {"loadBalancerConfig": {"ipamType": "pool", "ipPool": DESCRIBED, "ipPoolRef": "clusters-demo-ippool"}},
+            [],
+            id="name of the created pool",
+        ),
+    ],
+)
+def test_changed_source_of_the_address_is_warned_about(old: Obj, new: Obj, fields: list[str]) -> None:
+    assert source_warnings(old, new, {"ready": True}) == fields
+    assert source_warnings(old, new, {}) == []
+    reported = {"type": "LoadBalancerReady", "status": "True", "message": "ipPoolRef: a is not applied"}
+    assert source_warnings(old, new, {"ready": True, "conditions": [reported]}) == []
 
 
 def test_secrets_are_not_repeated() -> None:
