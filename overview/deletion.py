@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from caphv.api import resources
+from caphv.api.ippool import referenced_pools
 from caphv.api.names import FORCE_DELETE_ANNOTATION, ConditionType, generated_names
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
 from overview.diagnosis import PATIENCE, Parts
@@ -163,7 +164,8 @@ def _of_cluster(obj: Obj, target: str) -> Iterator[Leftover]:
     balancer = spec.get("loadBalancerConfig") or {}
     host = (spec.get("controlPlaneEndpoint") or {}).get("host")
     if host and balancer.get("ipamType") == "pool":
-        yield Leftover("address", str(host), pool=str(balancer.get("ipPoolRef") or generated_names(obj, "ippool")[0]))
+        pool = next(iter(referenced_pools(balancer)), generated_names(obj, "ippool")[0])
+        yield Leftover("address", str(host), pool=pool)
     if balancer.get("ipPool"):
         yield Leftover("IPPool", generated_names(obj, "ippool")[0])
     if (spec.get("vmNetworkConfig") or {}).get("ipPool"):

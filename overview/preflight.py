@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
 from overview.details import pools_of
@@ -77,7 +78,7 @@ def room(parts: Parts, harvester: HarvesterObjects | None, demand: Demand) -> It
 def _addresses(parts: Parts, harvester: HarvesterObjects, wanted: int) -> Iterator[Check]:
     own = parts.harvester_cluster or {}
     network = (own.get("spec") or {}).get("vmNetworkConfig") or {}
-    names = [str(each) for each in (network.get("ipPoolRef"), *(network.get("ipPoolRefs") or ())) if each]
+    names = list(referenced_pools(network))
     if network.get("ipPool") and own:
         names.append(generated_names(own, "vm-ippool")[0])
     if not names:

@@ -40,6 +40,16 @@ class Range:
         return (str(self.kind(number)) for number in range(self.first, self.last + 1) if number != self.gateway)
 
 
+def referenced_pools(config: Obj) -> tuple[str, ...]:
+    """Names of the IPPools that a `vmNetworkConfig` or `loadBalancerConfig` refers to: `ipPoolRefs`, else `ipPoolRef`.
+
+    IPPools are cluster-scoped: a namespace in a reference is a habit of users, not a place.
+    """
+    references = config.get("ipPoolRefs") or [config.get("ipPoolRef") or ""]
+    bare = (str(reference).rpartition("/")[2] for reference in references)
+    return tuple(dict.fromkeys(name for name in bare if name))
+
+
 def holder(pool: Obj, address: str) -> str | None:
     """Return the id that holds `address`, None when it is free."""
     allocated: dict[str, str] = (pool.get("status") or {}).get("allocated") or {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from caphv.api import names
+from caphv.api.ippool import referenced_pools
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from caphv.runtime.kubeconfig import Kubeconfig
 from overview.details import host_ready
@@ -163,7 +164,9 @@ def _replicas(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
 
 
 def _pools(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
-    used = {str(each) for obj in (*facts.clusters, *facts.machines) for each in _pool_names(obj.get("spec") or {})}
+    specs = [obj.get("spec") or {} for obj in (*facts.clusters, *facts.machines)]
+    configs = [spec.get(name) or {} for spec in specs for name in ("vmNetworkConfig", "loadBalancerConfig")]
+    used = {name for config in configs for name in referenced_pools(config)}
     known = {report.name for report in facts.pools}
     for name in sorted(used - known):
         if facts.pools:
@@ -188,11 +191,6 @@ def _pool(report: PoolReport, subject: str, *, used: bool) -> Check:
     if used and report.expected < report.total * _SCARCE:
         return Check("pools", subject, Result.WARNING, free, "Add a range before the next rollout needs it")
     return ok("pools", subject, free)
-
-
-def _pool_names(spec: Obj) -> Iterator[str]:
-    network, balancer = spec.get("vmNetworkConfig") or {}, spec.get("loadBalancerConfig") or {}
-    yield from filter(None, (network.get("ipPoolRef"), *(network.get("ipPoolRefs") or ()), balancer.get("ipPoolRef")))
 
 
 def _references(facts: HarvesterFacts, subject: str) -> Iterator[Check]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
+from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Obj
 from overview.capacity import CapacityObjects, capacity_of
@@ -83,7 +84,7 @@ def _requests(sizes: Iterable[Size], found: CapacityObjects) -> list[Size]:
 
 def _addresses(needed: int, harvester_cluster: Obj, pools: Iterable[Pool]) -> Need:
     network = (harvester_cluster.get("spec") or {}).get("vmNetworkConfig") or {}
-    names = [str(each) for each in (network.get("ipPoolRef"), *(network.get("ipPoolRefs") or ())) if each]
+    names = list(referenced_pools(network))
     if network.get("ipPool") and (harvester_cluster.get("metadata") or {}).get("name"):
         names.append(generated_names(harvester_cluster, "vm-ippool")[0])
     known = [pool for pool in pools if pool.name in names]

@@ -74,14 +74,7 @@ def effective_network(machine_spec: Obj, cluster_spec: Obj, *, created_pool: str
 
 
 def _pool_names(config: Obj, created_pool: str) -> tuple[str, ...]:
-    references: list[str] = list(config.get("ipPoolRefs") or ())
-    if not references and config.get("ipPoolRef"):
-        references = [config["ipPoolRef"]]
-    if not references and config.get("ipPool") and created_pool:
-        references = [created_pool]
-    # IPPools are cluster-scoped: a namespace in a reference is a habit of users, not a place.
-    names = (reference.rpartition("/")[2] for reference in references)
-    return tuple(dict.fromkeys(name for name in names if name))
+    return ippool.referenced_pools(config) or ((created_pool,) if config.get("ipPool") and created_pool else ())
 
 
 def with_address(network: PoolNetwork, address: str) -> StaticAddress:

@@ -279,6 +279,12 @@ def test_a_pool_that_does_not_exist_is_an_error() -> None:
     assert [check.message for check in checks] == ["IPPool machines does not exist"]
 
 
+def test_reference_with_a_namespace_means_the_pool_of_that_name() -> None:
+    spec = {"vmNetworkConfig": {"ipPoolRef": "old", "ipPoolRefs": ["default/machines"]}}
+    facts = harvester_facts(clusters=[{"spec": spec}], machines=[])
+    assert one(harvester.checks(facts, NOW), "pools").result is Result.OK
+
+
 def test_more_replicas_of_a_volume_than_hosts_are_a_warning() -> None:
     classes = [{"metadata": {"name": "longhorn"}, "parameters": {"numberOfReplicas": "3"}}]
     assert one(harvester.checks(harvester_facts(storage_classes=classes), NOW), "longhorn-replicas").wrong
