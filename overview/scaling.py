@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from caphv.api import clusterapi
+from caphv.api import clusterapi, names
 from caphv.api.object import Obj, labels_of
 from overview.changes import Change, ChangeError, Patch, Plan, patch_of
 from overview.diagnosis import Parts
@@ -16,7 +16,6 @@ from overview.model import Cluster
 from overview.preflight import general
 
 POOL_LABEL = "topology.cluster.x-k8s.io/deployment-name"
-_AUTOSCALER = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +119,10 @@ def _control_plane_checks(parts: Parts, wanted: Scale) -> Iterator[Check]:
 def _pool_checks(parts: Parts, chosen: Iterable[tuple[_Pool, int]]) -> Iterator[Check]:
     for pool, number in chosen:
         notes = (pool.obj.get("metadata") or {}).get("annotations") or {}
-        least, most = (notes.get(f"{_AUTOSCALER}{end}-size") for end in ("min", "max"))
+        least, most = notes.get(names.AUTOSCALER_MIN_SIZE), notes.get(names.AUTOSCALER_MAX_SIZE)
         if least is not None or most is not None:
             message = f"the cluster autoscaler scales pool {pool.name} between {least} and {most}, and may undo this"
-            remedy = f"Change its bounds instead: annotations {_AUTOSCALER}min-size and -max-size"
+            remedy = f"Change its bounds instead: annotations {names.AUTOSCALER_MIN_SIZE} and -max-size"
             yield Check("autoscaler", f"Cluster {parts.key}", Result.WARNING, message, remedy)
         if not number:
             message = f"pool {pool.name} will have no machine"

@@ -124,6 +124,8 @@ REGION_LABEL = "topology.kubernetes.io/region"
 # Rancher
 AUTO_IMPORT_LABEL = "cluster-api.cattle.io/rancher-auto-import"
 CAPI_OWNER_LABEL = "cluster-api.cattle.io/capi-cluster-owner"
+AUTOSCALER_MIN_SIZE = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size"
+AUTOSCALER_MAX_SIZE = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size"
 CAPI_OWNER_NAMESPACE_LABEL = "cluster-api.cattle.io/capi-cluster-owner-ns"
 # Turtles with feature `use-caapf`: Rancher imports the cluster, and leaves Fleet to CAAPF.
 EXTERNALLY_MANAGED_ANNOTATION = "provisioning.cattle.io/externally-managed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
@@ -107,6 +107,8 @@ def effect_of(cluster: Key, before: Wanted, after: Wanted, outdated: Mapping[str
     names = () if unknown else dict.fromkeys((*before.pools, *after.pools))
     for name in names:
         one, other = before.pools.get(name, Pool(name, 0)), after.pools.get(name, Pool(name, 0))
+        if name in before.pools and not other.fixed:
+            other = replace(other, replicas=one.replicas)
         effect = _pool_effect(one, other, (outdated or {}).get(name, 0))
         if effect is not None:
             effects.append(effect)

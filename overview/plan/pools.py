@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.api import clusterapi, resources
+from caphv.api import clusterapi, names, resources
 from caphv.api.object import Key, Obj, key_of, labels_of, owner_reference
 from overview.backup.graph import ObjectId, belongings, group_of, id_of, references
 from overview.plan.gotemplate import UnsupportedError
@@ -37,7 +37,8 @@ _IN_PLACE = frozenset(
 class Pool:
     """Machines of one kind. `wanted` is all that a machine is made of: when it changes, machines are replaced.
 
-    `machine` is the spec of their HarvesterMachines, `autoscaled` says that another component decides `replicas`.
+    `machine` is the spec of their HarvesterMachines. Unless `fixed`, another component such as the cluster autoscaler
+    decides how many there are, and `replicas` is the number with which the core begins.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Pool:
     surge: int = 1
     wanted: Mapping[str, Any] = field(default_factory=dict)
     machine: Obj = field(default_factory=dict)
+    fixed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,9 @@ def _of_topology(cluster: Obj, objects: Objects) -> Wanted:
             found.obj, found.part("machine", (spec["controlPlane"].get("machineInfrastructure") or {})), own
         )
         wanted = {"version": version, "machine": machine, "control plane": _without(template, _IN_PLACE)}
-        surge = _surge(template, replicas := int(place.get("replicas") or 0))
-        pools[CONTROL_PLANE] = Pool(CONTROL_PLANE, replicas, surge, wanted, machine)
+        replicas, fixed = _numbered(place)
+        surge = _surge(template, replicas)
+        pools[CONTROL_PLANE] = Pool(CONTROL_PLANE, replicas, surge, wanted, machine, fixed)
     for entry in (topology.get("workers") or {}).get("machineDeployments") or ():
         pool = _topology_pool(found, cluster, entry)
         pools[pool.name] = pool
@@ -107,9 +110,20 @@ def _topology_pool(found: Class, cluster: Obj, entry: Obj) -> Pool:
         "bootstrap": bootstrap,
         "failureDomain": entry.get("failureDomain") or worker.get("failureDomain"),
     }
-    replicas = int(entry.get("replicas") or 0)
+    replicas, fixed = _numbered(entry)
     rollout = entry if entry.get("strategy") or entry.get("rollout") else worker
-    return Pool(str(entry.get("name")), replicas, _surge(rollout, replicas), wanted, machine)
+    return Pool(str(entry.get("name")), replicas, _surge(rollout, replicas), wanted, machine, fixed)
+
+
+def _numbered(entry: Obj) -> tuple[int, bool]:
+    """Number of machines in a topology's pool, and whether it is fixed: the core leaves an omitted number alone.
+
+    A new pool begins with the autoscaler's minimum, else with one machine (the core's webhook of MachineDeployments).
+    """
+    if entry.get("replicas") is not None:
+        return int(entry["replicas"]), True
+    least = str(((entry.get("metadata") or {}).get("annotations") or {}).get(names.AUTOSCALER_MIN_SIZE, ""))
+    return int(least) if least.isdecimal() else 1, False
 
 
 def _class(cluster: Obj, objects: Objects) -> Class:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from caphv.api.names import AUTOSCALER_MAX_SIZE, AUTOSCALER_MIN_SIZE
 from caphv.api.object import Key, Obj
 from overview.backup.graph import ObjectId, id_of
 from overview.capacity import CapacityObjects
@@ -127,6 +129,24 @@ def test_machines_are_replaced_for_what_they_are_made_of(
     assert numbers(effect) == expected
 
 
+def test_number_of_an_autoscaled_pool_is_what_it_has() -> None:
+    """The core leaves an omitted number alone. A new pool begins with the minimum, else with one machine."""
+    before, after = world(), world()
+    bounds = {"metadata": {"annotations": {AUTOSCALER_MIN_SIZE: "3", AUTOSCALER_MAX_SIZE: "9"}}}
+    for objects in (before, after):
+        pool = topology(objects)["workers"]["machineDeployments"][0]
+        del pool["replicas"]
+        pool.update(bounds)
+    wanted = wanted_of(KEY, before)
+    actual = replace(wanted, pools={**wanted.pools, "md-0": replace(wanted.pools["md-0"], replicas=5)})
+    assert numbers(effect_of(KEY, actual, wanted_of(KEY, after))) == {}
+    new = {"class": "default-worker", "name": "md-2"}
+    topology(after)["workers"]["machineDeployments"] += [{**new, **bounds}, {**new, "name": "md-3"}]
+    assert numbers(effect_of(KEY, actual, wanted_of(KEY, after))) == {"md-2": (3, 0, 0), "md-3": (1, 0, 0)}
+    topology(after).update(version="v1.36.3")
+    assert numbers(effect_of(KEY, actual, wanted_of(KEY, after)))["md-0"] == (0, 5, 0)
+
+
 def test_overrides_of_a_pool_concern_that_pool() -> None:
     overrides = {"overrides": [{"name": "worker", "value": {"memorySize": "32Gi"}}]}
     effect = change(lambda found: found["workers"]["machineDeployments"][0].update(variables=overrides))
@@ -188,7 +208,7 @@ def test_needs_are_compared_with_what_is_free() -> None:
     }
     cluster = {
         "metadata": {"name": "x"},
-        "spec": {"targetNamespace": "vms", "vmNetworkConfig": {"ipPoolRef": "machines"}},
+        "spec": {"targetNamespace": "vms", "vmNetworkConfig": {"ipPoolRef": "default/machines"}},
     }
     found = CapacityObjects(HarvesterObjects(hosts=[host], pools=[pool]), quotas=[quota], all_vms=True)
     short = {need.what: (need.needed, need.free) for need in needs_and_free(needs, cluster, found) if need.short}
