@@ -97,14 +97,8 @@ def _listener_name_unique(subject: Subject) -> Iterator[Finding]:
     ),
 )
 def _listener_port_unique(subject: Subject) -> Iterator[Finding]:
-    seen = {(API_PORT, "TCP"): "is the API server's, which every load balancer has: remove this listener"}
-    for listener in subject.spec.at("loadBalancerConfig", "listeners").each():
-        port, protocol = listener.at("port"), listener.at("protocol").text
-        if port.number is None:
-            continue
-        if (port.number, protocol) in seen:
-            yield port.problem(Fault.DUPLICATE, seen[port.number, protocol])
-        seen.setdefault((port.number, protocol), "another listener has this port and protocol: use another port")
+    reserved = "is the API server's, which every load balancer has: remove this listener"
+    return _unique(subject, "port", reserved, "another listener has this port and protocol: use another port")
 
 
 @RULES.rule(
@@ -120,14 +114,20 @@ def _listener_port_unique(subject: Subject) -> Iterator[Finding]:
 )
 def _listener_backend_port_unique(subject: Subject) -> Iterator[Finding]:
     """As `pkg/webhook/loadbalancer/validator.go` of load-balancer-harvester; old releases ignore the protocol."""
-    seen = {(API_PORT, "TCP"): "is the API server's, and Harvester forwards it from one port only: use another"}
+    reserved = "is the API server's, and Harvester forwards it from one port only: use another"
+    return _unique(subject, "backendPort", reserved, "another listener has this backend port and protocol: use another")
+
+
+def _unique(subject: Subject, field: str, reserved: str, taken: str) -> Iterator[Finding]:
+    """Yield the listeners whose port is that of another one of their protocol, or the API server's."""
+    seen = {(API_PORT, "TCP"): reserved}
     for listener in subject.spec.at("loadBalancerConfig", "listeners").each():
-        port, protocol = listener.at("backendPort"), listener.at("protocol").text
+        port, protocol = listener.at(field), listener.at("protocol").text
         if port.number is None:
             continue
         if (port.number, protocol) in seen:
             yield port.problem(Fault.DUPLICATE, seen[port.number, protocol])
-        seen.setdefault((port.number, protocol), "another listener has this backend port and protocol: use another")
+        seen.setdefault((port.number, protocol), taken)
 
 
 @RULES.rule(
