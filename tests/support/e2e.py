@@ -16,7 +16,7 @@ from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from sandbox import manifests
-from sandbox.capi.core import CORE_VARIABLE, GATES_VARIABLE
+from sandbox.capi.core import CORE_VARIABLE
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.processes import binaries, children
@@ -33,16 +33,11 @@ HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "
 
 
 @contextmanager
-def impatient_core(*, rate_limited: bool = False) -> Iterator[None]:
-    """Sandboxes use the core that retries soon, unless the environment names another one.
-
-    By default the core reconciles an object once a second at most, and a machine without an address once in five.
-    """
+def impatient_core() -> Iterator[None]:
+    """Sandboxes use the core that retries soon, unless the environment names another one."""
     with pytest.MonkeyPatch.context() as patch:
         if CORE_VARIABLE not in os.environ:
             patch.setenv(CORE_VARIABLE, binaries.IMPATIENT_CORE.name)
-            if not rate_limited:
-                patch.setenv(GATES_VARIABLE, "ReconcilerRateLimiting=false")
         yield
 
 

@@ -37,12 +37,11 @@ def test_other_modules_keep_their_own_requirements() -> None:
     assert "tool go.etcd.io/etcd/server/v3\n" in text
 
 
-def test_patched_program_is_built_where_it_may_import_internal_packages() -> None:
+def test_a_changed_copy_replaces_the_module_of_a_patched_program() -> None:
     recipe = binaries.CLUSTER_API_CORE
     assert recipe.patches
-    assert gobuild.go_mod(recipe).startswith("module sigs.k8s.io/cluster-api/")
-    assert recipe.target == "."
-    assert dataclasses.replace(recipe, patches=()).target == "sigs.k8s.io/cluster-api"
+    assert "replace sigs.k8s.io/cluster-api => ./module\n" in gobuild.go_mod(recipe)
+    assert "replace" not in gobuild.go_mod(dataclasses.replace(recipe, patches=()))
 
 
 @pytest.mark.parametrize("recipe", [binaries.CLUSTER_API_CORE, binaries.IMPATIENT_CORE], ids=lambda recipe: recipe.name)
@@ -57,22 +56,17 @@ def test_another_patch_is_another_program() -> None:
     assert len({binaries.in_cache(recipe) for recipe in recipes}) == 2
 
 
-def test_packages_that_a_patch_changes_are_copied_without_their_tests(tmp_path: Path) -> None:
-    sources, folder = tmp_path / "sources", tmp_path / "folder"
+def test_a_patched_module_is_copied_without_its_tests(tmp_path: Path) -> None:
+    sources, copy = tmp_path / "sources", tmp_path / "copy"
     (sources / "cmd/internal/wait").mkdir(parents=True)
-    for empty in (folder, tmp_path / "other"):
-        empty.mkdir()
-    for file in ("main.go", "internal/wait/wait.go", "internal/wait/other.go", "internal/wait/wait_test.go"):
-        (sources / "cmd" / file).write_text("const wait = 5\n")
+    for file in ("cmd/main.go", "cmd/internal/wait/wait.go", "cmd/internal/wait/wait_test.go"):
+        (sources / file).write_text("const wait = 5\n")
+        (sources / file).chmod(0o444)
     patch = gobuild.Patch("internal/wait/wait.go", "wait = 5", "wait = 1")
     recipe = gobuild.Recipe("x", "1.0.0", "example.org/x", "example.org/x/cmd", patches=(patch,))
-    gobuild._write_patched(recipe, sources, folder)
-    found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.go")}
-    assert found == {
-        "main.go": "const wait = 5\n",
-        "internal/wait/wait.go": "const wait = 1\n",
-        "internal/wait/other.go": "const wait = 5\n",
-    }
+    gobuild._write_patched(recipe, sources, copy)
+    found = {path.relative_to(copy).as_posix(): path.read_text() for path in copy.rglob("*.go")}
+    assert found == {"cmd/main.go": "const wait = 5\n", "cmd/internal/wait/wait.go": "const wait = 1\n"}
     wrong = dataclasses.replace(recipe, patches=(dataclasses.replace(patch, old="wait = 6"),))
     with pytest.raises(gobuild.BuildError, match=r"internal/wait/wait\.go must have 'wait = 6' once"):
         gobuild._write_patched(wrong, sources, tmp_path / "other")
