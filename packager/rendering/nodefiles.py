@@ -153,7 +153,8 @@ def _k3s_config(settings: AddonSettings) -> tuple[Obj, Obj]:
         agent = {"kubelet-arg": ["cloud-provider=external"], "protect-kernel-defaults": False}
         server = {"disable": ["servicelb"], "disable-cloud-controller": True}
     if settings.image_registry:
-        agent["system-default-registry"] = settings.image_registry
+        # Agents have no such flag, and do not start with it: servers tell them theirs.
+        server["system-default-registry"] = settings.image_registry
     if settings.cni.name != "none":
         server |= {"flannel-backend": "none", "disable-network-policy": True}
     if settings.cni.kube_proxy_replacement:

@@ -241,7 +241,8 @@ async def each_variable_has_its_effect(scenario: Scenario) -> None:
     assert await texts_of_guests(scenario, "a worker of a class") == 1
     assert await texts_of_guests(scenario, "fips_enabled") == 2
     if scenario.spec.cluster_class == clusterclass.HARVESTER_K3S:
-        assert await texts_of_guests(scenario, f'system-default-registry: "{REGISTRY}"') == 2
+        # Agents get it from their server.
+        assert await texts_of_guests(scenario, f'system-default-registry: "{REGISTRY}"') == 1
         assert await texts_of_guests(scenario, f"https://{REGISTRY}") == 2
 
 

@@ -179,6 +179,18 @@ def test_each_variable_is_described_with_examples_and_used_and_no_other_is(name:
     assert used - {"builtin"} <= {variable["name"] for variable in variables}
 
 
+def test_agents_of_k3s_get_no_flags_of_servers() -> None:
+    """`k3s agent` does not start with a flag that only `k3s server` has, for example `system-default-registry`."""
+    found = list(definitions("harvester-k3s"))
+    files = {
+        kind: "".join(str(each["jsonPatches"]) for each in found if each["selector"]["kind"] == kind)
+        for kind in ("KThreesControlPlaneTemplate", "KThreesConfigTemplate")
+    }
+    assert "/etc/rancher/k3s/config.yaml.d/" in files["KThreesControlPlaneTemplate"]
+    assert "/etc/rancher/k3s/registries.yaml" in files["KThreesConfigTemplate"]
+    assert "/etc/rancher/k3s/config.yaml" not in files["KThreesConfigTemplate"]
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_addons_have_no_defaults_which_the_core_would_write_into_every_cluster(name: str) -> None:
     (addons,) = (variable for variable in the_class(name)["spec"]["variables"] if variable["name"] == "addons")

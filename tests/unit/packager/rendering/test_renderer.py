@@ -21,11 +21,19 @@ from packager.rendering.gitrepo import GitRepoOptions, git_repos, group_of
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Renderer, RenderOptions
 from packager.tree import path_of
-from tests.support.packager.examples import OPTIONS, cluster
+from tests.support.packager.examples import OPTIONS, cluster, rendered
 
 pytestmark = pytest.mark.unit
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Those of `k3s agent --help` that a file may set. The servers' are many more.
+K3S_AGENT_FLAGS = {
+    *("debug", "v", "vmodule", "token", "token-file", "server", "data-dir", "node-name", "with-node-id", "node-label"),
+    *("node-taint", "node-ip", "node-external-ip", "image-credential-provider-bin-dir", "selinux", "lb-server-port"),
+    *("image-credential-provider-config", "protect-kernel-defaults", "container-runtime-endpoint", "pause-image"),
+    *("snapshotter", "private-registry", "resolv-conf", "flannel-iface", "flannel-conf", "flannel-cni-conf"),
+    *("kubelet-arg", "kube-proxy-arg", "rootless", "prefer-bundled-bin", "vpn-auth", "vpn-auth-file"),
+}
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
     st.none()
@@ -429,6 +437,20 @@ def test_first_boot_is_what_the_bundle_says() -> None:
     assert manifest == result.tree["clusters/clusters/a/cni/helmchartconfig.yaml"]
     with pytest.raises(ValueError, match="was not rendered"):
         node_files(Renderer().render_one(cluster("a", {"cni": {"mtu": 1}}), {}))
+
+
+def test_agents_of_k3s_get_only_flags_that_they_have() -> None:
+    """`k3s agent` does not start with a flag that only `k3s server` has."""
+    results = [result for result in rendered() if result.settings and result.settings.distribution == "k3s"]
+    configs = [
+        yaml.safe_load(content)
+        for result in results
+        for path, content in node_files(result).agent_files.items()
+        if path.startswith("/etc/rancher/k3s/config.yaml")
+    ]
+    assert len(configs) == len(results) > 1
+    for config in configs:
+        assert config.keys() <= K3S_AGENT_FLAGS
 
 
 def test_git_repo_holds_what_the_options_say() -> None:
