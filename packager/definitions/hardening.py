@@ -49,6 +49,7 @@ plugins:
           - cattle-provisioning-capi-system
           - cattle-resources-system
           - cattle-ui-plugin-system
+          - fleet-addon-agent
           - fleet-default
           - longhorn-system
           - ingress-nginx

@@ -372,6 +372,17 @@ def test_objects_one_by_one_are_hardened_as_the_patches_of_the_class_do_it() -> 
         assert node["privateRegistriesConfig"] == SECURE["registries"]
 
 
+def test_pod_security_exempts_the_namespaces_of_fleets_agents() -> None:
+    """Of Rancher's Fleet, and of CAAPF, whose agent is on the host network."""
+    found = {
+        file["path"]: file["content"]
+        for file in one(built(CASES["secure-individual"]), "RKE2ControlPlane")["spec"]["files"]
+    }
+    (plugin,) = yaml.safe_load(found["/etc/rancher/rke2/rancher-pss.yaml"])["plugins"]
+    exempt = plugin["configuration"]["exemptions"]["namespaces"]
+    assert {"cattle-fleet-system", "fleet-addon-agent"} <= set(exempt)
+
+
 @pytest.mark.parametrize("individual", [{}, {"individualObjects": True}])
 def test_hardening_refreshes_the_files_of_nodes_because_it_replaces_them(individual: Obj) -> None:
     existing = built(definition(**individual)).objects
