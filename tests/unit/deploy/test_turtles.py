@@ -1,4 +1,4 @@
-"""The manifests for Rancher Turtles lead to this release, or to the newest one, and bring all of its variables."""
+"""The manifests for Rancher Turtles lead to this release, or to the one that Turtles names, and bring all variables."""
 
 from __future__ import annotations
 
@@ -33,6 +33,18 @@ def test_one_provider_stays_at_its_version_and_the_other_follows_new_ones() -> N
     assert (stays["apiVersion"], stays["kind"]) == ("turtles-capi.cattle.io/v1alpha1", "CAPIProvider")
     assert stays["metadata"] == {"name": "harvester", "namespace": "caphv-system"}
     assert (stays["spec"]["name"], stays["spec"]["type"]) == ("harvester", "infrastructure")
+
+
+def test_documented_entry_of_turtles_names_the_version_that_a_provider_follows(checkout: Path) -> None:
+    """Turtles finds it by name and type, and reads the version from the folder of its URL."""
+    blocks = (checkout / "docs" / "installation.md").read_text().split("```yaml\n")[1:]
+    (config,) = [yaml.safe_load(text) for block in blocks if "ClusterctlConfig" in (text := block.partition("```")[0])]
+    # Turtles reads no other name, and only in its own namespace.
+    assert config["metadata"] == {"name": "clusterctl-config", "namespace": "cattle-turtles-system"}
+    follows = read("capiprovider-automatic-updates.yaml")["spec"]
+    (entry,) = config["spec"]["providers"]
+    assert (entry["name"], entry["type"]) == (follows["name"], f"{follows['type'].title()}Provider")
+    assert entry["url"] == f"{RELEASES}/{follows['version']}/infrastructure-components.yaml"
 
 
 def test_their_version_is_one_of_the_contract_of_this_release() -> None:
