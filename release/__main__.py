@@ -63,6 +63,7 @@ def contents(image: str = "", packager_image: str = "", wheel: Path | None = Non
         "infrastructure-components.yaml": components.dump(components.with_variables(objects)).encode(),
         "packager.yaml": components.dump(packager).encode(),
         "monitoring.yaml": components.dump(monitoring).encode(),
+        "monitoring-turtles.yaml": components.dump(components.with_certificate_of_turtles(monitoring)).encode(),
         "caphv-alerts.yaml": components.dump([{"groups": components.alerts(monitoring)}]).encode(),
         "caphv-dashboard.json": (DEPLOY / "kustomize" / "monitoring" / "caphv-dashboard.json").read_bytes(),
         "sbom.cdx.json": json.dumps(bill, indent=2).encode() + b"\n",

@@ -14,6 +14,7 @@ from caphv.api.object import Obj
 IMAGE = "ghcr.io/rancher-sandbox/cluster-api-provider-harvester"
 PACKAGER_SUFFIX = "-packager"
 """Of the tag of the image with Git."""
+WEBHOOK_NAME = "caphv-webhook-service.caphv-system.svc"
 # Flags of `caphv run` that `clusterctl init` and a CAPIProvider's configSecret can set; the manifest has the defaults.
 VARIABLES = {"--log-level": "CAPHV_LOG_LEVEL", "--concurrency": "CAPHV_CONCURRENCY"}
 # Template for `clusterctl generate cluster` -> its parts in `deploy/clusterctl/parts`.
@@ -48,6 +49,19 @@ def objects(folder: Path) -> list[Obj]:
 def alerts(source: list[Obj]) -> list[Obj]:
     """Groups of alerting rules, for a Prometheus without the operator."""
     return [group for obj in source if obj["kind"] == "PrometheusRule" for group in obj["spec"]["groups"]]
+
+
+def with_certificate_of_turtles(monitoring: list[Obj]) -> list[Obj]:
+    """Monitoring for webhooks whose certificate Rancher issues, as Turtles has it without cert-manager.
+
+    The Secret then has no `ca.crt`, but `tls.crt` ends with the CA, and all names are those of the webhooks' Service.
+    """
+    found = copy.deepcopy(monitoring)
+    endpoints = [endpoint for obj in found if obj["kind"] == "ServiceMonitor" for endpoint in obj["spec"]["endpoints"]]
+    for endpoint in endpoints:
+        endpoint["tlsConfig"]["serverName"] = WEBHOOK_NAME
+        endpoint["tlsConfig"]["ca"]["secret"]["key"] = "tls.crt"
+    return found
 
 
 def with_image(source: list[Obj], image: str) -> list[Obj]:

@@ -1,5 +1,6 @@
 """What a release consists of, without the programs that read it."""
 
+import copy
 import hashlib
 import io
 import json
@@ -164,6 +165,22 @@ def test_prometheus_can_verify_the_certificate_of_the_metrics(files: dict[str, b
     assert "--metrics-secure" in container["args"]
     assert endpoint["port"] in [port["name"] for port in found["Service", service]["ports"]]
     assert found["Service", service]["selector"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_prometheus_can_verify_the_certificate_that_rancher_issues(files: dict[str, bytes]) -> None:
+    """For Turtles it writes `tls.crt`, with the CA at its end, and `tls.key`, for names of the webhooks' Service."""
+    found = {(obj["kind"], obj["metadata"]["name"]): obj for obj in objects(files["caphv.yaml"])}
+    service = found["Service", "caphv-webhook-service"]["metadata"]
+    tls = {
+        "serverName": f"{service['name']}.{service['namespace']}.svc",
+        "ca": {"secret": {"name": found["Certificate", "caphv-webhook-tls"]["spec"]["secretName"], "key": "tls.crt"}},
+    }
+    expected = copy.deepcopy(objects(files["monitoring.yaml"]))
+    monitors = [obj for obj in expected if obj["kind"] == "ServiceMonitor"]
+    assert len(monitors) == 2
+    for monitor in monitors:
+        monitor["spec"]["endpoints"][0]["tlsConfig"] = tls
+    assert objects(files["monitoring-turtles.yaml"]) == expected
 
 
 def test_certificate_is_issued_by_a_ca_that_stays_the_same(files: dict[str, bytes]) -> None:
