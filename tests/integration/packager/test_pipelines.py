@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,8 +27,8 @@ PIPELINES = CHECKOUT / "examples" / "pipelines"
 FUNCTIONS = f"""
 caphv() {{ "{sys.executable}" -m caphv "$@"; }}
 pip() {{ echo "$@" >> installed; }}
-gh() {{ cat "${{@: -1}}" > posted; }}
-curl() {{ cat comment.md > posted; }}
+gh() {{ [ "$GITHUB_SERVER_URL" = https://github.com ] && cat "${{@: -1}}" > posted; }}
+curl() {{ printf '%s\\n' "$@" > called; cat comment.md > posted; }}
 """
 WHEEL = f"{krew.REPOSITORY}/releases/download/v{project_version()}/{krew.wheel_name(project_version())}"
 HASH = "5e" * 32
@@ -43,7 +44,16 @@ def github(event: str) -> tuple[str, dict[str, str]]:
         for step in job["steps"]
         if "run" in step and step.get("if", f"github.event_name == '{event}'").endswith(f"'{event}'")
     ]
-    return "set -e\n" + "\n".join(steps), {name: text for name, text in job["env"].items() if "${{" not in text}
+    fixed = {name: text for name, text in job["env"].items() if "${{" not in text}
+    return "set -e\n" + "\n".join(steps), {**fixed, "GITHUB_SERVER_URL": "https://github.com"}
+
+
+def gitea(event: str) -> tuple[str, dict[str, str]]:
+    """The same file, with the variables that Gitea and Forgejo set."""
+    steps, fixed = github(event)
+    server = {"GITHUB_SERVER_URL": "https://git.example.com/", "GITHUB_API_URL": "https://git.example.com/api/v1"}
+    pull_request = {"GITHUB_REPOSITORY": "team/clusters", "PULL_REQUEST": "7", "GH_TOKEN": "of-the-job"}
+    return steps, {**fixed, **server, **pull_request}
 
 
 def gitlab(event: str) -> tuple[str, dict[str, str]]:
@@ -83,7 +93,7 @@ class Project:
         return (self.checkout / name).read_text()
 
 
-@pytest.fixture(params=[github, gitlab])
+@pytest.fixture(params=[github, gitea, gitlab])
 def project(request: pytest.FixtureRequest, origin: Origin, tmp_path: Path) -> Project:
     checkout = tmp_path / "checkout"
     (checkout / "clusters").mkdir(parents=True)
@@ -108,6 +118,17 @@ def test_pipeline_shows_and_publishes_a_change(project: Project, origin: Origin)
     project.define(workers=[{"name": "workers", "replicas": -1}])
     assert project.run("push").returncode == 1
     assert origin.count() == 2
+
+
+@pytest.mark.parametrize("project", [gitea], indirect=True)
+def test_pipeline_comments_with_the_api_of_its_server(project: Project) -> None:
+    """`gh` knows GitHub only."""
+    project.define()
+    assert project.run("pull_request").returncode == 0
+    called = project.read("called").splitlines()
+    assert called[-1] == "https://git.example.com/api/v1/repos/team/clusters/issues/7/comments"
+    assert {"--fail", "Authorization: token of-the-job", "@comment.json"} <= set(called)
+    assert json.loads(project.read("comment.json")) == {"body": project.read("comment.md")}
 
 
 def test_pipeline_shows_why_it_fails(project: Project, origin: Origin) -> None:
