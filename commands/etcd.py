@@ -50,7 +50,7 @@ Examples:
   caphv etcd members team-a/production -o json | jq '.[] | select(.wrong)'
 
 \b
-Exit status: 0 all members are healthy, 1 one is not, 2 etcd cannot be asked.
+Exit status: 0 all members are healthy, 1 one is not, 2 etcd or the machines cannot be read.
 """,
 )
 @click.argument("cluster")
@@ -84,7 +84,7 @@ Examples:
   caphv etcd remove team-a/production w-7xk2p-1a2b3c4d --yes
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd cannot be asked.
+Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the machines cannot be read.
 """,
 )
 @click.argument("cluster")
@@ -170,11 +170,16 @@ async def _remove(flags: dict[str, Any], key: Key, ids: set[str]) -> None:
 
 
 async def _cluster(flags: dict[str, Any], key: Key) -> Cluster:
+    """Read the cluster with its machines. Raises `InputError` if they may not be read: all members would look stale."""
     from commands.options.management import Selection
+    from overview.etcd import unseen_machines
     from overview.query import Query, ask
 
     async with management_client(flags) as client:
-        found = (await ask(client, Query(key.namespace, frozenset({key})))).overview.clusters
+        answer = await ask(client, Query(key.namespace, frozenset({key})))
+    if hidden := unseen_machines(answer.objects):
+        raise InputError(f"the machines of the cluster cannot be read: {'; '.join(map(str, hidden))}")
+    found = answer.overview.clusters
     Selection(key.namespace, (key,)).require({cluster.key for cluster in found})
     return found[0]
 

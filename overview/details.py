@@ -37,7 +37,8 @@ def with_nodes(cluster: Cluster, found: list[Obj] | Unseen) -> Cluster:
     nodes = {obj["metadata"]["name"]: obj for obj in found}
 
     def seen(machine: Machine) -> Machine:
-        obj = nodes.get(machine.node.name if machine.node else machine.name)
+        # Until `nodeRef` is set: the VM, and by it the Node, has the name of the HarvesterMachine.
+        obj = nodes.get(machine.node.name if machine.node else machine.infrastructure or machine.name)
         return replace(machine, node=_node(obj)) if obj else machine
 
     cluster = _map_machines(cluster, seen)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from caphv.api import resources
 from caphv.runtime.etcd import Member, members_of
 from overview.changes import ChangeError
 from overview.doctor.model import Check, Result, ok
 from overview.model import Cluster, Machine
+from overview.objects import ManagementObjects, Unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,12 @@ class EtcdMember:
     def wrong(self) -> bool:
         """Whether action is needed."""
         return self.state in ("stale", "unhealthy", "unstarted")
+
+
+def unseen_machines(found: ManagementObjects) -> list[Unseen]:
+    """Return why Machines or HarvesterMachines could not be read, by which members are matched; empty if they were."""
+    kinds = {f"machines.{resources.CLUSTER_API_GROUP}", str(resources.HARVESTER_MACHINES)}
+    return [unseen for unseen in found.unseen if unseen.what in kinds]
 
 
 def members_with_machines(cluster: Cluster, found: Iterable[Member]) -> tuple[EtcdMember, ...]:
@@ -100,4 +108,8 @@ def _state(member: Member, machine: Machine | None) -> str:
 
 
 def _names(machine: Machine) -> set[str]:
-    return {machine.name, machine.node.name} if machine.node else {machine.name}
+    """Names that the Node may have: RKE2 names the member after it, and until `nodeRef` is set it is not known.
+
+    VM and Node have the name of the HarvesterMachine, which older releases of CAPRKE2 do not name like the Machine.
+    """
+    return {machine.name, machine.infrastructure, machine.node.name if machine.node else ""} - {""}

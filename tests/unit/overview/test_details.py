@@ -99,6 +99,15 @@ def test_nodes_come_from_the_workload_cluster() -> None:
     assert found.problems == ()
 
 
+def test_a_node_that_joined_just_now_is_found_by_the_harvester_machine() -> None:
+    builder = Builder(workers=0)
+    builder.machines["cp-1"]["spec"]["infrastructureRef"]["name"] = "shop-infra-1"
+    builder.harvester_machines["cp-1"]["metadata"]["name"] = "shop-infra-1"
+    del builder.machines["cp-1"]["status"]["nodeRef"]
+    (machine,) = with_nodes(cluster(builder), [node("shop-infra-1")]).machines
+    assert (machine.name, machine.node and machine.node.name) == ("cp-1", "shop-infra-1")
+
+
 def test_a_node_that_is_not_ready_is_a_problem_of_its_machine() -> None:
     (problem,) = with_nodes(cluster(), [node("cp-1"), node("worker-1", "Unknown"), node("worker-2")]).problems
     assert problem.objects == ("Node/worker-1",)

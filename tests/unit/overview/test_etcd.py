@@ -42,6 +42,19 @@ def test_a_node_of_another_name_is_matched_too() -> None:
     assert states([Member(1, "ip-10-0-0-9-0a1b2c3d")], builder) == {"ip-10-0-0-9-0a1b2c3d": ("healthy", "cp-1")}
 
 
+def test_a_member_that_joined_just_now_is_matched_by_the_harvester_machine() -> None:
+    builder = joined_just_now(Builder(), "shop-infra-1")
+    assert states([Member(1, "shop-infra-1-0a1b2c3d")], builder) == {"shop-infra-1-0a1b2c3d": ("unhealthy", "cp-1")}
+
+
+def joined_just_now(builder: Builder, infrastructure: str) -> Builder:
+    """Have a control plane machine whose HarvesterMachine has another name, and no `nodeRef` yet."""
+    own = builder.harvester_machines["cp-1"]
+    own["metadata"]["name"] = builder.machines["cp-1"]["spec"]["infrastructureRef"]["name"] = infrastructure
+    del builder.machines["cp-1"]["status"]["nodeRef"]
+    return builder
+
+
 def test_a_member_whose_node_is_not_ready_is_unhealthy() -> None:
     builder = Builder()
     builder.machines["cp-1"]["status"]["conditions"][1]["status"] = "Unknown"
