@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ def delete(cluster: str, **flags: Any) -> None:
     confirm(flags, f"Delete cluster {parts.key}?")
     if flags["force"]:
         _save(parts, flags["save"] or Path(f"{parts.key.namespace}-{parts.key.name}-leftovers.yaml"))
-    run(_delete(parts, chosen, flags))
+    run(_delete(parts, flags))
     click.echo(f"Deletion of cluster {parts.key} has begun: caphv delete {parts.key} --explain says what it waits for")
 
 
@@ -158,7 +159,10 @@ def _lines(left: Iterable[Leftover]) -> Iterable[str]:
 
 
 def _save(parts: Parts, file: Path) -> None:
-    """Write the list of what may remain before anything is forced: afterwards no object knows it any more."""
+    """Add the list of what may remain to the file before anything is forced: afterwards no object knows it any more.
+
+    A further run adds a YAML document: objects that the first one lists may no longer exist by then.
+    """
     import yaml
 
     from overview.deletion import leftovers_of
@@ -170,12 +174,18 @@ def _save(parts: Parts, file: Path) -> None:
         "harvester": str(spec.get("server") or ""),
         "objects": as_json(leftovers_of(parts)),
     }
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
-        yaml.safe_dump(content, target, sort_keys=False, allow_unicode=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w", encoding="utf-8") as target:
+        if os.fstat(target.fileno()).st_size:
+            target.write("\n")  # its last line may not end with one
+        yaml.safe_dump(content, target, sort_keys=False, allow_unicode=True, explicit_start=True)
     click.echo(f"saved what may remain on Harvester to {file}")
 
 
-async def _delete(parts: Parts, chosen: Selection, flags: dict[str, Any]) -> None:
+async def _delete(parts: Parts, flags: dict[str, Any]) -> None:
+    """Delete the Cluster, and force what belongs to it. Raises `ApiError`, `Unreachable`.
+
+    In this order: a deletion that is refused or interrupted leaves no annotation on objects of a cluster that lives.
+    """
     from caphv.api import resources
     from caphv.api.names import FORCE_DELETE_ANNOTATION
     from caphv.api.object import being_deleted, key_of, uid_of
@@ -186,12 +196,11 @@ async def _delete(parts: Parts, chosen: Selection, flags: dict[str, Any]) -> Non
     annotation = {"metadata": {"annotations": {FORCE_DELETE_ANNOTATION: "true"}}}
     kinds = {"HarvesterMachine": resources.HARVESTER_MACHINES, "HarvesterCluster": resources.HARVESTER_CLUSTERS}
     async with management_client(flags) as client:
-        for kind, obj in forcible(parts) if flags["force"] else ():
-            key = key_of(obj)
-            try:
-                await client.patch(kinds[kind], key.name, key.namespace, annotation)
-            except NotFound:
-                continue  # deleted meanwhile
         if not being_deleted(parts.cluster):
             clusters = (await kinds_of(client))["clusters"]
-            await client.delete(clusters, parts.key.name, parts.key.namespace, uid=uid_of(parts.cluster))
+            with suppress(NotFound):  # deleted meanwhile
+                await client.delete(clusters, parts.key.name, parts.key.namespace, uid=uid_of(parts.cluster))
+        for kind, obj in forcible(parts) if flags["force"] else ():
+            key = key_of(obj)
+            with suppress(NotFound):
+                await client.patch(kinds[kind], key.name, key.namespace, annotation)

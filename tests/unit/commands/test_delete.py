@@ -1,0 +1,114 @@
+"""`caphv delete --force`: in which order it writes, and the list of what may remain."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from caphv.api import resources
+from caphv.api.object import Obj, Resource
+from caphv.runtime.errors import Forbidden, NotFound
+from commands.main import cli
+from overview.assembly import overview_of
+from overview.harvester import Harvesters
+from overview.query import Answer
+from tests.support.clusters import Builder, ago
+
+pytestmark = pytest.mark.unit
+
+
+@dataclass
+class Server:
+    """Stands in for the management cluster: its objects, and every write."""
+
+    builder: Builder
+    writes: list[str] = field(default_factory=list)
+    refuses: bool = False
+    absent: str = ""
+
+    async def patch(self, kind: Resource, name: str, _namespace: str, body: Obj) -> None:
+        assert body == {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}}
+        if name == self.absent:
+            raise NotFound(404, "NotFound", "no such object")
+        self.writes.append(f"annotate {kind.kind} {name}")
+
+    async def delete(self, kind: Resource, name: str, _namespace: str, *, uid: str) -> None:
+        if self.refuses:
+            raise Forbidden(403, "Forbidden", f"no right to delete {uid}")
+        self.writes.append(f"delete {kind.kind} {name}")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
+    found = Server(Builder(workers=1))
+
+    @asynccontextmanager
+    async def client(_flags: dict[str, Any]) -> AsyncIterator[Server]:
+        yield found
+
+    def read(*_: object, **__: object) -> Answer:
+        objects = found.builder.objects()
+        return Answer(overview_of(objects, datetime.now(UTC)), objects, Harvesters())
+
+    async def kinds(_client: object) -> dict[str, Resource]:
+        return {"clusters": resources.clusters("v1beta1")}
+
+    monkeypatch.setattr("commands.delete.management_client", client)
+    monkeypatch.setattr("commands.delete.read_overview", read)
+    monkeypatch.setattr("overview.reader.kinds_of", kinds)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def force(*more: str) -> Result:
+    return CliRunner().invoke(cli, ["delete", "team/shop", "--force", "--yes", *more])
+
+
+ANNOTATED = ["annotate HarvesterMachine cp-1", "annotate HarvesterMachine worker-1", "annotate HarvesterCluster shop-x"]
+
+
+def test_the_cluster_is_deleted_before_anything_is_forced(server: Server) -> None:
+    assert force().exit_code == 0
+    assert server.writes == ["delete Cluster shop", *ANNOTATED]
+
+
+def test_nothing_is_forced_in_a_cluster_that_may_not_be_deleted(server: Server) -> None:
+    server.refuses = True
+    result = force()
+    assert (result.exit_code, "your account may not do that" in result.output) == (2, True)
+    assert server.writes == []
+
+
+def test_a_deletion_that_was_requested_before_is_forced(server: Server) -> None:
+    server.builder.cluster["metadata"]["deletionTimestamp"] = ago(hours=1)
+    server.absent = "cp-1"
+    assert force().exit_code == 0
+    assert server.writes == ANNOTATED[1:]
+
+
+def test_a_second_run_keeps_the_list_of_the_first(server: Server, tmp_path: Path) -> None:
+    assert force().exit_code == 0
+    server.builder.machines.pop("worker-1")
+    server.builder.harvester_machines.pop("worker-1")
+    assert force().exit_code == 0
+    file = tmp_path / "team-shop-leftovers.yaml"
+    first, second = yaml.safe_load_all(file.read_text())
+    vm = {"kind": "VirtualMachine", "name": "worker-1", "namespace": "vms"}
+    assert (vm in first["objects"], vm in second["objects"]) == (True, False)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_other_content_of_the_named_file_stays(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "notes.yaml"
+    file.write_text("mine: true")
+    assert force("--save", str(file)).exit_code == 0
+    first, second = yaml.safe_load_all(file.read_text())
+    assert (first, second["cluster"]) == ({"mine": True}, "team/shop")
