@@ -131,15 +131,18 @@ def _show_waits(key: Key, waits: Iterable[PendingDeletion], *, force: bool) -> N
         click.echo(f"{mark} {wait.object} waits for: {wait.reason}{since}")
         if wait.next_step:
             click.echo(f"  {wait.next_step}")
-        if wait.stuck and force:
+        if wait.stuck and force and wait.object.startswith("Harvester"):
             click.echo(f"  If its Harvester does not come back: caphv delete {key} --force")
 
 
 def _announce(parts: Parts, *, force: bool) -> None:
     from caphv.api.object import being_deleted
     from overview.deletion import forcible, leftovers_of
+    from overview.diagnosis import resume_commands
 
     click.echo(f"Cluster {parts.key}: {len(parts.machines)} machines")
+    if commands := resume_commands(parts):
+        click.echo(f"! it is paused: no controller deletes anything until you resume it: {commands}")
     server = ((parts.harvester_cluster or {}).get("spec") or {}).get("server")
     for line in _lines(leftovers_of(parts)):
         click.echo(f"  {'may remain' if force else 'deletes'} on Harvester {server}: {line}")

@@ -12,10 +12,11 @@ from caphv.api.names import FORCE_DELETE_ANNOTATION, ConditionType, generated_na
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
 from overview.diagnosis import PATIENCE, Parts
 from overview.objects import ManagementObjects, by_cluster, by_key, condition_of
-from overview.remedies import Subject, next_step
+from overview.remedies import Subject, next_step, resume_command
 
 _HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/"
 _DRAIN_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/"
+_PAUSED = "the end of its pause, until which no controller acts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,17 @@ class Leftover:
 
 
 def pending_deletions(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
-    """Return what a deletion waits for, in the order in which it proceeds: machines before their cluster."""
+    """Return what a deletion waits for, in the order in which it proceeds: machines before their cluster.
+
+    First of all, that the Cluster is paused: then no controller proceeds.
+    """
     found = [*_machines(parts, now)]
     own = parts.harvester_cluster
     if own is not None and being_deleted(own):
         found.append(_infrastructure(parts, own, "HarvesterCluster", now))
-    if being_deleted(parts.cluster) and not found:
+    if being_deleted(parts.cluster) and resume_command(parts.cluster):
+        found.insert(0, _wait(parts.cluster, "Cluster", "", "", now))
+    elif being_deleted(parts.cluster) and not found:
         message = str(condition_of(parts.cluster, "Deleting").get("message") or "its finalizers")
         found.append(_wait(parts.cluster, "Cluster", " ".join(message.split()), "", now))
     return tuple(found)
@@ -108,7 +114,7 @@ def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
     for machine in parts.machines:
         if not being_deleted(machine):
             if being_deleted(parts.cluster):
-                yield _wait(machine, "Machine", "its turn: its owner has not asked for its deletion yet", "", now)
+                yield _not_requested(parts, machine, now)
             continue
         own = parts.harvester_machine_of(machine)
         if own is not None and being_deleted(own):
@@ -121,6 +127,18 @@ def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
             reason = f"the hook {hooks[0].rpartition('/')[2]} of its control plane provider"
         step = f"See kubectl describe machine {machine['metadata']['name']} -n {parts.key.namespace}"
         yield _wait(machine, "Machine", reason or "Cluster API's core", step, now)
+
+
+def _not_requested(parts: Parts, machine: Obj, now: datetime) -> PendingDeletion:
+    """A Machine whose owner has not asked for its deletion: stuck if nothing that comes before it explains that."""
+    owners = machine["metadata"].get("ownerReferences") or ()
+    owner = next((f"{each['kind']}/{each['name']}" for each in owners if each.get("controller")), "its owner")
+    since = str(parts.cluster["metadata"]["deletionTimestamp"])
+    first = bool(resume_command(parts.cluster)) or any(map(being_deleted, parts.machines))
+    stuck = not first and _late(since, now)
+    step = "Check that the controller of its owner runs: kubectl get pods -A -l cluster.x-k8s.io/provider"
+    reason = f"its turn: {owner} has not asked for its deletion yet"
+    return PendingDeletion(f"Machine/{machine['metadata']['name']}", since, reason, step if stuck else "", stuck)
 
 
 def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> PendingDeletion:
@@ -137,9 +155,15 @@ def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> Pending
 
 
 def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> PendingDeletion:
-    since = str(obj["metadata"].get("deletionTimestamp") or "")
-    stuck = bool(since) and now - datetime.fromisoformat(since) > PATIENCE
-    return PendingDeletion(f"{kind}/{obj['metadata']['name']}", since, reason, step, stuck)
+    """Return what an object waits for; whatever else it says, one that is paused waits for the end of that."""
+    name, since = f"{kind}/{obj['metadata']['name']}", str(obj["metadata"].get("deletionTimestamp") or "")
+    if command := resume_command(obj):
+        return PendingDeletion(name, since, _PAUSED, f"Resume it: {command}", stuck=True)
+    return PendingDeletion(name, since, reason, step, bool(since) and _late(since, now))
+
+
+def _late(since: str, now: datetime) -> bool:
+    return now - datetime.fromisoformat(since) > PATIENCE
 
 
 def _of_machine(machine: Obj, target: str) -> Iterator[Leftover]:

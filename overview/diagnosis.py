@@ -16,7 +16,7 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, being_deleted, key_of
 from overview.model import Problem, Severity
 from overview.objects import condition_of, conditions_of
-from overview.remedies import Subject, next_step
+from overview.remedies import Subject, next_step, resume_command
 
 # What is still in progress after this time counts as a problem.
 PATIENCE = timedelta(minutes=15)
@@ -103,14 +103,24 @@ def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
 
 def paused(parts: Parts) -> bool:
     """Whether reconciliation of the cluster is suspended."""
-    own = parts.harvester_cluster
-    return clusterapi.paused(parts.cluster, parts.cluster) or bool(own and clusterapi.paused(None, own))
+    return bool(resume_commands(parts))
+
+
+def resume_commands(parts: Parts) -> str:
+    """Return the commands that resume a paused cluster, for a shell; empty if it is not paused."""
+    own = [parts.harvester_cluster] if parts.harvester_cluster else []
+    return " && ".join(filter(None, map(resume_command, [parts.cluster, *own])))
 
 
 def _deletion(parts: Parts, now: datetime) -> Iterator[Problem]:
     """What the deletion waits for: machines first, then the infrastructure."""
     since = str(parts.cluster["metadata"]["deletionTimestamp"])
     waiting = Severity.ERROR if _age(since, now) > PATIENCE else Severity.WAITING
+    if command := resume_command(parts.cluster):
+        cause = "being deleted, and paused: no controller acts"
+        name = _name(parts.cluster, "Cluster")
+        yield Problem(waiting, (name,), "Paused", cause, f"Resume it: {command}", since)
+        return
     stuck = [*_infrastructure(parts, now), *_merged(_machines(parts, now, True))]
     causes = [problem for problem in stuck if problem.severity is Severity.ERROR]
     if causes:

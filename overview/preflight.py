@@ -10,7 +10,7 @@ from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
 from overview.details import pools_of
-from overview.diagnosis import Parts, paused
+from overview.diagnosis import Parts, resume_commands
 from overview.doctor.model import Check, Result, ok, skipped
 from overview.model import Cluster, Severity
 from overview.objects import HarvesterObjects
@@ -38,10 +38,9 @@ def general(parts: Parts) -> Iterator[Check]:
     subject = f"Cluster {parts.key}"
     if being_deleted(parts.cluster):
         yield Check("deletion", subject, Result.ERROR, "the cluster is being deleted", "Create another cluster")
-    if paused(parts):
+    if commands := resume_commands(parts):
         message = "the cluster is paused: no controller would act on the change"
-        remedy = f"Resume it: kubectl patch cluster {parts.key.name} -n {parts.key.namespace} --type=merge "
-        yield Check("paused", subject, Result.ERROR, message, f'{remedy}-p \'{{"spec":{{"paused":false}}}}\'')
+        yield Check("paused", subject, Result.ERROR, message, f"Resume it: {commands}")
     marks = labels_of(parts.cluster) | annotations_of(parts.cluster)
     for mark, tool in _GITOPS.items():
         if mark in marks:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caphv.api.names import Reason
+from caphv.api.names import PAUSED_ANNOTATION, Reason
+from caphv.api.object import Obj, annotations_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +90,15 @@ def next_step(reason: str, subject: Subject) -> str:
         machine=subject.name,
         describe=subject.describe,
     )
+
+
+def resume_command(obj: Obj) -> str:
+    """Return the command that ends the pause of an object; empty if the object has no mark of one."""
+    kind, metadata = str(obj["kind"]).lower(), obj["metadata"]
+    where = f"{kind} {metadata['name']} -n {metadata['namespace']}"
+    commands = []
+    if kind == "cluster" and (obj.get("spec") or {}).get("paused"):
+        commands.append(f'kubectl patch {where} --type=merge -p \'{{"spec":{{"paused":false}}}}\'')
+    if PAUSED_ANNOTATION in annotations_of(obj):
+        commands.append(f"kubectl annotate {where} {PAUSED_ANNOTATION}-")
+    return " && ".join(commands)

@@ -1,4 +1,4 @@
-"""`caphv delete --force`: in which order it writes, and the list of what may remain."""
+"""`caphv delete`: its exit status and warnings, in which order it writes, and the list of what may remain."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from caphv.runtime.errors import Forbidden, NotFound
 from commands.main import cli
 from overview.assembly import overview_of
 from overview.harvester import Harvesters
+from overview.objects import ManagementObjects
 from overview.query import Answer
 from tests.support.clusters import Builder, ago
 
@@ -112,3 +113,45 @@ def test_other_content_of_the_named_file_stays(server: Server, tmp_path: Path) -
     assert force("--save", str(file)).exit_code == 0
     first, second = yaml.safe_load_all(file.read_text())
     assert (first, second["cluster"]) == ({"mine": True}, "team/shop")
+
+
+def run(*more: str) -> Result:
+    return CliRunner().invoke(cli, ["delete", "team/shop", *more])
+
+
+@pytest.fixture
+def remains(monkeypatch: pytest.MonkeyPatch, server: Server) -> Server:
+    async def read(*_: object) -> ManagementObjects:
+        return server.builder.objects()
+
+    monkeypatch.setattr("overview.reader.read_management", read)
+    return server
+
+
+def test_the_deletion_of_a_paused_cluster_is_explained(remains: Server) -> None:
+    remains.builder.cluster["spec"]["paused"] = True
+    remains.builder.cluster["metadata"]["deletionTimestamp"] = datetime.now(UTC).isoformat()
+    result = run("--explain")
+    assert result.exit_code == 1
+    assert result.output.startswith("✗ Cluster/shop waits for: the end of its pause")
+    assert "--force" not in result.output
+
+
+def test_force_is_named_where_harvester_blocks(remains: Server) -> None:
+    for obj in (
+        remains.builder.cluster,
+        remains.builder.machines["worker-1"],
+        remains.builder.harvester_machines["worker-1"],
+    ):
+        obj["metadata"]["deletionTimestamp"] = ago(hours=1)
+    result = run("--explain")
+    assert result.exit_code == 1
+    assert "If its Harvester does not come back: caphv delete team/shop --force" in result.output
+
+
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_warning_comes_before_the_deletion_of_a_paused_cluster(server: Server, paused: bool) -> None:
+    server.builder.cluster["spec"]["paused"] = paused
+    result = run("--dry-run")
+    assert result.exit_code == 0
+    assert ("is paused: no controller deletes anything until you resume it: kubectl patch" in result.output) is paused

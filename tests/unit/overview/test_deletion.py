@@ -52,6 +52,42 @@ def test_a_machine_says_why_its_vm_is_still_there() -> None:
     assert "caphv doctor team/shop" in second.next_step
 
 
+RESUME = 'kubectl patch cluster shop -n team --type=merge -p \'{"spec":{"paused":false}}\''
+
+
+def test_a_paused_cluster_says_first_that_no_controller_acts() -> None:
+    builder = deleting(Builder(workers=1))
+    builder.cluster["spec"]["paused"] = True
+    first, *machines = waits(builder)
+    assert (first.object, first.since, first.stuck) == ("Cluster/shop", ago(minutes=2), True)
+    assert first.reason == "the end of its pause, until which no controller acts"
+    assert first.next_step == f"Resume it: {RESUME}"
+    assert [(wait.object, wait.stuck) for wait in machines] == [("Machine/cp-1", False), ("Machine/worker-1", False)]
+
+
+def test_every_mark_of_a_pause_is_named() -> None:
+    builder = deleting(Builder(workers=1), "worker-1")
+    builder.cluster["spec"]["paused"] = True
+    for obj in (builder.cluster, builder.harvester_machines["worker-1"]):
+        obj["metadata"]["annotations"] = {"cluster.x-k8s.io/paused": ""}
+    first, _, last = waits(builder)
+    assert first.next_step == f"Resume it: {RESUME} && kubectl annotate cluster shop -n team cluster.x-k8s.io/paused-"
+    assert (last.object, last.reason, last.stuck) == ("HarvesterMachine/worker-1", first.reason, True)
+    assert last.next_step == "Resume it: kubectl annotate harvestermachine worker-1 -n team cluster.x-k8s.io/paused-"
+
+
+def test_machines_whose_owner_does_not_delete_them_are_stuck_after_a_while() -> None:
+    builder = deleting(Builder(workers=0), minutes=14)
+    owner = {"apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": "RKE2ControlPlane", "name": "shop"}
+    builder.machines["cp-1"]["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+    (wait,) = waits(builder)
+    assert (wait.since, wait.stuck, wait.next_step) == (ago(minutes=14), False, "")
+    assert wait.reason == "its turn: RKE2ControlPlane/shop has not asked for its deletion yet"
+    (wait,) = waits(deleting(builder, hours=1))
+    assert (wait.since, wait.stuck) == (ago(hours=1), True)
+    assert "kubectl get pods -A -l cluster.x-k8s.io/provider" in wait.next_step
+
+
 def test_a_machine_that_is_drained_quotes_the_core() -> None:
     builder = deleting(Builder(workers=1), "cp-1", "worker-1")
     del builder.harvester_machines["worker-1"]["metadata"]["deletionTimestamp"]

@@ -110,6 +110,15 @@ def test_a_core_that_alone_knows_what_is_wrong_is_quoted() -> None:
     assert problem.cause == "ControlPlaneAvailable; etcd lost its quorum"
 
 
+def test_a_deletion_says_that_the_cluster_is_paused() -> None:
+    builder = Builder()
+    builder.cluster["metadata"]["deletionTimestamp"] = ago(hours=2)
+    builder.cluster["spec"]["paused"] = True
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.cause) == (Severity.ERROR, "being deleted, and paused: no controller acts")
+    assert problem.next_step.startswith("Resume it: kubectl patch cluster shop -n team")
+
+
 def test_a_deletion_says_what_it_waits_for_and_later_that_it_hangs() -> None:
     builder = Builder()
     builder.cluster["metadata"]["deletionTimestamp"] = ago(minutes=2)
