@@ -20,6 +20,7 @@ from commands.options.management import (
     selection,
 )
 from commands.options.passphrase import passphrase_options, read_passphrase
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from overview.backup.files import Backup
@@ -94,10 +95,10 @@ async def _read(flags: dict[str, Any], chosen: Selection, step: Step) -> Backup:
 
 def _show(found: Backup) -> None:
     """Say what is saved: clusters, numbers of objects, and references that lead nowhere."""
-    click.echo(f"Clusters: {', '.join(found.clusters)}")
+    echo(f"Clusters: {', '.join(found.clusters)}")
     for kind, count in sorted(Counter(identity.kind for identity in found.objects).items()):
-        click.echo(f"  {count:>5}  {kind}")
+        echo(f"  {count:>5}  {kind}")
     for name in sorted(found.absent):
-        click.echo(f"  does not exist, although an object refers to it: {name}")
+        echo(f"  does not exist, although an object refers to it: {name}")
     for each in found.unseen:
-        click.echo(f"not saved: {each}", err=True)
+        echo(f"not saved: {each}", err=True)

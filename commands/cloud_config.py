@@ -12,6 +12,7 @@ import click
 from commands.options.changes import confirm
 from commands.options.clusters import InputError
 from commands.options.management import data_text, run
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
@@ -113,7 +114,7 @@ def create(name: str, **flags: Any) -> None:
     found = run(_read(name, flags))
     changes = _creations(found, flags)
     for line in changes:
-        click.echo(line, err=True)
+        echo(line, err=True)
     if flags["dry_run"]:
         _report(found, changes, flags)
         return
@@ -157,7 +158,7 @@ def renew(name: str, **flags: Any) -> None:
     tokens = [f"{found.key.namespace}/{obj['metadata']['name']}" for obj in found.tokens if workload]
     changes += [f"deletes the former token, Secret {name}" for name in tokens]
     for line in changes:
-        click.echo(line, err=True)
+        echo(line, err=True)
     if flags["dry_run"]:
         _report(found, changes, flags)
         return
@@ -197,7 +198,7 @@ def revoke(name: str, **flags: Any) -> None:
         for kind, present in (("ServiceAccount", found.account), ("ClusterRoleBinding", found.binding)):
             changes += [f"deletes {kind} {found.key.name}"] if present else []
     for line in changes or ["Nothing to delete"]:
-        click.echo(line, err=True)
+        echo(line, err=True)
     if flags["dry_run"] or not changes:
         _report(found, changes, flags)
         return

@@ -23,6 +23,7 @@ from commands.options.management import (
     run,
     selection,
 )
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from caphv.api.object import Key
@@ -107,7 +108,7 @@ def _explain_remains(chosen: Selection, flags: dict[str, Any]) -> None:
     left = None if key in map(key_of, objects.clusters) else remains_of(objects, key)
     if left is None:
         return
-    click.echo(f"Cluster {key} does not exist any more, and objects of it do")
+    echo(f"Cluster {key} does not exist any more, and objects of it do")
     waits = pending_remains(left, datetime.now(UTC))
     _show_waits(key, waits, force=False)
     sys.exit(1)
@@ -117,7 +118,7 @@ def _explain(parts: Parts, waits: Iterable[PendingDeletion]) -> None:
     from caphv.api.object import being_deleted
 
     if not being_deleted(parts.cluster):
-        click.echo(f"Cluster {parts.key} is not being deleted")
+        echo(f"Cluster {parts.key} is not being deleted")
     _show_waits(parts.key, waits, force=True)
 
 
@@ -128,9 +129,9 @@ def _show_waits(key: Key, waits: Iterable[PendingDeletion], *, force: bool) -> N
     for wait in waits:
         mark = "✗" if wait.stuck else "…"
         since = f"  ({age(wait.since, now)})" if wait.since else ""
-        click.echo(f"{mark} {wait.object} waits for: {wait.reason}{since}")
+        echo(f"{mark} {wait.object} waits for: {wait.reason}{since}")
         if wait.next_step:
-            click.echo(f"  {wait.next_step}")
+            echo(f"  {wait.next_step}")
         if wait.stuck and force and wait.object.startswith("Harvester"):
             click.echo(f"  If its Harvester does not come back: caphv delete {key} --force")
 
@@ -140,12 +141,12 @@ def _announce(parts: Parts, *, force: bool) -> None:
     from overview.deletion import forcible, leftovers_of
     from overview.diagnosis import resume_commands
 
-    click.echo(f"Cluster {parts.key}: {len(parts.machines)} machines")
+    echo(f"Cluster {parts.key}: {len(parts.machines)} machines")
     if commands := resume_commands(parts):
-        click.echo(f"! it is paused: no controller deletes anything until you resume it: {commands}")
+        echo(f"! it is paused: no controller deletes anything until you resume it: {commands}")
     server = ((parts.harvester_cluster or {}).get("spec") or {}).get("server")
     for line in _lines(leftovers_of(parts)):
-        click.echo(f"  {'may remain' if force else 'deletes'} on Harvester {server}: {line}")
+        echo(f"  {'may remain' if force else 'deletes'} on Harvester {server}: {line}")
     if force:
         click.echo(f"  sets annotation caphv.io/force-delete on {len(forcible(parts))} objects")
     if being_deleted(parts.cluster):

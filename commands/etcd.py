@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.options.changes import change_options, confirm
-from commands.options.clusters import InputError
+from commands.options.clusters import CommandError, InputError
 from commands.options.management import (
     management_client,
     management_options,
@@ -20,6 +20,7 @@ from commands.options.management import (
     run,
     selection,
 )
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from caphv.api.object import Key, Obj
@@ -165,8 +166,8 @@ async def _remove(flags: dict[str, Any], key: Key, ids: set[str]) -> None:
             try:
                 await remove_member(answer.client, answer.pod, member, answer.program)
             except (ApiError, Unreachable, ExecError) as error:
-                raise click.ClickException(f"member {member.name} was not removed: {error}") from None
-            click.echo(f"removed member {member.name} ({wanted})", err=flags["output"] != "text")
+                raise CommandError(f"member {member.name} was not removed: {error}") from None
+            echo(f"removed member {member.name} ({wanted})", err=flags["output"] != "text")
 
 
 async def _cluster(flags: dict[str, Any], key: Key) -> Cluster:

@@ -15,6 +15,8 @@ from caphv.api.object import Obj
 from commands.generate_push import explain, push
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import chart_options, rendering
+from commands.options.clusters import CommandError
+from commands.output.echo import echo
 from packager.definitions.flags import FLAGS
 
 if TYPE_CHECKING:
@@ -127,7 +129,7 @@ def generate(**options: Any) -> None:
     for finding in (*found.findings, *checked):
         line = _line(finding, given, document)
         if finding.advice:
-            click.echo(f"warning: {line}", err=True)
+            echo(f"warning: {line}", err=True)
         else:
             problems.append(line)
     if problems:
@@ -138,7 +140,7 @@ def generate(**options: Any) -> None:
         found = push(found, lambda previous: _built(wanted, options | {"previous": previous}))
         problems = [_line(finding, given, document) for finding in found.findings if not finding.advice]
         if problems:
-            raise click.ClickException("; ".join(problems))
+            raise CommandError("; ".join(problems))
     elif not options["to"] and options["output"] != "definition":
         explain(found)
     secret = _secret(found, identity)
@@ -171,7 +173,7 @@ def _interview(given: Mapping[str, str], options: dict[str, Any]) -> Interview:
         except harvester.HarvesterRefusedError as error:
             raise click.UsageError(str(error)) from None
         except harvester.HarvesterUnreachableError as error:
-            click.echo(f"warning: Harvester does not answer, so that nothing is offered: {error}", err=True)
+            echo(f"warning: Harvester does not answer, so that nothing is offered: {error}", err=True)
             return None
 
     interview = Interview(given, read)
@@ -199,12 +201,13 @@ def _agree(interview: Interview, found: Built, identity: str, options: dict[str,
 def _refuse(problems: Sequence[str], interview: Interview | None, options: dict[str, Any]) -> NoReturn:
     """Report all problems and end the command; answers can be given again as flags."""
     for problem in problems:
-        click.echo(f"error: {problem}", err=True)
+        echo(f"error: {problem}", err=True)
     if interview:
         from commands.generate_answers import command_line
 
         line = command_line(interview.values, options["harvester_kubeconfig"])
-        click.echo(f"To correct this without answering again, leave out what is wrong:\n  {line}", err=True)
+        click.echo("To correct this without answering again, leave out what is wrong:", err=True)
+        echo(f"  {line}", err=True)
     sys.exit(INVALID)
 
 
@@ -220,7 +223,7 @@ def _preflight(
     if result.refused:
         problems.append(f"--harvester-kubeconfig {options['harvester_kubeconfig']}: {result.refused}")
     for note in result.unchecked:
-        click.echo(f"warning: {note}", err=True)
+        echo(f"warning: {note}", err=True)
     return result.findings
 
 
@@ -374,9 +377,9 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
     rejected = [one.obj for one in refused]
     for obj in objects:
         if obj not in rejected:
-            click.echo(f"applied {describe(obj)}")
+            echo(f"applied {describe(obj)}")
     for one in refused:
-        click.echo(f"error: {one}", err=True)
+        echo(f"error: {one}", err=True)
     if refused:
         sys.exit(INVALID)
 

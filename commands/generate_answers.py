@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.plaintext import one_line
+from commands.output.echo import echo
 from packager.definitions.flags import FLAGS, Flag
 
 if TYPE_CHECKING:
@@ -71,10 +73,12 @@ class Interview:
             self.answers[flag.name] = self._ask(flag)
 
     def _ask(self, flag: Flag) -> str:
-        choices = self._choices(flag)
+        # What Harvester offers can be a name only if it is printable; click writes a default as it is.
+        choices = [each for each in self._choices(flag) if each[0].isprintable()]
         if choices:
             _show(flag, choices)
         default = self._default(flag, choices)
+        default = default if default is None or default.isprintable() else flag.default
         question = f"{flag.ask}, or a number" if choices else flag.ask
         answer: str = click.prompt(
             question,
@@ -142,7 +146,7 @@ class Interview:
         cluster = NewCluster(definition(self.values | {flag.name: text}, {}), self._machines())
         about = [each for each in findings(cluster, self.harvester) if each.path[: len(flag.path)] == flag.path]
         if wrong := "; ".join(each.detail for each in about if not each.advice):
-            raise click.UsageError(wrong)
+            raise click.UsageError(one_line(wrong))
         for each in about:
             _say(f"warning: {each.detail}")
 
@@ -156,7 +160,8 @@ class Interview:
 
 def show_summary(definition: Definition, harvester: Surroundings | None, server: str) -> None:
     """Write what the answers make, before anything is written."""
-    _say("\nSummary")
+    _say("")
+    _say("Summary")
     for name, value in _summary(definition, harvester, server):
         if value:
             _say(f"  {name:<21} {value}")
@@ -250,4 +255,4 @@ def _show(flag: Flag, choices: list[Choice]) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    echo(text, err=True)

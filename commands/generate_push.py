@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.options.clusters import CommandError
 from commands.options.repository import open_store
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from packager.definitions.build import Built
@@ -18,7 +20,7 @@ def push(found: Built, build: Callable[[Tree], Built]) -> Built:
     """Commit the bundles, and return the cluster as it is with what the repository pins.
 
     `build` makes the cluster again for the files of the repository. Raises InputError if it cannot be written, and
-    `click.ClickException` if files of others are in the way.
+    CommandError if files of others are in the way.
     """
     from packager.git.commit import Reason
     from packager.git.folder import Folder
@@ -44,9 +46,9 @@ def push(found: Built, build: Callable[[Tree], Built]) -> Built:
             Reason(f"Bundles of cluster {key}, by caphv generate."),
         )
     if held := (*result.plan.held, *result.plan.refused):
-        raise click.ClickException("; ".join(f"{one.what}: {one.why}" for one in held))
+        raise CommandError("; ".join(f"{one.what}: {one.why}" for one in held))
     done = f"pushed the bundles in commit {result.commit[:12]}" if result.commit else "the bundles are there already"
-    click.echo(f"{done}: {source['repo']}, branch {source['branch']}", err=True)
+    echo(f"{done}: {source['repo']}, branch {source['branch']}", err=True)
     return found
 
 
@@ -54,7 +56,7 @@ def explain(found: Built) -> None:
     """Say who has to push the bundles of a cluster that Fleet is to install."""
     if found.definition and found.definition.fleet:
         source = found.definition.fleet
-        click.echo(
+        echo(
             f"note: until {source.repo} holds its bundles, the cluster has no cloud provider and no CSI driver: add "
             "--push, or run a packager for that repository (caphv packager run)",
             err=True,

@@ -21,6 +21,7 @@ from commands.options.management import (
     run,
     selection,
 )
+from commands.output.echo import echo
 from commands.rotate import rotate
 
 if TYPE_CHECKING:
@@ -215,9 +216,9 @@ def remove_finalizers(**flags: Any) -> None:
         click.echo("No Secret has a finalizer of the provider")
         return
     for secret in found:
-        click.echo(f"Secret {secret['metadata']['namespace']}/{secret['metadata']['name']}")
+        echo(f"Secret {secret['metadata']['namespace']}/{secret['metadata']['name']}")
     if running:
-        click.echo(
+        echo(
             f"caphv: a provider is running (Lease {running}) and sets the finalizers again; stop it first: "
             "kubectl scale deployment caphv-controller-manager -n caphv-system --replicas 0",
             err=True,
@@ -235,7 +236,7 @@ def remove_finalizers(**flags: Any) -> None:
 
     errors = run(remove())
     for error in errors:
-        click.echo(f"caphv: {error}", err=True)
+        echo(f"caphv: {error}", err=True)
     click.echo(f"removed the finalizers of {len(found) - len(errors)} Secret(s)")
     sys.exit(1 if errors else 0)
 
@@ -293,7 +294,7 @@ def _with_former_limits(account: Account, found: Existing | None, options: dict[
     if found:
         account = replace(account, token=found.token)
         if found.targets and not account.targets and not options["all_namespaces"]:
-            click.echo(
+            echo(
                 f"caphv: the account keeps its target namespaces ({', '.join(found.targets)}); "
                 "--all-namespaces extends it to all",
                 err=True,

@@ -19,6 +19,7 @@ from commands.options.management import (
     run,
     selection,
 )
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from caphv.api.object import Obj
@@ -75,7 +76,7 @@ def plan(cluster: str, files: tuple[Path, ...], **flags: Any) -> None:
     else:
         print_data(found, flags["output"])
     for each in found.unseen:
-        click.echo(f"not seen: {each}", err=True)
+        echo(f"not seen: {each}", err=True)
     sys.exit(1 if found.refused or found.short else 3 if found.changes else 0)
 
 

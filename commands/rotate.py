@@ -25,6 +25,7 @@ from commands.options.management import (
     print_data,
     run,
 )
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from caphv.api.tokens import ServiceAccountToken
@@ -175,17 +176,17 @@ def _plan(found: _Identity, flags: dict[str, Any]) -> _Plan:
 
 
 def _show(plan: _Plan) -> None:
-    click.echo(f"Secret {plan.secret}: ServiceAccount {plan.account} on Harvester {plan.harvester}")
-    click.echo(f"  used by {len(plan.clusters)} clusters: {', '.join(plan.clusters) or '-'}")
+    echo(f"Secret {plan.secret}: ServiceAccount {plan.account} on Harvester {plan.harvester}")
+    echo(f"  used by {len(plan.clusters)} clusters: {', '.join(plan.clusters) or '-'}")
     life = f"valid for {plan.seconds // _DAY} days" if plan.seconds >= _DAY else f"valid for {plan.seconds} seconds"
     if plan.issues:
         click.echo(f"  issues a new token, {life if plan.seconds else 'which does not expire'}, and tests it")
     else:
-        click.echo("  completes a rotation that was interrupted: the new token is tested again")
+        echo("  completes a rotation that was interrupted: the new token is tested again")
     if plan.deletes:
-        click.echo(f"  deletes the former token, Secret {plan.deletes}; other management clusters with it lose access")
+        echo(f"  deletes the former token, Secret {plan.deletes}; other management clusters with it lose access")
     else:
-        click.echo(f"  the former token stays valid: {plan.kept or 'no Secret holds it, it ends by itself'}")
+        echo(f"  the former token stays valid: {plan.kept or 'no Secret holds it, it ends by itself'}")
 
 
 def _report(plan: _Plan, flags: dict[str, Any], *, applied: bool) -> None:
@@ -208,12 +209,12 @@ async def _rotate(found: _Identity, plan: _Plan, flags: dict[str, Any]) -> None:
             click.echo("the new token works", err=to_stderr)
             if plan.issues:
                 await _write(flags, found, plan, content)
-                click.echo(f"wrote Secret {found.key}", err=to_stderr)
+                echo(f"wrote Secret {found.key}", err=to_stderr)
             if plan.deletes:
                 await asyncio.sleep(_SETTLE_SECONDS if plan.clusters else 0)
                 await _verify(flags, found)
                 await _finish(harvester, flags, found, plan.deletes)
-                click.echo(f"deleted the former token, Secret {plan.deletes}", err=to_stderr)
+                echo(f"deleted the former token, Secret {plan.deletes}", err=to_stderr)
     except (AccountError, KubeconfigError, ApiError, Unreachable) as error:
         hint = "" if flags["harvester_kubeconfig"] else "; an administrator can: --harvester-kubeconfig FILE"
         what = "the token is not valid any more" if isinstance(error, Unauthorized) else "Harvester"
@@ -295,7 +296,7 @@ async def _verify(flags: dict[str, Any], found: _Identity) -> None:
             now = await client.get(HARVESTER_CLUSTERS, metadata["name"], metadata["namespace"])
             lost += [] if connected(now) else [f"{metadata['namespace']}/{metadata['name']}"]
     if lost:
-        click.echo(
+        echo(
             f"The former token stays valid: {', '.join(lost)} lost the connection. Run this again once it is back.",
             err=True,
         )

@@ -11,6 +11,7 @@ import click
 
 from caphv.api.object import Obj
 from commands.main import CONTEXT_SETTINGS
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from caphv.validation.finding import LocatedFinding
@@ -74,7 +75,7 @@ def validate(paths: tuple[str, ...], output: str, fail_on: str) -> None:
     found = examine(paths)
     click.echo(validate.FORMATS[output](found), color=validate.colour())
     for message in found.unreadable:
-        click.echo(f"caphv validate: {message}", err=True)
+        echo(f"caphv validate: {message}", err=True)
     refused = found.errors or (fail_on == "warning" and found.warnings)
     sys.exit(UNREADABLE if found.unreadable else INVALID if refused else VALID)
 
@@ -96,7 +97,7 @@ def _announce(name: str) -> None:
     """Tell a person at a terminal about a file that takes long: a MiB takes two seconds."""
     with contextlib.suppress(OSError):
         if sys.stderr.isatty() and (size := Path(name).stat().st_size) > _LARGE:
-            click.echo(f"reading {name}, {size / 1024**2:.1f} MiB ...", err=True)
+            echo(f"reading {name}, {size / 1024**2:.1f} MiB ...", err=True)
 
 
 def _validate(sources: "Sequence[Source]", result: "Report") -> None:

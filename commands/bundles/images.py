@@ -12,6 +12,7 @@ from commands.bundles.check import charts_options, open_checker
 from commands.bundles.common import DIFFERENT, DONE, UNREADABLE, bundler_of, output, render_options
 from commands.options.clusters import cluster_options, progress, read_clusters
 from commands.options.repository import names_repository, open_store, repository_options
+from commands.output.echo import echo
 
 
 @click.command(
@@ -58,7 +59,7 @@ def images(**flags: Any) -> None:
     for one in found:
         if flags["output"] != "charts" and not one.source:
             reason = one.fault or "use --charts or --fetch"
-            click.echo(f"caphv bundles: images of {one.chart} are unknown: {reason}", err=True)
+            echo(f"caphv bundles: images of {one.chart} are unknown: {reason}", err=True)
     for line in out.problems(given, batch):
         click.echo(f"caphv bundles: {line}", err=True)
     unknown = flags["output"] != "charts" and not all(one.source for one in found)

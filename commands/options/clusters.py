@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from caphv.api.plaintext import one_line
+from commands.output.echo import echo
+
 if TYPE_CHECKING:
     from packager.addons.settings import ClusterFacts
     from packager.inputs import Input
@@ -23,7 +26,15 @@ Step = Callable[[str], None]
 _QUIET_SECONDS = 5.0
 
 
-class InputError(click.ClickException):
+class CommandError(click.ClickException):
+    """A command failed: exit status 1. The message may quote files, objects and servers."""
+
+    def format_message(self) -> str:
+        """Return the message, without anything in it that a terminal could obey; it may have several lines."""
+        return "\n".join(map(one_line, super().format_message().split("\n")))
+
+
+class InputError(CommandError):
     """An input file, server or repository cannot be read: exit status 2."""
 
     exit_code = 2
@@ -125,11 +136,13 @@ def progress() -> Iterator[Step]:
             nonlocal reported
             if time.monotonic() - reported > _QUIET_SECONDS:
                 reported = time.monotonic()
-                click.echo(f"{text} …", err=True)
+                echo(f"{text} …", err=True)
 
         yield report
         return
     from rich.console import Console
 
+    from commands.output.text import Text
+
     with Console(stderr=True).status("") as status:
-        yield lambda text: status.update(f"{text} …")
+        yield lambda text: status.update(Text(f"{text} …"))

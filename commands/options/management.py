@@ -135,7 +135,7 @@ def print_data(value: Any, output: str) -> None:
 
 
 def data_text(value: Any, output: str) -> str:
-    """Return data of the model as JSON or YAML."""
+    """Return data of the model as JSON or YAML; JSON in ASCII, since its escapes are the only ones for C1 controls."""
     import json
 
     import yaml
@@ -143,7 +143,7 @@ def data_text(value: Any, output: str) -> str:
     from overview.model import as_json
 
     if output == "json":
-        return json.dumps(as_json(value), indent=2, ensure_ascii=False) + "\n"
+        return json.dumps(as_json(value), indent=2) + "\n"
     return yaml.safe_dump(as_json(value), sort_keys=False, allow_unicode=True)
 
 
@@ -181,12 +181,14 @@ def patient_progress() -> Iterator[Step]:
         return
     from rich.console import Console
 
+    from commands.output.text import Text
+
     status = Console(stderr=True).status("connecting …")
     timer = threading.Timer(_PATIENCE, status.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda text: status.update(f"{text} …")
+        yield lambda text: status.update(Text(f"{text} …"))
     finally:
         timer.cancel()
         timer.join()

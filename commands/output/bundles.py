@@ -12,8 +12,9 @@ import click
 
 from caphv.api import names
 from caphv.api.object import Key, Obj
+from caphv.api.plaintext import printable
 from commands.options.clusters import SelectedClusters
-from commands.output.validate import colour, printable
+from commands.output.validate import colour
 from packager.addons.versions import Versions
 from packager.bundler import Batch
 from packager.diff import FOREIGN_FILE, ClusterDiff, FileChange, State
@@ -49,7 +50,7 @@ def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
 
     An error in a template is reported once, not for each of a thousand clusters.
     """
-    yield from given.input.unreadable
+    yield from map(printable, given.input.unreadable)
     for cluster in sorted(batch.suspended):
         yield printable(
             f"cluster {cluster}: suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}, keeps what it has"
@@ -89,9 +90,9 @@ def wave_line(outcome: Obj) -> str:
     """Say what became of a wave."""
     colour = "green" if outcome["state"] == "ready" else "red"
     commit = f", commit {outcome['commit'][:12]}" if outcome["commit"] else ""
-    head = f"{click.style(outcome['state'], fg=colour)} {outcome['wave']}: "
+    head = f"{click.style(outcome['state'], fg=colour)} {printable(outcome['wave'])}: "
     lines = [f"{head}{count(len(outcome['clusters']), 'cluster')}{commit}"]
-    lines += [f"  {name}: {printable('; '.join(why))}" for name, why in sorted(outcome["problems"].items())]
+    lines += [printable(f"  {name}: {'; '.join(why)}") for name, why in sorted(outcome["problems"].items())]
     if revert := outcome.get("revert"):
         lines.append(f"  commit {revert[:12]} gives them their former versions; correct the cause, and run this again")
     return "\n".join(lines)
@@ -155,7 +156,7 @@ def _tree(batch: Batch) -> str:
         parts = path.split("/")
         same = next((i for i, (old, new) in enumerate(zip(above, parts, strict=False)) if old != new), len(above))
         lines += (
-            f"{'  ' * depth}{parts[depth]}{'/' if depth < len(parts) - 1 else ''}\n"
+            f"{'  ' * depth}{printable(parts[depth])}{'/' if depth < len(parts) - 1 else ''}\n"
             for depth in range(same, len(parts))
         )
         above = parts[:-1]
@@ -232,11 +233,10 @@ def _states(found: Sequence[ClusterDiff]) -> str:
 
 def _pushed(result: Result) -> str:
     plan = result.plan
-    lines = [f"  {verb:<8}{name}" for verb, names in _done(result) for name in names]
-    lines += [
-        f"  {click.style('left', fg='yellow')}    {left.what}: {left.why}" for left in (*plan.held, *plan.refused)
-    ]
-    lines += [f"  branch  {group}: commit {result.groups[group][:12]}" for group in result.moved]
+    lines = [f"  {verb:<8}{printable(name)}" for verb, names in _done(result) for name in names]
+    kept = (f"{left.what}: {left.why}" for left in (*plan.held, *plan.refused))
+    lines += [f"  {click.style('left', fg='yellow')}    {printable(text)}" for text in kept]
+    lines += [f"  branch  {printable(group)}: commit {result.groups[group][:12]}" for group in result.moved]
     lines += [f"  {click.style('foreign', fg='red')} {printable(path)} {FOREIGN_FILE}" for path in plan.foreign]
     where = f"commit {result.commit[:12]} on {result.branch}" if result.commit else "wrote files"
     head = f"{where}: {len(plan.write)} written, {len(plan.delete)} removed" if not plan.is_empty else "nothing changed"
@@ -329,7 +329,7 @@ def _cell(text: str) -> str:
 
 
 def _as_json(*content: Any) -> str:
-    return json.dumps(*content, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(*content, indent=2) + "\n"
 
 
 def formats(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from commands.output.overview import console, row
 from commands.output.pools import show_unseen
+from commands.output.text import Text
 from overview.capacity import Capacity, Quota, Room
 
 __all__ = ["amount", "show", "show_unseen"]
@@ -61,9 +61,9 @@ def _of(free: float, total: float, unit: str = "") -> str:
 
 
 def _table(out: Console, lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for number, line in enumerate(lines):
-        cells = [Text(cell, style="dim" if number == 0 else _style(cell)) for cell in line]
+    table = [[Text(cell, style="dim" if line is lines[0] else _style(cell)) for cell in line] for line in lines]
+    widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
+    for cells in table:
         out.print(Text("  ").append_text(row(cells, widths)), soft_wrap=True)
 
 

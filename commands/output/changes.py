@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-import click
-from rich.text import Text
-
+from commands.output.echo import echo
 from commands.output.overview import age, console, who
+from commands.output.text import Text
 from overview.changes import Plan
 from overview.doctor.model import Check, Result
 from overview.model import Cluster, Problem
@@ -57,7 +56,7 @@ class Progress:
         """Write a line unless it repeats the last one."""
         if text != self._last:
             self._last = text
-            click.echo(f"{datetime.now(UTC):%H:%M:%S}  {text}", err=self._stderr)
+            echo(f"{datetime.now(UTC):%H:%M:%S}  {text}", err=self._stderr)
             (sys.stderr if self._stderr else sys.stdout).flush()
 
     def problems(self, cluster: Cluster) -> None:
@@ -75,5 +74,5 @@ class Progress:
     def _problem(self, problem: Problem) -> None:
         since = age(problem.since, datetime.now(UTC))
         mark = "✗" if problem.severity.wrong else "…"
-        click.echo(f"{mark} {who(problem)}: {problem.cause}{f'  ({since})' if since else ''}", err=self._stderr)
-        click.echo(f"  → {problem.next_step}", err=self._stderr)
+        echo(f"{mark} {who(problem)}: {problem.cause}{f'  ({since})' if since else ''}", err=self._stderr)
+        echo(f"  → {problem.next_step}", err=self._stderr)

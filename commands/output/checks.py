@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from caphv.api.plaintext import printable
 from commands.output.bundles import count, formats, table
-from commands.output.validate import printable
 from packager.checks.check import Checked, Located
 from packager.checks.images import ChartImages
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from commands.output.overview import console
+from commands.output.text import Text
 from overview.doctor.model import Check, Result, worst
 
 _MARKS = {
@@ -37,9 +37,9 @@ def show(checks: Sequence[Check], *, everything: bool) -> None:
             mark, style = _MARKS[check.result]
             text = Text.assemble((check.id, "bold" if check.wrong else ""), ": ", check.message)
             if not out.is_terminal:
-                out.print(f"  {mark} {text.plain}", markup=False)
+                out.print(Text(f"  {mark} {text.plain}"))
                 if check.remedy:
-                    out.print(f"    {check.remedy}", markup=False)
+                    out.print(Text(f"    {check.remedy}"))
                 continue
             grid = Table.grid(padding=(0, 1, 0, 0))
             grid.add_column(no_wrap=True)

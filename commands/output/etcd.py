@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.text import Text
-
 from commands.output.overview import console, row
+from commands.output.text import Text
 from overview.etcd import EtcdMember
 
 _STYLES = {"healthy": "green", "learner": "cyan"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.text import Text
 
 from commands.output.overview import row
+from commands.output.text import Text
 from overview.identities import Identity
 
 _STYLES = {"valid": "green", "expiring": "yellow", "expired": "bold red", "unusable": "bold red"}

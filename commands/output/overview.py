@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
+from commands.output.text import Text
 from overview.model import Cluster, Machine, Overview, Problem, Replicas, Severity, State
 
 STATE_STYLES = {
@@ -142,9 +142,9 @@ def _show_problem(out: Console, problem: Problem, now: datetime) -> None:
     if out.is_terminal:
         out.print(Padding(grid, (0, 0, 0, 2)))
         return
-    out.print(f"  {mark} {cause.plain}", markup=False)
+    out.print(Text(f"  {mark} {cause.plain}"))
     if problem.severity.wrong:
-        out.print(f"    {problem.next_step}", markup=False)
+        out.print(Text(f"    {problem.next_step}"))
 
 
 def who(problem: Problem) -> str:

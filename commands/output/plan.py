@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.text import Text
 
 from commands.output.capacity import amount
 from commands.output.overview import console
+from commands.output.text import Text
 from overview.plan.effects import Action, Field, PoolEffect
 from overview.plan.model import ClusterPlan, Plan
 from overview.plan.needs import Need

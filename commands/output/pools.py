@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from rich.console import Console
-from rich.text import Text
 
 from commands.output.overview import age, console, row
+from commands.output.text import Text
 from overview.objects import Unseen
 from overview.pools import Entry, PoolReport, Verdict
 

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from caphv.api.object import Key
+from caphv.api.plaintext import printable
 from commands.output.bundles import formats
-from commands.output.validate import printable
 from packager.trace import Stage, Trace
 
 _MARKS = {True: ("ok", "green"), False: ("stopped", "red"), None: ("unknown", "yellow")}

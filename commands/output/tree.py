@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from rich.console import Console
-from rich.text import Text
 from rich.tree import Tree
 
 from commands.output.overview import STATE_STYLES, age, machine_state, version_text
+from commands.output.text import Text
 from overview.model import Cluster, Condition, Disk, Group, Machine, Node, VirtualMachine
 
 # Conditions that say something is wrong, or under way, when they are true.

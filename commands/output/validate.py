@@ -12,6 +12,7 @@ from urllib.parse import quote
 import click
 
 from caphv.api.object import Obj
+from caphv.api.plaintext import printable
 from caphv.validation.finding import Fault, Finding
 from caphv.validation.yaml import yaml_rules
 from caphv.validation.yaml.loader import Source
@@ -157,11 +158,6 @@ def _hint(document: Document, path: FieldPath, finding: Finding) -> str:
 def colour() -> bool | None:
     """Whether to write colours: by the terminal, unless NO_COLOR is set."""
     return False if os.environ.get("NO_COLOR") else None
-
-
-def printable(text: str) -> str:
-    """The text without anything that a terminal could obey."""
-    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
 
 
 def _text(report: Report) -> str:

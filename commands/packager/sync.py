@@ -24,6 +24,7 @@ from commands.options.repository import (
     repository_options,
     source_options,
 )
+from commands.output.echo import echo
 from commands.packager import management
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def sync(**flags: Any) -> None:
                 seen = now[0], _head(flags)
         except InputError as error:
             # The host may be back at the next interval.
-            click.echo(f"error: {error.message}", err=True)
+            echo(f"error: {error.message}", err=True)
         time.sleep(flags["interval"])
         left = None if left is None else left - flags["interval"]
 
@@ -325,11 +326,12 @@ def _print(built: BuildResult, result: Result, failures: list[ApplyFailure], fla
     from packager.rendering import yaml
 
     for problem in built.problems:
-        click.echo(f"{'warning' if problem.advice else 'error'}: {problem}", err=True)
+        echo(f"{'warning' if problem.advice else 'error'}: {problem}", err=True)
     for one in failures:
-        click.echo(f"error: {one}", err=True)
+        echo(f"error: {one}", err=True)
     if flags["output"] == "table":
-        click.echo("\n".join(_lines(result, flags)))
+        for line in _lines(result, flags):
+            echo(line)
         return
     content = _content(built, result)
     if flags["output"] == "yaml":
@@ -341,13 +343,12 @@ def _print(built: BuildResult, result: Result, failures: list[ApplyFailure], fla
 
 
 def _lines(result: Result, flags: dict[str, Any]) -> Iterator[str]:
-    from commands.output.validate import printable
     from packager.diff import FOREIGN_FILE
 
     for verb, names in _changes(result.plan):
         yield from (f"{verb} {name}" for name in names)
-    yield from (printable(f"{name}: {', '.join(changes)}") for name, changes in result.plan.details.items())
-    yield from (f"foreign {printable(path)} {FOREIGN_FILE}" for path in result.plan.foreign)
+    yield from (f"{name}: {', '.join(changes)}" for name, changes in result.plan.details.items())
+    yield from (f"foreign {path} {FOREIGN_FILE}" for path in result.plan.foreign)
     if result.plan.is_empty:
         yield "nothing to do"
     elif flags["dry_run"]:

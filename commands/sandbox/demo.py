@@ -175,8 +175,9 @@ def tree(scenario: "Scenario") -> "RenderableType":
     """The cluster's current state as a tree that fits into 80 columns, with the running step below it."""
     from rich.console import Group
     from rich.spinner import Spinner
-    from rich.text import Text
     from rich.tree import Tree
+
+    from commands.output.text import Text
 
     root = Tree(Text(f"Cluster {scenario.spec.namespace}/{scenario.spec.name}", style="bold"))
     infrastructure = scenario.view.harvester_cluster()
@@ -194,7 +195,8 @@ def tree(scenario: "Scenario") -> "RenderableType":
 
 def _table(rows: "Sequence[MachineRow]") -> "RenderableType":
     from rich.table import Table
-    from rich.text import Text
+
+    from commands.output.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(6):

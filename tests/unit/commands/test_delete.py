@@ -21,7 +21,7 @@ from overview.assembly import overview_of
 from overview.harvester import Harvesters
 from overview.objects import ManagementObjects
 from overview.query import Answer
-from tests.support.clusters import Builder, ago
+from tests.support.clusters import Builder, ago, condition
 
 pytestmark = pytest.mark.unit
 
@@ -147,6 +147,15 @@ def test_force_is_named_where_harvester_blocks(remains: Server) -> None:
     result = run("--explain")
     assert result.exit_code == 1
     assert "If its Harvester does not come back: caphv delete team/shop --force" in result.output
+
+
+def test_what_objects_say_stays_in_its_line(remains: Server) -> None:
+    machine = remains.builder.machines["worker-1"]
+    for obj in (remains.builder.cluster, machine):
+        obj["metadata"]["deletionTimestamp"] = ago(hours=1)
+    message = "Drain:\n* Pod a\x1b[1A\x1b[2K\x9b2K"
+    machine["status"]["conditions"] = [condition("Deleting", "True", "DrainingNode", message)]
+    assert "waits for: Drain: * Pod a\\u001b[1A\\u001b[2K\\u009b2K  (" in run("--explain").output
 
 
 @pytest.mark.parametrize("paused", [True, False])

@@ -1,0 +1,217 @@
+"""Whatever objects, servers and files say: a terminal gets text, in the line that it belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from caphv.api.object import Key
+from caphv.api.plaintext import one_line, printable
+from commands.generate_answers import Interview
+from commands.options.clusters import CommandError, InputError
+from commands.options.management import data_text
+from commands.output import bundles, capacity, changes, doctor, etcd, identities, overview, plan, pools, tree
+from commands.output.echo import echo
+from commands.output.text import Text
+from overview.assembly import overview_of
+from overview.capacity import Capacity, CapacityObjects, Quota, Room
+from overview.changes import Change, Patch
+from overview.changes import Plan as ChangePlan
+from overview.doctor.model import Check, Result
+from overview.etcd import EtcdMember
+from overview.identities import Identity
+from overview.model import Cluster, Disk, Overview, Pool, VirtualMachine
+from overview.newcluster import Surroundings
+from overview.objects import HarvesterObjects, Unseen
+from overview.plan.effects import Action, Field, PoolEffect
+from overview.plan.model import ClusterPlan, ObjectPlan
+from overview.plan.model import Plan as ManifestPlan
+from overview.plan.needs import Need
+from overview.pools import Entry, PoolReport, Verdict
+from packager.definitions.flags import FLAGS
+from tests.support.clusters import NOW, Builder
+
+pytestmark = pytest.mark.unit
+
+# Moves up a line and erases it, with ESC and with C1, shows the rest from right to left, and begins another line.
+HOSTILE = "\x1b[1A\x1b[2K\x9b1A\x9b2K\u202e\x7f\x00\rforged\nforged\x85forged"
+Output = Callable[[Callable[[], object]], str]
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def hostile(value: Any) -> Any:
+    """Return data with all of its plain text hostile; words that choose a style stay."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.name != "state"}
+        return dataclasses.replace(value, **{name: hostile(each) for name, each in fields.items()})
+    if type(value) is tuple:
+        return tuple(map(hostile, value))
+    return f"x{HOSTILE}" if type(value) is str else value
+
+
+def everything() -> Overview:
+    """A cluster with a problem and a VM, hostile throughout."""
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "lost", minutes=3)
+    found = overview_of(builder.objects(), NOW)
+    (cluster,) = found.clusters
+    vm = VirtualMachine("vms", "cp-1", "Running", "host", disks=(Disk("disk", "1Gi"),), addresses=("10.0.0.1",))
+    group = cluster.groups[0]
+    machines = (dataclasses.replace(group.machines[0], vm=vm), *group.machines[1:])
+    cluster = dataclasses.replace(cluster, groups=(dataclasses.replace(group, machines=machines), *cluster.groups[1:]))
+    return hostile(dataclasses.replace(found, clusters=(cluster,), unseen=("Machines",)))  # type: ignore[no-any-return]
+
+
+def the_cluster() -> Cluster:
+    return everything().clusters[0]
+
+
+def progress() -> None:
+    shown = changes.Progress(to_stderr=False)
+    shown.say(f"x{HOSTILE}")
+    shown.problems(the_cluster())
+    shown.stopped(the_cluster())
+
+
+CHECKS = [hostile(Check("id", "Cluster", result, "message", "remedy")) for result in Result]
+CHANGE = hostile(Change("Cluster", "spec.version", "v1", "v2"))
+PATCH = Patch("v1", "Cluster", Key("team", "shop"), {}, {}, (CHANGE,))
+FIELD = Field("spec", "a", "b")
+CLUSTER_PLAN = ClusterPlan(
+    "team/shop", (PoolEffect("md-0", 3, 0, 1, 1, (FIELD,)),), (FIELD,), 1, 1, (Need("CPU", "", 1, 2, "n"),), ("why",)
+)
+MANIFESTS = hostile(
+    ManifestPlan((ObjectPlan("Cluster team/shop", Action.CHANGE, (FIELD,), "error"),), (CLUSTER_PLAN,), ("Secrets",))
+)
+MEMBERS = [hostile(EtcdMember("a1", "member", "stale", "machine", "https://10.0.0.1:2380"))]
+IDENTITY = hostile(Identity("team/identity", "https://harvester", "2026", ("team/shop",), state="valid"))
+ENTRY = hostile(Entry("machines", "10.0.0.1", "team/cp-1", Verdict.LEAKED, "owner", detail="detail"))
+REPORT = dataclasses.replace(
+    hostile(PoolReport("https://harvester", "machines", total=9, available=9, expected=8, error="error")),
+    entries=(ENTRY,),
+)
+ROOM = Room("host", "zone", 1, 1, 2, 1, 2)
+CAPACITY = hostile(
+    Capacity("https://harvester", ROOM, (ROOM,), (ROOM,), (Pool("h", "pool", 2, 1),), (Quota("ns", "q", "cpu", 1, 0),))
+)
+
+SHOWN: dict[str, Callable[[], object]] = {
+    "status": lambda: overview.show(overview.console(), everything(), with_namespace=True, now=NOW),
+    "tree": lambda: tree.show(overview.console(), [the_cluster()], conditions=True, now=NOW),
+    "doctor": lambda: doctor.show(CHECKS, everything=True),
+    "changes": lambda: changes.show(ChangePlan(Key("team", "shop"), (PATCH,), tuple(CHECKS))),
+    "progress": progress,
+    "plan": lambda: plan.show(MANIFESTS),
+    "etcd": lambda: (etcd.show(MEMBERS), etcd.show_removal(MEMBERS)),
+    "identities": lambda: identities.show(overview.console(), [IDENTITY]),
+    "pools": lambda: (pools.show(overview.console(), [REPORT], only_wrong=False, now=NOW), pools.show_plan([REPORT])),
+    "capacity": lambda: capacity.show([CAPACITY], hosts=True),
+    "unseen": lambda: (overview.show_unseen(everything()), pools.show_unseen([Unseen(HOSTILE, HOSTILE)])),
+    "echo": lambda: echo(f"x{HOSTILE}"),
+}
+
+
+class Terminal(io.StringIO):
+    """Standard output that says what it is."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+
+@pytest.fixture(params=[True, False], ids=["terminal", "pipe"])
+def output(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Output:
+    """Answer what a call writes, to a terminal or a pipe."""
+    monkeypatch.setenv("COLUMNS", "9000")
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+    def written(call: Callable[[], object]) -> str:
+        found = Terminal(terminal=request.param)
+        with redirect_stdout(found), redirect_stderr(found):
+            call()
+        return found.getvalue()
+
+    return written
+
+
+def assert_harmless(text: str) -> None:
+    lines = _COLOUR.sub("", text).split("\n")
+    assert [line for line in lines if not line.isprintable()] == []
+    assert [line for line in lines if line.lstrip().startswith("forged")] == []
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_no_command_passes_on_what_a_terminal_obeys(output: Output, name: str) -> None:
+    text = output(SHOWN[name])
+    assert "forged" in text
+    assert_harmless(text)
+
+
+def test_a_plan_shows_the_line_that_a_manifest_would_erase(output: Output) -> None:
+    field = Field("metadata.annotations.description", "", "x\x1b[1A\x1b[2K")
+    pool = PoolEffect("md-0", 3, 0, reasons=(field,))
+    text = output(lambda: plan.show(ManifestPlan(clusters=(ClusterPlan("team/shop", (pool,)),))))
+    lines = _COLOUR.sub("", text).splitlines()
+    assert "  - worker pool md-0: 3 machines are deleted (3 → 0)" in lines
+    assert "      metadata.annotations.description: (none) → x\\u001b[1A\\u001b[2K" in lines
+
+
+@pytest.mark.parametrize("kind", [CommandError, InputError])
+def test_errors_of_commands_are_harmless_and_keep_their_lines(kind: type[CommandError]) -> None:
+    first, second = kind("pr/a\x1b[2K.yaml: no\tobject\npr/b\x9b.yaml: no object").format_message().split("\n")
+    assert (first, second) == ("pr/a\\u001b[2K.yaml: no object", "pr/b\\u009b.yaml: no object")
+
+
+def test_lines_of_bundles_are_harmless() -> None:
+    outcome = {"state": "failed", "wave": HOSTILE, "commit": "", "clusters": [], "problems": {HOSTILE: [HOSTILE]}}
+    assert_harmless(bundles.wave_line(outcome))
+
+
+def test_data_has_escapes_of_its_own_form() -> None:
+    text = data_text({"text": HOSTILE}, "json")
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert json.loads(text) == {"text": HOSTILE}
+    text = data_text({"text": HOSTILE}, "yaml")
+    assert not {"\x1b", "\x9b", "\x00", "\x7f"} & set(text)
+    assert yaml.safe_load(text) == {"text": HOSTILE}
+
+
+def test_text_keeps_what_is_readable() -> None:
+    assert printable("a\u00e9→…✓ b") == "a\u00e9→…✓ b"
+    assert printable("a\nb\u202e") == "a\\u000ab\\u202e"
+    assert one_line("a\n\tb\x1b") == "a  b\\u001b"
+    assert Text.assemble(("✗ ", "red"), "a\x1b").append("\nb").plain == "✗ a\\u001b b"
+
+
+def test_questions_offer_only_names_that_can_be_shown() -> None:
+    images = [
+        {"metadata": {"namespace": "default", "name": name}, "spec": {"displayName": shown}}
+        for name, shown in (("a", "sles\x1b[2K"), ("b", "sles-15"))
+    ]
+    given = {flag.name: "x" for flag in FLAGS} | {"--image": ""}
+
+    @click.command()
+    def ask() -> None:
+        interview = Interview(given, lambda _path: None)
+        interview.harvester = Surroundings(CapacityObjects(HarvesterObjects(images=images)))
+        interview._check_harvester = lambda _flag, _text: None  # type: ignore[method-assign]
+        interview.ask()
+        click.echo(interview.answers["--image"])
+
+    result = CliRunner().invoke(ask, input="1\n")
+    assert result.output.splitlines()[-1] == "default/sles-15"
+    assert_harmless(result.output)
