@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from overview.model import Cluster
     from overview.objects import ManagementObjects
 
+_PENDING = 3
+
 
 @click.command(
     short_help="Upgrade the Kubernetes of a cluster.",
@@ -35,7 +37,8 @@ Examples:
   caphv upgrade team-a/production --version v1.36.3+rke2r1 --wait --yes -o json
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid usage or cannot be read.
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid usage or cannot be read,
+3 the workers follow once the control plane is upgraded: run the command again.
 """,
 )
 @click.argument("cluster")
@@ -63,11 +66,16 @@ def upgrade(cluster: str, **flags: Any) -> None:
         raise InputError("\n".join(error.problems)) from None
     if agreed(plan, flags, f"Upgrade cluster {plan.cluster} to {flags['version']}?"):
         apply_plan(plan, flags)
-        report(plan, flags, applied=True)
+        report(plan, flags, applied=bool(plan.changes))
     elif flags["dry_run"]:
         return
     if flags["wait"]:
         _wait(plan, flags)
+    elif plan.pending:
+        number = len(plan.pending)
+        what = f"{number} MachineDeployments follow" if number > 1 else "1 MachineDeployment follows"
+        click.echo(f"{what} once the control plane is upgraded: run this again then, or now with --wait", err=True)
+        sys.exit(_PENDING)
     elif plan.changes and flags["output"] == "text":
         click.echo(f"Upgrading cluster {plan.cluster}: run this again with --wait to follow it")
 

@@ -50,6 +50,8 @@ class Plan:
     cluster: Key
     patches: tuple[Patch, ...] = ()
     checks: tuple[Check, ...] = ()
+    pending: tuple[Change, ...] = ()
+    """Changes that have to wait for what is under way; with `--wait` the command makes them, too."""
 
     @property
     def changes(self) -> tuple[Change, ...]:

@@ -73,12 +73,12 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
     suffix, name = _DISTRIBUTIONS.get(kind, (version.distribution, ""))
     if version.distribution != suffix:
         raise ChangeError([f"--version {wanted}: cluster {parts.key} runs {name}; write it like {_example(kind)}"])
-    deployments = list(deployments)
-    patches = tuple(_patches(parts, deployments, cluster, wanted))
+    patches, later = _patches(parts, deployments, cluster, wanted)
     checks = [*general(parts), *_skew(parts, cluster, wanted, version)]
     if patches:
         checks += health(cluster)
-    return Plan(parts.key, patches, tuple(checks))
+    pending = tuple(change for patch in later for change in patch.changes)
+    return Plan(parts.key, tuple(patches), tuple(checks), pending)
 
 
 def surge(parts: Parts, deployments: Iterable[Obj]) -> int:
@@ -105,21 +105,26 @@ def progress(parts: Parts, cluster: Cluster, wanted: str) -> Progress:
     return Progress(done, max(total, len(machines)), settled and reconciled and done == len(machines) == total)
 
 
-def _patches(parts: Parts, deployments: list[Obj], cluster: Cluster, wanted: str) -> Iterator[Patch]:
-    if "topology" in parts.cluster["spec"]:
-        before = str(parts.cluster["spec"]["topology"].get("version") or "")
-        if before != wanted:
-            change = Change(f"Cluster {parts.key}", "spec.topology.version", before, wanted)
-            yield patch_of(parts.cluster, {"spec": {"topology": {"version": wanted}}}, [change])
-        return
+def _patches(
+    parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wanted: str
+) -> tuple[list[Patch], list[Patch]]:
+    """Patches to make now, and those that have to wait: kubelets must not be newer than their API server."""
+    topology = parts.cluster["spec"].get("topology")
+    if topology is not None:
+        before = str(topology.get("version") or "")
+        change = Change(f"Cluster {parts.key}", "spec.topology.version", before, wanted)
+        patch = patch_of(parts.cluster, {"spec": {"topology": {"version": wanted}}}, [change])
+        return [patch] if before != wanted else [], []
+    workers = list(_worker_patches(deployments, wanted))
     control_plane = parts.control_plane
     before = str(((control_plane or {}).get("spec") or {}).get("version") or "")
     if control_plane is not None and before != wanted:
         change = Change(_name(control_plane), "spec.version", before, wanted)
-        yield patch_of(control_plane, {"spec": {"version": wanted}}, [change])
-        return  # kubelets must not be newer than their API server
-    if not control_plane_done(cluster, wanted):
-        return
+        return [patch_of(control_plane, {"spec": {"version": wanted}}, [change])], workers
+    return (workers, []) if control_plane_done(cluster, wanted) else ([], workers)
+
+
+def _worker_patches(deployments: Iterable[Obj], wanted: str) -> Iterator[Patch]:
     for obj in deployments:
         before = str(((obj["spec"].get("template") or {}).get("spec") or {}).get("version") or "")
         if before != wanted:

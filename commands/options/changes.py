@@ -85,19 +85,21 @@ def confirm(flags: dict[str, Any], question: str) -> None:
 def agreed(plan: Plan, flags: dict[str, Any], question: str) -> bool:
     """Show a plan and ask for it. False if there is nothing to change, or only a plan was asked for.
 
-    Ends the command with status 1 when a check forbids the change and `--force` was not given.
+    What is pending is to be changed if the command waits for its time. Ends the command with status 1 when a check
+    forbids the change and `--force` was not given.
     """
     from commands.output import changes as out
 
     forbidden = bool(plan.errors and not flags["force"])
+    wanted = bool(plan.changes or (plan.pending and flags["wait"]))
     if flags["output"] == "text":
         out.show(plan)
-    elif flags["dry_run"] or forbidden or not plan.changes:
+    elif flags["dry_run"] or forbidden or not wanted:
         report(plan, flags, applied=False)
-    if forbidden and plan.changes:
+    if forbidden and (plan.changes or plan.pending):
         click.echo("Not changed: a check failed. Correct it, or give --force to change it nevertheless.", err=True)
         sys.exit(1)
-    if not plan.changes or flags["dry_run"]:
+    if not wanted or flags["dry_run"]:
         return False
     confirm(flags, question)
     return True
@@ -108,8 +110,8 @@ def report(plan: Plan, flags: dict[str, Any], *, applied: bool) -> None:
     from overview.model import as_json
 
     if flags["output"] != "text":
-        found = {"changes": as_json(plan.changes), "checks": as_json(plan.checks), "applied": applied}
-        print_data({"cluster": str(plan.cluster), **found}, flags["output"])
+        found = {name: as_json(getattr(plan, name)) for name in ("changes", "pending", "checks")}
+        print_data({"cluster": str(plan.cluster), **found, "applied": applied}, flags["output"])
 
 
 def apply_plan(plan: Plan, flags: dict[str, Any]) -> None:

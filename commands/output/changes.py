@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from commands.output.echo import echo
 from commands.output.overview import age, console, who
 from commands.output.text import Text
-from overview.changes import Plan
+from overview.changes import Change, Plan
 from overview.doctor.model import Check, Result
 from overview.model import Cluster, Problem
 
@@ -27,10 +27,17 @@ def show(plan: Plan) -> None:
     show_checks(plan.checks)
     out = console()
     if not plan.changes:
-        out.print(Text(f"Nothing to change: cluster {plan.cluster} is as wanted"))
-    for name in dict.fromkeys(change.object for change in plan.changes):
-        out.print(Text(name, style="bold"))
-        for change in (each for each in plan.changes if each.object == name):
+        why = " now" if plan.pending else f": the objects of cluster {plan.cluster} are as wanted"
+        out.print(Text(f"Nothing to change{why}"))
+    _show_changes(plan.changes, "")
+    _show_changes(plan.pending, ", later")
+
+
+def _show_changes(changes: Iterable[Change], when: str) -> None:
+    out, changes = console(), tuple(changes)
+    for name in dict.fromkeys(change.object for change in changes):
+        out.print(Text.assemble((name, "bold"), when))
+        for change in (each for each in changes if each.object == name):
             out.print(Text(f"  {change.field}: {change.before or '(not set)'} → {change.after}"), soft_wrap=True)
 
 

@@ -40,6 +40,14 @@ def stored(management: Management, kind: str, namespace: str, name: str) -> Obj:
     return asyncio.run(read())
 
 
+def pause(management: Management, namespace: str, name: str) -> None:
+    async def write() -> None:
+        async with management.server.client() as client:
+            await client.patch(KINDS["Cluster"], name, namespace, {"spec": {"paused": True}})
+
+    asyncio.run(write())
+
+
 def writes(management: Management, *arguments: str) -> tuple[Any, list[str]]:
     """Run a command; answer its result and what it wrote."""
     results = []
@@ -96,12 +104,35 @@ def test_an_upgrade_writes_the_version_once(clusters: Management) -> None:
 
 
 def test_without_a_topology_the_control_plane_is_upgraded_first(clusters: Management) -> None:
-    _, written = writes(clusters, "upgrade", "without/plain", "--version", NEXT, "--yes", "--force")
-    assert written == ["patch rke2controlplanes"]
-    result, written = writes(clusters, "upgrade", "without/plain", "--version", NEXT, "--yes", "--force")
-    assert (result.exit_code, written) == (0, [])
+    words = ("upgrade", "without/plain", "--version", NEXT, "--force")
+    result, written = writes(clusters, *words, "--yes")
+    assert (result.exit_code, written) == (3, ["patch rke2controlplanes"])
+    assert "1 MachineDeployment follows once the control plane is upgraded" in result.output
+    # Until it is upgraded, every run says that the workers are old.
+    result, written = writes(clusters, *words, "--yes")
+    assert (result.exit_code, written, "as wanted" in result.output) == (3, [], False)
+    assert "MachineDeployment without/plain-md-0, later" in result.output
+    result, written = writes(clusters, *words, "--yes", "-o", "json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, written, found["applied"], found["changes"]) == (3, [], False, [])
+    assert [(each["object"], each["after"]) for each in found["pending"]] == [
+        ("MachineDeployment without/plain-md-0", NEXT)
+    ]
     deployment = stored(clusters, "MachineDeployment", "without", "plain-md-0")
     assert deployment["spec"]["template"]["spec"]["version"] != NEXT
+
+
+def test_a_wait_that_will_change_workers_asks_and_heeds_checks_like_the_first_run(clusters: Management) -> None:
+    words = ("upgrade", "without/plain", "--version", NEXT, "--wait", "--timeout", "1s")
+    result, written = writes(clusters, *words)
+    assert (result.exit_code, written) == (2, [])
+    assert "use --yes or --dry-run" in result.output
+    result, written = writes(clusters, *words, "--yes")
+    assert (result.exit_code, written, "Not done in time" in result.output) == (1, [], True)
+    pause(clusters, "without", "plain")
+    for each in (words, words[:4]):
+        result, written = writes(clusters, *each, "--yes")
+        assert (result.exit_code, written, "Not changed: a check failed" in result.output) == (1, [], True)
 
 
 def test_a_wait_that_takes_too_long_ends_and_says_so(clusters: Management) -> None:

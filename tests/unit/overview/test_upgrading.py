@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key
-from overview.changes import ChangeError, Plan
+from overview.changes import Change, ChangeError, Plan
 from overview.doctor.model import Result
 from overview.selected import cluster_and_parts
 from overview.upgrading import Version, plan_upgrade, progress, surge
@@ -42,6 +42,7 @@ def run_version(builder: Builder, version: str, *, workers: bool) -> None:
 
 def test_a_topology_has_one_version() -> None:
     (patch,) = plan(Builder()).patches
+    assert plan(Builder()).pending == ()
     assert patch.body == {"spec": {"topology": {"version": NEXT}}}
     assert (patch.changes[0].before, patch.changes[0].after) == (VERSION, NEXT)
 
@@ -51,12 +52,17 @@ def test_without_a_topology_workers_follow_the_control_plane() -> None:
     del builder.cluster["spec"]["topology"]
     (patch,) = plan(builder).patches
     assert (patch.kind, patch.body) == ("RKE2ControlPlane", {"spec": {"version": NEXT}})
+    workers = Change("MachineDeployment team/shop-md-0", "spec.template.spec.version", VERSION, NEXT)
+    assert plan(builder).pending == (workers,)
     # It is under way: the workers have to wait.
     builder.control_plane["spec"]["version"] = NEXT
-    assert plan(builder).patches == ()
+    assert (plan(builder).patches, plan(builder).pending) == ((), (workers,))
     run_version(builder, NEXT, workers=False)
     (patch,) = plan(builder).patches
     assert (patch.kind, patch.body) == ("MachineDeployment", {"spec": {"template": {"spec": {"version": NEXT}}}})
+    assert plan(builder).pending == ()
+    builder.deployment["spec"]["template"]["spec"]["version"] = NEXT
+    assert (plan(builder).patches, plan(builder).pending) == ((), ())
 
 
 @pytest.mark.parametrize(
