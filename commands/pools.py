@@ -21,8 +21,9 @@ from commands.options.management import (
 )
 
 if TYPE_CHECKING:
+    from caphv.runtime.client import ApiClient
     from overview.objects import Unseen
-    from overview.poolreader import Machines, PoolObjects
+    from overview.poolreader import Machines
     from overview.pools import PoolReport
 
 
@@ -80,7 +81,7 @@ def audit(names: tuple[str, ...], **flags: Any) -> None:
     else:
         print_data(found.reports, flags["output"])
     out.show_unseen(found.unseen)
-    sys.exit(1 if any(report.wrong for report in found.reports) else 0)
+    sys.exit(2 if found.unseen else 1 if any(report.wrong for report in found.reports) else 0)
 
 
 @pools.command(
@@ -109,17 +110,21 @@ def release(names: tuple[str, ...], **flags: Any) -> None:
     with patient_progress() as step:
         found = run(_audit(names, flags, step))
     out.show_unseen(found.unseen)
+    invalid = [report for report in found.reports if report.error]
+    for report in invalid:
+        click.echo(f"IPPool {report.name} on {report.harvester}: {report.error}", err=True)
     plans = [report for report in found.reports if report.wrong and not report.error]
-    if not plans:
+    done = True
+    if plans:
+        out.show_plan(plans)
+        if not flags["dry_run"]:
+            confirm(flags, "Write this to Harvester?")
+            done = run(_release(plans, flags))
+    elif found.unseen or invalid:
+        click.echo("Nothing to release in what can be read")
+    else:
         click.echo("Nothing to release: no address has leaked, and all counts are right")
-        return
-    out.show_plan(plans)
-    if flags["dry_run"]:
-        return
-    confirm(flags, "Write this to Harvester?")
-    for report in run(_release(plans, flags)):
-        count = len(report.leaked)
-        click.echo(f"IPPool {report.name}: released {count} address{'es' * (count != 1)}")
+    sys.exit(1 if invalid or not done else 2 if found.unseen else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,9 @@ class _Found:
 
 
 async def _audit(names: Iterable[str], flags: dict[str, Any], step: Step) -> _Found:
-    from overview.poolreader import read_machines
+    from caphv.runtime.errors import ApiError, Unreachable
+    from overview import reader
+    from overview.poolreader import read_machines, read_pools
 
     async with management_client(flags) as management:
         step("reading machines")
@@ -138,7 +145,11 @@ async def _audit(names: Iterable[str], flags: dict[str, Any], step: Step) -> _Fo
             unseen, reports = [*machines.unseen, *hidden], []
             for harvester in harvesters:
                 step(f"reading pools of {harvester.client.server}")
-                found = await _read(harvester, machines)
+                try:
+                    found = await read_pools(harvester.client, machines, harvester.namespaces)
+                except (ApiError, Unreachable) as error:
+                    unseen.append(reader.unseen(f"Harvester {harvester.client.server}", error))
+                    continue
                 unseen += found.unseen
                 reports += [each for each in found.reports() if not names or each.name in names]
     if not reports:
@@ -147,22 +158,34 @@ async def _audit(names: Iterable[str], flags: dict[str, Any], step: Step) -> _Fo
     return _Found(tuple(reports), tuple(unseen))
 
 
-async def _read(harvester: HarvesterClient, machines: Machines) -> PoolObjects:
-    from overview.poolreader import read_pools
+async def _release(plans: list[PoolReport], flags: dict[str, Any]) -> bool:
+    """Release pool by pool, and write at once what came of each. Answers whether all could be done."""
+    from overview.poolreader import read_machines
 
-    return await read_pools(harvester.client, machines, harvester.namespaces)
-
-
-async def _release(plans: list[PoolReport], flags: dict[str, Any]) -> list[PoolReport]:
-    from overview.poolreader import apply_repair, read_machines
-
-    done = []
     async with management_client(flags) as management:
         machines = await read_machines(management, namespace_of(flags))
         async with harvester_clients(management, flags) as (harvesters, _):
             by_server = {harvester.client.server: harvester for harvester in harvesters}
-            for plan in plans:
-                harvester = by_server[plan.harvester]
-                report = await apply_repair(management, harvester.client, plan.name, machines, harvester.namespaces)
-                done += [report] if report else []
-    return done
+            return all(
+                [await _release_one(management, by_server.get(plan.harvester), plan, machines) for plan in plans]
+            )
+
+
+async def _release_one(
+    management: ApiClient, harvester: HarvesterClient | None, plan: PoolReport, machines: Machines
+) -> bool:
+    from caphv.runtime.errors import ApiError, Unreachable
+    from overview.poolreader import apply_repair
+
+    if harvester is None:  # while the command asked
+        error = "no cluster leads there any more: name its kubeconfig with --harvester-kubeconfig"
+        click.echo(f"IPPool {plan.name} on {plan.harvester}: {error}", err=True)
+        return False
+    try:
+        report = await apply_repair(management, harvester.client, plan.name, machines, harvester.namespaces)
+    except (ApiError, Unreachable) as failure:
+        click.echo(f"IPPool {plan.name} on {plan.harvester}: {failure}", err=True)
+        return False
+    count = len(report.leaked) if report else 0
+    click.echo(f"IPPool {plan.name}: released {count} address{'es' * (count != 1)}")
+    return True

@@ -75,6 +75,7 @@ class PoolReport:
 class Owners:
     """Everything that may hold an address, as far as it could be read.
 
+    `management_cluster` is the uid of its namespace kube-system, empty when that may not be read.
     `namespaces` are those whose HarvesterMachines and HarvesterClusters were read, None for all. `vms_complete` says
     that all that may use an address was read in all namespaces on Harvester.
     """
@@ -143,7 +144,7 @@ def _report(pool: Obj, owners: Owners, harvester: str) -> PoolReport:
 
 def _entry(pool: Obj, address: str, identity: str, owners: Owners) -> Entry:
     mark, name = ippool.mark(pool, address), str(pool["metadata"]["name"])
-    if mark and not _ours(mark, owners):
+    if mark and owners.management_cluster and not _ours(mark, owners):
         return Entry(name, address, identity, Verdict.FOREIGN, detail=f"of management cluster {mark}…")
     namespace, _, owner_name = identity.partition("/")
     owner, created, detail = _owner(Key(namespace, owner_name), address, owners)
@@ -175,6 +176,8 @@ def _without_owner(namespace: str, mark: str, owners: Owners) -> tuple[Verdict, 
     """Whether an entry without a visible owner has certainly leaked."""
     if not mark:
         return Verdict.UNRECORDED, "no machine, load balancer or Service that is seen has this name"
+    if not owners.management_cluster:
+        return Verdict.UNKNOWN, "the uid of this management cluster, of namespace kube-system, is not seen"
     if not owners.sees(namespace):
         return Verdict.UNKNOWN, "HarvesterMachines and HarvesterClusters of all namespaces are not seen"
     if not owners.vms_complete:

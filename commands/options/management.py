@@ -148,7 +148,7 @@ def data_text(value: Any, output: str) -> str:
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine; what can go wrong with reading becomes a message and exit status 2."""
+    """Run a coroutine; what an API server refuses or does not answer becomes a message and exit status 2."""
     from caphv.runtime.errors import ApiError, Forbidden, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError
     from overview.reader import NoClusterApiError
@@ -165,8 +165,10 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
     except Forbidden as error:
         hint = "; name a namespace that you may read with -n" if "cluster scope" in str(error) else ""
         raise InputError(f"your account may not do that: {error}{hint}") from None
-    except (KubeconfigError, ApiError, Unreachable) as error:
-        raise InputError(f"the management cluster cannot be read: {error}") from None
+    except KubeconfigError as error:
+        raise InputError(f"the kubeconfig cannot be used: {error}") from None
+    except (ApiError, Unreachable) as error:  # of any server, in reading or in writing
+        raise InputError(f"a request failed: {error}") from None
     except NoClusterApiError as error:
         raise InputError(str(error)) from None
     except KeyboardInterrupt:

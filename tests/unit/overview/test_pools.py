@@ -73,6 +73,13 @@ def test_an_address_is_held_by_its_cluster_before_the_load_balancer_exists() -> 
     assert entry("10.0.0.12", "vms/team-shop-lb", OURS).verdict is Verdict.LEAKED
 
 
+def test_without_the_uid_of_this_management_cluster_nothing_is_foreign_or_leaked() -> None:
+    unnamed = owners()
+    unnamed.management_cluster = ""
+    assert {entry("10.0.0.11", "team/dead", mark, unnamed).verdict for mark in (OURS, THEM)} == {Verdict.UNKNOWN}
+    assert entry("10.0.0.10", "team/alive", OURS, unnamed).verdict is Verdict.HELD
+
+
 def test_what_this_management_cluster_made_for_a_machine_that_does_not_exist_has_leaked() -> None:
     assert entry("10.0.0.11", "team/dead", OURS).verdict is Verdict.LEAKED
 
@@ -81,7 +88,7 @@ def test_what_this_management_cluster_made_for_a_machine_that_does_not_exist_has
     ("mark", "known", "verdict"),
     [
         (THEM, owners(), Verdict.FOREIGN),
-        (OURS, Owners(""), Verdict.FOREIGN),
+        (OURS, Owners(""), Verdict.UNKNOWN),
         ("", owners(), Verdict.UNRECORDED),
         (OURS, owners(namespaces=frozenset({"other"})), Verdict.UNKNOWN),
         (OURS, owners(vms_complete=False), Verdict.UNKNOWN),
