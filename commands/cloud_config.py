@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +11,7 @@ import click
 from commands.options.changes import confirm
 from commands.options.clusters import InputError
 from commands.options.management import data_text, run
+from commands.options.outputfile import OutputFile, write_private
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _output(command: Any) -> Any:
         click.option(
             "--file",
             "file",
-            type=click.Path(path_type=Path, dir_okay=False),
+            type=OutputFile(),
             help="File to write, with mode 0600; default: standard output.",
         ),
         click.option(
@@ -349,8 +349,5 @@ def _output_text(text: str, file: Path | None) -> None:
     if file is None:
         click.echo(text, nl=False)
         return
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
-        # Opening an existing file does not change its mode.
-        os.fchmod(out.fileno(), 0o600)
-        out.write(text)
+    write_private(file, text.encode())
     click.echo(f"wrote {file}", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import sys
 from dataclasses import replace
@@ -21,6 +20,7 @@ from commands.options.management import (
     run,
     selection,
 )
+from commands.options.outputfile import OutputFile, write_private
 from commands.output.echo import echo
 from commands.rotate import rotate
 
@@ -102,7 +102,7 @@ Examples:
 @click.option(
     "--file",
     "file",
-    type=click.Path(path_type=Path),
+    type=OutputFile(),
     help="File to write, with mode 0600; default: standard output.",
 )
 @click.option(
@@ -333,8 +333,5 @@ def _write(content: str, file: Path | None) -> None:
     if file is None:
         click.echo(content, nl=False)
         return
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as target:
-        # Opening an existing file does not change its mode.
-        os.fchmod(target.fileno(), 0o600)
-        target.write(content)
+    write_private(file, content.encode())
     click.echo(f"wrote {file}")

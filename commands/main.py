@@ -130,8 +130,9 @@ def main(name: str = "caphv") -> None:
     try:
         cli(prog_name=name)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        # The output, which has no name here, may be redirected to a full disk.
+        if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        # The output may be redirected to a full disk.
-        click.echo(f"Error: {error.strerror}", err=True)
+        file = "" if error.filename is None else f"{click.format_filename(error.filename)}: "
+        click.echo(f"Error: {file}{error.strerror}", err=True)
         sys.exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from commands.options.management import (
     run,
     selection,
 )
+from commands.options.outputfile import OutputFile, write_private
 
 
 @click.command(
@@ -37,7 +37,7 @@ Examples:
 @click.option(
     "--file",
     "file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OutputFile(),
     help="Where to write it.  [default: caphv-support-TIME.tar.gz]",
 )
 @management_options
@@ -47,17 +47,14 @@ def support_bundle(clusters: tuple[str, ...], **flags: Any) -> None:
     Secrets are not read into it. Fields that hold credentials or cloud-config, and whatever looks like a key, token or
     password, are removed. Review it before you send it.
     """
+    name = f"caphv-support-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    file: Path = flags["file"] or OutputFile().convert(f"{name}.tar.gz", None, None)
     chosen = selection(clusters, flags)
     with patient_progress() as step:
         files = run(_collect(flags, chosen, step))
     from overview.bundle import archive
 
-    name = f"caphv-support-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    file: Path = flags["file"] or Path(f"{name}.tar.gz")
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as target:
-        # An older file keeps its mode when it is opened.
-        os.fchmod(target.fileno(), 0o600)
-        target.write(archive(files, name))
+    write_private(file, archive(files, name))
     click.echo(f"wrote {len(files)} files to {file}, readable only by you")
 
 

@@ -1,7 +1,8 @@
 """A backup on disk: a directory with one file for each object, and an index that says what there should be.
 
 Every file can be read without the others, so that a backup of which files were lost still says what it has, and what is
-missing. Files are 0600 and directories 0700; the directory appears under its name only when it is complete.
+missing. Files are 0600 and directories 0700; a new directory appears under its name only when it is complete, and one
+that exists gets its index last.
 """
 
 from __future__ import annotations
@@ -70,12 +71,19 @@ class Backup:
 def write(target: Path, backup: Backup, sealer: Sealer | None) -> int:
     """Write a backup into a new or empty directory; answer the number of files. Raises `BackupError`."""
     check_target(target)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    target = _resolved(target)
+    made = target.is_dir()
+    # In an empty directory that exists: it may be the working directory, or a volume of its own.
+    partial = (target if made else target.parent) / f".{target.name}.partial-{os.getpid()}"
     try:
         count = _write(partial, backup, sealer)
-        with contextlib.suppress(FileNotFoundError):
-            target.rmdir()  # an empty one, made beforehand
-        partial.rename(target)
+        if made:
+            with contextlib.suppress(PermissionError):  # it belongs to another user
+                target.chmod(0o700)
+            for file in sorted(partial.iterdir(), key=lambda each: each.name.startswith(INDEX)):  # the index last
+                file.rename(target / file.name)
+        else:
+            partial.rename(target)
     except OSError as error:
         raise BackupError(f"cannot write {target}: {error.strerror}") from None
     finally:
@@ -88,10 +96,18 @@ def check_target(target: Path) -> None:
     try:
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise BackupError(f"{target} exists and is not an empty directory: name a new one for each backup")
-        if not target.absolute().parent.is_dir():
-            raise BackupError(f"{target.absolute().parent} is not a directory")
+        folder = _resolved(target) if target.exists() else _resolved(target).parent
+        if not folder.is_dir():
+            raise BackupError(f"{folder} is not a directory")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise BackupError(f"{folder} is not writable")
     except OSError as error:
         raise BackupError(f"{target}: {error.strerror}") from None
+
+
+def _resolved(target: Path) -> Path:
+    """The place itself, with a name: `.` has none, and a link to a directory cannot be replaced by one."""
+    return Path(os.path.realpath(target))
 
 
 def read(folder: Path, passphrase: Callable[[], str]) -> Backup:

@@ -53,6 +53,28 @@ def test_files_are_the_owners_alone_and_hold_no_plain_text(tmp_path: Path, seale
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+@pytest.mark.parametrize("name", [".", "link", "empty"])
+def test_an_empty_directory_is_filled_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir(mode=0o755)
+    (tmp_path / "link").symlink_to(empty)
+    monkeypatch.chdir(empty if name == "." else tmp_path)
+    before, backup = empty.stat().st_ino, a_backup()
+    files.write(Path(name), backup, None)
+    # A shell in this directory sees it.
+    assert (empty.stat().st_ino, stat.S_IMODE(empty.stat().st_mode)) == (before, 0o700)
+    assert not list(empty.glob(".*"))
+    assert files.read(Path(name), never) == backup
+
+
+@pytest.mark.parametrize("name", ["absent/b", "file/b", "dangling"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "absent" / "b")
+    with pytest.raises(BackupError, match="is not a directory"):
+        files.check_target(tmp_path / name)
+
+
 def test_a_wrong_passphrase_and_a_used_directory_are_refused(tmp_path: Path, sealer: Sealer) -> None:
     files.write(tmp_path / "b", a_backup(), sealer)
     with pytest.raises(BackupError, match="the passphrase is wrong"):
