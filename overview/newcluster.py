@@ -18,6 +18,7 @@ from overview.objects import condition_of
 from overview.plan.effects import Needs, effect_of
 from overview.plan.needs import Need, needs_and_free
 from overview.plan.pools import Pool, Wanted
+from overview.room import overcommit_of
 
 _MACHINES: FieldPath = ("spec", "machines")
 _POOLS: FieldPath = ("spec", "addresses", "ipPoolRefs")
@@ -225,8 +226,8 @@ def _room(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
         if need.what.startswith("quota "):
             detail = f"{need.what} has {numbers}: raise the quota on Harvester, or use fewer or smaller machines"
             yield Finding(("spec", "targetNamespace"), Fault.INVALID, detail, value=target)
-        elif need.what == _FITTING and found.capacity.harvester.instances:
-            # Without a VM it is not known how much of its CPUs a VM requests: Harvester overcommits.
+        elif need.what == _FITTING and overcommit_of(found.capacity.harvester.instances).known:
+            # Otherwise it is not known how much of its size a VM requests: Harvester overcommits.
             detail = f"hosts have room for {need.free:.0f} of {need.needed:.0f} VMs: use fewer or smaller machines"
             yield Finding(_MACHINES, Fault.INVALID, f"{detail}, or add hosts", advice=True)
         elif need.what == "storage":

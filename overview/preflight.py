@@ -14,7 +14,7 @@ from overview.diagnosis import Parts, resume_commands
 from overview.doctor.model import Check, Result, ok, skipped
 from overview.model import Cluster, Severity
 from overview.objects import HarvesterObjects
-from overview.room import Size, hosts_of, requested, unplaced
+from overview.room import Size, hosts_of, overcommit_of, requested, unplaced
 
 # Who applies an object from Git, by an annotation or label that it leaves.
 _GITOPS = {
@@ -124,16 +124,17 @@ def surge_of(replicas: int, value: object, default: int = 1) -> int:
 
 
 def size_of(parts: Parts, machines: Iterable[Obj], harvester: HarvesterObjects | None) -> Size:
-    """Return what the largest VM of some HarvesterMachines requests; without its instance, the size in its spec.
+    """Return what the largest VM of some HarvesterMachines requests; without its instance, by the size in its spec.
 
     Harvester overcommits, so that a VM requests less than its guest sees.
     """
     target = str(((parts.harvester_cluster or {}).get("spec") or {}).get("targetNamespace") or "")
     instances = {key_of(obj): obj for obj in harvester.instances} if harvester else {}
+    share = overcommit_of(instances.values())
     sizes = []
     for machine in machines:
         instance = instances.get(Key(target, key_of(machine).name))
         spec = machine.get("spec") or {}
         size = requested(instance.get("spec") or {}) if instance else Size()
-        sizes.append(size or Size.of(spec.get("cpu"), spec.get("memory")))
+        sizes.append(size or share.requests(Size.of(spec.get("cpu"), spec.get("memory"))))
     return max(sizes, default=Size())

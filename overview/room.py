@@ -97,6 +97,39 @@ def requested(spec: Obj) -> Size:
     return Size.of(wanted.get("cpu", cpu.get("cores")), wanted.get("memory", memory.get("guest")))
 
 
+@dataclass(frozen=True, slots=True)
+class Overcommit:
+    """Which shares of its limits a VM requests of its host; None where no VM shows it."""
+
+    cpu: Decimal | None = None
+    memory: Decimal | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether VMs show both shares."""
+        return self.cpu is not None and self.memory is not None
+
+    def requests(self, limits: Size) -> Size:
+        """What VMs with these limits request; all of it where no VM shows the share."""
+        # Rounded: a share such as 2/3 has no last digit, and would make VMs a trace larger than the room they fill.
+        return Size(round(limits.cpu * (self.cpu or 1), 6), round(limits.memory * (self.memory or 1), 6))
+
+
+def overcommit_of(instances: Iterable[Obj]) -> Overcommit:
+    """Return the largest shares that VMs show: some, for example with dedicated CPUs, request more than others.
+
+    Harvester divides limits by its setting `overcommit-config`, which an identity may not read.
+    """
+    cpu, memory = [], []
+    for instance in instances:
+        resources = ((instance.get("spec") or {}).get("domain") or {}).get("resources") or {}
+        found = (resources.get(kind) or {} for kind in ("limits", "requests"))
+        limits, requests = (Size.of(each.get("cpu"), each.get("memory")) for each in found)
+        cpu += [requests.cpu / limits.cpu] if requests.cpu and limits.cpu else []
+        memory += [requests.memory / limits.memory] if requests.memory and limits.memory else []
+    return Overcommit(max(cpu, default=None), max(memory, default=None))
+
+
 def unplaced(hosts: Iterable[Host], sizes: Sequence[Size]) -> int:
     """Return how many VMs find no host, the largest first, each on the host with the most memory left."""
     free = {host.name: host.free for host in hosts}

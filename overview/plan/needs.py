@@ -9,21 +9,12 @@ from decimal import Decimal
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Obj
-from overview.capacity import CapacityObjects, capacity_of
+from overview.capacity import Capacity, CapacityObjects, capacity_of
 from overview.model import Pool
 from overview.plan.effects import Needs
-from overview.room import Size, hosts_of, unplaced
+from overview.room import Overcommit, Size, hosts_of, overcommit_of, unplaced
 
-# What of a quota a VM takes, by the name of its limit. Harvester's own Pods of a VM take a little more.
-_OF_QUOTA = {
-    "limits.cpu": "cpu",
-    "requests.cpu": "cpu",
-    "cpu": "cpu",
-    "limits.memory": "memory",
-    "requests.memory": "memory",
-    "memory": "memory",
-    "requests.storage": "storage",
-}
+_FULL_SIZE = "counted without overcommit, which no VM shows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +40,53 @@ def needs_and_free(needs: Needs, harvester_cluster: Obj, found: CapacityObjects 
 
 def _needs(needs: Needs, harvester_cluster: Obj, found: CapacityObjects | None) -> Iterator[Need]:
     capacity = capacity_of(found) if found else None
-    known = capacity is not None and capacity.total.hosts > 0
-    note = "" if capacity is None or capacity.all_vms else "by the VMs that are seen"
-    yield Need("CPU", "", float(needs.cpu), capacity.total.cpu_free if capacity and known else None, note)
-    yield Need("memory", "B", float(needs.memory), capacity.total.memory_free if capacity and known else None, note)
-    if found and known:
-        left = unplaced(hosts_of(found.harvester), _requests(needs.sizes, found))
-        if left:
-            yield Need("VMs that fit on a host", "", needs.vms, needs.vms - left, note)
+    share = overcommit_of(found.harvester.instances) if found else Overcommit()
+    requests = share.requests(Size(needs.cpu, needs.memory))
+    yield from _hosts(needs, requests, share, found, capacity)
     storage = capacity.storage.free if capacity and capacity.storage else None
     yield Need("storage", "B", float(needs.storage), storage, "for one replica")
     if needs.addresses:
         yield _addresses(needs.addresses, harvester_cluster, capacity.pools if capacity else ())
     target = str((harvester_cluster.get("spec") or {}).get("targetNamespace") or "")
+    taken = _of_quota(needs, requests)
     for quota in capacity.quotas if capacity else ():
-        field = _OF_QUOTA.get(quota.resource)
-        if quota.namespace == target and field:
-            unit = "" if field == "cpu" else "B"
+        if quota.namespace == target and quota.resource in taken:
+            unit = "" if quota.resource.endswith("cpu") else "B"
             name = f"quota {quota.namespace}/{quota.name} {quota.resource}"
-            yield Need(name, unit, float(getattr(needs, field)), quota.free)
+            yield Need(name, unit, float(taken[quota.resource]), quota.free)
 
 
-def _requests(sizes: Iterable[Size], found: CapacityObjects) -> list[Size]:
-    """What VMs of these sizes request of hosts: Harvester overcommits CPUs by the share that its other VMs show."""
-    shares = []
-    for instance in found.harvester.instances:
-        resources = ((instance.get("spec") or {}).get("domain") or {}).get("resources") or {}
-        limits, requests = (Size.of((resources.get(kind) or {}).get("cpu"), 0) for kind in ("limits", "requests"))
-        if limits.cpu and requests.cpu:
-            shares.append(requests.cpu / limits.cpu)
-    share = max(shares, default=Decimal(1))
-    return [Size(size.cpu * share, size.memory) for size in sizes]
+def _hosts(
+    needs: Needs, requests: Size, share: Overcommit, found: CapacityObjects | None, capacity: Capacity | None
+) -> Iterator[Need]:
+    """CPU and memory of hosts, which both sides count by requests, as the scheduler does."""
+    if found is None or capacity is None or not capacity.total.hosts:
+        yield Need("CPU", "", float(requests.cpu), None)
+        yield Need("memory", "B", float(requests.memory), None)
+        return
+    seen = "" if capacity.all_vms else "by the VMs that are seen"
+    cpu, memory, both = (
+        "; ".join(filter(None, (seen, "" if known else _FULL_SIZE)))
+        for known in (share.cpu is not None, share.memory is not None, share.known)
+    )
+    yield Need("CPU", "", float(requests.cpu), capacity.total.cpu_free, cpu)
+    yield Need("memory", "B", float(requests.memory), capacity.total.memory_free, memory)
+    left = unplaced(hosts_of(found.harvester), [share.requests(size) for size in needs.sizes])
+    if left:
+        yield Need("VMs that fit on a host", "", needs.vms, needs.vms - left, both)
+
+
+def _of_quota(needs: Needs, requests: Size) -> dict[str, Decimal]:
+    """What VMs take of a quota, by the name of its limit. Harvester's own Pods of a VM take a little more."""
+    return {
+        "limits.cpu": needs.cpu,
+        "limits.memory": needs.memory,
+        "requests.cpu": requests.cpu,
+        "cpu": requests.cpu,
+        "requests.memory": requests.memory,
+        "memory": requests.memory,
+        "requests.storage": needs.storage,
+    }
 
 
 def _addresses(needed: int, harvester_cluster: Obj, pools: Iterable[Pool]) -> Need:

@@ -169,12 +169,15 @@ def test_a_quota_that_is_too_small_is_refused_and_a_full_host_is_a_warning() -> 
     ]
     # Without a VM it is not known how far Harvester overcommits.
     assert [str(each) for each in found if each.advice] == []
-    resources = {"requests": {"cpu": "125m"}, "limits": {"cpu": "2"}}
+    resources = {"requests": {"cpu": "125m", "memory": "4Gi"}, "limits": {"cpu": "2", "memory": "4Gi"}}
     elsewhere = named("other", spec={"domain": {"resources": resources}}, status={"nodeName": "another"})
     full = surroundings(hosts=[host], instances=[elsewhere])
     assert [str(each) for each in findings(NewCluster(wanted, sized), full)] == [
         "spec.machines: Invalid value: hosts have room for 4 of 5 VMs: use fewer or smaller machines, or add hosts"
     ]
+    resources["requests"]["memory"] = "2730Mi"  # memory is overcommitted as well
+    assert findings(NewCluster(wanted, sized), full) == []
+    resources["requests"]["memory"] = "4Gi"
     disk = {"storageMaximum": 100 * 1024**3, "storageScheduled": 0}
     full.capacity.disks = [{"spec": {"disks": {"d": {}}}, "status": {"diskStatus": {"d": disk}}}]
     large = machines(1, volumes=[{"volumeSize": "200Gi"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from overview.disruptions import checks as disruptions
 from overview.doctor.model import Check, Result
 from overview.objects import HarvesterObjects
 from overview.preflight import Demand, room, size_of
-from overview.room import Host, Size, hosts_of, unplaced
+from overview.room import Host, Size, hosts_of, overcommit_of, unplaced
 from overview.selected import parts_and_deployments
 from tests.support.clusters import Builder, condition
 
@@ -124,6 +125,36 @@ def test_the_size_is_what_a_running_vm_requests() -> None:
         instance(name, "a", resources={"requests": {"cpu": "125m", "memory": "3Gi"}}) for name in builder.machines
     ]
     assert size_of(parts, machines, HarvesterObjects(instances=running)) == Size.of("125m", "3Gi")
+
+
+def sized(name: str, cpu: str, memory: str, *, limits: tuple[str, str]) -> Obj:
+    """An instance with requests and limits."""
+    resources = {
+        "requests": {"cpu": cpu, "memory": memory},
+        "limits": dict(zip(("cpu", "memory"), limits, strict=True)),
+    }
+    return instance(name, "a", resources=resources)
+
+
+def test_a_machine_without_its_vm_requests_the_share_that_other_vms_show() -> None:
+    builder = Builder()
+    parts, _ = parts_and_deployments(builder.objects(), Key("team", "shop"))
+    found = HarvesterObjects(instances=[sized("other", "500m", "2Gi", limits=("8", "3Gi"))])
+    size = size_of(parts, parts.harvester_machines.values(), found)
+    assert (size.cpu, int(size.memory)) == (Decimal("0.125"), 4 * 1024**3 * 2 // 3)
+    # Three of two thirds of 3 GiB are 6 GiB.
+    third = overcommit_of(found.instances).requests(Size.of(1, "3Gi"))
+    assert unplaced([Host("a", Size.of(8, "6Gi"), Size())], [third] * 3) == 0
+
+
+def test_the_most_careful_share_of_limits_counts_and_without_a_vm_all_of_them() -> None:
+    usual = sized("a", "250m", "2Gi", limits=("4", "3Gi"))
+    dedicated = sized("b", "4", "1Gi", limits=("4", "2Gi"))
+    found = overcommit_of([usual, dedicated, instance("c", "a"), {}])
+    assert (found.cpu, found.memory, found.known) == (1, Decimal(2) / 3, True)
+    assert overcommit_of([usual]).requests(Size.of(16, "3Gi")) == Size.of(1, "2Gi")
+    unknown = overcommit_of([instance("c", "a", resources={"limits": {"cpu": "4"}})])
+    assert (unknown.known, unknown.requests(Size.of(4, "1Gi"))) == (False, Size.of(4, "1Gi"))
 
 
 @given(st.lists(st.integers(0, 20), max_size=6), st.lists(st.integers(1, 10), max_size=8))

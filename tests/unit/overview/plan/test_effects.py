@@ -219,6 +219,33 @@ def test_needs_are_compared_with_what_is_free() -> None:
         "quota vms/q limits.cpu": (6.0, 4.0),
     }
     assert not any(need.short for need in needs_and_free(needs, cluster, None))
+    notes = {need.what: need.note for need in needs_and_free(needs, cluster, found)}
+    assert {notes[what] for what in ("CPU", "memory", "VMs that fit on a host")} == {
+        "counted without overcommit, which no VM shows"
+    }
+
+
+def test_hosts_and_requests_are_compared_as_harvester_overcommits() -> None:
+    needs = change(lambda found: found["workers"]["machineDeployments"][0].update(replicas=5)).needs
+    assert (needs.cpu, needs.memory) == (6, 12 * 1024**3)
+    host = {
+        "metadata": {"name": "a"},
+        "status": {"allocatable": {"cpu": "1", "memory": "10Gi"}, "conditions": [condition("Ready", "True")]},
+    }
+    resources = {"limits": {"cpu": "4", "memory": "3Gi"}, "requests": {"cpu": "250m", "memory": "2Gi"}}
+    vm = {"metadata": {"namespace": "vms", "name": "other"}, "spec": {"domain": {"resources": resources}}}
+    hard = {"limits.cpu": "5", "requests.cpu": "1", "memory": "8Gi", "limits.memory": "8Gi"}
+    quota = {"metadata": {"namespace": "vms", "name": "q"}, "spec": {"hard": hard}, "status": {}}
+    found = CapacityObjects(HarvesterObjects(hosts=[host], instances=[vm]), quotas=[quota], all_vms=True)
+    compared = {need.what: need for need in needs_and_free(needs, {"spec": {"targetNamespace": "vms"}}, found)}
+    # A sixteenth of the CPUs, and two thirds of the memory. Quotas of limits count all of them.
+    assert (compared["CPU"].needed, compared["CPU"].free, compared["CPU"].note) == (0.375, 1.0, "")
+    assert compared["memory"].needed == pytest.approx(8 * 1024**3)
+    assert compared["quota vms/q requests.cpu"].needed == 0.375
+    assert {what for what, need in compared.items() if need.short} == {
+        "quota vms/q limits.cpu",
+        "quota vms/q limits.memory",
+    }
 
 
 def test_fields_are_named_by_the_name_of_their_list_member() -> None:
