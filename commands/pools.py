@@ -19,6 +19,7 @@ from commands.options.management import (
     print_data,
     run,
 )
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
@@ -112,7 +113,7 @@ def release(names: tuple[str, ...], **flags: Any) -> None:
     out.show_unseen(found.unseen)
     invalid = [report for report in found.reports if report.error]
     for report in invalid:
-        click.echo(f"IPPool {report.name} on {report.harvester}: {report.error}", err=True)
+        echo(f"IPPool {report.name} on {report.harvester}: {report.error}", err=True)
     plans = [report for report in found.reports if report.wrong and not report.error]
     done = True
     if plans:
@@ -121,9 +122,9 @@ def release(names: tuple[str, ...], **flags: Any) -> None:
             confirm(flags, "Write this to Harvester?")
             done = run(_release(plans, flags))
     elif found.unseen or invalid:
-        click.echo("Nothing to release in what can be read")
+        echo("Nothing to release in what can be read")
     else:
-        click.echo("Nothing to release: no address has leaked, and all counts are right")
+        echo("Nothing to release: no address has leaked, and all counts are right")
     sys.exit(1 if invalid or not done else 2 if found.unseen else 0)
 
 
@@ -179,13 +180,13 @@ async def _release_one(
 
     if harvester is None:  # while the command asked
         error = "no cluster leads there any more: name its kubeconfig with --harvester-kubeconfig"
-        click.echo(f"IPPool {plan.name} on {plan.harvester}: {error}", err=True)
+        echo(f"IPPool {plan.name} on {plan.harvester}: {error}", err=True)
         return False
     try:
         report = await apply_repair(management, harvester.client, plan.name, machines, harvester.namespaces)
     except (ApiError, Unreachable) as failure:
-        click.echo(f"IPPool {plan.name} on {plan.harvester}: {failure}", err=True)
+        echo(f"IPPool {plan.name} on {plan.harvester}: {failure}", err=True)
         return False
     count = len(report.leaked) if report else 0
-    click.echo(f"IPPool {plan.name}: released {count} address{'es' * (count != 1)}")
+    echo(f"IPPool {plan.name}: released {count} address{'es' * (count != 1)}")
     return True
