@@ -139,7 +139,7 @@ def _checks(backup: Backup, target: Restore, vms: dict[str, VirtualMachineState]
         message = f"{identity} exists there and is different"
         yield Check("objects", subject, Result.ERROR, message, "Delete or rename it on the target")
     if is_resumed(target):
-        yield ok("resumed", subject, "everything exists there: an interrupted move is completed")
+        yield ok("resumed", subject, "the clusters run there already: an interrupted move is completed")
         return
     for what, why in {**missing_of(backup), **dict.fromkeys(backup.unseen, "it may not be read")}.items():
         yield Check("source", "source", Result.ERROR, f"{what}: {why}", "Use an account that may read it")
@@ -195,8 +195,8 @@ async def _move(found: _Found, chosen: Selection, flags: dict[str, Any]) -> None
             if failed and not flags["force"]:
                 _stop("; ".join(failed))
             _say(f"created {len(restore.backup.objects)} objects on the target, and read them back", flags)
-            if failed := await writing.unpause(target, restore):
-                _stop("; ".join(failed))
+        if failed := await writing.unpause(target, restore):
+            _stop("; ".join(failed))
         await _adopted(target, found, restore, flags)
     async with management_client(flags) as source:
         steps = [step for step in restore.steps() if step.identity in found.backup.objects]

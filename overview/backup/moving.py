@@ -19,8 +19,8 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from overview.backup.files import Backup
 from overview.backup.graph import ObjectId
-from overview.backup.order import Action, Step
-from overview.backup.writing import Restore, is_paused_by_us
+from overview.backup.order import Action, Step, is_paused
+from overview.backup.writing import Restore
 from overview.harvester import read_harvesters
 from overview.objects import condition_of
 
@@ -60,13 +60,15 @@ def owned(backup: Backup) -> frozenset[ObjectId]:
 
 
 def is_resumed(restore: Restore) -> bool:
-    """Whether a former call of this move has created everything on the target and ended its pause."""
-    steps = restore.steps()
-    return (
-        bool(steps)
-        and all(step.action is not Action.CREATE for step in steps)
-        and not is_paused_by_us(restore)
-        and any(step.action is Action.RESTORED for step in steps)
+    """Whether a former call of this move began to end the pause on the target: by then it had created everything.
+
+    What is absent there now was deleted there. It is not created again: nothing would pause it.
+    """
+    return any(
+        step.identity[:2] == _CLUSTER
+        and step.action is Action.RESTORED
+        and not is_paused(restore.existing[step.identity])
+        for step in restore.steps()
     )
 
 

@@ -95,8 +95,10 @@ def missing_of(backup: Backup) -> dict[str, str]:
     return found
 
 
-def created_form(obj: Obj, uids: Mapping[ObjectId, str], source: Source) -> Obj:
+def created_form(obj: Obj, uids: Mapping[ObjectId, str], source: Source, *, paused: bool = True) -> Obj:
     """Return an object as it is created: paused, with the new uids of its owners, without what the server sets.
+
+    Without `paused` it is in the form that it has once the pause has ended.
 
     What owns objects on Harvester says who it was, so that it adopts them also where no VM proves it. Owners that are
     not in the backup are left out: with them, the object would be collected as garbage.
@@ -108,20 +110,27 @@ def created_form(obj: Obj, uids: Mapping[ObjectId, str], source: Source) -> Obj:
     if source.uid and id_of(obj)[:2] in _OWNERS and uid_of(obj):
         metadata["annotations"][names.FORMER_OWNER_ANNOTATION] = f"{source.uid}/{uid_of(obj)}"
     created = {name: value for name, value in obj.items() if name != "status"} | {"metadata": metadata}
-    if id_of(obj)[:2] == _CLUSTER:
+    if paused and id_of(obj)[:2] == _CLUSTER:
         created["spec"] = {**(obj.get("spec") or {}), "paused": True}
-    elif _pauses_itself(obj):
+    elif paused and _pauses_itself(obj):
         metadata["annotations"].setdefault(names.PAUSED_ANNOTATION, "true")
     return created
 
 
+def is_paused(obj: Obj) -> bool:
+    """Whether `created_form` or a user paused this object: a Cluster by its spec, others by an annotation."""
+    if id_of(obj)[:2] == _CLUSTER:
+        return bool((obj.get("spec") or {}).get("paused"))
+    return names.PAUSED_ANNOTATION in annotations_of(obj)
+
+
 def unpausing(obj: Obj) -> Obj | None:
     """The patch that ends the pause of `created_form`; None for objects that it does not pause, or were paused."""
+    if is_paused(obj):
+        return None
     if id_of(obj)[:2] == _CLUSTER:
-        return None if (obj.get("spec") or {}).get("paused") else {"spec": {"paused": None}}
-    if _pauses_itself(obj) and names.PAUSED_ANNOTATION not in annotations_of(obj):
-        return {"metadata": {"annotations": {names.PAUSED_ANNOTATION: None}}}
-    return None
+        return {"spec": {"paused": None}}
+    return {"metadata": {"annotations": {names.PAUSED_ANNOTATION: None}}} if _pauses_itself(obj) else None
 
 
 def managed_fields(obj: Obj, uids: Mapping[ObjectId, str]) -> list[Obj]:

@@ -13,7 +13,17 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
 from overview.backup.files import Backup
 from overview.backup.graph import ObjectId, id_of
-from overview.backup.order import Action, Source, Step, created_form, differences, managed_fields, plan, unpausing
+from overview.backup.order import (
+    Action,
+    Source,
+    Step,
+    created_form,
+    differences,
+    is_paused,
+    managed_fields,
+    plan,
+    unpausing,
+)
 from overview.backup.reading import kinds_to_copy
 from overview.reader import list_all
 
@@ -93,7 +103,8 @@ async def verify(client: ApiClient, restore: Restore) -> list[str]:
         if there is None:
             found.append(f"{identity} does not exist")
             continue
-        wanted = created_form(obj, uids, restore.source)
+        # An interrupted call may have ended the pause of some objects.
+        wanted = created_form(obj, uids, restore.source, paused=is_paused(there))
         if identity.kind == "Namespace" or not _is_of(there, restore.source.identity):
             continue  # it existed before, and was compared before
         found += [f"{identity}: {field} differs from the backup" for field in differences(wanted, there)]
@@ -123,7 +134,7 @@ def _paused(restore: Restore) -> Iterator[tuple[ObjectId, Obj]]:
         there, patch = restore.existing.get(step.identity), unpausing(step.obj)
         if there is None or patch is None or not _is_of(there, restore.source.identity):
             continue
-        if unpausing(there) is None:
+        if is_paused(there):
             yield step.identity, patch
 
 

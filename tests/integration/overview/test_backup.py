@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import copy
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource, annotations_of, key_of, uid_of
+from caphv.api.object import Obj, Resource, annotations_of, uid_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.discovery import Discovery
-from caphv.runtime.errors import AlreadyExists, Unreachable
+from caphv.runtime.errors import Unreachable
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests.support.backup import whole_cluster
-from tests.support.e2e import crd
+from tests.support.backupserver import definitions, everything, load
 from tests.support.overview import Management
 
 SECRET = "correct horse battery"
-KINDS = [
-    ("cluster.x-k8s.io", "v1beta2", "Cluster"),
-    ("cluster.x-k8s.io", "v1beta2", "ClusterClass"),
-    ("cluster.x-k8s.io", "v1beta2", "Machine"),
-    ("cluster.x-k8s.io", "v1beta2", "MachineHealthCheck"),
-    ("addons.cluster.x-k8s.io", "v1beta2", "ClusterResourceSet"),
-    ("bootstrap.cluster.x-k8s.io", "v1beta1", "RKE2Config"),
-    ("controlplane.cluster.x-k8s.io", "v1beta1", "RKE2ControlPlane"),
-    ("infrastructure.cluster.x-k8s.io", "v1beta1", "HarvesterCluster"),
-    ("infrastructure.cluster.x-k8s.io", "v1beta1", "HarvesterMachine"),
-    ("infrastructure.cluster.x-k8s.io", "v1beta1", "HarvesterMachineTemplate"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +30,7 @@ def sides(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         await asyncio.gather(*(server.start() for server in servers))
         for server in servers:
             async with server.client() as client:
-                await manifests.apply(client, [_crd(*kind) for kind in KINDS])
+                await manifests.apply(client, definitions())
         async with servers[0].client() as client:
             await load(client, whole_cluster())
 
@@ -54,43 +39,6 @@ def sides(etcd_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     yield old, new
     for server in servers:
         asyncio.run(server.stop())
-
-
-def _crd(group: str, version: str, kind: str) -> Obj:
-    definition = crd(group, version, kind)
-    plural = "clusterclasses" if kind == "ClusterClass" else f"{kind.lower()}s"
-    definition["metadata"]["name"] = f"{plural}.{group}"
-    definition["spec"]["names"]["plural"] = plural
-    return definition
-
-
-async def load(client: ApiClient, objs: list[Obj]) -> None:
-    """Create objects with the owners that they name, which come before them."""
-    discovery, uids = Discovery(client), {}
-    for namespace in ("team", "classes"):
-        with contextlib.suppress(AlreadyExists):
-            await client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": {"team": "a"}}})
-    for obj in copy.deepcopy(objs):
-        old = obj["metadata"].pop("uid")
-        for name in ("resourceVersion", "creationTimestamp", "generation"):
-            obj["metadata"].pop(name)
-        for owner in obj["metadata"].get("ownerReferences") or ():
-            owner["uid"] = uids[owner["uid"]]
-        resource = await discovery.resource(obj)
-        uids[old] = uid_of(await client.apply(resource, obj, manager="capi-topology"))
-
-
-async def everything(server: ApiServer) -> dict[str, Obj]:
-    """All objects of a server that a backup may hold, by kind and key."""
-    found = {}
-    async with server.client() as client:
-        for group, version, kind in KINDS:
-            plural = _crd(group, version, kind)["spec"]["names"]["plural"]
-            listed = await client.list(Resource(group, version, plural, kind))
-            found |= {f"{kind} {key_of(obj)}": obj for obj in listed["items"]}
-        listed = await client.list(SECRETS, "team")
-        found |= {f"Secret {key_of(obj)}": obj for obj in listed["items"]}
-    return found
 
 
 def owners(objs: dict[str, Obj]) -> dict[str, list[str]]:
@@ -139,6 +87,36 @@ def test_a_cluster_is_saved_and_created_again_with_its_owners(
     }
     again = new.caphv("restore", folder, "--yes")
     assert (again.exit_code, "Nothing to do" in again.output) == (0, True), again.output
+
+
+def test_a_restore_that_was_interrupted_while_the_pause_ended_is_completed(
+    sides: tuple[Management, Management], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = sides
+    monkeypatch.setenv("CAPHV_BACKUP_PASSPHRASE", SECRET)
+
+    async def load_half() -> None:
+        async with old.server.client() as client:
+            await load(client, whole_cluster("half", identity="half-identity"))
+
+    asyncio.run(load_half())
+    folder = str(tmp_path / "half")
+    assert old.caphv("backup", "team/half", folder).exit_code == 0
+    patch = ApiClient.patch
+
+    async def interrupted(client: ApiClient, resource: Resource, *what: Any, **options: Any) -> Obj:
+        if what[-1] == {"spec": {"paused": None}}:
+            raise Unreachable("interrupted")
+        return await patch(client, resource, *what, **options)
+
+    monkeypatch.setattr(ApiClient, "patch", interrupted)
+    flags = ("--yes", "--old-management-cluster-stopped")
+    first = new.caphv("restore", folder, *flags)
+    assert (first.exit_code, "still paused. Run the command again" in first.output) == (1, True), first.output
+    monkeypatch.setattr(ApiClient, "patch", patch)
+    second = new.caphv("restore", folder, *flags)
+    assert (second.exit_code, "differences: 0" in second.output) == (0, True), second.output
+    assert "paused" not in asyncio.run(everything(new.server))["Cluster team/half"]["spec"]
 
 
 def _managers(obj: Obj) -> list[str]:
@@ -205,7 +183,7 @@ def test_an_object_that_is_different_stops_it_before_anything_is_created(
     async def start() -> ApiServer:
         server = await new_api_server()
         async with server.client() as client:
-            await manifests.apply(client, [_crd(*kind) for kind in KINDS if kind[2] != "MachineHealthCheck"])
+            await manifests.apply(client, definitions(without="MachineHealthCheck"))
             await load(client, identity)
         return server
 
@@ -216,7 +194,7 @@ def test_an_object_that_is_different_stops_it_before_anything_is_created(
 
     async def install() -> None:
         async with other.server.client() as client:
-            await manifests.apply(client, [_crd(*kind) for kind in KINDS])
+            await manifests.apply(client, definitions())
 
     asyncio.run(install())
     refused = other.caphv("restore", folder, "--yes")
