@@ -63,8 +63,8 @@ def move(clusters: tuple[str, ...], **flags: Any) -> None:
 
     The clusters are paused, created paused on the target and read back. Then the pause ends there, and the provider of
     the target adopts VMs, disks and addresses. Only when Harvester says that each VM belongs to the target, the objects
-    are deleted on the source, without an effect on Harvester. ClusterClasses, identities and namespaces stay on the
-    source. Interrupted or repeated, the command continues where it ended.
+    are deleted on the source, without an effect on Harvester. ClusterClasses, identities, namespaces and templates that
+    other clusters own, too, stay there. Interrupted or repeated, the command continues where it ended.
     """
     if not (flags["to_kubeconfig"] or flags["to_context"]):
         raise click.UsageError("name the new management cluster with --to-kubeconfig or --to-context")
@@ -153,19 +153,25 @@ def _checks(backup: Backup, target: Restore, vms: dict[str, VirtualMachineState]
 
 def _show(found: _Found, flags: dict[str, Any]) -> None:
     from commands.output.changes import show_checks
-    from overview.backup.moving import owned
+    from overview.backup.moving import owned, shared
     from overview.model import as_json
 
-    deleted = owned(found.backup)
+    deleted, kept = owned(found.backup), [str(identity) for identity in shared(found.backup)]
     counts = Counter(step.identity.kind for step in found.target.steps())
     if flags["output"] != "text":
-        content = {"clusters": list(found.backup.clusters), "objects": dict(sorted(counts.items()))}
+        content = {
+            "clusters": list(found.backup.clusters),
+            "objects": dict(sorted(counts.items())),
+            "shared": kept,
+        }
         print_data({**content, "target": found.target.server, "checks": as_json(tuple(found.checks))}, flags["output"])
         return
     show_checks(found.checks)
     click.echo(f"moves {', '.join(found.backup.clusters)} to {found.target.server}:")
     for kind, count in sorted(counts.items()):
         click.echo(f"  {count:>5}  {kind}")
+    for name in kept:
+        click.echo(f"shared, stays on the source: {name}")
     click.echo(f"deletes {len(deleted)} objects on the source afterwards; {len(found.vms)} VMs keep running")
 
 

@@ -49,14 +49,21 @@ def as_moved(backup: Backup) -> Backup:
 
 
 def owned(backup: Backup) -> frozenset[ObjectId]:
-    """Return the Clusters and all that they own: what is deleted. Classes, identities and namespaces stay."""
+    """Return the Clusters and what they alone own: what is deleted. Classes, identities and namespaces stay.
+
+    The core adds each Cluster that uses a template to the owners of the template. One that is not moved still needs it.
+    """
     uids = {uid_of(obj) for identity, obj in backup.objects.items() if identity[:2] == _CLUSTER}
-    while True:
-        more = {uid_of(obj) for obj in backup.objects.values() if _owners(obj) & uids} - uids - {""}
-        if not more:
-            break
+    while more := {uid_of(obj) for obj in backup.objects.values() if _owners(obj) and _owners(obj) <= uids} - uids:
         uids |= more
     return frozenset(identity for identity, obj in backup.objects.items() if uid_of(obj) in uids)
+
+
+def shared(backup: Backup) -> list[ObjectId]:
+    """Return what the Clusters own together with others: it is copied, and stays on the source."""
+    moved = owned(backup)
+    uids = {uid_of(backup.objects[identity]) for identity in moved}
+    return sorted(identity for identity, obj in backup.objects.items() if identity not in moved and _owners(obj) & uids)
 
 
 def is_resumed(restore: Restore) -> bool:

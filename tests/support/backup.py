@@ -24,6 +24,17 @@ def made(version: str, kind: str, name: str, owner: Obj | None = None, **fields:
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **fields}
 
 
+def shared_template(name: str, *owners: Obj) -> Obj:
+    """A template that the core has given several Clusters as owners, each of which uses it."""
+    template = made(INFRASTRUCTURE, "HarvesterMachineTemplate", name)
+    template["metadata"]["ownerReferences"] = [
+        {"apiVersion": CORE, "kind": "Cluster", "name": obj["metadata"]["name"], "uid": uid_of(obj)}
+        for obj in owners
+        if obj["kind"] == "Cluster"
+    ]
+    return template
+
+
 def ref(obj: Obj) -> Obj:
     """A reference as v1beta2 has it."""
     group = obj["apiVersion"].partition("/")[0]

@@ -16,7 +16,7 @@ from caphv.runtime.errors import Unreachable
 from sandbox import manifests
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer, private_file
-from tests.support.backup import whole_cluster
+from tests.support.backup import shared_template, whole_cluster
 from tests.support.backupserver import definitions, everything, load
 from tests.support.overview import Management
 
@@ -134,3 +134,15 @@ def test_what_the_target_deleted_after_the_pause_is_not_created_again(
     there = sides.there()
     assert "Machine team/one-0" not in there
     assert "paused" not in there["Cluster team/two"]["spec"]
+
+
+def test_a_template_that_two_clusters_share_stays_until_both_are_moved(sides: Sides) -> None:
+    a, b = movable("left"), movable("right")
+    sides.load(*a, *b, shared_template("shared", *a, *b))
+    result = sides.move("team/left")
+    assert result.exit_code == 0, result.output
+    assert "shared, stays on the source: HarvesterMachineTemplate team/shared" in result.output
+    assert of("left", sides.here()) == []
+    assert "HarvesterMachineTemplate team/shared" in sides.here()
+    moved = sides.there()["HarvesterMachineTemplate team/shared"]
+    assert [each["name"] for each in moved["metadata"]["ownerReferences"]] == ["left"]
