@@ -26,8 +26,8 @@ from commands.options.management import (
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
+    from overview.backup.adoption import VirtualMachines
     from overview.backup.files import Backup
-    from overview.backup.moving import VirtualMachineState
     from overview.backup.writing import Restore
     from overview.doctor.model import Check
 
@@ -55,7 +55,7 @@ Exit status: 0 moved, or (with --dry-run) possible, 1 aborted or not completed, 
 @click.option(
     "--timeout", type=Duration(), default="10m", show_default=True, metavar="TIME", help="Longest wait for adoption."
 )
-@click.option("--force", is_flag=True, help="Move them although a check failed.")
+@click.option("--force", is_flag=True, help="Move them although a check failed that protects no object and no VM.")
 @change_options
 @management_options
 def move(clusters: tuple[str, ...], **flags: Any) -> None:
@@ -66,6 +66,8 @@ def move(clusters: tuple[str, ...], **flags: Any) -> None:
     are deleted on the source, without an effect on Harvester. ClusterClasses, identities, namespaces and templates that
     other clusters own, too, stay there. Interrupted or repeated, the command continues where it ended.
     """
+    from overview.backup.preflight import stopping
+
     if not (flags["to_kubeconfig"] or flags["to_context"]):
         raise click.UsageError("name the new management cluster with --to-kubeconfig or --to-context")
     chosen = selection(clusters, flags)
@@ -73,12 +75,13 @@ def move(clusters: tuple[str, ...], **flags: Any) -> None:
         step("comparing the management clusters")
         found = run(_prepare(chosen, flags))
     _show(found, flags)
-    failed = [check for check in found.checks if check.result == "error"]
-    if failed and not (flags["force"] or flags["dry_run"]):
-        click.echo("Not changed: a check failed. Correct it, or give --force to move them nevertheless.", err=True)
-        sys.exit(1)
+    failed = stopping(found.checks, force=flags["force"])
     if flags["dry_run"]:
         sys.exit(1 if failed else 0)
+    if failed:
+        remedy = "Correct it" if stopping(failed, force=True) else "Correct it, or override it with --force"
+        click.echo(f"Not changed: a check failed. {remedy}.", err=True)
+        sys.exit(1)
     confirm(flags, f"Move {', '.join(found.backup.clusters)} to {found.target.server}?")
     run(_move(found, chosen, flags))
 
@@ -88,19 +91,20 @@ class _Found:
     backup: Backup
     target: Restore
     checks: list[Check]
-    vms: dict[str, VirtualMachineState]
+    vms: VirtualMachines
 
 
 async def _prepare(chosen: Selection, flags: dict[str, Any]) -> _Found:
-    from overview.backup.moving import vm_states
+    from overview.backup.adoption import read_vms
+    from overview.backup.preflight import checks
 
     backup = await _read(chosen, flags)
     if not backup.clusters:
         raise InputError("no such cluster on the source; all namespaces: -A")
     target = await _compare(backup, flags)
     async with management_client(flags) as source:
-        vms = await vm_states(source, backup)
-    return _Found(backup, target, list(_checks(backup, target, vms)), vms)
+        vms = await read_vms(source, backup)
+    return _Found(backup, target, checks(backup, target, vms), vms)
 
 
 async def _read(chosen: Selection, flags: dict[str, Any]) -> Backup:
@@ -121,34 +125,6 @@ async def _compare(backup: Backup, flags: dict[str, Any]) -> Restore:
 
 def _target(flags: dict[str, Any]) -> Any:
     return management_client({"kubeconfig": flags["to_kubeconfig"], "context": flags["to_context"]})
-
-
-def _checks(backup: Backup, target: Restore, vms: dict[str, VirtualMachineState]) -> Any:
-    from overview.backup.moving import expected_vms, is_resumed
-    from overview.backup.order import Action, missing_of
-    from overview.doctor.model import Check, Result, ok
-
-    subject = f"management cluster {target.server}"
-    origin = backup.origin
-    if origin and origin.uid and origin.uid == target.uid:
-        yield Check("target", subject, Result.ERROR, "source and target are the same", "Name another --to-kubeconfig")
-    for problem in target.problems:
-        yield Check("kinds", subject, Result.ERROR, problem, "Install the same providers as on the source")
-    different = [step.identity for step in target.steps() if step.action is Action.DIFFERENT]
-    for identity in different:
-        message = f"{identity} exists there and is different"
-        yield Check("objects", subject, Result.ERROR, message, "Delete or rename it on the target")
-    if is_resumed(target):
-        yield ok("resumed", subject, "the clusters run there already: an interrupted move is completed")
-        return
-    for what, why in {**missing_of(backup), **dict.fromkeys(backup.unseen, "it may not be read")}.items():
-        yield Check("source", "source", Result.ERROR, f"{what}: {why}", "Use an account that may read it")
-    lost = sorted(set(expected_vms(backup)) - set(vms))
-    if lost:
-        remedy = "Check Harvester and the identity: caphv doctor. Adoption could not be verified"
-        yield Check("harvester", "source", Result.ERROR, f"the VM of {', '.join(lost)} cannot be read", remedy)
-    else:
-        yield ok("harvester", "source", f"Harvester shows all {len(vms)} VMs of machines")
 
 
 def _show(found: _Found, flags: dict[str, Any]) -> None:
@@ -172,68 +148,87 @@ def _show(found: _Found, flags: dict[str, Any]) -> None:
         click.echo(f"  {count:>5}  {kind}")
     for name in kept:
         click.echo(f"shared, stays on the source: {name}")
-    click.echo(f"deletes {len(deleted)} objects on the source afterwards; {len(found.vms)} VMs keep running")
+    click.echo(f"deletes {len(deleted)} objects on the source afterwards; {len(found.vms.states)} VMs keep running")
 
 
 async def _move(found: _Found, chosen: Selection, flags: dict[str, Any]) -> None:
-    from overview.backup import writing
-    from overview.backup.moving import delete_source, harvester_objects, is_resumed, not_paused_yet, owned, pause
+    restore = await _paused(found, chosen, flags)
+    await _created(restore, flags)
+    async with _target(flags) as target:
+        await _adopted(target, found, restore, flags)
+    await _deleted(await _compare(restore.backup, flags), flags)
+    _say("deleted on the source. Follow the clusters on the target: caphv status -A --watch", flags)
+
+
+async def _paused(found: _Found, chosen: Selection, flags: dict[str, Any]) -> Restore:
+    """Pause the clusters, and return them as they are from then on, compared and checked again."""
+    from overview.backup.moving import harvester_objects, not_paused_yet, pause
+    from overview.backup.preflight import checks, stopping
 
     async with management_client(flags) as source:
         clusters = found.target.kinds["cluster.x-k8s.io", "Cluster"]
         await pause(source, clusters, found.backup, found.target.uid)
     _say("paused on the source", flags)
-
-    waiting: list[str] = []
+    backup, waiting = found.backup, list[str]()
 
     async def paused() -> bool:
-        nonlocal waiting
-        found.backup = await _read(chosen, flags)
-        waiting = not_paused_yet(harvester_objects(found.backup))
+        nonlocal backup, waiting
+        backup = await _read(chosen, flags)
+        waiting = not_paused_yet(harvester_objects(backup))
         return not waiting
 
     if not await _until(paused, _PAUSE_SECONDS) and not flags["force"]:
         _stop(f"the provider of the source does not confirm the pause of {', '.join(waiting[:3])}: does it run?")
-    restore = await _compare(found.backup, flags)
+    restore = await _compare(backup, flags)
+    if failed := stopping(checks(backup, restore, found.vms), force=flags["force"]):
+        _stop("; ".join(check.message for check in failed))
+    return restore
+
+
+async def _created(restore: Restore, flags: dict[str, Any]) -> None:
+    """Create everything on the target, compare it, and end the pause there."""
+    from overview.backup import writing
+    from overview.backup.moving import is_resumed
+
     async with _target(flags) as target:
         if not is_resumed(restore):
-            failed = await writing.create(target, restore) or await writing.verify(target, restore)
-            if failed and not flags["force"]:
+            if failed := await writing.create(target, restore) or await writing.verify(target, restore):
                 _stop("; ".join(failed))
             _say(f"created {len(restore.backup.objects)} objects on the target, and read them back", flags)
         if failed := await writing.unpause(target, restore):
             _stop("; ".join(failed))
-        await _adopted(target, found, restore, flags)
-    async with management_client(flags) as source:
-        steps = [step for step in restore.steps() if step.identity in found.backup.objects]
-        failed = await delete_source(source, restore.kinds, steps, owned(found.backup))
-    if failed:
-        _stop(f"adopted by the target, and not deleted on the source: {'; '.join(failed)}")
-    _say("deleted on the source. Follow the clusters on the target: caphv status -A --watch", flags)
 
 
 async def _adopted(target: ApiClient, found: _Found, restore: Restore, flags: dict[str, Any]) -> None:
     """Wait until Harvester says that all VMs belong to the target, and that none was replaced or restarted."""
-    from overview.backup.moving import vm_states
+    from overview.backup.adoption import VirtualMachines, read_vms
 
-    now: dict[str, VirtualMachineState] = {}
+    now, left = VirtualMachines(), ["all machines"]
 
     async def all_adopted() -> bool:
-        nonlocal now
-        now = await vm_states(target, found.backup)
-        return all(name in now and now[name].management_cluster == restore.uid for name in found.vms)
+        nonlocal now, left
+        now = await read_vms(target, restore.backup)
+        left = now.not_adopted(found.vms, restore.uid)
+        return not left
 
     if not await _until(all_adopted, flags["timeout"]):
-        left = [name for name in found.vms if name not in now or now[name].management_cluster != restore.uid]
         _stop(f"the target has not adopted the VMs of {', '.join(left)}: check its provider, caphv status there")
-    changed = [
-        name
-        for name, before in found.vms.items()
-        if (now[name].uid, now[name].instance) != (before.uid, before.instance)
-    ]
-    if changed:
+    if changed := now.changed(found.vms):
         _stop(f"the VMs of {', '.join(changed)} were replaced or restarted meanwhile")
-    _say(f"the target has adopted {len(now)} VMs; none was restarted", flags)
+    _say(f"the target has adopted {len(now.states)} VMs; none was restarted", flags)
+
+
+async def _deleted(target: Restore, flags: dict[str, Any]) -> None:
+    """Delete on the source what exists on the target, which was read again for that."""
+    from overview.backup.moving import absent_on, delete_source, owned
+
+    if absent := absent_on(target):
+        names = ", ".join(map(str, absent))
+        _stop(f"{names} not on the target. If it was deleted there, delete it here, too: first its finalizers")
+    async with management_client(flags) as source:
+        failed = await delete_source(source, target.kinds, target.steps(), owned(target.backup))
+    if failed:
+        _stop(f"adopted by the target, and not deleted on the source: {'; '.join(failed)}")
 
 
 async def _until(condition: Callable[[], Coroutine[Any, Any, bool]], seconds: float) -> bool:

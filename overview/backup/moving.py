@@ -10,32 +10,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from caphv.api import names, resources
 from caphv.api.names import ConditionType
-from caphv.api.object import Key, Obj, Resource, annotations_of, key_of, owner_reference, uid_of
+from caphv.api.object import Key, Obj, Resource, annotations_of, key_of, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from overview.backup.files import Backup
 from overview.backup.graph import ObjectId
 from overview.backup.order import Action, Step, is_paused
 from overview.backup.writing import Restore
-from overview.harvester import read_harvesters
 from overview.objects import condition_of
 
 _CLUSTER = (resources.CLUSTER_API_GROUP, "Cluster")
 _HARVESTER_CLUSTER = (names.GROUP, "HarvesterCluster")
 _HARVESTER_MACHINE = (names.GROUP, "HarvesterMachine")
-
-
-@dataclass(frozen=True, slots=True)
-class VirtualMachineState:
-    """A VM on Harvester: who owns it, and what changes when it is replaced (`uid`) or restarted (`instance`)."""
-
-    management_cluster: str
-    uid: str
-    instance: str
 
 
 def as_moved(backup: Backup) -> Backup:
@@ -79,6 +69,11 @@ def is_resumed(restore: Restore) -> bool:
     )
 
 
+def absent_on(target: Restore) -> list[ObjectId]:
+    """Return what is to be deleted on the source, and does not exist on the target."""
+    return sorted(owned(target.backup) - target.existing.keys())
+
+
 def not_paused_yet(objs: Iterable[Obj]) -> list[str]:
     """Return the HarvesterClusters and HarvesterMachines for which the provider has not confirmed the pause."""
     return sorted(
@@ -98,22 +93,6 @@ def harvester_objects(backup: Backup) -> list[Obj]:
     return [*of_kind(backup, *_HARVESTER_CLUSTER), *of_kind(backup, *_HARVESTER_MACHINE)]
 
 
-def expected_vms(backup: Backup) -> dict[str, Key]:
-    """Return where the VMs of machines are, by `namespace/name` of the machine: those that were created."""
-    targets = {}
-    for obj in of_kind(backup, *_HARVESTER_CLUSTER):
-        cluster = owner_reference(obj, "Cluster", resources.CLUSTER_API_GROUP)
-        name = str(cluster["name"]) if cluster else key_of(obj).name
-        targets[key_of(obj).namespace, name] = str((obj.get("spec") or {}).get("targetNamespace") or "")
-    found = {}
-    for obj in of_kind(backup, *_HARVESTER_MACHINE):
-        label = str((obj["metadata"].get("labels") or {}).get(names.CLUSTER_NAME_LABEL) or "")
-        target = targets.get((key_of(obj).namespace, label))
-        if target and (obj.get("spec") or {}).get("providerID"):
-            found[str(key_of(obj))] = Key(target, key_of(obj).name)
-    return found
-
-
 async def pause(client: ApiClient, clusters: Resource, backup: Backup, target: str) -> None:
     """Pause the Clusters, with a note that this move did it. Raises `ApiError`, `Unreachable`."""
     for obj in of_kind(backup, *_CLUSTER):
@@ -121,22 +100,6 @@ async def pause(client: ApiClient, clusters: Resource, backup: Backup, target: s
             continue
         patch = {"metadata": {"annotations": {names.MOVING_ANNOTATION: target}}, "spec": {"paused": True}}
         await client.patch(clusters, key_of(obj).name, key_of(obj).namespace, patch)
-
-
-async def vm_states(client: ApiClient, backup: Backup) -> dict[str, VirtualMachineState]:
-    """Ask Harvesters, by identities on a management cluster, for the VMs of machines. Absent ones are left out."""
-    harvesters = await read_harvesters(client, of_kind(backup, *_HARVESTER_CLUSTER))
-    vms = {key_of(vm): vm for found in harvesters.all() for vm in found.vms}
-    instances = {key_of(obj): obj for found in harvesters.all() for obj in found.instances}
-    return {
-        machine: VirtualMachineState(
-            annotations_of(vms[key]).get(names.OWNER_CLUSTER_ANNOTATION, ""),
-            uid_of(vms[key]),
-            uid_of(instances[key]) if key in instances else "",
-        )
-        for machine, key in expected_vms(backup).items()
-        if key in vms
-    }
 
 
 async def delete_source(

@@ -13,6 +13,8 @@ from click.testing import Result
 from caphv.api.object import Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Unreachable
+from overview.backup import writing
+from overview.backup.reading import kinds_to_copy
 from sandbox import manifests
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer, private_file
@@ -89,6 +91,12 @@ def of(name: str, objs: dict[str, Obj]) -> list[str]:
     return sorted(key.replace(f"/{name}", "/*") for key in found)
 
 
+def untouched(sides: Sides, name: str) -> bool:
+    """Whether a cluster is on the source alone, and runs there."""
+    cluster = sides.here()[f"Cluster team/{name}"]
+    return "paused" not in cluster["spec"] and f"Cluster team/{name}" not in sides.there()
+
+
 def test_a_move_that_was_interrupted_while_the_pause_ended_is_completed(
     sides: Sides, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +142,8 @@ def test_what_the_target_deleted_after_the_pause_is_not_created_again(
     there = sides.there()
     assert "Machine team/one-0" not in there
     assert "paused" not in there["Cluster team/two"]["spec"]
+    assert (second.exit_code, "Machine team/one-0 not on the target" in second.output) == (1, True), second.output
+    assert "Machine team/one-0" in sides.here()
 
 
 def test_a_template_that_two_clusters_share_stays_until_both_are_moved(sides: Sides) -> None:
@@ -146,3 +156,47 @@ def test_a_template_that_two_clusters_share_stays_until_both_are_moved(sides: Si
     assert "HarvesterMachineTemplate team/shared" in sides.here()
     moved = sides.there()["HarvesterMachineTemplate team/shared"]
     assert [each["name"] for each in moved["metadata"]["ownerReferences"]] == ["left"]
+
+
+def test_force_does_not_hide_that_an_object_could_not_be_created(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    sides.load(*movable("failing"))
+    before, create = of("failing", sides.here()), ApiClient.create
+
+    async def without_machines(client: ApiClient, resource: Resource, obj: Obj, **options: bool) -> Obj:
+        if resource.kind == "Machine":
+            raise Unreachable("no answer")
+        return await create(client, resource, obj, **options)
+
+    monkeypatch.setattr(ApiClient, "create", without_machines)
+    result = sides.move("team/failing", "--force")
+    assert (result.exit_code, "Machine team/failing-0: no answer" in result.output) == (1, True), result.output
+    assert "created" not in result.output
+    assert of("failing", sides.here()) == before
+
+
+def test_force_does_not_override_vms_that_cannot_be_read(sides: Sides) -> None:
+    objs = movable("dark")
+    for obj in objs:
+        if obj["kind"] == "HarvesterMachine":
+            obj["spec"] = {"providerID": "harvester://vm"}  # its identity is no kubeconfig
+    sides.load(*objs)
+    result = sides.move("team/dark", "--force")
+    assert (result.exit_code, "the VM of team/dark-0 cannot be read" in result.output) == (1, True), result.output
+    assert untouched(sides, "dark")
+
+
+def test_force_does_not_override_the_same_cluster_nor_a_missing_kind(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides.load(*movable("firm"))
+    result = sides.move("team/firm", "--force", to=sides.old)
+    assert (result.exit_code, "source and target are the same" in result.output) == (1, True), result.output
+
+    async def without_machines(client: ApiClient, *what: Any) -> Any:
+        return {key: each for key, each in (await kinds_to_copy(client, *what)).items() if key[1] != "Machine"}
+
+    monkeypatch.setattr(writing, "kinds_to_copy", without_machines)
+    result = sides.move("team/firm", "--force")
+    assert (result.exit_code, "is not installed there" in result.output) == (1, True), result.output
+    assert "--force" not in result.output
+    assert untouched(sides, "firm")

@@ -1,0 +1,88 @@
+"""What stops a move, and what `--force` overrides."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from caphv.api.object import Key, Obj
+from overview.backup.adoption import VirtualMachines, VirtualMachineState
+from overview.backup.files import Backup, Origin
+from overview.backup.graph import ObjectId, belongings, id_of
+from overview.backup.preflight import checks, stopping
+from overview.backup.writing import Restore
+from tests.support.backup import whole_cluster
+
+pytestmark = pytest.mark.unit
+
+FOUND = VirtualMachines({"team/shop-0": VirtualMachineState("source", "vm", "instance")})
+
+
+def backup_of(objs: list[Obj], uid: str = "source") -> Backup:
+    chosen = belongings([Key("team", "shop")], objs).objects
+    return Backup(Origin("move", "", "https://source", uid), ("team/shop",), chosen)
+
+
+def target_of(backup: Backup, *existing: Obj, uid: str = "target") -> Restore:
+    return Restore(backup, "https://target", uid, {}, {id_of(obj): obj for obj in existing})
+
+
+def stopped(backup: Backup, target: Restore, vms: VirtualMachines = FOUND, *, force: bool = True) -> list[str]:
+    return [check.message for check in stopping(checks(backup, target, vms), force=force)]
+
+
+def changed(objs: list[Obj], kind: str) -> Obj:
+    """A copy of the first object of a kind, with another content."""
+    found = copy.deepcopy(next(obj for obj in objs if obj["kind"] == kind))
+    found["data" if kind == "Secret" else "spec"] = {"other": "eA=="}
+    return found
+
+
+def test_nothing_stops_a_move_of_which_everything_is_known() -> None:
+    backup = backup_of(whole_cluster())
+    assert stopped(backup, target_of(backup), force=False) == []
+
+
+def test_equal_management_clusters_stop_it() -> None:
+    backup = backup_of(whole_cluster())
+    assert stopped(backup, target_of(backup, uid="source")) == ["source and target are the same"]
+
+
+def test_what_was_not_read_and_what_is_not_installed_stops_it() -> None:
+    backup = backup_of(whole_cluster())
+    backup.unseen = ("secrets of namespace team: forbidden",)
+    target = target_of(backup)
+    target.problems = ["Machine of cluster.x-k8s.io is not installed there: install its provider first"]
+    assert stopped(backup, target) == [*target.problems, "not read: secrets of namespace team: forbidden"]
+
+
+def test_vms_that_are_unknown_stop_it_and_force_overrides_absent_ones() -> None:
+    backup = backup_of(whole_cluster())
+    target = target_of(backup)
+    unknown = VirtualMachines(unread={"team/shop-0"})
+    assert stopped(backup, target, unknown) == ["the VM of team/shop-0 cannot be read"]
+    gone = VirtualMachines(gone={"team/shop-0"})
+    assert stopped(backup, target, gone, force=False) == ["the VM of team/shop-0 does not exist on Harvester"]
+    assert stopped(backup, target, gone) == []
+
+
+def test_force_overrides_a_difference_only_of_what_stays_on_the_source() -> None:
+    objs = whole_cluster()
+    backup = backup_of(objs)
+    control_plane, secret = changed(objs, "RKE2ControlPlane"), changed(objs, "Secret")
+    assert id_of(secret) == ObjectId("", "Secret", "team", "identity")
+    target = target_of(backup, control_plane, secret)
+    both = [f"{each} exists there and is different" for each in map(id_of, (secret, control_plane))]
+    assert stopped(backup, target, force=False) == both
+    assert stopped(backup, target) == both[1:]
+
+
+def test_a_move_is_continued_once_a_cluster_runs_on_the_target() -> None:
+    objs = whole_cluster()
+    backup = backup_of(objs)
+    cluster = copy.deepcopy(next(obj for obj in objs if obj["kind"] == "Cluster"))
+    cluster["metadata"]["annotations"] = {"caphv.io/restored-from": "move"}
+    assert "resumed" in [check.id for check in checks(backup, target_of(backup, cluster), FOUND)]
+    cluster["spec"]["paused"] = True
+    assert "resumed" not in [check.id for check in checks(backup, target_of(backup, cluster), FOUND)]
