@@ -32,6 +32,10 @@ def stopping(found: Iterable[Check], *, force: bool) -> list[Check]:
 
 def _sides(backup: Backup, target: Restore) -> Iterator[Check]:
     source = backup.origin.uid if backup.origin else ""
+    for subject, uid in (("source", source), (_there(target), target.uid)):
+        if not uid:  # by it VMs name their management cluster
+            message = f"the uid of namespace kube-system of the {subject} cannot be read"
+            yield Check("target", subject, Result.ERROR, message, "Use an account that may get namespace kube-system")
     if source and source == target.uid:
         message = "source and target are the same"
         yield Check("target", _there(target), Result.ERROR, message, "Name another --to-kubeconfig")

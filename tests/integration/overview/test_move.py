@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from caphv.api.object import Obj, Resource
+from caphv.api.object import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Unreachable
 from overview.backup import writing
@@ -19,7 +19,7 @@ from sandbox import manifests
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from tests.support.backup import shared_template, whole_cluster
-from tests.support.backupserver import definitions, everything, load
+from tests.support.backupserver import KINDS, definitions, everything, load
 from tests.support.overview import Management
 
 PAUSED = {"conditions": [{"type": "Paused", "status": "True"}]}
@@ -31,11 +31,11 @@ class Sides:
     def __init__(self, old: Management, new: Management) -> None:
         self.old, self.new = old, new
 
-    def move(self, *arguments: str, to: Management | None = None) -> Result:
-        """Run `caphv move` of clusters, without a question."""
+    def move(self, *arguments: str, to: Management | None = None, user: str = "") -> Result:
+        """Run `caphv move` of clusters, without a question; `user` is that of the source."""
         target = (to or self.new).folder / "target.kubeconfig"
         private_file(target, pki.to_yaml((to or self.new).server.kubeconfig()))
-        return self.old.caphv("move", *arguments, "--yes", "--timeout", "3s", "--to-kubeconfig", str(target))
+        return self.old.caphv("move", *arguments, "--yes", "--timeout", "3s", "--to-kubeconfig", str(target), user=user)
 
     def load(self, *objs: Obj) -> None:
         """Create objects on the source."""
@@ -200,3 +200,24 @@ def test_force_does_not_override_the_same_cluster_nor_a_missing_kind(
     assert (result.exit_code, "is not installed there" in result.output) == (1, True), result.output
     assert "--force" not in result.output
     assert untouched(sides, "firm")
+
+
+def test_force_does_not_override_the_unknown_uid_of_a_management_cluster(sides: Sides) -> None:
+    sides.load(*movable("nameless"))
+    group = "rbac.authorization.k8s.io"
+    secrets = {"apiGroups": [""], "resources": ["secrets", "configmaps"], "verbs": ["*"]}
+    groups = sorted({kind[0] for kind in KINDS})
+    rules = [secrets, {"apiGroups": groups, "resources": ["*"], "verbs": ["*"]}]
+    subjects = [{"apiGroup": group, "kind": "User", "name": "mover"}]
+
+    async def grant() -> None:
+        async with sides.old.server.client() as client:
+            metadata, ref = {"name": "mover"}, {"apiGroup": group, "kind": "ClusterRole", "name": "mover"}
+            await client.create(CLUSTER_ROLES, {"metadata": metadata, "rules": rules})
+            await client.create(CLUSTER_ROLE_BINDINGS, {"metadata": metadata, "roleRef": ref, "subjects": subjects})
+
+    asyncio.run(grant())
+    result = sides.move("team/nameless", "--force", user="mover")
+    assert result.exit_code == 1, result.output
+    assert "the uid of namespace kube-system of the source cannot be read" in result.output
+    assert untouched(sides, "nameless")

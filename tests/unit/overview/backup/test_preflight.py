@@ -44,8 +44,11 @@ def test_nothing_stops_a_move_of_which_everything_is_known() -> None:
     assert stopped(backup, target_of(backup), force=False) == []
 
 
-def test_equal_management_clusters_stop_it() -> None:
-    backup = backup_of(whole_cluster())
+def test_unknown_and_equal_management_clusters_stop_it() -> None:
+    backup, nameless = backup_of(whole_cluster()), backup_of(whole_cluster(), uid="")
+    unknown = "the uid of namespace kube-system of the {} cannot be read"
+    assert stopped(nameless, target_of(nameless)) == [unknown.format("source")]
+    assert stopped(backup, target_of(backup, uid="")) == [unknown.format("management cluster https://target")]
     assert stopped(backup, target_of(backup, uid="source")) == ["source and target are the same"]
 
 
