@@ -83,13 +83,12 @@ def backup(clusters: tuple[str, ...], directory: Path, **flags: Any) -> None:
 
 
 async def _read(flags: dict[str, Any], chosen: Selection, step: Step) -> Backup:
-    from caphv.api.object import Key
     from overview.backup.reading import read_backup
     from overview.query import Query
 
     async with management_client(flags) as client:
         found = await read_backup(client, Query(chosen.namespace, frozenset(chosen.keys)), step)
-    chosen.require({Key(*name.split("/")) for name in found.clusters})
+    chosen.require(found.cluster_keys())
     return found
 
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -83,7 +83,8 @@ def move(clusters: tuple[str, ...], **flags: Any) -> None:
         click.echo(f"Not changed: a check failed. {remedy}.", err=True)
         sys.exit(1)
     confirm(flags, f"Move {', '.join(found.backup.clusters)} to {found.target.server}?")
-    run(_move(found, chosen, flags))
+    # A cluster that is created from now on was not checked, nor agreed to.
+    run(_move(found, replace(chosen, keys=tuple(sorted(found.backup.cluster_keys()))), flags))
 
 
 @dataclass(slots=True)
@@ -100,7 +101,7 @@ async def _prepare(chosen: Selection, flags: dict[str, Any]) -> _Found:
 
     backup = await _read(chosen, flags)
     if not backup.clusters:
-        raise InputError("no such cluster on the source; all namespaces: -A")
+        raise InputError(f"no clusters in namespace {chosen.namespace}; all namespaces: -A")
     target = await _compare(backup, flags)
     async with management_client(flags) as source:
         vms = await read_vms(source, backup)
@@ -113,7 +114,9 @@ async def _read(chosen: Selection, flags: dict[str, Any]) -> Backup:
     from overview.query import Query
 
     async with management_client(flags) as source:
-        return as_moved(await read_backup(source, Query(chosen.namespace, frozenset(chosen.keys))))
+        backup = await read_backup(source, Query(chosen.namespace, frozenset(chosen.keys)))
+    chosen.require(backup.cluster_keys())
+    return as_moved(backup)
 
 
 async def _compare(backup: Backup, flags: dict[str, Any]) -> Restore:

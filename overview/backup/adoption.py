@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from caphv.api import names, resources
@@ -10,6 +9,7 @@ from caphv.api.clusterapi import cluster_name
 from caphv.api.object import Key, Obj, annotations_of, key_of, owner_reference, uid_of
 from caphv.runtime.client import ApiClient
 from overview.backup.files import Backup
+from overview.backup.moving import of_kind
 from overview.harvester import Harvesters, read_harvesters
 from overview.objects import HarvesterObjects, by_key
 
@@ -52,11 +52,11 @@ class VirtualMachines:
 
 async def read_vms(client: ApiClient, backup: Backup) -> VirtualMachines:
     """Ask Harvesters, by the identities on a management cluster, for the VMs of machines. Never raises."""
-    clusters = {_cluster_of(obj): obj for obj in _of_kind(backup, resources.HARVESTER_CLUSTERS.kind)}
+    clusters = {_cluster_of(obj): obj for obj in of_kind(backup, names.GROUP, "HarvesterCluster")}
     harvesters = await read_harvesters(client, clusters.values())
     indexes = {id(each): (by_key(each.vms), by_key(each.instances)) for each in harvesters.all()}
     answer = VirtualMachines()
-    for obj in _of_kind(backup, resources.HARVESTER_MACHINES.kind):
+    for obj in of_kind(backup, names.GROUP, "HarvesterMachine"):
         if not (obj.get("spec") or {}).get("providerID"):
             continue
         machine, cluster = str(key_of(obj)), clusters.get(Key(key_of(obj).namespace, cluster_name(obj)))
@@ -83,12 +83,6 @@ def _readable(harvesters: Harvesters, cluster: Obj | None, namespace: str) -> Ha
         return None
     seen = all(found.sees(f"{each} of namespace {namespace}") and str(each) not in found.unserved for each in _READ)
     return found if seen else None
-
-
-def _of_kind(backup: Backup, kind: str) -> Iterator[Obj]:
-    for identity, obj in sorted(backup.objects.items()):
-        if identity[:2] == (names.GROUP, kind):
-            yield obj
 
 
 def _cluster_of(harvester_cluster: Obj) -> Key:

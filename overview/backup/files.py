@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from caphv.api.object import Obj
+from caphv.api.object import Key, Obj
 from caphv.runtime.text import Limits, TextError, load_json
 from overview.backup.graph import ObjectId, id_of
 from overview.backup.sealing import Opener, Sealer, SealError, is_sealed
@@ -66,6 +66,10 @@ class Backup:
     unseen: tuple[str, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
+
+    def cluster_keys(self) -> set[Key]:
+        """Namespace and name of each of the clusters."""
+        return {Key(*name.split("/")) for name in self.clusters}
 
 
 def write(target: Path, backup: Backup, sealer: Sealer | None) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from caphv.api import names, resources
+from caphv.api.clusterapi import externally_managed
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj, Resource, annotations_of, key_of, uid_of
 from caphv.runtime.client import ApiClient
@@ -23,7 +24,7 @@ from overview.backup.order import Action, Step, is_paused
 from overview.backup.writing import Restore
 from overview.objects import condition_of
 
-_CLUSTER = (resources.CLUSTER_API_GROUP, "Cluster")
+CLUSTER = (resources.CLUSTER_API_GROUP, "Cluster")
 _HARVESTER_CLUSTER = (names.GROUP, "HarvesterCluster")
 _HARVESTER_MACHINE = (names.GROUP, "HarvesterMachine")
 
@@ -43,7 +44,7 @@ def owned(backup: Backup) -> frozenset[ObjectId]:
 
     The core adds each Cluster that uses a template to the owners of the template. One that is not moved still needs it.
     """
-    uids = {uid_of(obj) for identity, obj in backup.objects.items() if identity[:2] == _CLUSTER}
+    uids = {uid_of(obj) for identity, obj in backup.objects.items() if identity[:2] == CLUSTER}
     while more := {uid_of(obj) for obj in backup.objects.values() if _owners(obj) and _owners(obj) <= uids} - uids:
         uids |= more
     return frozenset(identity for identity, obj in backup.objects.items() if uid_of(obj) in uids)
@@ -62,7 +63,7 @@ def is_resumed(restore: Restore) -> bool:
     What is absent there now was deleted there. It is not created again: nothing would pause it.
     """
     return any(
-        step.identity[:2] == _CLUSTER
+        step.identity[:2] == CLUSTER
         and step.action is Action.RESTORED
         and not is_paused(restore.existing[step.identity])
         for step in restore.steps()
@@ -75,11 +76,15 @@ def absent_on(target: Restore) -> list[ObjectId]:
 
 
 def not_paused_yet(objs: Iterable[Obj]) -> list[str]:
-    """Return the HarvesterClusters and HarvesterMachines for which the provider has not confirmed the pause."""
+    """Return the HarvesterClusters and HarvesterMachines for which the provider has not confirmed the pause.
+
+    It does not write to a HarvesterCluster that another controller manages, and so never confirms it there.
+    """
     return sorted(
         f"{obj['kind']} {key_of(obj)}"
         for obj in objs
         if condition_of(obj, ConditionType.PAUSED).get("status") != "True"
+        and not (obj["kind"] == "HarvesterCluster" and externally_managed(obj))
     )
 
 
@@ -95,9 +100,7 @@ def harvester_objects(backup: Backup) -> list[Obj]:
 
 async def pause(client: ApiClient, clusters: Resource, backup: Backup, target: str) -> None:
     """Pause the Clusters, with a note that this move did it. Raises `ApiError`, `Unreachable`."""
-    for obj in of_kind(backup, *_CLUSTER):
-        if (obj.get("spec") or {}).get("paused"):
-            continue
+    for obj in of_kind(backup, *CLUSTER):
         patch = {"metadata": {"annotations": {names.MOVING_ANNOTATION: target}}, "spec": {"paused": True}}
         await client.patch(clusters, key_of(obj).name, key_of(obj).namespace, patch)
 
@@ -106,7 +109,7 @@ async def delete_source(
     client: ApiClient, kinds: dict[tuple[str, str], Resource], steps: Iterable[Step], chosen: frozenset[ObjectId]
 ) -> list[str]:
     """Delete what was moved, what is owned before its owner; answer what failed. Nothing of a VM is touched."""
-    for step in sorted(steps, key=lambda step: (step.identity[:2] == _CLUSTER, -step.level)):
+    for step in sorted(steps, key=lambda step: (step.identity[:2] == CLUSTER, -step.level)):
         if step.identity not in chosen:
             continue
         resource, uid = kinds[step.identity.group, step.identity.kind], uid_of(step.obj)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from caphv.api import names
+from caphv.api.clusterapi import externally_managed
+from caphv.api.object import Obj, key_of
 from overview.backup.adoption import VirtualMachines
 from overview.backup.files import Backup
-from overview.backup.moving import is_resumed, owned
-from overview.backup.order import Action
+from overview.backup.moving import CLUSTER, harvester_objects, is_resumed, of_kind, owned
+from overview.backup.order import Action, is_paused
 from overview.backup.writing import Restore
 from overview.doctor.model import Check, Result, ok
 
@@ -18,7 +21,7 @@ _OVERRIDABLE = (_SHARED, _VMS)
 
 def checks(backup: Backup, target: Restore, vms: VirtualMachines) -> list[Check]:
     """Check the objects of the source, `as_moved`, against the target, and whether adoption can be verified."""
-    found = [*_sides(backup, target), *_objects(backup, target), *_unseen(backup), *_vms(vms)]
+    found = [*_sides(backup, target), *_objects(backup, target), *_paused(backup), *_unseen(backup), *_vms(vms)]
     if is_resumed(target):
         message = "the clusters run there already: an interrupted move is completed"
         found.append(ok("resumed", _there(target), message))
@@ -50,6 +53,29 @@ def _objects(backup: Backup, target: Restore) -> Iterator[Check]:
             check = "objects" if step.identity in moved else _SHARED
             message = f"{step.identity} exists there and is different"
             yield Check(check, _there(target), Result.ERROR, message, "Delete or rename it on the target")
+
+
+def _paused(backup: Backup) -> Iterator[Check]:
+    """What the target would not adopt, because it would be paused or managed by another controller there, too.
+
+    The pause of a former call of this move does not count: `as_moved` has removed it.
+    """
+    for obj in (*of_kind(backup, *CLUSTER), *harvester_objects(backup)):
+        name = f"{obj['kind']} {key_of(obj)}"
+        if is_paused(obj):
+            message = f"{name} is paused: the target would not adopt its VMs"
+            yield Check("paused", "source", Result.ERROR, message, f"Resume it: {_resuming(obj)}")
+        elif obj["kind"] == "HarvesterCluster" and externally_managed(obj):
+            message = f"{name} is managed by another controller, which is not moved"
+            remedy = "Run that controller for the target: VMs are adopted once it has set the status there"
+            yield Check("managed", "source", Result.WARNING, message, remedy)
+
+
+def _resuming(obj: Obj) -> str:
+    what = f"{obj['kind'].lower()} {key_of(obj).name} -n {key_of(obj).namespace}"
+    if obj["kind"] == "Cluster":
+        return f'kubectl patch {what} --type=merge -p \'{{"spec":{{"paused":false}}}}\''
+    return f"kubectl annotate {what} {names.PAUSED_ANNOTATION}-"
 
 
 def _unseen(backup: Backup) -> Iterator[Check]:

@@ -42,7 +42,7 @@ def _definition(group: str, version: str, kind: str) -> Obj:
 async def load(client: ApiClient, objs: list[Obj]) -> None:
     """Create objects with the owners that they name, which come before them."""
     discovery, uids = Discovery(client), {}
-    for namespace in ("team", "classes"):
+    for namespace in sorted({key_of(obj).namespace for obj in objs}):
         with contextlib.suppress(AlreadyExists):
             await client.create(NAMESPACES, {"metadata": {"name": namespace, "labels": {"team": "a"}}})
     for obj in copy.deepcopy(objs):

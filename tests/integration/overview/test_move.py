@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from caphv.api.object import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Obj, Resource
+from caphv.api.object import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Obj, Resource, annotations_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Unreachable
 from overview.backup import writing
@@ -221,3 +222,49 @@ def test_force_does_not_override_the_unknown_uid_of_a_management_cluster(sides: 
     assert result.exit_code == 1, result.output
     assert "the uid of namespace kube-system of the source cannot be read" in result.output
     assert untouched(sides, "nameless")
+
+
+def test_a_cluster_that_a_user_has_paused_is_not_moved(sides: Sides) -> None:
+    objs = movable("resting")
+    next(obj for obj in objs if obj["kind"] == "Cluster")["spec"]["paused"] = True
+    sides.load(*objs)
+    result = sides.move("team/resting", "--force")
+    assert (result.exit_code, "kubectl patch cluster resting -n team" in result.output) == (1, True), result.output
+    assert "Cluster team/resting" not in sides.there()
+    assert "caphv.io/moving-to" not in annotations_of(sides.here()["Cluster team/resting"])
+
+
+def test_a_name_that_does_not_exist_stops_the_move_of_all(sides: Sides) -> None:
+    sides.load(*movable("present"))
+    result = sides.move("team/present", "team/absent")
+    assert (result.exit_code, "no such cluster" in result.output) == (2, True), result.output
+    assert untouched(sides, "present")
+
+
+def test_a_cluster_whose_harvestercluster_another_controller_manages_is_moved(sides: Sides) -> None:
+    objs = movable("managed")
+    infrastructure = next(obj for obj in objs if obj["kind"] == "HarvesterCluster")
+    infrastructure["metadata"]["annotations"] = {"cluster.x-k8s.io/managed-by": "crossplane"}
+    del infrastructure["status"]  # the provider writes nothing to it
+    sides.load(*objs)
+    result = sides.move("team/managed")
+    assert (result.exit_code, "is managed by another controller" in result.output) == (0, True), result.output
+    assert of("managed", sides.here()) == []
+
+
+def test_a_cluster_that_is_created_meanwhile_is_not_moved(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    early, late = (json.loads(json.dumps(movable(name)).replace('"team"', '"other"')) for name in ("early", "late"))
+    sides.load(*early)
+    patch = ApiClient.patch
+
+    async def create_late(client: ApiClient, resource: Resource, *what: Any, **options: Any) -> Obj:
+        if what[-1].get("spec") == {"paused": True}:
+            await load(client, late)
+        return await patch(client, resource, *what, **options)
+
+    monkeypatch.setattr(ApiClient, "patch", create_late)
+    result = sides.move("-n", "other")
+    assert result.exit_code == 0, result.output
+    assert "Cluster other/early" in sides.there()
+    assert "Cluster other/late" not in sides.there()
+    assert "paused" not in sides.here()["Cluster other/late"]["spec"]

@@ -10,6 +10,7 @@ from caphv.api.object import Key, Obj
 from overview.backup.adoption import VirtualMachines, VirtualMachineState
 from overview.backup.files import Backup, Origin
 from overview.backup.graph import ObjectId, belongings, id_of
+from overview.backup.moving import as_moved, not_paused_yet
 from overview.backup.preflight import checks, stopping
 from overview.backup.writing import Restore
 from tests.support.backup import whole_cluster
@@ -89,3 +90,38 @@ def test_a_move_is_continued_once_a_cluster_runs_on_the_target() -> None:
     assert "resumed" in [check.id for check in checks(backup, target_of(backup, cluster), FOUND)]
     cluster["spec"]["paused"] = True
     assert "resumed" not in [check.id for check in checks(backup, target_of(backup, cluster), FOUND)]
+
+
+def test_what_a_user_has_paused_stops_it_with_the_command_that_resumes_it() -> None:
+    objs = {obj["kind"]: obj for obj in whole_cluster(machines=1)}
+    objs["Cluster"]["spec"]["paused"] = True
+    for kind in ("HarvesterCluster", "HarvesterMachine"):
+        objs[kind]["metadata"]["annotations"] = {"cluster.x-k8s.io/paused": ""}
+    backup = backup_of(list(objs.values()))
+    found = stopping(checks(backup, target_of(backup), FOUND), force=True)
+    assert [(check.id, check.remedy) for check in found] == [
+        ("paused", 'Resume it: kubectl patch cluster shop -n team --type=merge -p \'{"spec":{"paused":false}}\''),
+        ("paused", "Resume it: kubectl annotate harvestercluster shop-x7k2p -n team cluster.x-k8s.io/paused-"),
+        ("paused", "Resume it: kubectl annotate harvestermachine shop-0 -n team cluster.x-k8s.io/paused-"),
+    ]
+
+
+def test_the_pause_of_this_move_does_not_stop_it() -> None:
+    objs = whole_cluster()
+    cluster = next(obj for obj in objs if obj["kind"] == "Cluster")
+    cluster["spec"]["paused"] = True
+    cluster["metadata"]["annotations"] = {"caphv.io/moving-to": "target"}
+    backup = as_moved(backup_of(objs))
+    assert stopped(backup, target_of(backup), force=False) == []
+
+
+def test_a_harvestercluster_that_another_controller_manages_is_only_a_warning() -> None:
+    objs = whole_cluster()
+    managed = next(obj for obj in objs if obj["kind"] == "HarvesterCluster")
+    managed["metadata"]["annotations"] = {"cluster.x-k8s.io/managed-by": "crossplane"}
+    backup = backup_of(objs)
+    found = checks(backup, target_of(backup), FOUND)
+    assert [check.id for check in found if check.wrong] == ["managed"]
+    assert stopping(found, force=False) == []
+    waiting = not_paused_yet(objs[3:4] + objs[-2:-1])
+    assert waiting == ["HarvesterMachine team/shop-1"]
