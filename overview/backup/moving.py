@@ -118,7 +118,9 @@ async def delete_source(
             # The uid is a precondition: an object of the same name that was created meanwhile stays.
             patch = {"metadata": {"uid": uid, "finalizers": None}}
             await client.patch(resource, key.name, key.namespace, patch)
-            await client.delete(resource, key.name, key.namespace, uid=uid)
+            if await client.delete(resource, key.name, key.namespace, uid=uid):
+                # The core adds its finalizer again, also to what is paused, until the deletion is requested.
+                await client.patch(resource, key.name, key.namespace, patch)
         except NotFound:
             continue
         except (ApiError, Unreachable) as error:

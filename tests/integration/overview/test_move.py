@@ -268,3 +268,18 @@ def test_a_cluster_that_is_created_meanwhile_is_not_moved(sides: Sides, monkeypa
     assert "Cluster other/early" in sides.there()
     assert "Cluster other/late" not in sides.there()
     assert "paused" not in sides.here()["Cluster other/late"]["spec"]
+
+
+def test_nothing_stays_when_the_core_adds_its_finalizer_again(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    sides.load(*movable("quick"))
+    delete = ApiClient.delete
+
+    async def core_is_faster(client: ApiClient, resource: Resource, name: str, *what: Any, **options: Any) -> Any:
+        if resource.kind in ("Cluster", "Machine"):
+            await client.patch(resource, name, "team", {"metadata": {"finalizers": ["cluster.cluster.x-k8s.io"]}})
+        return await delete(client, resource, name, *what, **options)
+
+    monkeypatch.setattr(ApiClient, "delete", core_is_faster)
+    result = sides.move("team/quick")
+    assert result.exit_code == 0, result.output
+    assert of("quick", sides.here()) == []
