@@ -214,7 +214,8 @@ def _joined(one: HarvesterObjects, other: HarvesterObjects) -> HarvesterObjects:
     missing = {each.what: each for each in (*one.unseen, *other.unseen)}
     kept = [each for what, each in missing.items() if what in hidden or " of namespace " in what]
     namespaces = one.namespaces | other.namespaces
-    return HarvesterObjects(one.server, one.version or other.version, namespaces=namespaces, unseen=kept, **fields)
+    fields |= {"unseen": kept, "unserved": [each for each in one.unserved if each in other.unserved]}
+    return HarvesterObjects(one.server, one.version or other.version, namespaces=namespaces, **fields)
 
 
 async def _probe(client: ApiClient, found: HarvesterObjects) -> None:

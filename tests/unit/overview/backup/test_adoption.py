@@ -12,7 +12,7 @@ from overview.backup import adoption
 from overview.backup.adoption import VirtualMachines, VirtualMachineState, read_vms
 from overview.backup.files import Backup
 from overview.backup.graph import belongings
-from overview.harvester import Harvesters
+from overview.harvester import Harvesters, _joined
 from overview.objects import HarvesterObjects, Unseen
 from tests.support.backup import whole_cluster
 
@@ -94,3 +94,8 @@ def test_a_vm_that_was_replaced_or_restarted_is_named() -> None:
         "new": VirtualMachineState("target", "vm", "instance"),
     }
     assert VirtualMachines(states).changed(before) == ["b", "c"]
+
+
+def test_a_kind_that_two_accounts_find_unserved_stays_so_in_what_both_see() -> None:
+    one, other = (HarvesterObjects(unserved=["virtualmachines.kubevirt.io", name]) for name in ("a", "b"))
+    assert _joined(one, other).unserved == ["virtualmachines.kubevirt.io"]
