@@ -84,7 +84,8 @@ def move(clusters: tuple[str, ...], **flags: Any) -> None:
         sys.exit(1)
     confirm(flags, f"Move {', '.join(found.backup.clusters)} to {found.target.server}?")
     # A cluster that is created from now on was not checked, nor agreed to.
-    run(_move(found, replace(chosen, keys=tuple(sorted(found.backup.cluster_keys()))), flags))
+    keys = chosen.keys or tuple(sorted(found.backup.cluster_keys()))
+    run(_move(found, replace(chosen, keys=keys), flags))
 
 
 @dataclass(slots=True)
@@ -101,8 +102,10 @@ async def _prepare(chosen: Selection, flags: dict[str, Any]) -> _Found:
 
     backup = await _read(chosen, flags)
     if not backup.clusters:
+        chosen.require(set())
         raise InputError(f"no clusters in namespace {chosen.namespace}; all namespaces: -A")
     target = await _compare(backup, flags)
+    await _require(chosen, backup, target, flags)
     async with management_client(flags) as source:
         vms = await read_vms(source, backup)
     return _Found(backup, target, checks(backup, target, vms), vms)
@@ -115,8 +118,7 @@ async def _read(chosen: Selection, flags: dict[str, Any]) -> Backup:
 
     async with management_client(flags) as source:
         backup = await read_backup(source, Query(chosen.namespace, frozenset(chosen.keys)))
-    chosen.require(backup.cluster_keys())
-    return as_moved(backup)
+    return as_moved(backup, chosen.keys)
 
 
 async def _compare(backup: Backup, flags: dict[str, Any]) -> Restore:
@@ -124,6 +126,18 @@ async def _compare(backup: Backup, flags: dict[str, Any]) -> Restore:
 
     async with _target(flags) as client:
         return await prepare(client, backup)
+
+
+async def _require(chosen: Selection, backup: Backup, target: Restore, flags: dict[str, Any]) -> None:
+    """Raise `InputError` unless each named cluster is on the source, or on the target after an interrupted move."""
+    from overview.backup.moving import moved_before
+
+    known, clusters = backup.cluster_keys(), target.kinds.get(("cluster.x-k8s.io", "Cluster"))
+    absent = [key for key in chosen.keys if key not in known]
+    if absent and clusters:
+        async with _target(flags) as client:
+            known |= await moved_before(client, clusters, absent)
+    chosen.require(known)
 
 
 def _target(flags: dict[str, Any]) -> Any:

@@ -25,18 +25,41 @@ from overview.backup.writing import Restore
 from overview.objects import condition_of
 
 CLUSTER = (resources.CLUSTER_API_GROUP, "Cluster")
+_MOVE = "move-"
 _HARVESTER_CLUSTER = (names.GROUP, "HarvesterCluster")
 _HARVESTER_MACHINE = (names.GROUP, "HarvesterMachine")
 
 
-def as_moved(backup: Backup) -> Backup:
-    """Return a backup of clusters as before their pause, with an identity that a repeated move shares."""
+def as_moved(backup: Backup, named: Iterable[Key] = ()) -> Backup:
+    """Return a backup of clusters as before their pause, with an identity that a repeated move shares.
+
+    The identity is that of the clusters that a user named, as long as one of them is left, else of all in the backup.
+    """
     objects = {identity: _as_before(obj) for identity, obj in backup.objects.items()}
     if backup.origin is None:
         return replace(backup, objects=objects)
-    source = "\0".join((backup.origin.uid or backup.origin.server, *sorted(backup.clusters)))
-    identity = f"move-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    clusters = sorted({str(key) for key in named}) or sorted(backup.clusters)
+    source = "\0".join((backup.origin.uid or backup.origin.server, *clusters))
+    identity = f"{_MOVE}{hashlib.sha256(source.encode()).hexdigest()[:16]}"
     return replace(backup, objects=objects, origin=replace(backup.origin, identity=identity))
+
+
+async def moved_before(client: ApiClient, clusters: Resource, keys: Iterable[Key]) -> set[Key]:
+    """Return which Clusters run on the target after a move: an interrupted one deleted them on the source already.
+
+    Raises `ApiError`, `Unreachable`.
+    """
+    found = set()
+    for key in keys:
+        try:
+            obj = await client.get(clusters, key.name, key.namespace)
+        except NotFound:
+            continue
+        if annotations_of(obj).get(names.RESTORED_FROM_ANNOTATION, "").startswith(_MOVE) and not (
+            obj.get("spec") or {}
+        ).get("paused"):
+            found.add(key)
+    return found
 
 
 def owned(backup: Backup) -> frozenset[ObjectId]:

@@ -52,7 +52,8 @@ def _objects(backup: Backup, target: Restore) -> Iterator[Check]:
         if step.action is Action.DIFFERENT:
             check = "objects" if step.identity in moved else _SHARED
             message = f"{step.identity} exists there and is different"
-            yield Check(check, _there(target), Result.ERROR, message, "Delete or rename it on the target")
+            remedy = "Compare both. A Cluster that is deleted on the target takes its VMs with it"
+            yield Check(check, _there(target), Result.ERROR, message, remedy)
 
 
 def _paused(backup: Backup) -> Iterator[Check]:

@@ -283,3 +283,35 @@ def test_nothing_stays_when_the_core_adds_its_finalizer_again(sides: Sides, monk
     result = sides.move("team/quick")
     assert result.exit_code == 0, result.output
     assert of("quick", sides.here()) == []
+
+
+def test_a_move_that_was_interrupted_between_two_clusters_is_completed(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides.load(*movable("first"), *movable("second"))
+    delete, interrupted = ApiClient.delete, True
+
+    async def once(client: ApiClient, resource: Resource, name: str, *what: Any, **options: Any) -> Any:
+        if interrupted and (resource.kind, name) == ("Cluster", "second"):
+            raise Unreachable("interrupted")
+        return await delete(client, resource, name, *what, **options)
+
+    monkeypatch.setattr(ApiClient, "delete", once)
+    clusters = ("team/first", "team/second")
+    assert sides.move(*clusters).exit_code == 1
+    assert [name for name in clusters if f"Cluster {name}" in sides.here()] == ["team/second"]
+
+    async def upgrade() -> None:
+        async with sides.new.server.client() as client:
+            version = {"spec": {"topology": {"version": "v1.37.0+rke2r1"}}}
+            await client.patch(
+                Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster"), "second", "team", version
+            )
+
+    asyncio.run(upgrade())
+    interrupted = False
+    result = sides.move(*clusters)
+    assert result.exit_code == 0, result.output
+    assert "an interrupted move is completed" in result.output
+    assert of("second", sides.here()) == []
+    assert sides.move(*clusters).exit_code == 2
