@@ -23,6 +23,7 @@ from commands.options.management import (
     run,
     selection,
 )
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
@@ -80,7 +81,7 @@ def move(clusters: tuple[str, ...], **flags: Any) -> None:
         sys.exit(1 if failed else 0)
     if failed:
         remedy = "Correct it" if stopping(failed, force=True) else "Correct it, or override it with --force"
-        click.echo(f"Not changed: a check failed. {remedy}.", err=True)
+        echo(f"Not changed: a check failed. {remedy}.", err=True)
         sys.exit(1)
     confirm(flags, f"Move {', '.join(found.backup.clusters)} to {found.target.server}?")
     # A cluster that is created from now on was not checked, nor agreed to.
@@ -160,12 +161,12 @@ def _show(found: _Found, flags: dict[str, Any]) -> None:
         print_data({**content, "target": found.target.server, "checks": as_json(tuple(found.checks))}, flags["output"])
         return
     show_checks(found.checks)
-    click.echo(f"moves {', '.join(found.backup.clusters)} to {found.target.server}:")
+    echo(f"moves {', '.join(found.backup.clusters)} to {found.target.server}:")
     for kind, count in sorted(counts.items()):
-        click.echo(f"  {count:>5}  {kind}")
+        echo(f"  {count:>5}  {kind}")
     for name in kept:
-        click.echo(f"shared, stays on the source: {name}")
-    click.echo(f"deletes {len(deleted)} objects on the source afterwards; {len(found.vms.states)} VMs keep running")
+        echo(f"shared, stays on the source: {name}")
+    echo(f"deletes {len(deleted)} objects on the source afterwards; {len(found.vms.states)} VMs keep running")
 
 
 async def _move(found: _Found, chosen: Selection, flags: dict[str, Any]) -> None:
@@ -259,12 +260,10 @@ async def _until(condition: Callable[[], Coroutine[Any, Any, bool]], seconds: fl
 
 
 def _say(text: str, flags: dict[str, Any]) -> None:
-    click.echo(text, err=flags["output"] != "text")
+    echo(text, err=flags["output"] != "text")
 
 
 def _stop(why: str) -> None:
-    click.echo(f"Error: {why}", err=True)
-    click.echo(
-        "The clusters are paused on the source, where nothing was lost. Correct it and run this again.", err=True
-    )
+    echo(f"Error: {why}", err=True)
+    echo("The clusters are paused on the source, where nothing was lost. Correct it and run this again.", err=True)
     sys.exit(1)

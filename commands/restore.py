@@ -13,6 +13,7 @@ from commands.options.changes import confirm
 from commands.options.clusters import InputError
 from commands.options.management import management_client, management_options, patient_progress, run
 from commands.options.passphrase import passphrase_options, read_passphrase
+from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from overview.backup.files import Backup
@@ -72,7 +73,7 @@ def restore(directory: Path, **flags: Any) -> None:
     if flags["dry_run"]:
         sys.exit(0 if whole and not different else 1)
     if not pending and not is_paused_by_us(found):
-        click.echo("Nothing to do: all objects exist, and none is paused by this restore")
+        echo("Nothing to do: all objects exist, and none is paused by this restore")
         return
     if pending:
         confirm(flags, f"Create {pending} objects, paused, on {found.server}?")
@@ -87,7 +88,7 @@ def restore(directory: Path, **flags: Any) -> None:
     if failed and not flags["accept_differences"]:
         remedy = "Correct it and run the command again, or accept it with --accept-differences"
         _fail(failed, f"What was created differs from the backup, and stays paused. {remedy}")
-    click.echo(f"Verified {len(backup.objects)} objects; differences: {len(failed)}")
+    echo(f"Verified {len(backup.objects)} objects; differences: {len(failed)}")
     _resume(found, flags)
 
 
@@ -99,15 +100,15 @@ def _resume(found: Restore, flags: dict[str, Any]) -> None:
     old = f"{origin.server} (uid of kube-system: {origin.uid or 'unknown'})" if origin else "the one of the backup"
     same = bool(origin and origin.uid and origin.uid == found.uid)
     if not same and not flags["stopped"]:
-        click.echo(f"Old management cluster: {old}")
+        echo(f"Old management cluster: {old}")
         if flags["yes"] or not sys.stdin.isatty():
-            click.echo(
+            echo(
                 "All clusters stay paused. Stop the old management cluster, then run the command again with "
                 "--old-management-cluster-stopped"
             )
             sys.exit(1)
         if not click.confirm("Is it stopped, or are its provider and clusters deleted?"):
-            click.echo("All clusters stay paused. Run the command again when it is stopped")
+            echo("All clusters stay paused. Run the command again when it is stopped")
             sys.exit(1)
 
     async def end() -> list[str]:
@@ -116,7 +117,7 @@ def _resume(found: Restore, flags: dict[str, Any]) -> None:
 
     if failed := run(end()):
         _fail(failed, "Some objects are still paused. Run the command again")
-    click.echo("Restored: the provider adopts the VMs now. Follow it: caphv status -A --watch")
+    echo("Restored: the provider adopts the VMs now. Follow it: caphv status -A --watch")
 
 
 def _show_missing(backup: Backup, flags: dict[str, Any]) -> bool:
@@ -127,12 +128,12 @@ def _show_missing(backup: Backup, flags: dict[str, Any]) -> bool:
     from overview.backup.order import missing_of
 
     if origin := backup.origin:
-        click.echo(f"Backup of {origin.created} from {origin.server}: {', '.join(backup.clusters)}")
+        echo(f"Backup of {origin.created} from {origin.server}: {', '.join(backup.clusters)}")
     missing = missing_of(backup)
     for what, why in missing.items():
-        click.echo(f"missing: {what} ({why})", err=True)
+        echo(f"missing: {what} ({why})", err=True)
     for each in backup.unseen:
-        click.echo(f"was not saved: {each}", err=True)
+        echo(f"was not saved: {each}", err=True)
     if missing and not flags["incomplete"]:
         _refuse(
             f"the backup is not whole, {len(missing)} of its parts are missing: add the files, or restore what "
@@ -151,24 +152,24 @@ def _show(found: Restore, flags: dict[str, Any]) -> tuple[int, bool]:
     from overview.backup.order import Action, were_being_deleted
 
     for problem in found.problems:
-        click.echo(f"Error: {problem}", err=True)
+        echo(f"Error: {problem}", err=True)
     if found.problems:
         raise InputError(f"{found.server} is not ready for this backup")
     steps = found.steps()
     for action in Action:
         counts = Counter(step.identity.kind for step in steps if step.action is action)
         if counts:
-            click.echo(f"{sum(counts.values())} objects: {action}")
+            echo(f"{sum(counts.values())} objects: {action}")
             for kind, count in sorted(counts.items()):
-                click.echo(f"  {count:>5}  {kind}")
+                echo(f"  {count:>5}  {kind}")
     for identity in were_being_deleted(steps):
-        click.echo(f"note: {identity} was being deleted. It is restored; delete it again afterwards")
+        echo(f"note: {identity} was being deleted. It is restored; delete it again afterwards")
     pending = sum(step.action is Action.CREATE for step in steps)
     different = [step.identity for step in steps if step.action is Action.DIFFERENT]
     if not different or flags["keep_existing"]:
         return pending, False
     for identity in different:
-        click.echo(f"Error: {identity} exists and is different", err=True)
+        echo(f"Error: {identity} exists and is different", err=True)
     _refuse("delete these objects, or keep them as they are with --keep-existing", flags)
     return pending, True
 
@@ -204,6 +205,6 @@ async def _verify(found: Restore, flags: dict[str, Any]) -> list[str]:
 
 def _fail(failed: list[str], summary: str) -> None:
     for line in failed:
-        click.echo(f"Error: {line}", err=True)
-    click.echo(summary, err=True)
+        echo(f"Error: {line}", err=True)
+    echo(summary, err=True)
     sys.exit(1)
