@@ -7,7 +7,6 @@ import time
 from caphv.api import names, resources
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted, key_of
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
-from caphv.runtime.text import load_json
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.harvester.views import TargetNamespace
@@ -17,6 +16,7 @@ from reconciler.machine.etcd import ensure_member_removed
 from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import is_machine_pvc
+from reconciler.machine.volumes import claims_of, own_claims
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
 
@@ -112,9 +112,10 @@ def _ours(scope: MachineScope, vm: Obj | None) -> bool:
 async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
     if not being_deleted(vm):
         client = scope.session().client
+        own = _own_claims(scope, namespace, vm)
         metrics.MACHINE_DELETE.inc()
         try:
-            await _mark_disks_for_removal(scope, vm)
+            await _mark_disks_for_removal(scope, vm, own)
             answer = await client.delete(
                 resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
             )
@@ -129,32 +130,32 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
         scope.memory.vm_deleted_at = time.monotonic()
         if namespace.vms.deleted(scope.target_namespace, scope.name, answer):
             return
-        scope.event("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}")
+        kept = ", ".join(sorted(claims_of(vm).difference(own)))
+        keeps = f"; these volumes are not the machine's and are kept: {kept}" if kept else ""
+        scope.event("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}{keeps}")
     raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to be deleted", Watched.VM)
 
 
-async def _mark_disks_for_removal(scope: MachineScope, vm: Obj) -> None:
-    """List the disks in the annotation by which Harvester deletes them with the VM; it keeps all others."""
-    annotations = annotations_of(vm)
-    try:
-        templates = load_json(annotations.get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or "[]")
-        claims = ",".join(template["metadata"]["name"] for template in templates)
-    except (ValueError, KeyError, TypeError):
-        return  # the annotation is invalid; disks are found by name and record afterwards
-    if claims and annotations.get(names.REMOVED_VOLUMES_ANNOTATION) != claims:
-        patch = {"metadata": {"annotations": {names.REMOVED_VOLUMES_ANNOTATION: claims}}}
+def _own_claims(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> list[str]:
+    claims = {claim["metadata"]["name"]: claim for claim in namespace.claims.store}
+    return own_claims(vm, claims, scope.owner, _number_of_disks(scope))
+
+
+def _number_of_disks(scope: MachineScope) -> int:
+    return len(scope.spec.get("volumes") or ())
+
+
+async def _mark_disks_for_removal(scope: MachineScope, vm: Obj, own: list[str]) -> None:
+    """List the machine's disks in the annotation by which Harvester deletes them with the VM; it keeps all others."""
+    listed = ",".join(own)
+    if annotations_of(vm).get(names.REMOVED_VOLUMES_ANNOTATION, "") != listed:
+        patch = {"metadata": {"annotations": {names.REMOVED_VOLUMES_ANNOTATION: listed}}}
         await scope.session().client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
 
 
 async def _delete_disks(scope: MachineScope, namespace: TargetNamespace, *, ours: bool) -> None:
     """Delete disks that Harvester left, for example because another client had deleted the VM."""
-    # Disks without a record were created by the Go provider, or belong to another VM of this name.
-    disposable = (Ownership.OURS, Ownership.UNRECORDED) if ours else (Ownership.OURS,)
-    left = [
-        claim
-        for claim in namespace.claims.store
-        if is_machine_pvc(scope.name, claim["metadata"]["name"]) and ownership_of(claim, scope.owner) in disposable
-    ]
+    left = [claim for claim in namespace.claims.store if _is_disk_left(scope, claim, ours=ours)]
     deleted_at = scope.memory.vm_deleted_at
     if left and deleted_at is not None and time.monotonic() - deleted_at < _HARVESTER_DELETES:
         # Harvester is deleting the disks with the VM.
@@ -173,6 +174,15 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace, *, ours
     left = [claim for claim in left if namespace.claims.get(scope.target_namespace, claim["metadata"]["name"])]
     if left:
         raise _disks_left(scope, left, Watched.VM)
+
+
+def _is_disk_left(scope: MachineScope, claim: Obj, *, ours: bool) -> bool:
+    name = claim["metadata"]["name"]
+    ownership = ownership_of(claim, scope.owner)
+    if ownership is Ownership.UNRECORDED:
+        # Created by the Go provider; or a disk of another VM of this name, or one that a user added to the VM.
+        return ours and is_machine_pvc(scope.name, name, _number_of_disks(scope))
+    return ownership is Ownership.OURS and is_machine_pvc(scope.name, name)
 
 
 def _disks_left(scope: MachineScope, left: list[Obj], source: Trigger) -> Blocked:

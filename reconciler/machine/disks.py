@@ -69,12 +69,14 @@ def pvc_name(vm_name: str, uid: str, index: int) -> str:
     return f"{vm_name}-disk-{index}-{suffix}"
 
 
-def is_machine_pvc(vm_name: str, claim_name: str) -> bool:
-    """Tell whether a claim has the name of a disk of this VM, made by us or the Go provider.
+def is_machine_pvc(vm_name: str, claim_name: str, disks: int | None = None) -> bool:
+    """Tell whether a claim has the name of a disk of this VM, or of one of its first `disks`.
 
+    We, the Go provider and Harvester's UI name disks so; the UI numbers disks that users add after those of the spec.
     `a-disk-x-disk-0-abcde` is a disk of `a-disk-x`, not of `a`.
     """
-    return re.fullmatch(rf"{re.escape(vm_name)}-disk-(?:0|[1-9][0-9]*)-[a-z0-9]{{5}}", claim_name) is not None
+    found = re.fullmatch(rf"{re.escape(vm_name)}-disk-(0|[1-9][0-9]{{0,8}})-[a-z0-9]{{5}}", claim_name)
+    return found is not None and (disks is None or int(found[1]) < disks)
 
 
 def claim(name: str, volume: Obj, image: ResolvedImage | None, annotations: dict[str, str]) -> Obj:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS
+from caphv.api.object import EVENTS, PERSISTENT_VOLUME_CLAIMS, SECRETS
 from sandbox.harvester import kinds
+from tests.support import harvesterui
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_unknown
 from tests.support.waiting import until
@@ -77,6 +78,28 @@ async def test_disks_of_a_machine_with_a_longer_name_stay(case: Case) -> None:
     await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, left)
     # Harvester would refuse it anyway, because a VM uses it: the provider must not even try.
     assert not [write for write in await case.writes(since) if "a-disk-x" in write]
+
+
+async def test_volumes_of_users_and_of_the_csi_driver_outlive_the_machine(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    (disk,) = await case.names(PERSISTENT_VOLUME_CLAIMS)
+    added, hot_plugged, in_ui = "photos", "pvc-a5028fd3-bbb2-4288-8638-c7c11ad7e5e4", "one-disk-1-k2j5x"
+    for name in (added, hot_plugged, in_ui):
+        await case.harvester.create(PERSISTENT_VOLUME_CLAIMS, harvesterui.volume(case.target, name))
+    claim = await case.get(PERSISTENT_VOLUME_CLAIMS, added)
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", harvesterui.add_volume(await case.vm("one"), claim))
+    for name in (hot_plugged, in_ui):
+        await case.patch(kinds.VIRTUAL_MACHINES, "one", harvesterui.hot_plug(await case.vm("one"), name))
+    claims = [await case.get(PERSISTENT_VOLUME_CLAIMS, name) for name in (disk, added, hot_plugged, in_ui)]
+    vm = await case.patch(kinds.VIRTUAL_MACHINES, "one", harvesterui.save(await case.vm("one"), claims))
+    assert all(name in vm["metadata"]["annotations"][kinds.CLAIM_TEMPLATES] for name in (added, hot_plugged, in_ui))
+    await case.delete_machine("one")
+    assert await case.names(PERSISTENT_VOLUME_CLAIMS) == sorted([added, hot_plugged, in_ui])
+    kept = f"kept: {in_ui}, {added}, {hot_plugged}"
+    assert any(kept in event["message"] for event in (await case.management.list(EVENTS, case.name))["items"])
+    for name in (added, hot_plugged, in_ui):
+        await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, name)
 
 
 async def test_address_is_released_by_its_holder_only(case: Case) -> None:

@@ -1,0 +1,66 @@
+"""Decides which volumes of a VM are deleted with it.
+
+A VM also has volumes that are not the machine's: the CSI driver of the workload cluster hot-plugs them, and users
+attach them. Annotation `harvesterhci.io/volumeClaimTemplates` lists both kinds: "Add Volume" in Harvester's UI appends
+to it (harvester: `addVolume` in pkg/api/vm/handler.go), and the UI writes it again from all disks when a VM is saved
+(harvester-ui-extension: `parseDiskRows` in pkg/harvester/mixins/harvester-vm/index.js).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from caphv.api import names
+from caphv.api.object import Obj, annotations_of
+from caphv.runtime.text import load_json
+from reconciler.harvester.ownership import Owner, record
+from reconciler.machine.disks import is_machine_pvc
+
+
+def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> list[str]:
+    """Names of the claims in the VM's annotation that are the machine's own; empty if the annotation is invalid.
+
+    The VM is the machine's. `claims` has the PersistentVolumeClaims of its namespace by name, and `disks` is the number
+    of disks in the machine's spec. Proof is the record of the machine, or of its VM, which also the disks of a restored
+    backup have. A claim without a record was created by the Go provider, or by CDI from an image: there the name of one
+    of the machine's disks decides. Hot-plugged volumes are never the machine's.
+
+    The place of a disk in the VM proves nothing: the UI gives the name of a removed `disk-1` to the next volume that a
+    user attaches. So a disk that a user migrated to another claim is kept.
+    """
+    expected = record(owner)
+    of_vm = _recorded(vm, expected)
+    hotplugged = {source["claimName"] for source in _sources(vm) if source.get("hotpluggable")}
+
+    def own(name: str) -> bool:
+        recorded = _recorded(claims.get(name) or {}, expected)
+        by_name = is_machine_pvc(vm["metadata"]["name"], name, disks)
+        return recorded in (expected, of_vm) if recorded else by_name
+
+    return [name for name in _templates(vm) if name not in hotplugged and own(name)]
+
+
+def claims_of(vm: Obj) -> set[str]:
+    """Names of the claims that a VM uses as volumes."""
+    return {source["claimName"] for source in _sources(vm)}
+
+
+def _recorded(obj: Obj, expected: Mapping[str, str]) -> dict[str, str]:
+    annotations = (obj.get("metadata") or {}).get("annotations") or {}
+    return {name: annotations[name] for name in expected if name in annotations}
+
+
+def _templates(vm: Obj) -> list[str]:
+    try:
+        templates = load_json(annotations_of(vm).get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or "[]")
+        return [str(template["metadata"]["name"]) for template in templates]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def _sources(vm: Obj) -> Iterator[Obj]:
+    template = (vm.get("spec") or {}).get("template") or {}
+    for volume in (template.get("spec") or {}).get("volumes") or ():
+        source = volume.get("persistentVolumeClaim") or {}
+        if source.get("claimName"):
+            yield source
