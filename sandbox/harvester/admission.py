@@ -23,6 +23,7 @@ from caphv.api.object import (
     VALIDATING_WEBHOOK_CONFIGURATIONS,
     Obj,
     Resource,
+    being_deleted,
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
@@ -36,7 +37,7 @@ from sandbox.processes import pki
 Decide = Callable[[Obj], Denial | None]
 
 ADDRESS = "127.0.0.1"
-# Harvester's webhooks ignore changes of status and finalizers; without this condition each would cost a call.
+# For kinds of which Harvester's webhooks check only the spec; without this condition, each other change costs a call.
 SPEC_CHANGES = {
     "name": "spec-changes",
     "expression": "request.operation != 'UPDATE' || object.spec != oldObject.spec",
@@ -74,7 +75,7 @@ class Admission:
         review = await self._review(request)
         vm = review["object"]
         denial = admission_rules.virtual_machine(vm, review.get("oldObject"), self._informers)
-        if denial:
+        if denial or being_deleted(vm):
             return _answer(review, denial)
         new = mutated(
             vm,
@@ -147,7 +148,7 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
 
     changes = ["CREATE", "UPDATE"]
     only_spec = {"matchConditions": [SPEC_CHANGES]}
-    mutator = webhook("virtualmachines", "virtualmachines", kinds.VIRTUAL_MACHINES, changes, **only_spec)
+    mutator = webhook("virtualmachines", "virtualmachines", kinds.VIRTUAL_MACHINES, changes)
     validators = [
         webhook("claims", "claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
         webhook("pools", "pools", kinds.IP_POOLS, [*changes, "DELETE"], **only_spec),

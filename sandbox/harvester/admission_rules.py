@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from caphv.api.object import Obj, annotations_of, being_deleted, key_of, uid_of
 from sandbox.harvester import ippools, kinds, quantities
-from sandbox.harvester.informers import Informers
+from sandbox.harvester.informers import Informers, claims_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,27 @@ class Denial:
 
 
 def virtual_machine(vm: Obj, before: Obj | None, informers: Informers) -> Denial | None:
-    """Deny a VirtualMachine with a missing network or StorageClass, or over the quota of its namespace.
+    """Deny a VirtualMachine with a volume of another VM, a missing network or StorageClass, or over a quota.
 
-    `before` is the VM before an update, None for a new one.
+    `before` is the VM before an update, None for a new one. Harvester checks each update, also one of annotations or
+    finalizers alone (`Update` in pkg/webhook/resources/virtualmachine/validator.go), and also of a VM that is being
+    deleted: only its mutator, which looks up the networks, skips that (`Update` in mutator.go; harvester#9685). Here,
+    StorageClasses and quotas are checked with changes of the spec only.
     """
+    if occupied := _occupied_claim(vm, informers):
+        return occupied
+    if being_deleted(vm):
+        return None
     # The mutator looks bare names up in the namespace of the VM, the validator, for new interfaces, in `default`
     # (harvester: pkg/webhook/resources/virtualmachine/mutator.go and validator.go).
     namespaces = [vm["metadata"]["namespace"]]
     if before is None or _interfaces(before) != _interfaces(vm):
         namespaces.append("default")
-    return (
-        _missing_network(vm, namespaces, informers)
-        or _missing_storage_class(vm, informers)
-        or _over_quota(vm, informers)
-    )
+    if missing := _missing_network(vm, namespaces, informers):
+        return missing
+    if before is not None and before["spec"] == vm["spec"]:
+        return None
+    return _missing_storage_class(vm, informers) or _over_quota(vm, informers)
 
 
 def claim_deletion(claim: Obj, informers: Informers) -> Denial | None:
@@ -93,6 +100,18 @@ def _equal_listeners(listeners: Iterable[Obj]) -> str:
 
 def _by_dhcp(load_balancer: Obj) -> bool:
     return load_balancer["spec"].get("ipam") == "dhcp"
+
+
+def _occupied_claim(vm: Obj, informers: Informers) -> Denial | None:
+    """Deny a volume that another VM has, too (`checkOccupiedPVCs` in validator.go).
+
+    Harvester 1.7 and later allow it for ReadWriteMany volumes that are not Longhorn's; the sandbox has only Longhorn's.
+    """
+    for name in claims_of(vm):
+        for other in informers.vms.store.by_index("claim", f"{vm['metadata']['namespace']}/{name}"):
+            if key_of(other) != key_of(vm):
+                return Denial(f"the volume {name} is already used by VM {key_of(other)}", 422, "Invalid")
+    return None
 
 
 def _missing_network(vm: Obj, namespaces: list[str], informers: Informers) -> Denial | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 from caphv.api.object import Obj, annotations_of
+from caphv.runtime.client import ApiClient
 from sandbox.harvester import kinds
 
 
@@ -26,6 +28,28 @@ def hot_plug(vm: Obj, claim: str) -> Obj:
     source = {"name": claim, "persistentVolumeClaim": {"claimName": claim, "hotpluggable": True}}
     disks = {"devices": {"disks": [*spec["domain"]["devices"]["disks"], disk]}}
     return _patch({"domain": disks, "volumes": [*spec["volumes"], source]})
+
+
+async def hot_plug_twice(client: ApiClient, namespace: str, claim: str, *vms: str) -> None:
+    """Hot-plug a claim to two VMs at once, so that the webhook has not heard of one when it admits the other.
+
+    That is how real VMs come to share a volume (harvester#6749, #9761).
+    """
+    for _ in range(100):
+        before = [await client.get(kinds.VIRTUAL_MACHINES, name, namespace) for name in vms]
+        patches = (
+            client.patch(kinds.VIRTUAL_MACHINES, vm["metadata"]["name"], namespace, hot_plug(vm, claim))
+            for vm in before
+        )
+        answers = await asyncio.gather(*patches, return_exceptions=True)
+        if not any(isinstance(answer, Exception) for answer in answers):
+            return
+        for vm in before:
+            spec = vm["spec"]["template"]["spec"]
+            disks = {"devices": {"disks": spec["domain"]["devices"]["disks"]}}
+            patch = _patch({"domain": disks, "volumes": spec["volumes"]})
+            await client.patch(kinds.VIRTUAL_MACHINES, vm["metadata"]["name"], namespace, patch)
+    raise AssertionError(f"the webhook always noticed that two VMs want {claim}")
 
 
 def add_volume(vm: Obj, claim: Obj) -> Obj:

@@ -145,6 +145,7 @@ async def test_vm_that_comes_while_its_machine_waits_for_an_address_ends_the_wai
     await case.create_machine("one")
     await case.until(HARVESTER_MACHINES, "one", is_false("VMIPAllocated", "VMIPPoolExhausted"))
     vm["metadata"] |= {"name": "one", "annotations": {}, "resourceVersion": ""}
+    vm["spec"]["template"]["spec"] |= {"volumes": []}  # no VM gets a volume of another one
     await case.harvester.create(kinds.VIRTUAL_MACHINES, vm)
     machine = await case.until(HARVESTER_MACHINES, "one", is_true("MachineCreated"))
     assert condition_of(machine, "VMIPAllocated") == {}

@@ -16,6 +16,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.harvester import ippools, kinds
 from sandbox.processes import network, pki
 from sandbox.processes.apiserver import ApiServer
+from tests.support import harvesterui
 from tests.support.simulation import Place, Simulation, joining, simulation, virtual_machine
 
 pytestmark = pytest.mark.integration
@@ -149,6 +150,46 @@ async def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Pla
         narrower = [{**ranges[0], "rangeStart": "10.0.0.5"}]
         with pytest.raises(Invalid, match="outside the ranges"):
             await sim.client.patch(kinds.IP_POOLS, "own", "", {"spec": {"ranges": narrower}})
+
+
+async def test_vm_whose_volume_another_vm_has_takes_no_update_and_stays_when_it_is_deleted(place: Place) -> None:
+    async with simulation(place, "occupied") as sim:
+        await sim.client.create(PERSISTENT_VOLUME_CLAIMS, harvesterui.volume("occupied", "shared"))
+        for name in ("one", "two"):
+            await sim.create_vm(name)
+            await sim.addresses(name)
+        await harvesterui.hot_plug_twice(sim.client, "occupied", "shared", "one", "two")
+        await asyncio.sleep(0.3)  # the simulator hears of the VMs by a watch
+        with pytest.raises(Invalid, match="the volume shared is already used by VM occupied/two") as refused:
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "occupied", {"metadata": {"annotations": {"a": "b"}}})
+        assert (refused.value.status, refused.value.reason) == (422, "Invalid")
+        await sim.client.delete(kinds.VIRTUAL_MACHINES, "one", "occupied")
+        await sim.until_gone(kinds.INSTANCES, "one")
+        await asyncio.sleep(0.5)
+        vm = await sim.client.get(kinds.VIRTUAL_MACHINES, "one", "occupied")
+        with pytest.raises(Invalid, match="already used"):
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "occupied", {"metadata": {"finalizers": None}})
+        left = [each for each in vm["spec"]["template"]["spec"]["volumes"] if each["name"] != "shared"]
+        await sim.client.patch(
+            kinds.VIRTUAL_MACHINES, "one", "occupied", {"spec": {"template": {"spec": {"volumes": left}}}}
+        )
+        await sim.until_gone(kinds.VIRTUAL_MACHINES, "one")
+        assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "shared", "occupied")
+
+
+async def test_network_of_a_vm_is_checked_with_each_update_until_it_is_deleted(place: Place) -> None:
+    async with simulation(place, "no-network") as sim:
+        found = await sim.client.get(kinds.NETWORKS, "production", "default")
+        await sim.client.create(kinds.NETWORKS, {**found, "metadata": {"name": "own", "namespace": "default"}})
+        await asyncio.sleep(0.3)  # the simulator hears of the network by a watch
+        await sim.create_vm("one", network_name="default/own")
+        await sim.client.delete(kinds.NETWORKS, "own", "default")
+        await asyncio.sleep(0.3)
+        patch = {"metadata": {"annotations": {"a": "b"}}}
+        with pytest.raises(Invalid, match="network default/own not found"):
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "no-network", patch)
+        await sim.client.delete(kinds.VIRTUAL_MACHINES, "one", "no-network")
+        await sim.until_gone(kinds.VIRTUAL_MACHINES, "one")
 
 
 @pytest.mark.parametrize(
