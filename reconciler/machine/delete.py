@@ -6,7 +6,7 @@ import time
 
 from caphv.api import names, resources
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, being_deleted, key_of
-from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, Invalid, NotFound, Unreachable
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.harvester.views import TargetNamespace
@@ -16,7 +16,7 @@ from reconciler.machine.etcd import ensure_member_removed
 from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import is_machine_pvc
-from reconciler.machine.volumes import claims_of, own_claims
+from reconciler.machine.volumes import claims_of, deletion_list, listed_claims, own_claims, without
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
 
@@ -110,52 +110,100 @@ def _ours(scope: MachineScope, vm: Obj | None) -> bool:
 
 
 async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
-    if not being_deleted(vm):
-        client = scope.session().client
-        own = _own_claims(scope, namespace, vm)
-        metrics.MACHINE_DELETE.inc()
-        try:
-            await _mark_disks_for_removal(scope, vm, own)
-            answer = await client.delete(
-                resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
-            )
-        except NotFound:
-            namespace.vms.forget(scope.target_namespace, scope.name)
+    """Delete the VM, and wait until it is deleted. Returns if it already is."""
+    try:
+        if being_deleted(vm):
+            await _release_volumes(scope, namespace, vm)
+        elif await _ask_deletion(scope, namespace, vm):
             return
-        except (ApiError, Unreachable) as error:
-            metrics.MACHINE_DELETE_ERRORS.inc()
-            if not isinstance(error, Conflict):
-                scope.warning_event("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
-            raise
-        scope.memory.vm_deleted_at = time.monotonic()
-        if namespace.vms.deleted(scope.target_namespace, scope.name, answer):
-            return
-        kept = ", ".join(sorted(claims_of(vm).difference(own)))
-        keeps = f"; these volumes are not the machine's and are kept: {kept}" if kept else ""
-        scope.event("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}{keeps}")
+    except NotFound:
+        namespace.vms.forget(scope.target_namespace, scope.name)
+        return
+    except (ApiError, Unreachable) as error:
+        metrics.MACHINE_DELETE_ERRORS.inc()
+        if not isinstance(error, Conflict):
+            scope.warning_event("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
+        raise
     raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to be deleted", Watched.VM)
 
 
+async def _ask_deletion(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> bool:
+    """Delete the VM with its disks; whether it is deleted at once."""
+    own = _own_claims(scope, namespace, vm)
+    metrics.MACHINE_DELETE.inc()
+    await _list_for_deletion(scope, vm, own)
+    answer = await scope.session().client.delete(
+        resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
+    )
+    scope.memory.vm_deleted_at = time.monotonic()
+    if namespace.vms.deleted(scope.target_namespace, scope.name, answer):
+        return True
+    kept = ", ".join(sorted(claims_of(vm).difference(own)))
+    keeps = f"; kept, because not the machine's or in use elsewhere: {kept}" if kept else ""
+    scope.event("VMDeletionStarted", f"deleting VirtualMachine {scope.target_namespace}/{scope.name}{keeps}")
+    return False
+
+
+async def _list_for_deletion(scope: MachineScope, vm: Obj, own: list[str]) -> None:
+    """Have Harvester delete the machine's disks with the VM. Raises `Invalid` if it would delete other volumes.
+
+    Harvester refuses any update of a VM that shares a volume with another VM, or whose network no longer exists. Such
+    a VM is deleted without its disks, which are deleted after it.
+    """
+    if listed_claims(vm) == set(own):
+        return
+    try:
+        patch = {"metadata": deletion_list(own)}
+        await scope.session().client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
+    except Invalid:
+        if not listed_claims(vm) <= set(own):
+            raise
+
+
+async def _release_volumes(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
+    """Remove volumes that another VM has, too, from a VM that is being deleted and has stopped.
+
+    Harvester refuses each update of such a VM, also that which removes its finalizers, so it would stay forever
+    (harvester#5515). Volumes of a running VM are left alone: the guest writes to them until it has stopped.
+    """
+    if namespace.instances.get(scope.target_namespace, scope.name):
+        return
+    shared = _claims_of_others(scope, namespace) & (claims_of(vm) | listed_claims(vm))
+    if shared:
+        metadata = deletion_list(_own_claims(scope, namespace, vm))
+        # The lists replace those on Harvester.
+        metadata["resourceVersion"] = vm["metadata"]["resourceVersion"]
+        patch = {"metadata": metadata, "spec": without(vm, shared)}
+        answer = await scope.session().client.patch(
+            resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch
+        )
+        namespace.vms.observe(answer)
+
+
 def _own_claims(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> list[str]:
+    """The machine's own claims that no other VM has: Harvester deletes none in use, and keeps the VM then."""
     claims = {claim["metadata"]["name"]: claim for claim in namespace.claims.store}
-    return own_claims(vm, claims, scope.owner, _number_of_disks(scope))
+    own = own_claims(vm, claims, scope.owner, _number_of_disks(scope))
+    others = _claims_of_others(scope, namespace)
+    return [name for name in own if name not in others]
+
+
+def _claims_of_others(scope: MachineScope, namespace: TargetNamespace) -> set[str]:
+    """Names of the claims that other VMs in the namespace use."""
+    return claims_of(*(vm for vm in namespace.vms.store if vm["metadata"]["name"] != scope.name))
 
 
 def _number_of_disks(scope: MachineScope) -> int:
     return len(scope.spec.get("volumes") or ())
 
 
-async def _mark_disks_for_removal(scope: MachineScope, vm: Obj, own: list[str]) -> None:
-    """List the machine's disks in the annotation by which Harvester deletes them with the VM; it keeps all others."""
-    listed = ",".join(own)
-    if annotations_of(vm).get(names.REMOVED_VOLUMES_ANNOTATION, "") != listed:
-        patch = {"metadata": {"annotations": {names.REMOVED_VOLUMES_ANNOTATION: listed}}}
-        await scope.session().client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
-
-
 async def _delete_disks(scope: MachineScope, namespace: TargetNamespace, *, ours: bool) -> None:
     """Delete disks that Harvester left, for example because another client had deleted the VM."""
     left = [claim for claim in namespace.claims.store if _is_disk_left(scope, claim, ours=ours)]
+    if left:
+        # Harvester refuses to delete what another VM has.
+        others = _claims_of_others(scope, namespace)
+        left = [claim for claim in left if claim["metadata"]["name"] not in others]
     deleted_at = scope.memory.vm_deleted_at
     if left and deleted_at is not None and time.monotonic() - deleted_at < _HARVESTER_DELETES:
         # Harvester is deleting the disks with the VM.

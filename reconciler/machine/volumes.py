@@ -8,7 +8,7 @@ to it (harvester: `addVolume` in pkg/api/vm/handler.go), and the UI writes it ag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of
@@ -40,9 +40,29 @@ def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> 
     return [name for name in _templates(vm) if name not in hotplugged and own(name)]
 
 
-def claims_of(vm: Obj) -> set[str]:
-    """Names of the claims that a VM uses as volumes."""
-    return {source["claimName"] for source in _sources(vm)}
+def claims_of(*vms: Obj) -> set[str]:
+    """Names of the claims that VMs use as volumes."""
+    return {source["claimName"] for vm in vms for source in _sources(vm)}
+
+
+def listed_claims(vm: Obj) -> set[str]:
+    """Names of the claims that Harvester deletes with the VM."""
+    listed = annotations_of(vm).get(names.REMOVED_VOLUMES_ANNOTATION, "").split(",")
+    return {name.strip() for name in listed} - {""}
+
+
+def deletion_list(own: Iterable[str]) -> Obj:
+    """Metadata with the annotation by which Harvester deletes claims with a VM; it keeps all others."""
+    return {"annotations": {names.REMOVED_VOLUMES_ANNOTATION: ",".join(own)}}
+
+
+def without(vm: Obj, claims: Collection[str]) -> Obj:
+    """Merge patch of the spec of a VM that removes the volumes of these claims with their disks."""
+    volumes = _volumes(vm)
+    disks = _spec(vm)["domain"]["devices"].get("disks") or ()
+    gone = {each["name"] for each in volumes if _source(each).get("claimName") in claims}
+    left = {"devices": {"disks": [each for each in disks if each["name"] not in gone]}}
+    return {"template": {"spec": {"volumes": [each for each in volumes if each["name"] not in gone], "domain": left}}}
 
 
 def _recorded(obj: Obj, expected: Mapping[str, str]) -> dict[str, str]:
@@ -59,8 +79,17 @@ def _templates(vm: Obj) -> list[str]:
 
 
 def _sources(vm: Obj) -> Iterator[Obj]:
+    return (_source(each) for each in _volumes(vm) if _source(each).get("claimName"))
+
+
+def _source(volume: Obj) -> Obj:
+    return volume.get("persistentVolumeClaim") or {}
+
+
+def _volumes(vm: Obj) -> list[Obj]:
+    return _spec(vm).get("volumes") or []
+
+
+def _spec(vm: Obj) -> Obj:
     template = (vm.get("spec") or {}).get("template") or {}
-    for volume in (template.get("spec") or {}).get("volumes") or ():
-        source = volume.get("persistentVolumeClaim") or {}
-        if source.get("claimName"):
-            yield source
+    return template.get("spec") or {}

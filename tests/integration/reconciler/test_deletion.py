@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import EVENTS, PERSISTENT_VOLUME_CLAIMS, SECRETS
+from reconciler.machine.volumes import without
 from sandbox.harvester import kinds
 from tests.support import harvesterui
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
@@ -96,10 +97,53 @@ async def test_volumes_of_users_and_of_the_csi_driver_outlive_the_machine(case: 
     assert all(name in vm["metadata"]["annotations"][kinds.CLAIM_TEMPLATES] for name in (added, hot_plugged, in_ui))
     await case.delete_machine("one")
     assert await case.names(PERSISTENT_VOLUME_CLAIMS) == sorted([added, hot_plugged, in_ui])
-    kept = f"kept: {in_ui}, {added}, {hot_plugged}"
+    kept = f"elsewhere: {in_ui}, {added}, {hot_plugged}"
     assert any(kept in event["message"] for event in (await case.management.list(EVENTS, case.name))["items"])
     for name in (added, hot_plugged, in_ui):
         await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, name)
+
+
+async def test_machine_whose_volume_another_vm_has_is_deleted(case: Case) -> None:
+    await case.ready_cluster()
+    for name in ("one", "two"):
+        await case.ready_machine(name)
+    shared = "pvc-84e07faf-871a-4223-9b00-5fce02790dd9"
+    await case.harvester.create(PERSISTENT_VOLUME_CLAIMS, harvesterui.volume(case.target, shared))
+    await harvesterui.hot_plug_twice(case.harvester, case.target, shared, "one", "two")
+    await case.delete_machine("one")
+    assert await case.names(kinds.VIRTUAL_MACHINES) == ["two"]
+    disk, left = sorted(await case.names(PERSISTENT_VOLUME_CLAIMS), reverse=True)
+    assert disk.startswith("two-disk-0-")
+    assert left == shared
+    assert shared in str((await case.vm("two"))["spec"]["template"]["spec"]["volumes"])
+    await case.delete_machine("two")
+    await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, shared)
+
+
+async def test_disk_that_a_user_moved_to_another_vm_stays_there(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("two")
+    spec = [{"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "10Gi"}]
+    spec.append({"volumeType": "storageClass", "storageClass": "harvester-longhorn", "volumeSize": "1Gi"})
+    await case.ready_machine("one", volumes=spec)
+    (moved,) = [name for name in await case.names(PERSISTENT_VOLUME_CLAIMS) if name.startswith("one-disk-1-")]
+    await case.patch(kinds.VIRTUAL_MACHINES, "one", {"spec": without(await case.vm("one"), {moved})})
+    await case.patch(kinds.VIRTUAL_MACHINES, "two", harvesterui.hot_plug(await case.vm("two"), moved))
+    await case.delete_machine("one")
+    assert moved in await case.names(PERSISTENT_VOLUME_CLAIMS)
+    await case.delete_machine("two")
+    await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, moved)
+
+
+async def test_machine_whose_network_no_longer_exists_is_deleted(case: Case) -> None:
+    await case.ready_cluster()
+    network = await case.harvester.get(kinds.NETWORKS, "production", "default")
+    await case.harvester.create(kinds.NETWORKS, {**network, "metadata": {"name": "own", "namespace": case.target}})
+    await case.create_machine("one", networks=[f"{case.target}/own"])
+    await case.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
+    await case.harvester.delete(kinds.NETWORKS, "own", case.target)
+    await case.delete_machine("one")
+    assert await case.leftovers() == [f"Service {case.balancer}"]
 
 
 async def test_address_is_released_by_its_holder_only(case: Case) -> None:

@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 
 from caphv.api.object import Key, Obj
+from caphv.runtime.errors import Invalid
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
-from reconciler.harvester.ownership import Owner
+from reconciler.harvester.ownership import Owner, record
 from reconciler.machine import delete
 from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
@@ -115,3 +116,86 @@ async def test_blocked_deletion_names_the_annotation_that_ends_it() -> None:
     scope.context.memory.cluster(scope.harvester_cluster).connection_error = "another Harvester"
     with pytest.raises(Blocked, match=r'caphv\.io/force-delete: "true"'):
         await delete.delete_machine(scope)
+
+
+class Client:
+    """Records requests; refuses updates of a VM as Harvester's webhook does."""
+
+    def __init__(self, *, refuses: bool) -> None:
+        self.refuses = refuses
+        self.patches: list[Obj] = []
+        self.deleted: list[str] = []
+
+    async def patch(self, _resource: Any, _name: str, _namespace: str, patch: Obj) -> Obj:
+        if self.refuses:
+            raise Invalid(422, "Invalid", "the volume shared is already used by VM vms/two")
+        self.patches.append(patch)
+        return patch
+
+    async def delete(self, _resource: Any, name: str, _namespace: str, *, uid: str) -> Obj:
+        assert uid
+        self.deleted.append(name)
+        return {}
+
+
+def vm_of(name: str, *claims: str, deleted: bool = False, listed: str = "") -> Obj:
+    volumes = [{"name": each, "persistentVolumeClaim": {"claimName": each}} for each in claims]
+    devices = {"disks": [{"name": each} for each in claims]}
+    annotations = {**record(OWN), "harvesterhci.io/removedPersistentVolumeClaims": listed}
+    metadata = {
+        "namespace": "vms",
+        "name": name,
+        "uid": f"uid-{name}",
+        "resourceVersion": "7",
+        "annotations": annotations,
+    }
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    return {
+        "metadata": metadata,
+        "spec": {"template": {"spec": {"volumes": volumes, "domain": {"devices": devices}}}},
+    }
+
+
+async def deletion_of(*vms: Obj, refuses: bool = False, instance: Obj | None = None) -> Client:
+    """Delete machine `one`, whose VM is the first, once; the requests that it sent."""
+    scope, harvester = scope_of()
+    namespace, client = harvester.watch_namespace("vms"), Client(refuses=refuses)
+    harvester.client = client
+    namespace.instances = SimpleNamespace(get=lambda *_: instance, store=())
+    namespace.vms = SimpleNamespace(
+        get=lambda *_: vms[0], store=vms, observe=lambda _: None, deleted=lambda *_: False, forget=lambda *_: None
+    )
+    with pytest.raises((Blocked, Invalid)):
+        await delete.delete_machine(scope)
+    return client
+
+
+async def test_vm_of_which_harvester_refuses_updates_is_deleted() -> None:
+    client = await deletion_of(vm_of("one", "shared", listed="photos"), vm_of("two", "shared"))
+    (patch,) = client.patches
+    assert patch == {"metadata": {"annotations": {"harvesterhci.io/removedPersistentVolumeClaims": ""}}}
+    assert client.deleted == ["one"]
+    client = await deletion_of(vm_of("one", "shared"), vm_of("two", "shared"), refuses=True)
+    assert client.deleted == ["one"]
+
+
+async def test_vm_is_not_deleted_while_harvester_would_delete_volumes_of_others_with_it() -> None:
+    client = await deletion_of(vm_of("one", "photos", listed="photos"), refuses=True)
+    assert client.deleted == []
+
+
+async def test_volumes_that_another_vm_has_are_removed_from_a_stopped_vm() -> None:
+    one, two = vm_of("one", "own", "shared", deleted=True, listed="moved"), vm_of("two", "shared", "moved")
+    (patch,) = (await deletion_of(one, two)).patches
+    assert patch["metadata"]["resourceVersion"] == "7"
+    assert patch["metadata"]["annotations"] == {"harvesterhci.io/removedPersistentVolumeClaims": ""}
+    left = patch["spec"]["template"]["spec"]
+    assert [each["name"] for each in left["volumes"]] == ["own"]
+    assert left["domain"]["devices"]["disks"] == [{"name": "own"}]
+
+
+async def test_running_vm_and_one_that_shares_nothing_keep_their_volumes() -> None:
+    one, two = vm_of("one", "shared", deleted=True), vm_of("two", "shared")
+    assert (await deletion_of(one, two, instance={"metadata": {"name": "one"}})).patches == []
+    assert (await deletion_of(one, vm_of("two", "other"))).patches == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from caphv.api.object import Obj
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine.disks import pvc_name
-from reconciler.machine.volumes import claims_of, own_claims
+from reconciler.machine.volumes import claims_of, deletion_list, listed_claims, own_claims, without
 
 pytestmark = pytest.mark.unit
 
@@ -92,3 +92,24 @@ def test_invalid_annotation_lists_nothing(annotation: str) -> None:
     machine = {"metadata": {"name": "one", "annotations": {"harvesterhci.io/volumeClaimTemplates": annotation}}}
     assert own(machine, claim(DISK, OWN)) == []
     assert claims_of(machine) == set()
+
+
+@given(st.sets(st.sampled_from([DISK, *OF_USERS])), st.booleans())
+def test_removed_volumes_go_with_their_disks_and_all_others_stay(claims: set[str], cloud_init: bool) -> None:
+    machine = vm([DISK, *OF_USERS])
+    spec = machine["spec"]["template"]["spec"]
+    names = [each["name"] for each in spec["volumes"] if cloud_init or "persistentVolumeClaim" in each]
+    spec["domain"] = {"devices": {"disks": [{"name": name} for name in names]}}
+    patched = without(machine, claims)["template"]["spec"]
+    left = [each for each in spec["volumes"] if each.get("persistentVolumeClaim", {}).get("claimName") not in claims]
+    assert patched["volumes"] == left
+    kept = {each["name"] for each in left}
+    assert patched["domain"]["devices"]["disks"] == [{"name": name} for name in names if name in kept]
+    assert claims_of({"spec": {"template": {"spec": patched}}}) == {DISK, *OF_USERS} - claims
+
+
+@given(st.lists(st.sampled_from(OF_USERS), unique=True))
+def test_listed_claims_are_read_as_harvester_reads_them(listed: list[str]) -> None:
+    assert listed_claims({"metadata": deletion_list(listed)}) == set(listed)
+    spaced = {"harvesterhci.io/removedPersistentVolumeClaims": " , ".join([*listed, ""])}
+    assert listed_claims({"metadata": {"annotations": spaced}}) == set(listed)
