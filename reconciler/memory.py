@@ -44,6 +44,8 @@ class MachineMemory:
     """When (monotonic) this process had the VM deleted. Without it: leftover disks are deleted without a delay."""
     creation_unconfirmed: bool = False
     """A creation of the VM got no response. Without it: a deletion relies on the watch alone, not on a read."""
+    quota_starts: int = 0
+    """How often its VM was started after a quota had halted it. Without it: a start in vain is repeated sooner."""
     member_removed: bool = False
     """The etcd member was removed while the deletion continues. Without it: the members are listed again."""
     transient_since: float | None = None
@@ -114,7 +116,7 @@ class QuotaGate:
         self._closed: dict[Hashable, tuple[str, float]] = {}
 
     def wait(self, namespace: Hashable, seconds: float) -> tuple[str, float] | None:
-        """Why no VM can be created there, and for how many seconds; None for the machine that is to try."""
+        """Why no VM can be created or started there, and for how many seconds; None for the machine that is to try."""
         message, until = self._closed.get(namespace, ("", 0.0))
         now = time.monotonic()
         if now < until:
@@ -128,7 +130,7 @@ class QuotaGate:
         self._closed[namespace] = (message, time.monotonic() + seconds)
 
     def open(self, namespace: Hashable) -> None:
-        """Record that a VM was created."""
+        """Record that a VM was created or started."""
         self._closed.pop(namespace, None)
 
 

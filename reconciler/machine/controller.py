@@ -15,6 +15,7 @@ from reconciler.context import Context
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.delete import delete_machine
 from reconciler.machine.node import initialize_node
+from reconciler.machine.quota import halted_by_quota, start_halted
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.status import observe, report_drift
 from reconciler.machine.vmstatus import VmPhase, vm_state
@@ -105,7 +106,7 @@ class MachineReconciler:
         if not first:
             # Before what may end this: an edit may be why the VM does not run.
             report_drift(scope, vm)
-        self._require_running(scope, vm, vmi)
+        await self._require_running(scope, vm, vmi)
         was_ready = bool(scope.draft.fields.get("ready"))
         provider_id = await self._ensure_provider_id(scope, vm)
         if first:
@@ -134,12 +135,14 @@ class MachineReconciler:
                 Watched.CLUSTER,
             )
 
-    def _require_running(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
+    async def _require_running(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
         """Update the status from the VM. Raises `Blocked` unless it runs and has an address."""
         state = vm_state(vm, vmi)
         has_address = observe(scope, vm, vmi)
         # Normal during creation; for a machine that was ready it deserves an Event at once.
         was_ready = bool(scope.draft.fields.get("ready"))
+        if state.phase is VmPhase.STOPPED and halted_by_quota(scope, vm):
+            raise await start_halted(scope, vm)
         if state.phase in _FAILED:
             raise scope.failed(state.message, Watched.VM)
         if state.phase is not VmPhase.RUNNING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Sequence
 from functools import partial
 
@@ -36,15 +35,14 @@ from reconciler.machine.disks import ResolvedImage, qualified, resolve_image, wh
 from reconciler.machine.guest import guest_config
 from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
+from reconciler.machine.quota import REFUSED, check_quota, quota_has_room, refusal
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import InvalidSpecError, VirtualMachineInputs, spec_errors, virtual_machine
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
-# Seconds until a refused creation is retried, and until a Secret on Harvester is read again, which nothing watches.
-_REFUSED = 15.0
+# Seconds until a Secret on Harvester is read again, which nothing watches.
 _UNWATCHED = 60.0
-_QUOTA = re.compile("quota", re.IGNORECASE)
 
 
 async def ensure_vm(scope: MachineScope) -> Obj:
@@ -59,36 +57,11 @@ async def ensure_vm(scope: MachineScope) -> Obj:
         scope.current_namespace()
         raise vm_lost(scope)
     inputs = _checked_inputs(scope)
-    _check_quota(scope)
+    check_quota(scope)
     network = await ensure_address(scope)
     bootstrap = await _bootstrap_data(scope)
     await _ensure_secret(scope, network, bootstrap)
     return await _create(scope, inputs)
-
-
-def _check_quota(scope: MachineScope) -> None:
-    """Raise `Blocked` while the quota of the target namespace is known to be used up, and another machine tries."""
-    if waiting := scope.context.memory.quotas.wait(_quota_key(scope), _REFUSED):
-        message, seconds = waiting
-        raise scope.failed(message, Delay(seconds))
-
-
-def _quota_key(scope: MachineScope) -> tuple[str, str]:
-    return scope.session().fingerprint, scope.target_namespace
-
-
-def _refusal(scope: MachineScope, error: ApiError) -> str:
-    """Say what Harvester's admission lacks. A quota concerns all machines of the namespace, with one message."""
-    key = Key(scope.target_namespace, scope.name)
-    if not _QUOTA.search(error.message):
-        return f"Harvester refuses VirtualMachine {key}: {error.message}"
-    detail = error.message.replace(str(key), "the VM").replace(scope.name, "the VM")
-    message = (
-        f"the quota of namespace {scope.target_namespace} on Harvester is used up: raise it, or delete VMs there; "
-        f"Harvester says: {detail}"
-    )
-    scope.context.memory.quotas.close(_quota_key(scope), message, _REFUSED)
-    return message
 
 
 def _checked_inputs(scope: MachineScope) -> VirtualMachineInputs:
@@ -268,7 +241,7 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
     except (Forbidden, Invalid) as error:
         # Harvester's admission names what it requires, which may appear later (a network, quota).
         metrics.MACHINE_CREATE_ERRORS.inc()
-        raise scope.failed(_refusal(scope, error), Delay(_REFUSED)) from None
+        raise scope.failed(refusal(scope, error), Delay(REFUSED)) from None
     except (ApiError, Unreachable) as error:
         scope.memory.creation_unconfirmed |= isinstance(error, (ServerFault, Unreachable))
         metrics.MACHINE_CREATE_ERRORS.inc()
@@ -276,6 +249,6 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
             scope.warning_event("VMCreationFailed", f"cannot create VirtualMachine {key}: {error}")
         raise
     namespace.vms.observe(vm)
-    scope.context.memory.quotas.open(_quota_key(scope))
+    quota_has_room(scope)
     scope.event("VMCreated", f"created VirtualMachine {key} on Harvester")
     return vm

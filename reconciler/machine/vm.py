@@ -28,6 +28,7 @@ from reconciler.machine.placement import (
 from reconciler.machine.validation import InvalidSpecError, SpecError, spec_errors
 
 __all__ = [
+    "RUN_STRATEGY",
     "InvalidSpecError",
     "ResolvedImage",
     "SpecError",
@@ -38,6 +39,10 @@ __all__ = [
     "spec_errors",
     "virtual_machine",
 ]
+
+
+RUN_STRATEGY = "Always"
+"""The VM runs until it is deleted."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def virtual_machine(inputs: VirtualMachineInputs) -> Obj:
             },
         },
         "spec": {
-            "runStrategy": "Always",
+            "runStrategy": RUN_STRATEGY,
             "template": {
                 "metadata": {"labels": dict(labels), "annotations": _template_annotations(inputs, claims)},
                 "spec": _instance_spec(inputs, claims),

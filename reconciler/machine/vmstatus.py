@@ -74,7 +74,8 @@ _OVER_QUOTA = (
     "Harvester stopped the VM because the quota of its namespace is used up: raise it, or delete VMs there, and start "
     "the VM; Harvester says"
 )
-_LONGEST_QUOTA = 512
+LONGEST_QUOTA = 512
+"""Characters of Harvester's words about a quota that a message repeats."""
 
 
 def addresses(vmi: Obj) -> list[dict[str, str]]:
@@ -122,7 +123,7 @@ def vm_state(vm: Obj | None, vmi: Obj | None) -> VmState:
     message = _ADVICE[phase]
     quota = annotations_of(vm).get(names.INSUFFICIENT_QUOTA_ANNOTATION) if vm and phase is VmPhase.STOPPED else None
     if quota:
-        message = f"{_OVER_QUOTA}: {plain(quota, _LONGEST_QUOTA)}"
+        message = f"{_OVER_QUOTA}: {plain(quota, LONGEST_QUOTA)}"
     if status and status not in ("Running", "Starting", "Stopped", "Stopping", "Paused"):
         message = f"{message} ({status})"
     if phase not in (VmPhase.RUNNING, VmPhase.MISSING) and (detail := _detail(vm, vmi)):

@@ -7,13 +7,12 @@ pkg/webhook/types/admission.go, pkg/webhook/error/error.go; harvester/webhook: p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from caphv.api.object import Obj, annotations_of, being_deleted, key_of, uid_of
-from sandbox.harvester import ippools, kinds, quantities
-from sandbox.harvester.informers import Informers, claims_of
+from caphv.api.object import Obj, being_deleted, key_of
+from sandbox.harvester import ippools, kinds, quotas
+from sandbox.harvester.informers import Informers, claim_templates, claims_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Denial:
 
 
 def virtual_machine(vm: Obj, before: Obj | None, informers: Informers) -> Denial | None:
-    """Deny a VirtualMachine with a volume of another VM, a missing network or StorageClass, or over a quota.
+    """Deny a VirtualMachine with a volume of another VM, a missing network or StorageClass, or without room in a quota.
 
     `before` is the VM before an update, None for a new one. Harvester checks each update, also one of annotations or
     finalizers alone (`Update` in pkg/webhook/resources/virtualmachine/validator.go), and also of a VM that is being
@@ -46,7 +45,7 @@ def virtual_machine(vm: Obj, before: Obj | None, informers: Informers) -> Denial
         return missing
     if before is not None and before["spec"] == vm["spec"]:
         return None
-    return _missing_storage_class(vm, informers) or _over_quota(vm, informers)
+    return _missing_storage_class(vm, informers) or _over_quota(vm, before, informers)
 
 
 def claim_deletion(claim: Obj, informers: Informers) -> Denial | None:
@@ -141,8 +140,7 @@ def _missing_pool_network(pool: Obj, informers: Informers) -> str:
 
 def _missing_storage_class(vm: Obj, informers: Informers) -> Denial | None:
     try:
-        templates = json.loads(annotations_of(vm).get(kinds.CLAIM_TEMPLATES) or "[]")
-        classes = [template["spec"].get("storageClassName") for template in templates]
+        classes = [template["spec"].get("storageClassName") for template in claim_templates(vm)]
     except (ValueError, LookupError, TypeError, AttributeError):
         message = f"metadata.annotations: {kinds.CLAIM_TEMPLATES} is not a JSON list of PersistentVolumeClaims"
         return Denial(message, 422, "Invalid")
@@ -150,18 +148,6 @@ def _missing_storage_class(vm: Obj, informers: Informers) -> Denial | None:
     return Denial(f"metadata.annotations: StorageClass {missing[0]} not found") if missing else None
 
 
-def _over_quota(vm: Obj, informers: Informers) -> Denial | None:
-    namespace = vm["metadata"]["namespace"]
-    others = [other for other in informers.vms.store.by_index("namespace", namespace) if uid_of(other) != uid_of(vm)]
-    for quota in informers.quotas.store.by_index("namespace", namespace):
-        for name in ("cpu", "memory"):
-            hard = (quota["spec"].get("hard") or {}).get(f"limits.{name}")
-            if hard is not None and sum(_limit(each, name) for each in (*others, vm)) > quantities.number(hard):
-                message = f"limits.{name} of {key_of(vm)} exceed ResourceQuota {quota['metadata']['name']} ({hard})"
-                return Denial(message)
-    return None
-
-
-def _limit(vm: Obj, name: str) -> float:
-    resources = vm["spec"]["template"]["spec"]["domain"].get("resources") or {}
-    return quantities.number((resources.get("limits") or {}).get(name))
+def _over_quota(vm: Obj, before: Obj | None, informers: Informers) -> Denial | None:
+    lacking = (before is None and quotas.lacks_storage(vm, informers)) or quotas.lacks_to_start(vm, informers)
+    return Denial(lacking) if lacking else None

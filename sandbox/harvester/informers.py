@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable
 
-from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj
+from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, annotations_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from sandbox.harvester import kinds
@@ -15,6 +16,11 @@ def claims_of(vm: Obj) -> list[str]:
     """Names of the PersistentVolumeClaims that a VirtualMachine uses as disks."""
     volumes = vm["spec"]["template"].get("spec", {}).get("volumes") or ()
     return [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if volume.get("persistentVolumeClaim")]
+
+
+def claim_templates(vm: Obj) -> list[Obj]:
+    """The PersistentVolumeClaims that a VirtualMachine's annotation describes. Raises ValueError unless it is JSON."""
+    return list(json.loads(annotations_of(vm).get(kinds.CLAIM_TEMPLATES) or "[]"))
 
 
 def _used_claims(vm: Obj) -> Iterable[str]:
@@ -34,7 +40,7 @@ class Informers:
             client, kinds.VIRTUAL_MACHINES, indexes={"claim": _used_claims, "namespace": _namespace}, max_backoff=2
         )
         self.vmis = Informer(client, kinds.INSTANCES, indexes={"namespace": _namespace}, max_backoff=2)
-        self.claims = Informer(client, PERSISTENT_VOLUME_CLAIMS, max_backoff=2)
+        self.claims = Informer(client, PERSISTENT_VOLUME_CLAIMS, indexes={"namespace": _namespace}, max_backoff=2)
         self.hosts = Informer(client, NODES, max_backoff=2)
         self.images = Informer(client, kinds.IMAGES, max_backoff=2)
         self.networks = Informer(client, kinds.NETWORKS, max_backoff=2)

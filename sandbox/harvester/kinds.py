@@ -24,6 +24,7 @@ INSTANCES = resources.VIRTUAL_MACHINE_INSTANCES
 CLAIM_TEMPLATES = "harvesterhci.io/volumeClaimTemplates"
 REMOVED_CLAIMS = "harvesterhci.io/removedPersistentVolumeClaims"
 RUN_STRATEGY = "harvesterhci.io/vmRunStrategy"
+INSUFFICIENT_QUOTA = "harvesterhci.io/insufficient-resource-quota"
 IMAGE_ID = "harvesterhci.io/imageId"
 NETWORK_ROUTE = "network.harvesterhci.io/route"
 # Range of a network's simulated DHCP server, "<first>-<last>"; a real Harvester has no DHCP servers of its own.

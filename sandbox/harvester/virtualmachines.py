@@ -11,11 +11,11 @@ import time
 from string import ascii_lowercase
 from typing import Any
 
-from caphv.api.object import Key, Obj, being_deleted, key_of, labels_of, uid_of
+from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import NotFound
-from sandbox.harvester import kinds, migration, quantities, scheduling
+from sandbox.harvester import kinds, migration, quantities, quotas, scheduling
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers, claims_of
 from sandbox.harvester.volumes import Volumes
@@ -106,6 +106,9 @@ class VirtualMachines:
                 self._waiting.add(key_of(vm))
                 await self._report(vm, NO_CLAIM, f"PersistentVolumeClaim {missing[0]} not found")
                 return None
+            if lacking := quotas.lacks_cpu_or_memory(vm, self._informers):
+                await self._stop(vm, lacking)
+                return None
             vmi = await self._create_instance(vm)
         elif not vmi["status"].get("nodeName"):
             host = self._place(vm)
@@ -121,6 +124,17 @@ class VirtualMachines:
             await self._report(vm, STARTING if wait > 0 else RUNNING)
         return Result(requeue_after=wait) if wait > 0 else None
 
+    async def _stop(self, vm: Obj, lacking: str) -> None:
+        """Halt a VM for good because of a quota (harvester: pkg/controller/master/virtualmachine, `stopVM`)."""
+        key = key_of(vm)
+        metadata = {
+            "annotations": {kinds.INSUFFICIENT_QUOTA: lacking},
+            "resourceVersion": vm["metadata"]["resourceVersion"],
+        }
+        patch = {"metadata": metadata, "spec": {"runStrategy": "Halted"}}
+        answer = await self._informers.client.patch(kinds.VIRTUAL_MACHINES, key.name, key.namespace, patch)
+        self._informers.vms.observe(answer)
+
     async def _bring_up(self, vm: Obj, vmi: Obj, *, runs: bool) -> None:
         patch: Obj = {}
         template = (vm["spec"]["template"].get("metadata") or {}).get("labels") or {}
@@ -131,6 +145,9 @@ class VirtualMachines:
             patch |= _running(vmi, self._claims(vm))
         if patch:
             await self._patch_instance(vmi, patch)
+        if runs and kinds.INSUFFICIENT_QUOTA in annotations_of(vm):
+            gone = {"metadata": {"annotations": {kinds.INSUFFICIENT_QUOTA: None}}}
+            await self._informers.client.patch(kinds.VIRTUAL_MACHINES, key_of(vm).name, key_of(vm).namespace, gone)
 
     async def _evacuate(self, vm: Obj) -> None:
         """Migrate an evicted instance, like KubeVirt's evacuation controller; retried when a host becomes free."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of
 from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.harvester import kinds
-from sandbox.harvester.informers import Informers, claims_of
+from sandbox.harvester.informers import Informers, claim_templates, claims_of
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +67,7 @@ class Volumes:
 
 def _templates(vm: Obj) -> list[Obj]:
     try:
-        templates = json.loads(annotations_of(vm).get(kinds.CLAIM_TEMPLATES) or "[]")
+        return claim_templates(vm)
     except ValueError:
         log.warning("%s: annotation %s is not JSON", vm["metadata"]["name"], kinds.CLAIM_TEMPLATES)
         return []
-    return list(templates)

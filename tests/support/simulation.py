@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
@@ -50,6 +51,12 @@ class Simulation:
         metadata = {"name": f"{name}-cloud-init", "namespace": self.namespace}
         await self.client.create(SECRETS, {"metadata": metadata, "data": encoded})
         return await self.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(self.namespace, name, **changes))
+
+    async def quota(self, resource: str, hard: str) -> None:
+        """Limit a resource of the namespace by ResourceQuota `small`."""
+        quota = {"metadata": {"name": "small", "namespace": self.namespace}, "spec": {"hard": {resource: hard}}}
+        await self.client.create(kinds.RESOURCE_QUOTAS, quota)
+        await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
 
     async def addresses(self, name: str) -> list[str]:
         """Addresses that the guest agent reports, once it does."""

@@ -54,6 +54,7 @@ from tests.support.reconciler.uses import (
     live,
     may_give_cloud_configs,
     recreated_after_quota,
+    started_after_quota,
     stay_in,
     take_over,
     watched,
@@ -214,6 +215,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
         await may_give_cloud_configs(full, ACCOUNT)
         await live(full)
         await recreated_after_quota(full)
+        await started_after_quota(full)
         await imported(full)
         await take_over(taken, ACCOUNT)
         await stay_in(narrow, NARROW)

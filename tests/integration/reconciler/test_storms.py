@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 
 import pytest
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, uid_of
 from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.harvester import kinds
 from sandbox.harvester.faultproxy import FaultProxy
@@ -194,8 +194,7 @@ async def test_a_full_quota_is_one_message_and_no_storm_of_creations(case: Case)
     names = [f"full-{number}" for number in range(6)]
     pool = await case.pool("pool", 1, 9)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
-    quota = {"metadata": {"name": "tight", "namespace": case.target}, "spec": {"hard": {"limits.cpu": "1"}}}
-    await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
+    await case.quota("requests.storage", "1Gi")
     await case.create_machine("first")
     refused = is_false("VMProvisioningReady", "VMProvisioningFailed", "is used up: raise it")
     first = await case.until(HARVESTER_MACHINES, "first", refused)
@@ -208,7 +207,31 @@ async def test_a_full_quota_is_one_message_and_no_storm_of_creations(case: Case)
     assert len(messages) == 1
     assert len(await case.writes(since)) <= 2, await case.writes(since)
     assert list((await case.allocated(pool)).values()) == [f"{case.name}/first"]
-    await case.harvester.delete(kinds.RESOURCE_QUOTAS, "tight", case.target)
+    await case.raise_quota()
     await asyncio.gather(
         *(case.until(HARVESTER_MACHINES, name, is_ready, timeout=2 * WELL_AGAIN) for name in ("first", *names))
     )
+
+
+async def test_new_vms_that_a_quota_halted_start_once_it_was_raised(case: Case) -> None:
+    """Harvester creates a VM over the quota of CPU, halts it, and never starts it again."""
+    names = [f"halted-{number}" for number in range(3)]
+    await case.ready_cluster()
+    await case.ready_machine("before")
+    await case.quota("limits.cpu", "3")
+    for name in names:
+        await case.create_machine(name)
+    refused = is_false("VMProvisioningReady", "VMProvisioningFailed", "is used up: raise it")
+    waiting = [await case.until(HARVESTER_MACHINES, name, refused) for name in names]
+    vms = [await case.vm(name) for name in names]
+    assert {vm["spec"]["runStrategy"] for vm in vms} == {"Halted"}
+    since = case.environment.audit_position(case.environment.harvester)
+    await asyncio.sleep(STORM_SECONDS)
+    assert len({condition_of(obj, "VMProvisioningReady")["message"] for obj in waiting}) == 1
+    assert len(await case.writes(since)) <= 2, await case.writes(since)
+    assert is_ready(await case.get(HARVESTER_MACHINES, "before"))
+    await case.raise_quota()
+    await asyncio.gather(*(case.until(HARVESTER_MACHINES, name, is_ready, timeout=2 * WELL_AGAIN) for name in names))
+    for name, halted in zip(names, vms, strict=True):
+        started = await case.vm(name)
+        assert (uid_of(started), started["spec"]["runStrategy"]) == (uid_of(halted), "Always")

@@ -26,6 +26,20 @@ async def until_reported(case: Case, name: str, reason: str, text: str = "") -> 
     return found
 
 
+async def machine_without_address(case: Case, name: str) -> None:
+    """Create a machine whose VM runs, but is never provisioned."""
+    await case.create_machine(name, networkConfig={"address": "192.0.2.10", "gateway": "192.0.2.1"})
+    says = is_false("VMProvisioningReady", IN_PROGRESS, "waiting for its address")
+    await case.until(HARVESTER_MACHINES, name, says)
+
+
+async def halt(case: Case, name: str, *, quota: bool) -> None:
+    """Stop a VM as a user does, or as Harvester does because of a quota."""
+    why = {names.INSUFFICIENT_QUOTA_ANNOTATION: "exceeded quota: tight"} if quota else {}
+    patch = {"metadata": {"annotations": why}, "spec": {"runStrategy": "Halted"}}
+    await case.patch(kinds.VIRTUAL_MACHINES, name, patch)
+
+
 async def test_address_by_dhcp_follows(case: Case) -> None:
     await case.ready_cluster()
     before = (await case.ready_machine("one"))["status"]["addresses"]
@@ -68,6 +82,37 @@ async def test_stopped_vm_is_not_started_behind_the_operators_back(case: Case) -
     found = await case.until(HARVESTER_MACHINES, "one", is_ready)
     assert is_true("VMUpToDate")(found)
     assert (await case.vm("one"))["spec"]["runStrategy"] == "RerunOnFailure"
+
+
+@pytest.mark.parametrize("quota", [False, True])
+async def test_vm_of_a_provisioned_machine_is_not_started_after_a_quota_either(case: Case, quota: bool) -> None:
+    """Nor is the VM of a new machine that a user has stopped."""
+    await case.ready_cluster()
+    if quota:
+        await case.ready_machine("one")
+    else:
+        await machine_without_address(case, "one")
+    since = case.environment.audit_position(case.environment.harvester)
+    await halt(case, "one", quota=quota)
+    says = "the quota of its namespace is used up" if quota else "the VM is stopped"
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", FAILED, says), timeout=AT_ONCE)
+    assert await case.writes(since) == []
+    assert (await case.vm("one"))["spec"]["runStrategy"] == "Halted"
+
+
+async def test_new_vm_that_a_quota_halts_again_and_again_is_started_less_and_less(case: Case) -> None:
+    """Harvester's webhook admits each start over a quota that is not Rancher's, and the quota refuses the Pod."""
+    await case.ready_cluster()
+    await machine_without_address(case, "one")
+    for _ in range(2):
+        await halt(case, "one", quota=True)
+        await case.vm("one", lambda vm: vm["spec"]["runStrategy"] == "Always", timeout=AT_ONCE)
+        await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", IN_PROGRESS))
+    since = case.environment.audit_position(case.environment.harvester)
+    await halt(case, "one", quota=True)
+    says = is_false("VMProvisioningReady", FAILED, "is used up: raise it")
+    await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
+    assert await case.writes(since) == []
 
 
 async def test_paused_vm_is_reported(case: Case) -> None:

@@ -98,18 +98,46 @@ async def test_vm_without_room_starts_when_there_is_some(place: Place) -> None:
     [
         ({"network_name": "default/nowhere"}, "network default/nowhere not found"),
         ({"storage_class": "nothing"}, "StorageClass nothing not found"),
-        ({"memory": "32Gi"}, "exceed ResourceQuota"),
+        ({"name": "two"}, "storage insufficient resources due to resource quota"),
     ],
 )
 async def test_vm_is_refused(place: Place, changes: Obj, message: str) -> None:
     namespace = f"refused-{next(iter(changes)).replace('_', '-')}"
     async with simulation(place, namespace) as sim:
-        quota = {"metadata": {"name": "small", "namespace": namespace}, "spec": {"hard": {"limits.memory": "16Gi"}}}
-        await sim.client.create(kinds.RESOURCE_QUOTAS, quota)
-        await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
+        await sim.quota("requests.storage", "15Gi")
+        await sim.create_vm("one")
+        await sim.until(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", lambda claim: claim["status"]["phase"] == "Bound")
         with pytest.raises(Invalid, match=message) as refused:
-            await sim.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(namespace, "one", **changes))
+            await sim.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(namespace, **{"name": "two", **changes}))
         assert (refused.value.status, refused.value.reason) == (500, "InternalError")
+
+
+@pytest.mark.parametrize(("name", "short", "enough"), [("cpu", "3", "4"), ("memory", "6Gi", "8Gi")])
+async def test_new_vm_over_a_quota_is_halted_and_starts_when_asked_after_it_was_raised(
+    place: Place, name: str, short: str, enough: str
+) -> None:
+    namespace, lacking = f"halted-{name}", f"{name} insufficient resources due to resource quota"
+    start = {"spec": {"runStrategy": "Always"}}
+    async with simulation(place, namespace) as sim:
+        await sim.quota(f"limits.{name}", short)
+        await sim.create_vm("one")
+        await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
+        await sim.create_vm("two")
+        vm = await sim.until(kinds.VIRTUAL_MACHINES, "two", lambda vm: vm["spec"]["runStrategy"] == "Halted")
+        assert vm["metadata"]["annotations"][kinds.INSUFFICIENT_QUOTA] == lacking
+        await sim.until(kinds.VIRTUAL_MACHINES, "two", lambda vm: vm.get("status", {}).get("printableStatus"))
+        with pytest.raises(Invalid, match=lacking):
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "two", namespace, start)
+        await sim.client.patch(
+            kinds.RESOURCE_QUOTAS, "small", namespace, {"spec": {"hard": {f"limits.{name}": enough}}}
+        )
+        await asyncio.sleep(0.3)  # the simulator hears of the quota by a watch
+        assert (await sim.client.get(kinds.VIRTUAL_MACHINES, "two", namespace))["spec"]["runStrategy"] == "Halted"
+        await sim.client.patch(kinds.VIRTUAL_MACHINES, "two", namespace, start)
+        await sim.until(kinds.INSTANCES, "two", lambda vmi: vmi["status"]["phase"] == "Running")
+        await sim.until(
+            kinds.VIRTUAL_MACHINES, "two", lambda vm: kinds.INSUFFICIENT_QUOTA not in vm["metadata"]["annotations"]
+        )
 
 
 async def test_bare_network_is_refused(place: Place) -> None:

@@ -353,6 +353,15 @@ class Case:
 
         await until(there, lambda: f"no Event {kind} {reason} of {name}")
 
+    async def quota(self, resource: str, hard: str) -> None:
+        """Limit a resource of the target namespace on Harvester by ResourceQuota `tight`."""
+        quota = {"metadata": {"name": "tight", "namespace": self.target}, "spec": {"hard": {resource: hard}}}
+        await self.harvester.create(kinds.RESOURCE_QUOTAS, quota)
+
+    async def raise_quota(self) -> None:
+        """Remove the limit."""
+        await self.harvester.delete(kinds.RESOURCE_QUOTAS, "tight", self.target)
+
     async def writes(self, since: int) -> list[str]:
         """What the provider wrote to the target namespace on Harvester since an audit position."""
         return [

@@ -105,11 +105,10 @@ async def imported(case: Case) -> None:
 
 async def recreated_after_quota(case: Case) -> None:
     """A VM that a quota refuses leaves its Secret; it is created with newer bootstrap data once the quota is raised."""
-    quota = {"metadata": {"name": "tight", "namespace": case.target}, "spec": {"hard": {"limits.cpu": "1"}}}
-    await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
+    await case.quota("requests.storage", "1Gi")
     await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo]\n"})
     await case.create_machine("late", bootstrap="late-data")
-    await case.until(HARVESTER_MACHINES, "late", is_false("VMProvisioningReady", "VMProvisioningFailed", "tight"))
+    await case.until(HARVESTER_MACHINES, "late", is_false("VMProvisioningReady", "VMProvisioningFailed", "used up"))
     await case.write_secret("late-data", {"value": "#cloud-config\nruncmd: [echo newer]\n"})
 
     async def renewed() -> bool:
@@ -118,9 +117,19 @@ async def recreated_after_quota(case: Case) -> None:
 
     # Before the quota is raised: an attempt that has read the older data may be under way.
     await until(renewed, "Secret of the VM holds the older bootstrap data")
-    await case.harvester.delete(kinds.RESOURCE_QUOTAS, "tight", case.target)
+    await case.raise_quota()
     await case.until(HARVESTER_MACHINES, "late", is_ready)
     assert await renewed()
+
+
+async def started_after_quota(case: Case) -> None:
+    """A VM that a quota halted is started once the quota is raised."""
+    await case.quota("limits.cpu", "1")
+    await case.create_machine("halted")
+    await case.until(HARVESTER_MACHINES, "halted", is_false("VMProvisioningReady", "VMProvisioningFailed", "used up"))
+    assert (await case.vm("halted"))["spec"]["runStrategy"] == "Halted"
+    await case.raise_quota()
+    await case.until(HARVESTER_MACHINES, "halted", is_ready)
 
 
 async def take_over(case: Case, account: identityaccount.Account) -> None:
