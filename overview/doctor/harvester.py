@@ -15,7 +15,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from overview.details import host_ready
 from overview.doctor import pitfalls
 from overview.doctor.model import Check, Result, ok, skipped
-from overview.doctor.rights import Right, describe
+from overview.doctor.rights import AHEAD, Right, describe
 from overview.objects import HarvesterObjects, Unseen, condition_of
 from overview.pools import PoolReport, Verdict
 
@@ -92,11 +92,18 @@ def _expiry(access: Kubeconfig, subject: str, now: datetime) -> Check:
 def _rights(facts: HarvesterFacts, subject: str) -> Check:
     if facts.denied is None:
         return skipped("rights", subject, "Harvester did not say which rights the account has")
-    if not facts.denied:
-        return ok("rights", subject, "the account has all rights that the provider needs")
-    missing = "; ".join(describe(facts.denied))
+    denied = set(facts.denied) - AHEAD
+    if not denied:
+        return ok("rights", subject, "; ".join(["the account has all rights that the provider needs", *_ahead(facts)]))
+    missing = "; ".join(describe(denied))
     remedy = "Grant the roles in deploy/harvester/clusterroles.yaml; caphv identity create --target-namespace does"
     return Check("rights", subject, Result.ERROR, f"the account may not {missing}", remedy)
+
+
+def _ahead(facts: HarvesterFacts) -> Iterator[str]:
+    if later := AHEAD.intersection(facts.denied or ()):
+        what = "; ".join(describe(later))
+        yield f"Harvester after 1.9 also requires {what}: run caphv identity create before an upgrade"
 
 
 def _harvester_itself(facts: HarvesterFacts, subject: str) -> Check:

@@ -109,7 +109,7 @@ async def _ask(facts: HarvesterFacts, access: Kubeconfig, machines: Machines | N
     try:
         facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
         with suppress(ApiError):
-            facts.denied = await rights.denied(harvester, rights.needed(facts.clusters))
+            facts.denied = await rights.denied(harvester, [*rights.needed(facts.clusters), *rights.AHEAD])
         with suppress(ApiError):
             # As the provider does, whose role allows it to list this one name.
             listed = await harvester.list(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from caphv import data
 from caphv.api.names import GUESTS_PREFIX
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, SELF_SUBJECT_ACCESS_REVIEWS, Obj
+from caphv.api.resources import IMAGES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.text import load_yaml_all
 
@@ -31,8 +32,14 @@ class Right:
         return f"{self.verb} {resource}{f' {self.name}' if self.name else ''}"
 
 
+AHEAD = frozenset({Right("", IMAGES.group, IMAGES.plural, "get")})
+"""Rights that Harvester after 1.9 asks for when a VM is created, and no version before (harvester b86f33942:
+pkg/webhook/resources/virtualmachine/validator.go, `checkVolumeClaimTemplateEntry`). Accounts made before lack them.
+"""
+
+
 def needed(clusters: Iterable[Obj]) -> list[Right]:
-    """Return the rights of the shipped roles that these HarvesterClusters need on Harvester."""
+    """Return the rights of the shipped roles that these HarvesterClusters need on Harvester, without `AHEAD`."""
     namespaces: dict[str, set[str]] = {_IN_NAMESPACES: set(), _GUESTS: set(), _POOLS: set()}
     for cluster in clusters:
         spec = cluster["spec"]
@@ -47,7 +54,7 @@ def needed(clusters: Iterable[Obj]) -> list[Right]:
         Right("", CLUSTER_ROLE_BINDINGS.group, CLUSTER_ROLE_BINDINGS.plural, "patch", f"{GUESTS_PREFIX}{name}")
         for name in namespaces[_GUESTS]
     }
-    return sorted(bindings | {right for role in roles for right in _of_role(role, namespaces)})
+    return sorted((bindings | {right for role in roles for right in _of_role(role, namespaces)}) - AHEAD)
 
 
 async def denied(client: ApiClient, rights: Iterable[Right]) -> list[Right]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from caphv import data
 from caphv.api.object import Key, Obj
 from caphv.runtime.kubeconfig import Kubeconfig
+from caphv.runtime.text import load_yaml_all
 from overview.assembly import overview_of
 from overview.doctor import clusters, fleet, harvester, management, rights
 from overview.doctor.harvester import HarvesterFacts
@@ -302,6 +304,19 @@ def test_rights_are_those_of_the_shipped_roles_in_each_target_namespace() -> Non
     assert rights.Right("", "loadbalancer.harvesterhci.io", "ippools", "patch") in needed
     assert {right.namespace for right in needed if right.resource == "virtualmachines"} == {"a", "b"}
     assert rights.Right("harvester-system", "apps", "deployments", "list", "harvester") in needed
+
+
+def test_right_that_only_a_later_harvester_asks_for_is_shipped_and_accounts_without_it_are_no_problem() -> None:
+    roles = load_yaml_all((data.folder("deploy/harvester") / "clusterroles.yaml").read_text(encoding="utf-8"))
+    images = [rule["verbs"] for role in roles for rule in role["rules"] if "virtualmachineimages" in rule["resources"]]
+    assert images == [["get", "list", "watch"]]
+    needed = rights.needed([{"spec": {"targetNamespace": "a"}}])
+    assert {right.verb for right in needed if right.resource == "virtualmachineimages"} == {"list", "watch"}
+    check = one(harvester.checks(harvester_facts(denied=[*rights.AHEAD]), NOW), "rights")
+    assert (check.result, check.wrong) == (Result.OK, False)
+    assert "get virtualmachineimages.harvesterhci.io in all namespaces: run caphv identity create" in check.message
+    check = one(harvester.checks(harvester_facts(denied=[RIGHT, *rights.AHEAD]), NOW), "rights")
+    assert (check.result, "virtualmachineimages" in check.message) == (Result.ERROR, False)
 
 
 def test_rights_for_cloud_configs_and_pools_are_needed_where_clusters_have_them() -> None:
