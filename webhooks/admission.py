@@ -146,6 +146,7 @@ def defaults(review: Review) -> list[Obj]:
     Most fields have no default here because their absence says something: a disk without `bootOrder`, a network without
     `subnetMask`. The port of an endpoint is the one that the contract fixes. An endpoint that is known is filled in for
     a placeholder: the Go provider's ClusterClass has one, and the topology of a Cluster would set it again and again.
+    A template that the Go provider stored without a port stays without: it must not change, not even by a default.
     """
     if not isinstance(review.object, dict) or review.kind not in CLUSTERS or _deleted(review.object):
         return []
@@ -157,6 +158,10 @@ def defaults(review: Review) -> list[Obj]:
             return [{"op": "replace", "path": path, "value": known.value}]
     if not endpoint.at("host").text or "port" in endpoint.mapping:
         return []
+    if review.kind == CLUSTER_TEMPLATE and isinstance(review.old, dict):
+        stored = Subject.of(review.kind, review.old).spec.at("controlPlaneEndpoint")
+        if "port" not in stored.mapping:
+            return []
     return [{"op": "add", "path": f"{path}/port", "value": API_PORT}]
 
 

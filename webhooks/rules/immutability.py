@@ -12,7 +12,7 @@ from caphv.api import names
 from caphv.api.quantity import quantity
 from caphv.validation.finding import Finding
 from caphv.validation.rule import Rules
-from webhooks.rules.cluster import UNSET_HOST
+from webhooks.rules.cluster import API_PORT, UNSET_HOST
 from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Field, Subject
 
 RULES = Rules()
@@ -81,7 +81,7 @@ def _endpoint_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None or not _provisioned(subject.old):
         return
     now, before = subject.spec.at("controlPlaneEndpoint"), subject.old.spec.at("controlPlaneEndpoint")
-    if before.at("host").text not in ("", UNSET_HOST) and now.value != before.value:
+    if before.at("host").text not in ("", UNSET_HOST) and _endpoint(now) != _endpoint(before):
         yield now.forbidden("is immutable once the cluster is provisioned: nodes and kubeconfigs use it")
 
 
@@ -151,6 +151,11 @@ def _machine_immutable(subject: Subject) -> Iterator[Finding]:
         now, before = subject.spec.at(name), old.spec.at(name)
         if (now.present or before.present) and not _same(now.value, before.value, name):
             yield now.forbidden("cannot be changed on a VM that exists: make a new machine, by a new template")
+
+
+def _endpoint(field: Field) -> dict[str, Any]:
+    """An endpoint with the port that admission fills in: the Go provider stored some without."""
+    return {"port": API_PORT, **field.mapping}
 
 
 def _address_source(spec: Field) -> Field:

@@ -353,6 +353,27 @@ def test_the_port_of_an_endpoint_is_filled_in_once(kind: str) -> None:
     assert validate(create(obj)).errors == ()
 
 
+@pytest.mark.parametrize("kind", ["HarvesterCluster", "HarvesterClusterTemplate"])
+def test_an_endpoint_without_a_port_that_the_go_provider_stored_stops_no_update(kind: str) -> None:
+    before = changed(kind, controlPlaneEndpoint={"host": "0.0.0.0" if "Template" in kind else "172.17.1.50"})
+    before["status"] = {"ready": True}
+    owner = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "ClusterClass", "name": "a", "uid": "b"}
+    after = copy.deepcopy(before)
+    after["metadata"]["ownerReferences"] = [owner]
+    for operation in defaults(update(before, after)):
+        assert (kind, operation["path"]) == ("HarvesterCluster", "/spec/controlPlaneEndpoint/port")
+        after["spec"]["controlPlaneEndpoint"]["port"] = operation["value"]
+    assert validate(update(before, after)).errors == ()
+    spec_of(after)["controlPlaneEndpoint"]["port"] = 443
+    assert [finding.field for finding in validate(update(before, after)).errors]
+
+
+def test_a_template_that_is_replaced_without_the_port_keeps_that_which_was_filled_in() -> None:
+    given = changed("HarvesterClusterTemplate", controlPlaneEndpoint={"host": "0.0.0.0"})
+    stored = changed("HarvesterClusterTemplate", controlPlaneEndpoint={"host": "0.0.0.0", "port": 6443})
+    assert [operation["value"] for operation in defaults(update(stored, given))] == [6443]
+
+
 def test_an_endpoint_that_is_known_stays_where_a_class_has_a_placeholder() -> None:
     known = {"host": "10.0.0.1", "port": 6443}
     before = changed("HarvesterCluster", controlPlaneEndpoint=known)
