@@ -1,7 +1,8 @@
 """Keeps the webhook configurations on the API server: created when missing, and at once after a user deletes one.
 
 Only while the webhooks are served here, because a configuration without a server refuses every write. So replicas
-need no leader: the second replica finds it there. A server that ends leaves them: others may serve.
+need no leader: the second replica finds it there. A server that stops leaves them, because others may serve, and does
+not recreate them: a user who deletes them once the last server has begun to stop expects them to stay deleted.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Registration(Runnable):
         self._folder = folder
         self._serving = serving
         self._wake = asyncio.Event()
+        self._stopping = False
         pairs = zip(WEBHOOKS, configurations(target), strict=True)
         self._kept = [_Kept(client, RESOURCES[webhook], NAMES[webhook], wanted) for webhook, wanted in pairs]
 
@@ -49,6 +51,10 @@ class Registration(Runnable):
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
 
+    def stopping(self) -> None:
+        """Make and change no configuration from now on."""
+        self._stopping = True
+
     def _changed(self, _change: Change) -> None:
         self._wake.set()
 
@@ -62,11 +68,10 @@ class Registration(Runnable):
             except TimeoutError:
                 pass
             self._wake.clear()
-            if not self._serving():
-                continue
             try:
                 for kept in self._kept:
-                    await kept.keep(authority(self._folder))
+                    if self._serving() and not self._stopping:
+                        await kept.keep(authority(self._folder))
                 pause = _LOOK_SECONDS
             except (ApiError, Unreachable) as error:
                 log.warning("webhook configuration cannot be kept, trying again in %.0f s: %s", pause, error)

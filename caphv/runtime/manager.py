@@ -121,6 +121,8 @@ class Manager:
             finally:
                 self._stopping = True
                 log.info("stopping")
+                for runnable in self._runnables:
+                    runnable.stopping()
                 work_error = await _finish(work, self._grace + 5)
                 try:
                     for hook in self._on_stop:

@@ -18,6 +18,10 @@ class Runnable(ABC):
     async def run(self) -> None:
         """Run until cancelled; an exception ends the process."""
 
+    def stopping(self) -> None:
+        """The process begins to stop; `run` is cancelled once all controllers have ended, which may take a while."""
+        return
+
     def not_ready(self) -> list[str]:
         """Reasons why this runnable is not ready."""
         return []

@@ -56,13 +56,25 @@ async def _exists(client: ApiClient) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _registration(server: ApiServer, user: str, folder: Path) -> AsyncIterator[None]:
+async def _cleared(client: ApiClient) -> AsyncIterator[None]:
+    """Leaves no configuration behind."""
+    try:
+        yield
+    finally:
+        for webhook, resource in RESOURCES.items():
+            with contextlib.suppress(NotFound):
+                await client.delete(resource, NAMES[webhook])
+
+
+@contextlib.asynccontextmanager
+async def _registration(server: ApiServer, user: str, folder: Path) -> AsyncIterator[Registration]:
     """Keeps both configurations with the rights of a user."""
     write_certificate(folder, pki.CA.create("webhooks"))
     client = parse_kubeconfig(pki.to_yaml(server.kubeconfig(user, ()))).client(name="management")
-    task = asyncio.create_task(Registration(client, {"url": "https://127.0.0.1:1"}, folder, lambda: True).run())
+    registration = Registration(client, {"url": "https://127.0.0.1:1"}, folder, lambda: True)
+    task = asyncio.create_task(registration.run())
     try:
-        yield
+        yield registration
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -82,18 +94,28 @@ async def _registration(server: ApiServer, user: str, folder: Path) -> AsyncIter
 async def test_right_to_create_configurations_is_limited_to_their_names(
     api_server: ApiServer, tmp_path: Path, user: str, rule: Obj, expected: bool
 ) -> None:
-    async with api_server.client() as client:
+    async with api_server.client() as client, _cleared(client):
         await manifests.apply(client, _role(user, rule))
-        try:
-            async with _registration(api_server, user, tmp_path / "certificates"):
-                if expected:
-                    await until(lambda: _exists(client), "it is made")
-                    await client.delete(RESOURCE, NAME)
-                    await until(lambda: _exists(client), "it is restored")
-                else:
-                    await asyncio.sleep(3)
-                    assert not await _exists(client)
-        finally:
-            for webhook, resource in RESOURCES.items():
-                with contextlib.suppress(NotFound):
-                    await client.delete(resource, NAMES[webhook])
+        async with _registration(api_server, user, tmp_path / "certificates"):
+            if expected:
+                await until(lambda: _exists(client), "it is made")
+                await client.delete(RESOURCE, NAME)
+                await until(lambda: _exists(client), "it is restored")
+            else:
+                await asyncio.sleep(3)
+                assert not await _exists(client)
+
+
+@pytest.mark.usefixtures("runner")
+async def test_configuration_that_is_deleted_while_the_process_stops_is_not_recreated(
+    api_server: ApiServer, tmp_path: Path
+) -> None:
+    """Nothing would serve it, and the API server would refuse every change of the kinds."""
+    async with api_server.client() as client, _cleared(client):
+        await manifests.apply(client, _role("stopping", {"verbs": ["create", "patch"], "resourceNames": OWN_NAMES}))
+        async with _registration(api_server, "stopping", tmp_path / "certificates") as registration:
+            await until(lambda: _exists(client), "it is made")
+            registration.stopping()
+            await client.delete(RESOURCE, NAME)
+            await asyncio.sleep(3)
+            assert not await _exists(client)

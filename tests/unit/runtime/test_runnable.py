@@ -17,7 +17,7 @@ class Counting(Runnable):
 
     def __init__(self) -> None:
         self.life: list[str] = []
-        self.begun = asyncio.Event()
+        self.begun, self.stops = asyncio.Event(), asyncio.Event()
         self.reasons = ["counting: has not begun"]
         self.error: Exception | None = None
 
@@ -30,6 +30,10 @@ class Counting(Runnable):
             await asyncio.Event().wait()
         finally:
             self.life.append("ended")
+
+    def stopping(self) -> None:
+        self.life.append("stopping")
+        self.stops.set()
 
     def not_ready(self) -> list[str]:
         return self.reasons
@@ -59,7 +63,29 @@ async def test_a_process_of_parts_alone_lives_until_it_is_stopped() -> None:
     assert not running.done()
     stop.set()
     await running
-    assert part.life == ["begun", "ended"]
+    assert part.life == ["begun", "stopping", "ended"]
+
+
+async def test_a_part_hears_of_the_end_before_work_has_ended() -> None:
+    part, stop, ends = Counting(), asyncio.Event(), asyncio.Event()
+    manager = Manager(addresses=BindAddresses("0", "0"))
+    manager.add_runnable(part)
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await ends.wait()
+
+    manager.add_task(slow)
+    running = asyncio.create_task(manager.run(stop))
+    await part.begun.wait()
+    stop.set()
+    await part.stops.wait()
+    assert not running.done()
+    ends.set()
+    await running
+    assert part.life == ["begun", "stopping", "ended"]
 
 
 def test_the_error_of_a_part_ends_the_process() -> None:
