@@ -25,6 +25,7 @@ from caphv.runtime.transport import (
     Connection,
     Transport,
     idle_seconds,
+    list_timeout,
     read_timeout,
     write_timeout,
 )
@@ -79,7 +80,8 @@ class ApiClient:
         self._connection = connection
         self._transport = Transport(connection, user_agent=user_agent, untrusted=untrusted)
         self._answers = Answers(name, connection.server, self.time, opaque=opaque)
-        self._read_timeout, self._write_timeout = read_timeout(timeout), write_timeout(timeout)
+        self._timeouts = {"list": list_timeout(timeout), "get": read_timeout(timeout)}
+        self._write_timeout = write_timeout(timeout)
         self._slots = RequestSlots(max_in_flight, idle_seconds=idle_seconds(untrusted), on_limit=self._limit_reached)
         if self.time:
             self.time.on_limit = self._limit_reached
@@ -266,7 +268,7 @@ class ApiClient:
         verb = verb or method.lower()
         started = time.perf_counter()
         code = "none"
-        timeout = self._read_timeout if method == "GET" else self._write_timeout
+        timeout = self._timeouts.get(verb, self._write_timeout)
         try:
             async with self._slots:
                 sent = time.perf_counter()

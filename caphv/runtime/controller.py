@@ -1,7 +1,9 @@
 """A controller: a queue of keys and workers that reconcile them.
 
 A reconcile takes a key and returns a `Result`. It may raise: the key is then requeued with back-off, and the error is
-logged once in full. Correctness must never depend on a reconcile running exactly once.
+logged once in full. Correctness must never depend on a reconcile running exactly once, nor to its end.
+
+Why a time limit: a server that sends one byte at a time would occupy a worker for as long as it likes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from caphv.runtime.queue import WorkQueue
 from caphv.runtime.repeats import FAILURE_OF_ANY_OBJECT
 
 log = logging.getLogger(__name__)
+
+# `Manager.unhealthy` allows twice as much: what it sees then ignores cancellation.
+_LONGEST_RECONCILE = 300.0
+_RETRY_LONGEST = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +114,10 @@ class Controller:
             self._seconds.observe(time.monotonic() - started)
 
     async def _guarded(self, key: Key) -> Result | None:
+        limit = asyncio.timeout(_LONGEST_RECONCILE)
         try:
-            return await self._reconcile(key)
+            async with limit:
+                return await self._reconcile(key)
         except Conflict as error:
             # The object changed meanwhile; the watch delivers its new version.
             log.debug("conflict, retrying: %s", error)
@@ -128,6 +136,9 @@ class Controller:
             log.warning("reconcile was interrupted because a connection was closed; retrying")
             raise _Failed from None
         except Exception as error:
+            if limit.expired() and isinstance(error, TimeoutError):
+                log.warning("reconcile was cancelled after %.0f s; a server may be slow; retrying", _LONGEST_RECONCILE)
+                raise _Failed(_RETRY_LONGEST) from None
             if self.queue.failures(key) == 0:
                 log.exception("reconcile failed")
             else:

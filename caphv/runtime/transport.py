@@ -37,8 +37,8 @@ _LARGE_AT_ONCE = 2
 _MAX_CONTAINERS = 60_000
 # A watch event is one object, which etcd limits to 1.5 MiB.
 _MAX_UNTRUSTED_LINE = 4 * MIB
-# Reads may take this many time-outs in total, as long as data arrives within each.
-_SLOW_READS = 20
+# Reads of a list or an object may take this many time-outs in total, as long as data arrives within each.
+_SLOW_LIST, _SLOW_READ = 20, 2
 _READ_BUFFER = 64 * 1024
 _IDLE_SECONDS, _IDLE_SECONDS_UNTRUSTED = 60, 20
 # Behind a proxy, how long the check of the server's address is valid.
@@ -251,11 +251,18 @@ def idle_seconds(untrusted: bool) -> int:
     return _IDLE_SECONDS_UNTRUSTED if untrusted else _IDLE_SECONDS
 
 
+def list_timeout(seconds: float) -> aiohttp.ClientTimeout:
+    """Time-out of a list: data must arrive within `seconds` each time, so that slow links can transfer large ones."""
+    return _growing_timeout(seconds, seconds * _SLOW_LIST)
+
+
 def read_timeout(seconds: float) -> aiohttp.ClientTimeout:
-    """Time-out of a read: data must arrive within `seconds` each time, so that slow links can transfer large lists."""
-    return aiohttp.ClientTimeout(
-        total=seconds * _SLOW_READS, connect=seconds, sock_connect=min(seconds, 10), sock_read=seconds
-    )
+    """Time-out of a read of one object: a reconcile waits for it, and may make several."""
+    return _growing_timeout(seconds, seconds * _SLOW_READ)
+
+
+def _growing_timeout(seconds: float, total: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=total, connect=seconds, sock_connect=min(seconds, 10), sock_read=seconds)
 
 
 def write_timeout(seconds: float) -> aiohttp.ClientTimeout:

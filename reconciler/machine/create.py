@@ -6,6 +6,7 @@ would look like the old one. The machine reports the loss, and its owner replace
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Sequence
@@ -247,6 +248,9 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
         metrics.MACHINE_CREATE_ERRORS.inc()
         if not isinstance(error, Conflict):
             scope.warning_event("VMCreationFailed", f"cannot create VirtualMachine {key}: {error}")
+        raise
+    except asyncio.CancelledError:
+        scope.memory.creation_unconfirmed = True  # the reconcile took too long
         raise
     namespace.vms.observe(vm)
     quota_has_room(scope)

@@ -222,6 +222,33 @@ async def test_stop_ends_what_takes_longer_than_the_grace_period() -> None:
     assert len(asyncio.all_tasks()) == 1, "no task stays behind"
 
 
+async def test_reconcile_that_a_slow_server_holds_up_is_cancelled_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def wait_for_a_slow_server(_key: Key) -> Result | None:
+        return await asyncio.sleep(1200, None)
+
+    ages = []
+    reconcile = Recorder(wait_for_a_slow_server)
+    async with running(reconcile) as controller:
+        controller.grace = 0
+        controller.enqueue(A)
+        for _ in range(1000):
+            await asyncio.sleep(1)
+            ages.append(controller.longest_running)
+    assert max(ages) <= 300, "the health check restarts the process after 600 s"
+    assert all(345 <= interval <= 376 for interval in reconcile.intervals()), "its worker rests before the next attempt"
+    assert "reconcile was cancelled after 300 s" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+async def test_time_out_inside_a_reconcile_is_an_error_like_others(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(Recorder(raising(TimeoutError("of its own")))) as controller:
+        controller.enqueue(A)
+        await asyncio.sleep(10)
+    assert "TimeoutError: of its own" in caplog.text
+
+
 async def test_age_of_the_oldest_reconcile_is_known() -> None:
     async with running(Recorder(slow)) as controller:
         assert controller.longest_running == 0

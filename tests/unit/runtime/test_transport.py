@@ -56,16 +56,25 @@ async def test_list_that_makes_no_progress_times_out() -> None:
             await asyncio.wait_for(client.list(THINGS), 5)
 
 
-async def test_write_has_its_time_out_in_total() -> None:
-    async def slow(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
+async def trickle(request: web.BaseRequest) -> web.StreamResponse:
+    """Answer with a byte every 50 ms for five seconds."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    with contextlib.suppress(ConnectionError):
         for _ in range(100):
             await response.write(b" ")
             await asyncio.sleep(0.05)
-        return response
+    return response
 
-    async with serving(slow, timeout=0.3) as client:
+
+async def test_read_of_one_object_has_twice_its_time_out_in_total() -> None:
+    async with serving(trickle, timeout=0.3) as client:
+        with pytest.raises(Unreachable, match="timed out"):
+            await asyncio.wait_for(client.get(THINGS, "one", "ns"), 2)
+
+
+async def test_write_has_its_time_out_in_total() -> None:
+    async with serving(trickle, timeout=0.3) as client:
         with pytest.raises(Unreachable):
             await asyncio.wait_for(client.create(THINGS, thing(1)), 2)
 
