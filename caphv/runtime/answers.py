@@ -62,13 +62,13 @@ class Answers:
         """Return a page of a list, with items. Raises `ServerFault`."""
         # API servers send null for an empty list of metadata.
         items = page["items"] = page.get("items") or []
-        if self._budget and not (well_formed(page) and isinstance(items, list) and all(map(well_formed, items))):
+        if self._budget and not (well_formed(page) and isinstance(items, list) and all(map(_named, items))):
             raise self._no_api("a list of something else than objects")
         return page
 
-    def changed(self, obj: Any) -> Obj:
-        """Return the object of an event. Raises `ServerFault`."""
-        if self._budget and not well_formed(obj):
+    def changed(self, kind: str, obj: Any) -> Obj:
+        """Return the object of an event; that of a bookmark has no name. Raises `ServerFault`."""
+        if self._budget and not (well_formed(obj) if kind == "BOOKMARK" else _named(obj)):
             raise self._no_api("an event without an object")
         return cast(Obj, obj)
 
@@ -99,3 +99,7 @@ class Answers:
         if self._opaque and detail != self._detail and now - self._detail_at >= _DETAIL_SECONDS:
             self._detail, self._detail_at = detail, now
             log.warning("%s at %s: %s", self._name, self._server, plain(detail, LONGEST_ERROR))
+
+
+def _named(obj: Any) -> bool:
+    return well_formed(obj) and bool(obj["metadata"].get("name"))

@@ -28,7 +28,7 @@ from typing import Protocol
 from caphv.api.object import Key, Obj, Resource, being_deleted, key_of, resource_version
 from caphv.runtime import logs, metrics
 from caphv.runtime.budget import PIECE_SECONDS, MemoryBudget, TimeBudget, memory_of
-from caphv.runtime.errors import ApiError, Gone, TooLarge, TooManyRequests, Unreachable
+from caphv.runtime.errors import ApiError, Gone, TooLarge, TooManyRequests, Unreachable, without_trace
 from caphv.runtime.freshness import Freshness
 from caphv.runtime.store import IndexFunction, Store
 
@@ -254,7 +254,7 @@ class Informer:
         except (ApiError, Unreachable) as error:
             if self._client.time and isinstance(error, TooLarge):
                 self._client.time.broken(str(error))
-            return error
+            return without_trace(error)
         except Exception as error:
             # A transform or an index failed, or another server responded: the cache may have missed something. Start
             # over instead of ending silently.
@@ -263,7 +263,7 @@ class Informer:
             self._version = ""
             if self._client.time:
                 self._client.time.broken(f"what it says of {self.resource} cannot be processed")
-            return error
+            return without_trace(error)
         return None
 
     async def _list(self) -> str:

@@ -350,7 +350,7 @@ class ApiClient:
                     event = orjson.loads(line)  # noqa: TID251 - bounded by the size of an answer
                     if event["type"] == "ERROR":
                         raise error_from(int(event["object"].get("code") or 500), event["object"])
-                    yield event["type"], self._answers.changed(event["object"])
+                    yield event["type"], self._answers.changed(event["type"], event["object"])
                     if self.time:
                         # With what the caller did with it, who waits for nothing but the next event.
                         self.time.spend(time.thread_time() - began)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 from caphv.api.plaintext import LONGEST_ERROR, plain
 
@@ -75,6 +75,15 @@ class Fenced(Unreachable):
 
 class TooLarge(Unreachable):
     """A response was larger than allowed and has been discarded; smaller pages may help."""
+
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+def without_trace(error: _Error) -> _Error:
+    """The error, to be kept: its trace refers to all that functions worked on, such as whole answers of a server."""
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 # Harvester's webhooks deny with 500 InternalError unless their code chooses another status, such as 409 for a disk in

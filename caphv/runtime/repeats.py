@@ -1,7 +1,8 @@
 """Log lines of the same failure: the first is written, the others are counted.
 
 A server that is away fails each attempt to reach it, for hours. Without this, the lines of one failure hide all others.
-A hostile server fails in another way each time, so different failures of one server are limited, too.
+A hostile server fails in another way each time, so different failures of one server are limited, too. What is kept of a
+line is its text alone: a trace holds all that its functions worked on, such as whole answers of that server.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+
+from caphv.api.plaintext import LONGEST_ERROR
 
 WINDOW_SECONDS = 600.0
 FAILURE_OF_ANY_OBJECT = {"any_object": True}
@@ -58,7 +61,7 @@ class Repeats:
         known = self._failures.get(key)
         if known:
             known.count += 1
-            known.last = record
+            known.last = _text_of(record)
             return
         url = getattr(record, "caphv_fields", {}).get("server", "")
         failures = self._failures_of(url, now) if url else 0
@@ -66,7 +69,7 @@ class Repeats:
             if failures == MOST_OF_A_SERVER + 1:
                 yield _limited(record, url)
             return
-        self._failures[key] = _Failure(now, 0, record)
+        self._failures[key] = _Failure(now, 0, _text_of(record))
         if len(self._failures) > _REMEMBERED:
             self._failures.popitem(last=False)
         yield record
@@ -103,20 +106,27 @@ class Repeats:
 
 def _counted(failure: _Failure, seconds: float) -> logging.LogRecord:
     """Return the last line with the count instead of its trace."""
-    record = copy.copy(failure.last)
     times = "once" if failure.count == 1 else f"{failure.count} times"
-    record.msg = f"{record.getMessage()}{_error(record)} (again, {times} in {seconds / 60:.0f}m)"
-    record.args = record.exc_info = record.exc_text = None
-    return record
+    return _with_text(failure.last, f"{failure.last.msg} (again, {times} in {seconds / 60:.0f}m)")
 
 
 def _limited(record: logging.LogRecord, url: str) -> logging.LogRecord:
     """Return the line that stands for all further failures of a server."""
-    limited = copy.copy(record)
     minutes = f"{WINDOW_SECONDS / 60:.0f}m"
-    limited.msg = f"{url}: more than {MOST_OF_A_SERVER} different failures in {minutes}; further ones are not logged"
-    limited.args = limited.exc_info = limited.exc_text = None
-    return limited
+    text = f"{url}: more than {MOST_OF_A_SERVER} different failures in {minutes}; further ones are not logged"
+    return _with_text(record, text)
+
+
+def _text_of(record: logging.LogRecord) -> logging.LogRecord:
+    """Return a copy that refers to nothing but text."""
+    return _with_text(record, f"{record.getMessage()}{_error(record)}"[:LONGEST_ERROR])
+
+
+def _with_text(record: logging.LogRecord, text: str) -> logging.LogRecord:
+    copied = copy.copy(record)
+    copied.msg = text
+    copied.args = copied.exc_info = copied.exc_text = None
+    return copied
 
 
 def _key(record: logging.LogRecord) -> Hashable:

@@ -21,7 +21,7 @@ from typing import Any
 from caphv.api.object import NAMESPACES, SELF_SUBJECT_ACCESS_REVIEWS, Obj, uid_of
 from caphv.runtime.addresses import AddressCheck
 from caphv.runtime.cache import Change, Informer
-from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable, without_trace
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
 from reconciler.harvester.allocator import AddressAllocator
@@ -306,7 +306,7 @@ class Session:
                 self.uid = await self._identify()
                 break
             except (ApiError, Unreachable) as error:
-                self._connect_error = error
+                self._connect_error = without_trace(error)
                 self.report_health()
             self._wake.clear()
             if not await self._sleep(delay * random.uniform(0.75, 1.25)):

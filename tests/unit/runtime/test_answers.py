@@ -48,7 +48,7 @@ def client_of(answer: Any, **options: Any) -> contextlib.AbstractAsyncContextMan
     """A client of a server that answers everything with the same JSON."""
 
     async def handle(_request: web.BaseRequest) -> web.Response:
-        return web.Response(body=orjson.dumps(answer))
+        return web.Response(body=orjson.dumps(answer) + b"\n")
 
     return serving(handle, **options)
 
@@ -93,7 +93,9 @@ async def test_answer_is_an_object_or_an_error(answer: Any) -> None:
 async def test_list_has_objects_or_is_an_error(items: Any) -> None:
     async with client_of({"metadata": {"resourceVersion": "1"}, "items": items}, untrusted=True) as client:
         try:
-            assert all(map(well_formed, (await client.list(CONFIG_MAPS))["items"]))
+            listed = (await client.list(CONFIG_MAPS))["items"]
+            assert all(map(well_formed, listed))
+            assert all(key_of(item).name for item in listed)
         except ServerFault:
             assert client.limits
 
@@ -102,3 +104,13 @@ async def test_answer_about_another_object_is_an_error() -> None:
     async with client_of({"metadata": {"name": "two"}}, untrusted=True) as client:
         with pytest.raises(ServerFault):
             await client.get(CONFIG_MAPS, "one", "ns")
+
+
+@pytest.mark.parametrize("kind", ["ADDED", "BOOKMARK"])
+async def test_event_about_an_object_without_a_name_is_an_error_unless_it_is_a_bookmark(kind: str) -> None:
+    event = {"type": kind, "object": {"metadata": {"resourceVersion": "7"}}}
+    async with client_of(event, untrusted=True) as client:
+        watch = client.watch(CONFIG_MAPS, resource_version="1")
+        with pytest.raises(ServerFault) if kind == "ADDED" else contextlib.nullcontext():
+            assert await anext(watch) == (kind, event["object"])
+        await watch.aclose()

@@ -308,6 +308,7 @@ async def test_an_object_that_cannot_be_taken_over_is_an_error_and_not_the_end(
             server.write("a")
             await asyncio.sleep(1)
             assert isinstance(it.informer.last_error, KeyError)
+            assert it.informer.last_error.__traceback__ is None, "it would keep the whole list"
             server.write("b", color="red")
             server.write("a", color="red")
             await asyncio.sleep(60)

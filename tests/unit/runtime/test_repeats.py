@@ -1,6 +1,8 @@
 """A failure is written once and then counted, so that it hides no other line."""
 
+import gc
 import logging
+import weakref
 
 import pytest
 from hypothesis import given
@@ -76,6 +78,34 @@ def test_error_is_part_of_the_line_and_stays_in_the_count() -> None:
     log.now += WINDOW_SECONDS
     log.line("later", logging.INFO)
     assert log.written[2:] == ["reconcile failed: ValueError: one (again, once in 10m)", "later"]
+
+
+class Answer:
+    """Stands for what a server has sent."""
+
+
+def test_no_more_than_the_text_of_a_failure_is_kept() -> None:
+    """A trace holds the local variables of its functions, such as an answer, until it is released."""
+
+    def fail(answer: Answer) -> None:
+        raise KeyError("x" * 10**6, repr(answer))
+
+    log = Log()
+    answers = []
+    for _ in range(3):
+        answer = Answer()
+        answers.append(weakref.ref(answer))
+        try:
+            fail(answer)
+        except KeyError as error:
+            log.line("cannot process the objects", logging.ERROR, exc_info=(KeyError, error, error.__traceback__))
+        del answer
+    gc.collect()
+    assert [answer() for answer in answers] == [None] * 3
+    log.now += WINDOW_SECONDS
+    log.line("later", logging.INFO)
+    (counted,) = [line for line in log.written if "again" in line]
+    assert len(counted) < 5000
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 300)), max_size=60))
