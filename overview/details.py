@@ -61,7 +61,7 @@ def pools_of(harvester: HarvesterObjects) -> tuple[Pool, ...]:
     """Return the pools of a Harvester with what is free."""
     found = []
     for obj in harvester.pools:
-        allocated = len((obj.get("status") or {}).get("allocated") or {})
+        allocated = len(ippool.allocated(obj))
         try:
             total, free = ippool.pool_capacity(obj), ippool.free_count(obj)
         except ippool.InvalidPoolError:

@@ -110,7 +110,7 @@ def repair(pool: Obj, report: PoolReport) -> Obj | None:
         return None
     released = {entry.address: entry.id for entry in report.leaked}
     status = pool.get("status") or {}
-    left = {address: each for address, each in (status.get("allocated") or {}).items() if address not in released}
+    left = {address: each for address, each in ippool.allocated(pool).items() if address not in released}
     marks = {ippool.mark_name(address): None for address in released if ippool.mark(pool, address)}
     marks |= dict.fromkeys(report.stray_marks)
     patch: Obj = {
@@ -126,7 +126,7 @@ def repair(pool: Obj, report: PoolReport) -> Obj | None:
 
 def _report(pool: Obj, owners: Owners, harvester: str) -> PoolReport:
     status = pool.get("status") or {}
-    allocated: dict[str, str] = status.get("allocated") or {}
+    allocated = ippool.allocated(pool)
     name = str(pool["metadata"]["name"])
     available = int(status.get("available") or 0)
     try:

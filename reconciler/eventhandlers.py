@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from caphv.api import clusterapi, conditions, names, resources
+from caphv.api import clusterapi, conditions, ippool, names, resources
 from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, generated_names
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
@@ -338,7 +338,7 @@ def _may_serve_more(change: Change) -> bool:
     """Whether a pool may have an address for a request that it refused before: allocations alone change nothing."""
     if change.old is None or change.new is None:
         return True
-    before, now = (((obj.get("status") or {}).get("allocated") or {}).items() for obj in (change.old, change.new))
+    before, now = (ippool.allocated(obj).items() for obj in (change.old, change.new))
     return not before <= now or _pool_fields(change.old) != _pool_fields(change.new)
 
 

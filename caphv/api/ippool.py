@@ -3,14 +3,22 @@
 Addresses are strings in the form that `ipaddress` prints. Ids are those of the Go provider, `<namespace>/<name>`, and
 two management clusters may have machines with the same id. Therefore each entry is marked with its management cluster,
 by an annotation of the pool. Entries without a mark were made by the Go provider or by hand.
+
+A hostile server may put anything into a pool. Ranges that cannot be read are an `InvalidPoolError`. An entry of
+`status.allocated` that is not a string holds nothing, so that a machine can be deleted whatever its pool contains.
 """
 
 import ipaddress
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of
+
+_MAX_RANGES = 256
+_KINDS = (ipaddress.IPv4Address, ipaddress.IPv6Address)
 
 
 class InvalidPoolError(ValueError):
@@ -32,6 +40,11 @@ class Range:
         size = max(0, self.last - self.first + 1)
         return size - (self.gateway is not None and self.first <= self.gateway <= self.last)
 
+    def count(self, numbers: Sequence[int]) -> int:
+        """How many of these sorted numbers are addresses of the range."""
+        known = numbers[bisect_left(numbers, self.first) : bisect_right(numbers, self.last)]
+        return len(known) - (self.gateway in known)
+
     def __contains__(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
         number = int(address)
         return isinstance(address, self.kind) and self.first <= number <= self.last and number != self.gateway
@@ -50,29 +63,33 @@ def referenced_pools(config: Obj) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in bare if name))
 
 
-def holder(pool: Obj, address: str) -> str | None:
-    """Return the id that holds `address`, None when it is free."""
-    allocated: dict[str, str] = (pool.get("status") or {}).get("allocated") or {}
-    return allocated.get(address)
+def allocated(pool: Obj) -> dict[str, str]:
+    """Ids by the address that they hold."""
+    return _texts((pool.get("status") or {}).get("allocated"))
+
+
+def allocated_before(pool: Obj) -> dict[str, str]:
+    """Ids by the address that they held last."""
+    return _texts((pool.get("status") or {}).get("allocatedHistory"))
 
 
 def held(pool: Obj, identity: str, cluster: str) -> dict[str, bool]:
     """Addresses of an id that belong to no other management cluster; the value: whether it is marked for this one."""
-    allocated: dict[str, str] = (pool.get("status") or {}).get("allocated") or {}
-    found = {address: mark(pool, address) for address, current in allocated.items() if current == identity}
+    found = {address: mark(pool, address) for address, current in allocated(pool).items() if current == identity}
     return {address: bool(marked) for address, marked in found.items() if marked in ("", cluster)}
 
 
 def mark(pool: Obj, address: str) -> str:
     """Short name of the management cluster that an entry is marked with, empty for an unmarked entry."""
-    return annotations_of(pool).get(mark_name(address), "")
+    marked = annotations_of(pool).get(mark_name(address))
+    return marked if isinstance(marked, str) else ""
 
 
 def mark_name(address: str) -> str:
     """Name of the annotation that marks an address."""
     # Names of annotations have no colons, and begin and end with a letter or digit.
-    bare = ipaddress.ip_address(address).exploded.replace(":", "-") if ":" in address else address
-    return f"{names.ADDRESS_HOLDER_PREFIX}{bare}"
+    parsed = _address(address) if ":" in address else None
+    return f"{names.ADDRESS_HOLDER_PREFIX}{(parsed.exploded if parsed else address).replace(':', '-')}"
 
 
 def serves(pool: Obj, networks: Iterable[str]) -> bool:
@@ -80,7 +97,7 @@ def serves(pool: Obj, networks: Iterable[str]) -> bool:
 
     References are `<namespace>/<name>` or `<name>`; a name without namespace matches by name alone.
     """
-    wanted: str = (pool.get("spec", {}).get("selector") or {}).get("network") or ""
+    wanted = _texts((pool.get("spec") or {}).get("selector")).get("network")
     return not wanted or any(_same_network(wanted, network) for network in networks)
 
 
@@ -99,29 +116,58 @@ def pool_capacity(pool: Obj) -> int:
 
 def free_count(pool: Obj) -> int:
     """Count the unallocated addresses of the ranges. Raises InvalidPoolError."""
-    ranges = ranges_of(pool)
-    allocated = (pool.get("status") or {}).get("allocated") or {}
-    return sum(part.size for part in ranges) - sum(in_ranges(ranges, address) for address in allocated)
+    parsed = [address for text in allocated(pool) if (address := _address(text))]
+    taken = {kind: sorted({int(one) for one in parsed if isinstance(one, kind)}) for kind in _KINDS}
+    return sum(part.size - part.count(taken[part.kind]) for part in ranges_of(pool))
 
 
 def ranges_of(pool: Obj) -> list[Range]:
-    """Return the usable addresses of each range. Raises InvalidPoolError."""
-    specs: Sequence[Obj] = pool.get("spec", {}).get("ranges") or ()
-    name = pool["metadata"]["name"]
-    return [_range(spec, f"spec.ranges[{index}] of IPPool {name}") for index, spec in enumerate(specs)]
+    """Return the usable addresses, each in one range only, in the order of the spec. Raises InvalidPoolError."""
+    specs, name = (pool.get("spec") or {}).get("ranges") or (), pool["metadata"]["name"]
+    if not isinstance(specs, list | tuple):
+        raise InvalidPoolError(f"spec.ranges of IPPool {name} is not a list")
+    if len(specs) > _MAX_RANGES:
+        raise InvalidPoolError(f"IPPool {name} has more than {_MAX_RANGES} ranges")
+    found: list[Range] = []
+    for index, spec in enumerate(specs):
+        parts = [_range(spec, f"spec.ranges[{index}] of IPPool {name}")]
+        for known in found:
+            parts = [piece for part in parts for piece in _without(part, known)]
+        found += parts
+    return found
 
 
 def in_ranges(ranges: Sequence[Range], address: str) -> bool:
     """Whether an address is in one of these ranges."""
+    parsed = _address(address)
+    return parsed is not None and any(parsed in part for part in ranges)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        parsed = ipaddress.ip_address(address)
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return any(parsed in part for part in ranges)
+        return None
 
 
-def _range(spec: Obj, where: str) -> Range:
-    text = spec.get("subnet", "")
+def _texts(value: Any) -> dict[str, str]:
+    """The entries of a JSON object that are strings."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {name: text for name, text in items if isinstance(text, str)}
+
+
+def _without(part: Range, known: Range) -> list[Range]:
+    """What is left of a range without another one."""
+    if part.kind is not known.kind or part.last < known.first or known.last < part.first:
+        return [part]
+    pieces = [replace(part, last=known.first - 1), replace(part, first=known.last + 1)]
+    return [piece for piece in pieces if piece.first <= piece.last]
+
+
+def _range(spec: Any, where: str) -> Range:
+    if not isinstance(spec, dict):
+        raise InvalidPoolError(f"{where} is not an object")
+    text = _text(spec, "subnet", where)
     try:
         subnet = ipaddress.ip_network(text, strict=False)
     except ValueError:
@@ -143,13 +189,20 @@ def _range(spec: Obj, where: str) -> Range:
 
 
 def _bound(spec: Obj, key: str, subnet: ipaddress.IPv4Network | ipaddress.IPv6Network, where: str, default: int) -> int:
-    text = spec.get(key)
+    text = _text(spec, key, where)
     if not text:
         return default
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        raise InvalidPoolError(f"{where}: {key} {text!r} is not an IP address") from None
+    address = _address(text)
+    if address is None:
+        raise InvalidPoolError(f"{where}: {key} {text!r} is not an IP address")
     if address not in subnet:
         raise InvalidPoolError(f"{where}: {key} {text} is not in the subnet {subnet}")
     return int(address)
+
+
+def _text(spec: Obj, key: str, where: str) -> str:
+    """A field of a range, empty for none. A number is not meant as the address that `ipaddress` would read."""
+    value = spec.get(key) or ""
+    if not isinstance(value, str):
+        raise InvalidPoolError(f"{where}: {key} is not a string")
+    return value

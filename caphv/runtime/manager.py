@@ -196,7 +196,11 @@ class Manager:
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         for hook in self._on_scrape:
-            hook()
+            try:
+                hook()
+            except Exception:
+                # A faulty hook must not hide all other metrics.
+                log.exception("metrics are incomplete")
         body = generate_latest() + b"".join(runnable.metrics() for runnable in self._runnables)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from caphv.api import ippool
 from caphv.api.object import Obj
 from reconciler.cluster.pools import load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
@@ -82,8 +83,8 @@ def _field(cluster_spec: Obj, wanted: Source, used: Source) -> str:
 def _pool_of(pools: Iterable[Obj], address: str | None, holder: str) -> str:
     """Name of the pool in which `holder` has the address, else of one in which it had it; empty for none."""
     known = list(pools)
-    for record in ("allocated", "allocatedHistory"):
+    for record in (ippool.allocated, ippool.allocated_before):
         for pool in known:
-            if address and ((pool.get("status") or {}).get(record) or {}).get(address) == holder:
+            if address and record(pool).get(address) == holder:
                 return str(pool["metadata"]["name"])
     return ""

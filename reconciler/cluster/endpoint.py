@@ -7,7 +7,7 @@ deletes both.
 
 from __future__ import annotations
 
-from caphv.api import names
+from caphv.api import ippool, names
 from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generated_names
 from caphv.api.object import SERVICES, Obj, key_of
 from caphv.runtime.errors import AlreadyExists
@@ -79,7 +79,7 @@ async def release_address(scope: ClusterScope) -> None:
     ids = {scope.reservation(name) for name in candidates if not _is_foreign_service(scope, name)}
     endpoint = (scope.obj["spec"].get("controlPlaneEndpoint") or {}).get("host")
     for pool in session.pools.store:
-        for address, holder in ((pool.get("status") or {}).get("allocated") or {}).items():
+        for address, holder in ippool.allocated(pool).items():
             # Two clusters with long names may share the Go provider's name, but not the address.
             if holder in ids and (holder == own or address == endpoint):
                 await session.allocator.release(pool["metadata"]["name"], address, holder)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from caphv.api import ippool
 from caphv.api.ippool import InvalidPoolError, free_count, in_ranges, mark, mark_name, pool_capacity, ranges_of
 from caphv.api.object import Obj
 
@@ -133,8 +134,7 @@ def plan_releases(pool: Obj, entries: Iterable[tuple[str, str, str]]) -> Release
 
     Only addresses that this id of this management cluster holds are released; they become history.
     """
-    status = pool.get("status") or {}
-    allocated: dict[str, str] = status.get("allocated") or {}
+    allocated = ippool.allocated(pool)
     released: dict[str, str] = {}
     absent: list[str] = []
     foreign: dict[str, str] = {}
@@ -153,7 +153,7 @@ def plan_releases(pool: Obj, entries: Iterable[tuple[str, str, str]]) -> Release
             allocated=dict.fromkeys(released),
             history=dict(released),
             change=len(released),
-            last=status.get("lastAllocated") or "",
+            last=(pool.get("status") or {}).get("lastAllocated") or "",
             marks={address: None for address in released if mark(pool, address)},
         )
     return Release(patch, tuple(released), tuple(absent), foreign)
@@ -166,12 +166,11 @@ class _PoolPlan:
     """
 
     def __init__(self, pool: Obj, avoid: set[str]) -> None:
-        status = pool.get("status") or {}
         self.pool = pool
         self.name: str = pool["metadata"]["name"]
         self.avoid = avoid
-        self.allocated: dict[str, str] = status.get("allocated") or {}
-        self.history: dict[str, str] = status.get("allocatedHistory") or {}
+        self.allocated = ippool.allocated(pool)
+        self.history = ippool.allocated_before(pool)
         self.added: dict[str, str] = {}
         self.marks: dict[str, str | None] = {}
         self.ranges = ranges_of(pool)
@@ -281,12 +280,11 @@ def _reason(present: Sequence[str], missing: Sequence[str]) -> RefusalReason:
 def _patch(pool: Obj, *, allocated: Obj, history: Obj, change: int, last: str, marks: Obj) -> Obj:
     status = pool.get("status") or {}
     # The CRD requires these fields as soon as there is a status; a pool that Harvester has not counted lacks them.
-    available = status.get("available")
-    total = status.get("total")
+    available, total = (status.get(field) for field in ("available", "total"))
     changed: Obj = {
         "allocated": allocated,
-        "available": (free_count(pool) if available is None else available) + change,
-        "total": pool_capacity(pool) if total is None else total,
+        "available": (available if isinstance(available, int) else free_count(pool)) + change,
+        "total": total if isinstance(total, int) else pool_capacity(pool),
         "lastAllocated": last,
     }
     if history:

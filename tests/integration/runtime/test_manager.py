@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -104,6 +105,29 @@ async def test_events_are_written_and_counted(api_server: ApiServer) -> None:
             while await written() != {"NoRoom": 3, "Created": 1}:  # noqa: ASYNC110 - what changes is on a server
                 await asyncio.sleep(0.05)
         task.cancel()
+
+
+async def test_scrape_hook_that_fails_hides_no_other_metrics() -> None:
+    def fail() -> None:
+        raise ValueError("malformed")
+
+    (port,) = free_ports(1)
+    manager, called, stop = Manager(addresses=BindAddresses(f"127.0.0.1:{port}", "0")), [], asyncio.Event()
+    manager.on_scrape(fail)
+    manager.on_scrape(lambda: called.append(1))
+    running = asyncio.create_task(manager.run(stop))
+    await until(lambda: _listens(port))
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as response:
+        assert response.status == 200
+        assert "caphv_leader" in await response.text()
+    assert called
+    stop.set()
+    await running
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_process_is_ready_once_its_caches_are_and_reconciles_what_it_sees(api_server: ApiServer) -> None:

@@ -1,6 +1,13 @@
-import pytest
+import contextlib
+import time
+from typing import Any
 
-from caphv.api.ippool import InvalidPoolError, free_count, pool_capacity
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caphv.api import ippool
+from caphv.api.ippool import InvalidPoolError, free_count, pool_capacity, ranges_of
 from caphv.api.object import Obj
 from tests.support.ippools import pool
 
@@ -47,3 +54,83 @@ class TestCapacity:
     def test_invalid_range_names_field_and_value(self, spec: Obj, words: str) -> None:
         with pytest.raises(InvalidPoolError, match=words):
             pool_capacity({"metadata": {"name": "p"}, "spec": {"ranges": [spec]}})
+
+    @pytest.mark.parametrize(
+        ("spec", "words"),
+        [
+            ({"ranges": ["x"]}, r"spec.ranges\[0\] of IPPool p is not an object"),
+            ({"ranges": {"subnet": "10.0.0.0/24"}}, "spec.ranges of IPPool p is not a list"),
+            ({"ranges": [{"subnet": 5}]}, "subnet is not a string"),
+            ({"ranges": [{"subnet": "10.0.0.0/24", "gateway": ["10.0.0.1"]}]}, "gateway is not a string"),
+            ({"ranges": [{"subnet": "10.0.0.0/24"}] * 257}, "more than 256 ranges"),
+        ],
+    )
+    def test_ranges_of_another_form_are_invalid(self, spec: Obj, words: str) -> None:
+        with pytest.raises(InvalidPoolError, match=words):
+            free_count({"metadata": {"name": "p"}, "spec": spec})
+
+    def test_ranges_that_overlap_count_each_address_once(self) -> None:
+        overlapping = pool("p", _range(10, 19), _range(15, 24), _range(12, 30), allocated={"10.0.0.16": "a"})
+        assert pool_capacity(overlapping) == 21
+        assert free_count(overlapping) == 20
+        addresses = [address for part in ranges_of(overlapping) for address in part]
+        assert addresses == [f"10.0.0.{number}" for number in range(10, 31)]
+
+    def test_hostile_pool_is_counted_in_time(self) -> None:
+        hostile: Obj = {
+            "metadata": {"name": "p"},
+            "spec": {"ranges": [{"subnet": "10.0.0.0/8", "rangeStart": f"10.0.0.{n}"} for n in range(1, 250)]},
+            "status": {"allocated": {f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}": "ns/a" for n in range(100_000)}},
+        }
+        began = time.process_time()
+        free_count(hostile)
+        assert time.process_time() - began < 3
+
+
+def _range(first: int, last: int) -> Obj:
+    return {"subnet": "10.0.0.0/24", "rangeStart": f"10.0.0.{first}", "rangeEnd": f"10.0.0.{last}"}
+
+
+VALUES = (
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["", "x", "a:b", "10.0.0.5", "10.0.0.0/24", "::/64"])
+)
+ANY = st.recursive(
+    VALUES,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["10.0.0.5", "a:b"]), inner),
+    max_leaves=4,
+)
+
+
+def _some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return ANY | st.fixed_dictionaries({}, optional=fields)
+
+
+_RANGES = _some(subnet=ANY, rangeStart=ANY, rangeEnd=ANY, gateway=ANY)
+# What an informer caches is an object whose metadata, spec and status are objects or missing.
+POOLS = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {
+                "name": st.just("p"),
+                "annotations": st.none() | st.dictionaries(st.just(ippool.mark_name("10.0.0.5")), ANY),
+            }
+        )
+    },
+    optional={
+        "spec": st.none()
+        | st.fixed_dictionaries({}, optional={"ranges": ANY | st.lists(_RANGES), "selector": _some(network=ANY)}),
+        "status": st.none() | st.fixed_dictionaries({}, optional={"allocated": ANY, "allocatedHistory": ANY}),
+    },
+)
+
+
+@given(POOLS)
+def test_pool_of_any_content_is_read_or_invalid(hostile: Obj) -> None:
+    for count in (free_count, pool_capacity, ranges_of):
+        with contextlib.suppress(InvalidPoolError):
+            count(hostile)
+    ippool.serves(hostile, ["vms/net"])
+    for address, holder in ippool.allocated(hostile).items():
+        assert set(ippool.held(hostile, holder, "")) <= set(ippool.allocated(hostile))
+        assert isinstance(ippool.mark(hostile, address), str)
+    assert all(isinstance(holder, str) for holder in ippool.allocated_before(hostile).values())

@@ -128,11 +128,12 @@ def test_free_addresses_are_those_of_pools_for_machines() -> None:
         "own": pool(2, _1="team/x", _2="team/y"),
         "balancers": pool(9),
         "broken": {"metadata": {"name": "broken"}, "spec": {"ranges": [{"subnet": "nonsense"}]}},
+        "hostile": {"metadata": {"name": "hostile"}, "spec": {"ranges": ["x"]}, "status": {"allocated": 5}},
     }
     clusters: dict[str, Obj] = {
         "first": {"vmNetworkConfig": {"ipPoolRefs": ["a", "b"]}, "loadBalancerConfig": {"ipPoolRef": "balancers"}},
         "second": {"vmNetworkConfig": {"ipPoolRef": "default/a"}},
-        "third": {"vmNetworkConfig": {"ipPoolRefs": ["missing", "broken"]}},
+        "third": {"vmNetworkConfig": {"ipPoolRefs": ["missing", "broken", "hostile"]}},
         "dhcp": {},
         "away": {"vmNetworkConfig": {"ipPoolRef": "elsewhere"}},
     }
