@@ -72,6 +72,14 @@ class Answers:
             raise self._no_api("an event without an object")
         return cast(Obj, obj)
 
+    def refused_upgrade(self, status: int, message: str) -> ApiError:
+        """Return the error of a WebSocket's handshake, whose body is not read."""
+        text = f"HTTP {status}: {message}"
+        if self._opaque:
+            self._log_detail(text)
+            text = "this server refuses the connection to a container"
+        return error_from(status, {"message": text})
+
     def unreachable(self, error: BaseException) -> Unreachable:
         """Return the error of a request that got no response."""
         refused = refused_address(error)

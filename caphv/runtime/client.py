@@ -379,7 +379,7 @@ class ApiClient:
         except aiohttp.WSServerHandshakeError as error:
             code = str(error.status)
             self._on_response(error.status, None)
-            raise error_from(error.status, {"message": f"HTTP {error.status}: {error.message}"}) from None
+            raise self._answers.refused_upgrade(error.status, error.message) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._unreachable(error) from None
         finally:

@@ -86,6 +86,7 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
             "read_bufsize": _READ_BUFFER,
             # Looking up proxies and netrc for each request doubles its cost; the proxy is passed explicitly.
             "trust_env": False,
+            "middlewares": (_no_redirected_upgrade,),
         }
         self.pool_manager: aiohttp.ClientSession | None = None
         self.ssl_context = connection.tls
@@ -105,6 +106,19 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
         return aiohttp.TCPConnector(
             limit=0, ssl=self.ssl_context, keepalive_timeout=self._idle_seconds, socket_factory=self._socket_factory
         )
+
+
+async def _no_redirected_upgrade(
+    request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Refuse a redirect of a WebSocket's handshake, which aiohttp follows: to any address, and without TLS."""
+    response = await send(request)
+    if 300 <= response.status < 400 and "Upgrade" in request.headers:
+        response.close()
+        raise aiohttp.WSServerHandshakeError(
+            response.request_info, response.history, status=response.status, message="redirects are not followed"
+        )
+    return response
 
 
 class Transport:
@@ -163,7 +177,7 @@ class Transport:
     async def websocket(
         self, path: str, query: Sequence[tuple[str, str]], *, protocol: str, headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """Lend a WebSocket on a quoted path."""
+        """Lend a WebSocket on a quoted path. Redirects are not followed."""
         await self._check_target()
         async with self._http().ws_connect(
             URL(self.connection.server + path, encoded=True).with_query(query),

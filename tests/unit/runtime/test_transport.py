@@ -261,3 +261,38 @@ async def test_redirect_is_not_followed_with_credentials() -> None:
         with pytest.raises(ApiError):
             await client.list(THINGS)
     assert paths == [THINGS.path()]
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+async def test_redirect_of_a_websocket_is_not_followed(opaque: bool, caplog: pytest.LogCaptureFixture) -> None:
+    visits: list[str] = []
+
+    async def internal(request: web.Request) -> web.StreamResponse:
+        visits.append(request.path)
+        return web.Response()
+
+    async with serving(internal) as service:
+
+        async def redirect(_request: web.Request) -> web.StreamResponse:
+            raise web.HTTPFound(f"{service.server}/internal")
+
+        async with serving(redirect, opaque=opaque) as client:
+            with pytest.raises(ApiError) as refused:
+                async with client.websocket("/exec", (), protocol="v4.channel.k8s.io"):
+                    pass
+    assert visits == []
+    assert refused.value.status == 302
+    assert ("HTTP 302" in str(refused.value)) is not opaque
+    assert ("HTTP 302: redirects are not followed" in caplog.text) is opaque
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+async def test_refused_websocket_does_not_tell_what_answered(status: int) -> None:
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, reason="nginx")
+
+    async with serving(answer, opaque=True) as client:
+        with pytest.raises(ApiError) as refused:
+            async with client.websocket("/exec", (), protocol="v4.channel.k8s.io"):
+                pass
+    assert str(refused.value) == "this server refuses the connection to a container"
