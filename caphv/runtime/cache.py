@@ -210,10 +210,9 @@ class Informer:
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        # A cache whose task was cancelled may run again: what it holds counts while it runs.
         budget = self._client.budget
         if budget:
-            budget.charge(sum(self._sizes.values()))
+            self._charge_again(budget)
         try:
             await self._run()
         finally:
@@ -221,6 +220,18 @@ class Informer:
                 budget.release(sum(self._sizes.values()))
 
     # Inside
+
+    def _charge_again(self, budget: MemoryBudget) -> None:
+        """Account for what a cache still holds whose task was cancelled. What no longer fits is listed again."""
+        try:
+            budget.charge(sum(self._sizes.values()))
+        except TooLarge:
+            self._sizes.clear()
+            self._version = ""
+            self.synced = False
+            self._first_list.clear()
+            for obj in self.store:
+                self._notify(Change(self.resource, self.store.remove(key_of(obj)), None))
 
     async def _run(self) -> None:
         failures = 0

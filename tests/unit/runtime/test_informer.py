@@ -9,9 +9,10 @@ from prometheus_client import REGISTRY
 
 from caphv.api.object import Obj, key_of
 from caphv.runtime import logs
+from caphv.runtime.budget import MemoryBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Forbidden, Gone, TooManyRequests, Unreachable
+from caphv.runtime.errors import Forbidden, Gone, TooLarge, TooManyRequests, Unreachable
 from tests.support.fake_collection import THINGS, Collection, Watched, watched
 from tests.support.virtualtime import settle
 
@@ -315,6 +316,33 @@ async def test_an_object_that_cannot_be_taken_over_is_an_error_and_not_the_end(
             assert it.informer.last_error is None
             assert it.versions() == server.versions()
     assert "cannot process the objects of things.example.io on fake" in caplog.text
+
+
+async def test_cache_that_no_longer_fits_when_it_runs_again_is_listed_and_reported() -> None:
+    server = Collection()
+    server.budget = MemoryBudget(100_000, "fake")
+    server.write("a", text="x" * 40_000)
+    it = Watched(server)
+    task = it.informer.start()
+    await it.informer.wait_synced()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    server.budget.charge(80_000)  # other caches of the connection have grown meanwhile
+
+    task = it.informer.start()
+    await asyncio.sleep(5)
+    assert not task.done()
+    assert isinstance(it.informer.last_error, TooLarge)
+    assert not it.informer.synced, "what it lacks may exist"
+    assert it.versions() == it.replayed == {}
+
+    server.budget.release(80_000)
+    await it.informer.wait_synced()
+    assert it.versions() == it.replayed == server.versions()
+    assert it.hearing() == ["+a", "-a", "+a"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert server.budget.used == 0
 
 
 async def test_informer_logs_without_the_fields_of_anyone_started_it() -> None:
