@@ -195,6 +195,15 @@ class Informer:
         """Remove an object for which the server has returned 404."""
         self._remove(Key(namespace, name), None)
 
+    def clear(self) -> None:
+        """Forget all objects while the cache does not run; it lists again when it does."""
+        self._sizes.clear()
+        self._version = ""
+        self.synced = False
+        self._first_list.clear()
+        for obj in self.store:
+            self._notify(Change(self.resource, self.store.remove(key_of(obj)), None))
+
     def retry_now(self) -> None:
         """Skip the next wait between attempts, also when an attempt is under way: the server is back."""
         if not self.freshness.connected:
@@ -226,12 +235,7 @@ class Informer:
         try:
             budget.charge(sum(self._sizes.values()))
         except TooLarge:
-            self._sizes.clear()
-            self._version = ""
-            self.synced = False
-            self._first_list.clear()
-            for obj in self.store:
-                self._notify(Change(self.resource, self.store.remove(key_of(obj)), None))
+            self.clear()
 
     async def _run(self) -> None:
         failures = 0

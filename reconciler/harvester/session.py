@@ -259,6 +259,7 @@ class Session:
                     self.allocator.writes_for_others = False
                 view.informer = view.own
                 view.task = view.own.start(server=self.server, identity=self.identity)
+                self._announce_switch(view)
 
     def new_view(self, collection: Collection) -> View:
         """A view that is empty until the session has found out what it may use."""
@@ -338,6 +339,12 @@ class Session:
         self._events.health(self)
         self.report_caches()
 
+    def _announce_switch(self, view: View) -> None:
+        """Requeue what may wait for a change that neither cache has reported: the one left, or the one joined."""
+        if view.switch:
+            view.switch.cancel()
+        view.switch = self._spawn(self._announce([view]))
+
     async def _open_view(self, view: View) -> None:
         assert self._harvester is not None  # noqa: S101 - set by _connect
         # The first account needs no review: its own list shows what it may.
@@ -347,6 +354,7 @@ class Session:
         if allowed:
             cache = self._harvester.cache(view.collection)
             view.informer = cache.informer
+            view.own.clear()
             cache.join(self)
             await self._share_turns(view)
         else:
@@ -394,6 +402,7 @@ class Session:
             elif allowed and not view.shared:
                 await view.stop()
                 await self._open_view(view)
+                self._announce_switch(view)
 
     async def _close_view(self, view: View) -> None:
         view.closed = True
@@ -418,10 +427,11 @@ class Session:
             self._denied = True
             self._wake.set()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _addresses_in_use(self) -> set[str]:
         """Addresses that a load balancer holds or is about to hold, whatever the pools say.

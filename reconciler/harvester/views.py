@@ -22,6 +22,8 @@ class View:
         self.informer = own
         self.own = own
         self.task: asyncio.Task[None] | None = None
+        self.switch: asyncio.Task[None] | None = None
+        """Announces that another cache is used now."""
         self.closed = False
 
     @property
