@@ -94,18 +94,40 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
 async def renew_cloud_config(scope: ClusterScope, why: str) -> None:
     """Renew the token of guests while another phase cannot continue, for the reason `why`, or the cluster is paused.
 
-    Guests lose their cloud provider when the token expires, whatever the state of their HarvesterCluster. This creates
-    nothing that does not exist, and changes no condition unless the token is about to expire.
+    Guests lose their cloud provider when the token expires, whatever the state of their HarvesterCluster, and new ones
+    get no file after a restart of this process. This creates nothing that does not exist, and changes no condition
+    unless the token is about to expire.
     """
-    if (scope.obj["spec"].get("cloudConfig") or {}).get("delivery") != "Secret" or being_deleted(scope.obj):
+    delivery = (scope.obj["spec"].get("cloudConfig") or {}).get("delivery")
+    if being_deleted(scope.obj):
         return
+    if delivery == "File":
+        await _restore_file(scope)
+    elif delivery == "Secret":
+        await _renew_secret(scope, why)
+
+
+async def _restore_file(scope: ClusterScope) -> None:
+    """Make the kubeconfig for files of guests again, which a restart has forgotten."""
+    if scope.memory.guest_kubeconfig is not None or not scope.draft.is_true(_READY) or not _answers(scope):
+        return
+    try:
+        if await cloudaccount.exists(scope, token=True):
+            await _file(scope)
+    except Blocked as blocked:
+        scope.requeue_within(blocked.requeue_after)
+    except (ApiError, Unreachable) as error:
+        log.warning("cannot read the credentials of guests of HarvesterCluster %s: %s", scope.key, error)
+        scope.requeue_within(_RETRY_RENEWAL)
+
+
+async def _renew_secret(scope: ClusterScope, why: str) -> None:
     await scope.context.workloads.ensure(scope.cluster_key)
     client = scope.context.workloads.client(scope.cluster_key)
     if client is None:
         return
     await scope.context.object_watches.ensure(scope.key, client, SECRETS, SECRET)
-    session = scope.session
-    if session and not session.error and scope.context.sessions.of(scope.key):
+    if _answers(scope):
         try:
             scope.requeue_within(await _secret(scope, create=False))
             return
@@ -117,6 +139,12 @@ async def renew_cloud_config(scope: ClusterScope, why: str) -> None:
             scope.requeue_within(_RETRY_RENEWAL)
             why = str(error)
     _report_expiry(scope, why)
+
+
+def _answers(scope: ClusterScope) -> bool:
+    """Whether requests to Harvester are possible now."""
+    session = scope.session
+    return bool(session and not session.error and scope.context.sessions.of(scope.key))
 
 
 async def delete_cloud_config(scope: ClusterScope) -> None:

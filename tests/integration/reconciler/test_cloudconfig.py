@@ -208,6 +208,20 @@ async def test_guests_find_the_file_at_their_first_boot(case: Case) -> None:
     await check(case, file["content"])
 
 
+async def test_guests_find_the_file_after_a_restart_while_the_cluster_cannot_converge(case: Case) -> None:
+    await case.ready_cluster(cloudConfig={"delivery": "File"})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
+    provider = case.environment.provider
+    await case.pause_object(HARVESTER_CLUSTERS, case.name, paused=True)
+    await provider.stop()
+    await provider.start()
+    await case.create_machine("one")
+    await case.vm("one")
+    user_data, _ = await case.user_data("one")
+    assert "/etc/kubernetes/cloud-config" in [file["path"] for file in user_data["write_files"]]
+    await case.pause_object(HARVESTER_CLUSTERS, case.name, paused=False)
+
+
 async def test_credentials_go_when_the_spec_asks_for_none(case: Case) -> None:
     await case.ready_cluster(updateCloudProviderConfig=await config_map(case))
     await case.until(HARVESTER_CLUSTERS, case.name, is_true(READY))
