@@ -23,6 +23,7 @@ from caphv.runtime.addresses import AddressCheck, AddressNotAllowed
 from caphv.runtime.budget import TimeBudget
 from caphv.runtime.errors import TooLarge
 from caphv.runtime.kubernetespackage import Configuration, RESTClientObject
+from caphv.runtime.resolver import Resolver
 
 MIB = 1024 * 1024
 # A larger response is refused; informers then ask for smaller pages. An error says what is wrong in less.
@@ -75,7 +76,8 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
     through the session that it makes.
     """
 
-    def __init__(self, connection: Connection, headers: Mapping[str, str], *, untrusted: bool) -> None:
+    def __init__(self, connection: Connection, headers: Mapping[str, str], resolver: Resolver | None) -> None:
+        untrusted = resolver is not None
         # Not the package's own, which would create a TLS context that nothing uses: 22 KiB for each account.
         self.retry_client = None
         configuration = self.configuration = Configuration(host=connection.server)
@@ -93,6 +95,7 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
         checked = None if connection.proxy and connection.trusted_proxy else connection.check_address
         self._socket_factory = _socket_factory(checked)
         self._idle_seconds = idle_seconds(untrusted)
+        self._resolver = resolver
 
     def session(self) -> aiohttp.ClientSession:
         """The session, made by the first call."""
@@ -104,7 +107,11 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
 
     def _create_connector(self) -> aiohttp.TCPConnector:
         return aiohttp.TCPConnector(
-            limit=0, ssl=self.ssl_context, keepalive_timeout=self._idle_seconds, socket_factory=self._socket_factory
+            limit=0,
+            ssl=self.ssl_context,
+            keepalive_timeout=self._idle_seconds,
+            socket_factory=self._socket_factory,
+            resolver=self._resolver,
         )
 
 
@@ -131,7 +138,8 @@ class Transport:
         headers = {"User-Agent": user_agent, "Accept": "application/json"}
         if untrusted:
             headers["Accept-Encoding"] = "identity"
-        self._rest = _RestClient(connection, headers, untrusted=untrusted)
+        self._resolver = Resolver()
+        self._rest = _RestClient(connection, headers, self._resolver if untrusted else None)
         self._max_response = MAX_RESPONSE if untrusted else _MAX_TRUSTED_RESPONSE
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._target_checked = -_TARGET_CHECK_SECONDS
@@ -241,7 +249,7 @@ class Transport:
             return
         url = URL(self.connection.server)
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
+            found = await self._resolver.look_up(url.host or "", url.port or 0)
         except OSError:
             found = []  # only the proxy knows the name, and decides
         for *_, address in found:

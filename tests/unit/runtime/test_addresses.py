@@ -134,10 +134,10 @@ async def test_refused_address_gets_no_connection() -> None:
 async def test_name_is_checked_by_the_address_it_resolves_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when it resolves to another address than before: the address of the socket counts."""
 
-    async def resolve(self: Any, *_args: Any, **_options: Any) -> list[Any]:
+    def resolve(*_args: Any, **_options: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port.port))]
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     async with Listener().listening() as port:
         error = await _error(Kubeconfig(server=f"https://rebind.example:{port.port}", token="t"), AddressPolicy())
     assert isinstance(error, AddressRefused)
