@@ -65,6 +65,21 @@ def known_address(obj: Obj) -> str:
     return host if provisioned and host != "0.0.0.0" else ""
 
 
+async def reserve_address(scope: ClusterScope, pool: str, known: str) -> str:
+    """Reserve the control plane's address in a pool for its LoadBalancer: the `known` one, or any if that is empty.
+
+    Writes nothing if the pool has it so. Raises `Blocked` without an address.
+    """
+    session = scope.connected()
+    with scope.subscribe(triggers.pool(session.fingerprint, pool)) as released:
+        holder = scope.reservation(scope.load_balancer_name)
+        answer = await session.allocator.allocate(ipam.AddressRequest(holder, (pool,), known, load_balancer=True))
+        if isinstance(answer, ipam.Refusal):
+            reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
+            raise Blocked(_READY, reason, answer.message, released, Watched.SELF, warn=True)
+    return answer.address
+
+
 async def delete_placeholder(scope: ClusterScope) -> None:
     """Delete the Service. Raises `Blocked` while it exists, because it announces the address."""
     services = scope.connected().services
@@ -123,15 +138,8 @@ async def _create_placeholder(scope: ClusterScope) -> Obj:
     if (used or wanted_source(scope.obj["spec"])).ipam == "pool":
         # The address of a recreated Service stays in its pool, whatever the spec says now.
         pool = used.pool if used else await ensure_load_balancer_pool(scope)
-        with scope.subscribe(triggers.pool(session.fingerprint, pool)) as released:
-            # A recreated Service asks for its address again: the endpoint cannot change.
-            request = ipam.AddressRequest(scope.reservation(name), (pool,), known_address(scope.obj))
-            answer = await session.allocator.allocate(request)
-            if isinstance(answer, ipam.Refusal):
-                raise Blocked(
-                    _READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, answer.message, released, Watched.SELF, warn=True
-                )
-        address = answer.address
+        # A recreated Service asks for its address again: the endpoint cannot change.
+        address = await reserve_address(scope, pool, known_address(scope.obj))
     try:
         with refusals.reported(_READY, f"create Service {scope.target_namespace}/{name}"):
             service = await session.client.create(SERVICES, placeholder_service(scope, address))

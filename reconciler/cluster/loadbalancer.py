@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from caphv.api import clusterapi, names, resources
+from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, annotations_of, key_of, labels_of, owner_reference
+from caphv.api.object import Obj, annotations_of, being_deleted, key_of, labels_of, owner_reference
+from caphv.api.plaintext import LONGEST_EVENT, plain
 from caphv.runtime.errors import AlreadyExists
 from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, unused, used_source, wanted_source
-from reconciler.cluster.endpoint import API_PORT
+from reconciler.cluster.endpoint import API_PORT, reserve_address
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.ownership import Ownership, ownership_of, record
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
+from reconciler.status import Blocked
+from reconciler.triggers import Watched
 
 _READY = ConditionType.LOAD_BALANCER_READY
 _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")
@@ -31,6 +35,8 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
     vms = [await _ensure_label(scope, vm) for vm in vms]
     load_balancers, client = scope.namespace().load_balancers, scope.connected().client
     found = load_balancers.get(scope.target_namespace, scope.load_balancer_name)
+    if (found is None and vms) or (found and not _allocated(found) and not being_deleted(found)):
+        await _ensure_reservation(scope)
     if found is None and vms:
         obj = _load_balancer(scope, vms)
         try:
@@ -44,6 +50,7 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
         reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
         found = await adoption.adopt_or_refuse(scope, load_balancers, found, _READY, reason)
         await _repair(scope, found, vms)
+        _require_address(found)
     _report(scope, unused(scope.obj["spec"], used_source(scope)))
 
 
@@ -186,6 +193,33 @@ async def _repair(scope: ClusterScope, found: Obj, vms: list[Obj]) -> None:
     scope.namespace().load_balancers.observe(repaired)
     if repaired["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
         scope.event("LoadBalancerUpdated", f"updated {fields} of LoadBalancer {key_of(found)} to match the spec")
+
+
+async def _ensure_reservation(scope: ClusterScope) -> None:
+    """Ensure that Harvester can give the LoadBalancer the address of the endpoint, and no other. Raises `Blocked`."""
+    source = used_source(scope) or wanted_source(scope.obj["spec"])
+    if source.pool:
+        await reserve_address(scope, source.pool, scope.obj["spec"]["controlPlaneEndpoint"]["host"])
+
+
+def _allocated(load_balancer: Obj) -> bool:
+    return bool(((load_balancer.get("status") or {}).get("allocatedAddress") or {}).get("ip"))
+
+
+def address_failure(load_balancer: Obj) -> str:
+    """Why Harvester's controller gives a LoadBalancer no address; empty if it has one, or none was asked for yet."""
+    ready = get_condition((load_balancer.get("status") or {}).get("conditions") or [], "Ready") or {}
+    if _allocated(load_balancer) or ready.get("status") != "False":
+        return ""
+    return plain(str(ready.get("message") or "no reason given"), LONGEST_EVENT)
+
+
+def _require_address(load_balancer: Obj) -> None:
+    """Raise `Blocked` if the LoadBalancer gets no address: without one it forwards nothing to the control plane."""
+    failure = address_failure(load_balancer)
+    if failure:
+        message = f"Harvester gives LoadBalancer {key_of(load_balancer)} no address: {failure}"
+        raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, message, Watched.LOAD_BALANCER, warn=True)
 
 
 def _report(scope: ClusterScope, message: str) -> None:

@@ -4,6 +4,11 @@ Requests of many machines for one pool become one patch with a resourceVersion p
 controller and others write the same object, so a write based on stale data must fail as a whole and be planned again.
 `status.available` is incremented and decremented, never recounted, as every other writer does.
 
+Harvester's load balancer controller asks for an address by id, and the pool's history decides (`Get` in
+`pkg/ipam/allocator.go` of load-balancer-harvester): it gets the address that the history has for the id, even if that
+is already reserved for the id. A reservation without history is a duplicate: Harvester 1.4 fails for good, and 1.5 and
+later release the address before they ask again. So an address for a load balancer is entered in both.
+
 Each entry is marked with its management cluster, by an annotation that is written in the same patch; see
 `caphv.api.ippool`. (Annotations of an object hold 256 KiB: 6,000 addresses per pool.)
 """
@@ -35,7 +40,8 @@ class AddressRequest:
 
     `address` is the one that the requester already uses: it is reserved again if the pool has lost the entry, and no
     other address is allocated instead. `cluster` is a short name of the requesting management cluster, for the mark;
-    empty for no mark. Entries of the id without a mark are adopted unless `adopt` is false.
+    empty for no mark. Entries of the id without a mark are adopted unless `adopt` is false. With `load_balancer`, the
+    id is that of a LoadBalancer, and Harvester's controller can take over the address.
     """
 
     id: str
@@ -43,11 +49,12 @@ class AddressRequest:
     address: str = ""
     cluster: str = ""
     adopt: bool = True
+    load_balancer: bool = False
 
 
 @dataclass(frozen=True)
 class Grant:
-    """An address and its pool; `adopted` if the pool already had it for the id, so that nothing needs to be written."""
+    """An address and its pool; `adopted` if the pool already had it for the id."""
 
     pool: str
     address: str
@@ -125,7 +132,7 @@ def plan_allocations(
             grants[request.id] = outcome
         else:
             refusals[request.id] = outcome or _refusal(request, planned, invalid)
-    patches = {name: pool.patch() for name, pool in planned.items() if pool.added}
+    patches = {name: pool.patch() for name, pool in planned.items() if pool.added or pool.offered}
     return AllocationPlan(grants, refusals, patches)
 
 
@@ -172,6 +179,7 @@ class _PoolPlan:
         self.allocated = ippool.allocated(pool)
         self.history = ippool.allocated_before(pool)
         self.added: dict[str, str] = {}
+        self.offered: dict[str, str | None] = {}
         self.marks: dict[str, str | None] = {}
         self.ranges = ranges_of(pool)
         self.held: dict[str, list[str]] = {}
@@ -204,15 +212,26 @@ class _PoolPlan:
         self.avoid.add(address)
         if request.cluster or mark(self.pool, address):
             self.marks[address] = request.cluster or None
+        self.offer(address, request)
         return Grant(self.name, address)
+
+    def adopt(self, address: str, request: AddressRequest) -> Grant:
+        self.offer(address, request)
+        return Grant(self.name, address, adopted=True)
+
+    def offer(self, address: str, request: AddressRequest) -> None:
+        """Make the address of a load balancer the only one in the history of its id."""
+        if request.load_balancer:
+            wanted = {**dict.fromkeys(self.before.get(request.id, ())), address: request.id}
+            self.offered |= {past: identity for past, identity in wanted.items() if self.history.get(past) != identity}
 
     def patch(self) -> Obj:
         return _patch(
             self.pool,
             allocated=dict(self.added),
-            history={address: None for address in self.added if address in self.history},
+            history={address: None for address in self.added if address in self.history} | self.offered,
             change=-len(self.added),
-            last=next(reversed(self.added)),
+            last=next(reversed(self.added), (self.pool.get("status") or {}).get("lastAllocated") or ""),
             marks=self.marks,
         )
 
@@ -222,7 +241,7 @@ def _allocate(request: AddressRequest, pools: Sequence[_PoolPlan]) -> Grant | Re
         return _keep(request, pools)
     for pool in pools:
         if (address := pool.adoptable(request)) is not None:
-            return Grant(pool.name, address, adopted=True)
+            return pool.adopt(address, request)
     for pool in pools:
         if (address := pool.previous(request.id)) is not None:
             return pool.allocate(address, request)
@@ -237,7 +256,7 @@ def _keep(request: AddressRequest, pools: Sequence[_PoolPlan]) -> Grant | Refusa
         current = pool.allocated.get(request.address) or pool.added.get(request.address)
         marked = mark(pool.pool, request.address)
         if current == request.id and (not request.cluster or marked in ("", request.cluster)):
-            return Grant(pool.name, request.address, adopted=True)
+            return pool.adopt(request.address, request)
         if current is not None:
             other = f" of management cluster {marked}" if current == request.id else ""
             return Refusal(

@@ -436,7 +436,8 @@ class Session:
     def _addresses_in_use(self) -> set[str]:
         """Addresses that a load balancer holds or is about to hold, whatever the pools say.
 
-        Harvester's load balancer controller frees the address of a placeholder for a moment while it takes it over.
+        Harvester's load balancer controller frees an address that is reserved without history for a moment while it
+        takes it over, and the address of a deleted LoadBalancer.
         """
         balancers = (namespace.load_balancers.store for namespace in self.namespaces.values())
         holders = itertools.chain(self.services.store, *balancers)

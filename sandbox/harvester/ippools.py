@@ -52,18 +52,36 @@ def address_of(status: Obj, holder: str) -> str:
     return next((ip for ip, name in (status.get("allocated") or {}).items() if name == holder), "")
 
 
-def reserve(pool: Obj, holder: str) -> tuple[Obj, str] | None:
-    """Status with an address allocated to `holder`: its previous one if free, otherwise the first free one.
+class AllocationError(Exception):
+    """The pool has no address for a holder."""
 
-    None if the pool is exhausted.
+
+class DuplicateAllocationError(AllocationError):
+    """The pool has an address for the holder, and the history does not say so."""
+
+
+def reserve(pool: Obj, holder: str) -> tuple[Obj, str]:
+    """Status with an address allocated to `holder`: the one in its history, otherwise the first free one.
+
+    The history decides even if its address is reserved already: for the holder that changes nothing, for another one it
+    is an error (load-balancer-harvester: `Get` in pkg/ipam/allocator.go, `Reserve` in pkg/ipam/store/store.go). Without
+    history, an address that the holder has is an error (containernetworking/plugins: `Get` in host-local's
+    backend/allocator/allocator.go). Raises `AllocationError`.
     """
     status = dict(pool["status"])
     allocated = dict(status.get("allocated") or {})
     history = dict(status.get("allocatedHistory") or {})
-    before = [ip for ip, name in history.items() if name == holder and ip not in allocated]
-    chosen = next(iter(before), "") or next((ip for ip in addresses(pool["spec"]) if ip not in allocated), "")
+    before = next((ip for ip, name in history.items() if name == holder), "")
+    if before and allocated.get(before) == holder:
+        return status, before
+    if before in allocated:
+        raise AllocationError(f"requested IP address {before} is not available in range set")
+    held = "" if before else address_of(status, holder)
+    if held:
+        raise DuplicateAllocationError(f"{held} has been allocated to {holder}, duplicate allocation is not allowed")
+    chosen = before or next((ip for ip in addresses(pool["spec"]) if ip not in allocated), "")
     if not chosen:
-        return None
+        raise AllocationError("no IP addresses available in range set")
     history.pop(chosen, None)
     status |= {"allocated": allocated | {chosen: holder}, "allocatedHistory": history}
     status |= {"available": status["available"] - 1, "lastAllocated": chosen}

@@ -1,9 +1,13 @@
 """Harvester's LoadBalancer controller: address, Service, backends, health and data path of each LoadBalancer.
 
-Like Harvester, it takes over an address that the pool holds for the placeholder Service in two steps: it finds its own
-name on the address ("duplicate allocation"), releases it, and reserves again. In between the address is free; if
-another holder reserves it, the controller takes the next free one. A LoadBalancer whose `ipPool` changes loses its
-address and gets one of the other pool, which the controller writes to the Service.
+Like Harvester, it takes over an address that the pool has for its name in both `allocated` and `allocatedHistory`. An
+address that is only in `allocated`, as for a placeholder Service, is a "duplicate allocation". Harvester 1.5 and later
+release it and reserve it again (`tryReleaseDuplicatedIPToPool` in pkg/controller/loadbalancer/controller.go of
+load-balancer-harvester). In between the address is free; if another holder reserves it, the controller takes the next
+free one. Harvester 1.4 (load-balancer-harvester 0.4) releases nothing, so the LoadBalancer never gets an address.
+
+A LoadBalancer whose `ipPool` changes loses its address and gets one of the other pool, which the controller writes to
+the Service.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from caphv.api.object import SERVICES, Key, Obj, being_deleted, key_of, labels_of
 from caphv.runtime.cache import Change
@@ -108,15 +113,19 @@ class LoadBalancers:
     # Address
 
     async def _allocate(self, load_balancer: Obj) -> Obj | None:
-        """Write finalizer and allocated address; None without a free address, until the pool changes."""
+        """Write finalizer and allocated address, or why there is none; None without one, until the pool changes."""
         spec, key = load_balancer["spec"], key_of(load_balancer)
         allocated: Obj = {"ip": kubevip.BY_DHCP}
         if spec.get("ipam") != "dhcp":
             name = spec.get("ipPool", "")
             pool = self._informers.pools.get("", name)
-            address = await self._take(pool, str(key)) if pool is not None and "status" in pool else ""
-            if pool is None or not address:
-                log.warning("no address for load balancer %s in pool %r", key, name)
+            try:
+                if pool is None or "status" not in pool:
+                    raise ippools.AllocationError(f"fail to get allocator {name}")
+                address = await self._take(pool, str(key))
+            except ippools.AllocationError as error:
+                log.warning("no address for load balancer %s in pool %r: %s", key, name, error)
+                await self._write_ready(load_balancer, str(error))
                 return None
             gateway = pool["spec"]["ranges"][0].get("gateway", "")
             allocated = {"ip": address, "ipPool": name, "gateway": gateway, "mask": "255.255.255.255"}
@@ -126,19 +135,21 @@ class LoadBalancers:
         return await self._patch(load_balancer, patch)
 
     async def _take(self, pool: Obj, holder: str) -> str:
-        """Reserve an address; like Harvester, release one already held under the same name first."""
-        duplicate = ippools.address_of(pool["status"], holder)
-        if duplicate:
-            released = ippools.release(pool, duplicate, holder)
+        """Reserve an address. Raises `AllocationError`."""
+        try:
+            status, address = ippools.reserve(pool, holder)
+        except ippools.DuplicateAllocationError:
+            if not self._config.releases_duplicates:
+                raise
+            released = ippools.release(pool, ippools.address_of(pool["status"], holder), holder)
             if released is not None:
                 await self._write_pool(pool, released)
             await asyncio.sleep(self._config.takeover_seconds)
             pool = self._informers.pools.get("", pool["metadata"]["name"]) or pool
-        reserved = ippools.reserve(pool, holder)
-        if reserved is None:
-            return ""
-        await self._write_pool(pool, reserved[0])
-        return reserved[1]
+            status, address = ippools.reserve(pool, holder)
+        if status != pool["status"]:
+            await self._write_pool(pool, status)
+        return address
 
     async def _release(self, load_balancer: Obj) -> None:
         """Release only the recorded address; the Service and unrecorded addresses stay."""
@@ -198,12 +209,17 @@ class LoadBalancers:
             },
         )
         reason = "" if healthy else "no VMI matching the selector passes the health check"
-        ready = {"type": "Ready", "status": str(bool(healthy)), "message": reason, "lastUpdateTime": kinds.now()}
+        await self._write_ready(load_balancer, reason, address=address, backendServers=backends)
+
+    async def _write_ready(self, load_balancer: Obj, reason: str, **now: Any) -> None:
+        """Write condition Ready, which is True without a `reason`, and these fields of the status, if they differ."""
+        ready = {"type": "Ready", "status": str(not reason), "message": reason}
         status = load_balancer.get("status") or {}
-        before = {entry["type"]: entry["status"] for entry in status.get("conditions") or ()}
-        now = {"address": address, "backendServers": backends}
-        if before.get("Ready") != ready["status"] or any(status.get(name, type(v)()) != v for name, v in now.items()):
-            await self._patch(load_balancer, {"status": {**now, "conditions": [ready]}})
+        known = [{name: entry.get(name) for name in ready} for entry in status.get("conditions") or ()]
+        if known != [ready] or any(status.get(name, type(value)()) != value for name, value in now.items()):
+            await self._patch(
+                load_balancer, {"status": {**now, "conditions": [{**ready, "lastUpdateTime": kinds.now()}]}}
+            )
 
     def _backends(self, load_balancer: Obj) -> list[str]:
         namespace = load_balancer["metadata"]["namespace"]

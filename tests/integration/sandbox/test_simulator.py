@@ -170,9 +170,8 @@ async def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Pla
         await sim.client.create(kinds.IP_POOLS, own)
         pool = await sim.until(kinds.IP_POOLS, "own", lambda pool: pool.get("status"))
         assert (pool["status"]["total"], pool["status"]["available"]) == (3, 3)
-        reserved = ippools.reserve(pool, "ns/one")
-        assert reserved is not None
-        await sim.client.replace(kinds.IP_POOLS, {**pool, "status": reserved[0]})
+        status, _ = ippools.reserve(pool, "ns/one")
+        await sim.client.replace(kinds.IP_POOLS, {**pool, "status": status})
         with pytest.raises(Invalid, match="has allocated addresses"):
             await sim.client.delete(kinds.IP_POOLS, "own")
         narrower = [{**ranges[0], "rangeStart": "10.0.0.5"}]
@@ -272,6 +271,23 @@ async def test_load_balancer_keeps_the_address_of_the_placeholder(place: Place) 
         assert address not in pool["status"].get("allocated", {})
         assert pool["status"]["allocatedHistory"][address] == "takeover/one-lb"
         assert await sim.client.get(SERVICES, "one-lb", "takeover")
+
+
+async def test_harvester_1_4_takes_over_only_an_address_with_history(place: Place) -> None:
+    async with simulation(place, "duplicate", releases_duplicates=False) as sim:
+        address = await _reserve(sim, "duplicate/one-lb")
+        await sim.client.create(kinds.LOAD_BALANCERS, _load_balancer("duplicate", "one-lb"))
+        text = f"{address} has been allocated to duplicate/one-lb, duplicate allocation is not allowed"
+        failed = await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda obj: text in str(obj.get("status")))
+        assert not failed["status"].get("allocatedAddress")
+        assert (await sim.client.get(kinds.IP_POOLS, POOL))["status"]["allocated"] == {address: "duplicate/one-lb"}
+        history = {"status": {"allocatedHistory": {address: "duplicate/one-lb"}}}
+        await sim.client.patch(kinds.IP_POOLS, POOL, "", history)
+        await sim.until(kinds.LOAD_BALANCERS, "one-lb", lambda obj: "allocatedAddress" in obj["status"])
+        pool = await sim.client.get(kinds.IP_POOLS, POOL)
+        assert pool["status"]["allocated"] == {address: "duplicate/one-lb"}
+        assert pool["status"]["available"] == pool["status"]["total"] - 1
+        await sim.client.delete(kinds.LOAD_BALANCERS, "one-lb", "duplicate")
 
 
 async def test_load_balancer_of_another_pool_gets_another_address(place: Place) -> None:
@@ -378,10 +394,9 @@ def _is_unknown(node: Obj) -> bool:
 
 async def _reserve(sim: Simulation, holder: str) -> str:
     pool = await sim.until(kinds.IP_POOLS, POOL, lambda pool: pool.get("status"))
-    reserved = ippools.reserve(pool, holder)
-    assert reserved is not None
-    await sim.client.replace(kinds.IP_POOLS, {**pool, "status": reserved[0]})
-    return reserved[1]
+    status, address = ippools.reserve(pool, holder)
+    await sim.client.replace(kinds.IP_POOLS, {**pool, "status": status})
+    return address
 
 
 def _placeholder(namespace: str, name: str, address: str) -> Obj:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.names import ConditionType
 from caphv.api.object import Obj
-from reconciler.cluster.loadbalancer import drift, load_balancer_spec
+from reconciler.cluster import loadbalancer
+from reconciler.cluster.addresssource import Source
+from reconciler.cluster.loadbalancer import address_failure, drift, load_balancer_spec
+from reconciler.status import Blocked, StatusDraft
 
 pytestmark = pytest.mark.unit
 
@@ -98,3 +105,80 @@ def test_pool_is_that_of_the_machines_when_there_is_no_other() -> None:
 
 def test_dhcp_has_no_pool() -> None:
     assert "ipPool" not in wanted(ipamType="dhcp")
+
+
+FAILED = [{"type": "Ready", "status": "False", "message": "10.0.0.5 has been allocated to ns/lb"}]
+ADDRESS = {"ip": "10.0.0.5", "ipPool": "balancers"}
+
+
+@pytest.mark.parametrize(
+    ("status", "failure"),
+    [
+        ({}, ""),
+        ({"conditions": []}, ""),
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, ""),
+        ({"conditions": FAILED}, "10.0.0.5 has been allocated to ns/lb"),
+        ({"conditions": FAILED, "allocatedAddress": {}}, "10.0.0.5 has been allocated to ns/lb"),
+        ({"conditions": FAILED, "allocatedAddress": ADDRESS}, ""),
+        ({"conditions": [{"type": "Ready", "status": "False"}]}, "no reason given"),
+    ],
+)
+def test_only_a_load_balancer_without_an_address_fails(status: Obj, failure: str) -> None:
+    """One with an address is not ready while no VM passes its health check, as before the control plane starts."""
+    assert address_failure({"status": status}) == failure
+
+
+class Scope:
+    """A cluster with a control plane VM; `reserved` are the addresses that its LoadBalancer could have taken over."""
+
+    def __init__(self, load_balancer: Obj) -> None:
+        self.obj = {"spec": {**cluster_spec(), "controlPlaneEndpoint": {"host": "10.0.0.5", "port": 6443}}}
+        self.target_namespace, self.load_balancer_name = "ns", "lb"
+        self.draft = StatusDraft({"metadata": {}})
+        self.reserved: list[tuple[str, str]] = []
+        self.load_balancer = load_balancer
+
+    def namespace(self) -> Any:
+        return SimpleNamespace(load_balancers=SimpleNamespace(get=lambda *_: self.load_balancer))
+
+    def connected(self) -> Any:
+        return SimpleNamespace(client=None)
+
+
+@pytest.fixture
+def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scope], None]:
+    """Ensure a LoadBalancer that belongs to the cluster and has the right spec."""
+
+    async def found(_scope: object, _informer: object, obj: Obj, *_: object) -> Obj:
+        return obj
+
+    async def reserve(scope: Scope, pool: str, known: str) -> str:
+        scope.reserved.append((pool, known))
+        return known
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(loadbalancer.adoption, "adopt_or_refuse", found)
+    monkeypatch.setattr(loadbalancer, "reserve_address", reserve)
+    monkeypatch.setattr(loadbalancer, "_repair", nothing)
+    monkeypatch.setattr(loadbalancer, "control_plane_vms", lambda _scope: [])
+    monkeypatch.setattr(loadbalancer, "used_source", lambda _scope: Source("pool", "balancers"))
+    return lambda scope: asyncio.run(loadbalancer.ensure_load_balancer(scope))  # type: ignore[arg-type]
+
+
+def test_failure_is_reported_as_long_as_the_load_balancer_has_no_address(ensure: Callable[[Scope], None]) -> None:
+    scope = Scope({"metadata": {"namespace": "ns", "name": "lb"}, "status": {"conditions": FAILED}})
+    with pytest.raises(Blocked, match=r"gives LoadBalancer ns/lb no address: 10\.0\.0\.5 has been allocated") as it:
+        ensure(scope)
+    assert (it.value.condition, it.value.warn) == (ConditionType.LOAD_BALANCER_READY, True)
+    assert scope.reserved == [("balancers", "10.0.0.5")]
+    assert not scope.draft.is_true(ConditionType.LOAD_BALANCER_READY)
+
+
+def test_nothing_is_reserved_for_a_load_balancer_with_an_address(ensure: Callable[[Scope], None]) -> None:
+    status = {"conditions": FAILED, "allocatedAddress": ADDRESS}
+    scope = Scope({"metadata": {"namespace": "ns", "name": "lb"}, "status": status})
+    ensure(scope)
+    assert scope.reserved == []
+    assert scope.draft.is_true(ConditionType.LOAD_BALANCER_READY)

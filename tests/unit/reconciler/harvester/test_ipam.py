@@ -170,6 +170,44 @@ class TestAddressInUse:
         assert plan.refusals["ns/b"].reason is RefusalReason.TAKEN
 
 
+class TestLoadBalancer:
+    """Harvester's controller gets the address that the history has for the id of a LoadBalancer, and no other."""
+
+    def ask(self, address: str = "") -> AddressRequest:
+        return AddressRequest("ns/lb", ("p",), address, load_balancer=True)
+
+    def test_address_is_reserved_with_history(self) -> None:
+        plan = plan_allocations({"p": pool()}, [self.ask()])
+        made = merge(pool(), plan.patches["p"])
+        assert made["status"]["allocated"] == made["status"]["allocatedHistory"] == {"10.0.0.10": "ns/lb"}
+        assert made["status"]["available"] == 4
+        assert plan_allocations({"p": made}, [self.ask("10.0.0.10"), self.ask()]).patches == {}
+
+    @pytest.mark.parametrize("address", ["", "10.0.0.12"])
+    @pytest.mark.parametrize("past", [{}, {"10.0.0.12": "ns/other"}, {"10.0.0.11": "ns/lb", "10.0.0.13": "ns/other"}])
+    def test_address_without_history_gets_it_and_stays_reserved(self, address: str, past: dict[str, str]) -> None:
+        state = pool(allocated={"10.0.0.12": "ns/lb"}, history=past)
+        state["status"]["lastAllocated"] = "10.0.0.14"
+        plan = plan_allocations({"p": state}, [self.ask(address)])
+        assert plan.grants["ns/lb"] == Grant("p", "10.0.0.12", adopted=True)
+        status = merge(state, plan.patches["p"])["status"]
+        assert [a for a, identity in status["allocatedHistory"].items() if identity == "ns/lb"] == ["10.0.0.12"]
+        assert ("10.0.0.13" in status["allocatedHistory"]) == ("10.0.0.13" in past)
+        same = ("allocated", "available", "total", "lastAllocated")
+        assert {name: status[name] for name in same} == {name: state["status"][name] for name in same}
+
+    def test_address_it_had_before_and_cannot_get_leaves_the_history(self) -> None:
+        state = pool(history={"10.0.0.13": "ns/lb"})
+        plan = plan_allocations({"p": state}, [self.ask()], excluded={"10.0.0.13"})
+        assert merge(state, plan.patches["p"])["status"]["allocatedHistory"] == {"10.0.0.10": "ns/lb"}
+
+    def test_release_leaves_it_in_the_history(self) -> None:
+        made = merge(pool(), plan_allocations({"p": pool()}, [self.ask()]).patches["p"])
+        released = merge(made, plan_releases(made, [("10.0.0.10", "ns/lb", "")]).patch or {})
+        assert released["status"]["allocated"] == {}
+        assert released["status"]["allocatedHistory"] == {"10.0.0.10": "ns/lb"}
+
+
 class TestRelease:
     def test_moves_to_history(self) -> None:
         release = plan_releases(pool(allocated={"10.0.0.10": "ns/a", "10.0.0.11": "ns/b"}), [("10.0.0.10", "ns/a", "")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,9 +40,7 @@ def test_takeover_gets_the_same_address_when_no_one_is_faster() -> None:
     assert released["allocated"] == {}
     assert released["allocatedHistory"] == {"10.0.0.5": HOLDER}
     assert released["available"] == 3
-    reserved = ippools.reserve({**held, "status": released}, HOLDER)
-    assert reserved is not None
-    status, address = reserved
+    status, address = ippools.reserve({**held, "status": released}, HOLDER)
     assert address == "10.0.0.5"
     assert status["allocated"] == {"10.0.0.5": HOLDER}
     assert status["allocatedHistory"] == {}
@@ -48,11 +48,25 @@ def test_takeover_gets_the_same_address_when_no_one_is_faster() -> None:
 
 
 def test_takeover_continues_with_the_next_address_when_a_user_is_faster() -> None:
+    released = pool(allocatedHistory={"10.0.0.5": HOLDER})
+    released["spec"]["ranges"][0]["rangeStart"] = "10.0.0.5"
+    taken, address = ippools.reserve({**released, "status": {**released["status"], "allocatedHistory": {}}}, "ns/thief")
+    assert address == "10.0.0.5"
+    assert ippools.reserve({**released, "status": taken}, HOLDER)[1] == "10.0.0.6"
+
+
+def test_address_of_the_history_that_another_has_is_an_error_for_good() -> None:
     between = pool(allocated={"10.0.0.5": "ns/thief"}, allocatedHistory={"10.0.0.5": HOLDER}, available=2)
-    reserved = ippools.reserve(between, HOLDER)
-    assert reserved is not None
-    assert reserved[1] == "10.0.0.4"
-    assert reserved[0]["allocated"]["10.0.0.5"] == "ns/thief"
+    with pytest.raises(ippools.AllocationError, match=r"10\.0\.0\.5 is not available"):
+        ippools.reserve(between, HOLDER)
+
+
+def test_reserved_address_is_a_duplicate_unless_the_history_has_it_too() -> None:
+    held = pool(allocated={"10.0.0.5": HOLDER}, available=2)
+    with pytest.raises(ippools.DuplicateAllocationError, match=f"has been allocated to {HOLDER}"):
+        ippools.reserve(held, HOLDER)
+    status = {**held["status"], "allocatedHistory": {"10.0.0.5": HOLDER}}
+    assert ippools.reserve({**held, "status": status}, HOLDER) == (status, "10.0.0.5")
 
 
 def test_address_of_another_client_is_not_released() -> None:
@@ -61,7 +75,8 @@ def test_address_of_another_client_is_not_released() -> None:
 
 def test_exhausted_pool_gives_nothing() -> None:
     full = pool(last="10.0.0.4", allocated={"10.0.0.4": "ns/other"})
-    assert ippools.reserve(full, HOLDER) is None
+    with pytest.raises(ippools.AllocationError, match="no IP addresses available"):
+        ippools.reserve(full, HOLDER)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +118,8 @@ def test_available_and_allocated_always_add_up(steps: list[tuple[str, bool]]) ->
         address = ippools.address_of(made["status"], holder)
         status: Obj | None = None
         if take and not address:
-            reserved = ippools.reserve(made, holder)
-            status = reserved[0] if reserved else None
+            with contextlib.suppress(ippools.AllocationError):
+                status, _ = ippools.reserve(made, holder)
         elif not take and address:
             status = ippools.release(made, address, holder)
         made = {**made, "status": status or made["status"]}

@@ -1,0 +1,92 @@
+"""Harvester 1.4, whose load balancer controller takes over no address that is only reserved."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from caphv.api.object import Obj
+from sandbox.harvester import kinds
+from sandbox.harvester.config import SimulatorConfig
+from sandbox.processes import network
+from sandbox.processes.apiserver import ApiServer, Token
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case
+from tests.support.reconciler.conditions import is_false, is_ready
+from tests.support.reconciler.environment import IDENTITY_TOKEN, TIMES, Environment
+from tests.support.simulation import Place, simulation
+
+pytestmark = pytest.mark.integration
+
+
+@asynccontextmanager
+async def on_harvester_1_4(environment: Environment) -> AsyncIterator[Case]:
+    """A case on a Harvester of its own; at the end nothing of it may be left there."""
+    identity = Token(IDENTITY_TOKEN, "caphv", ("system:masters",))
+    server = ApiServer(environment.folder, "harvester-1-4", audit=True, tokens=[identity], service_range="10.54.0.0/16")
+    await server.start()
+    try:
+        with network.claim() as (claimed, _):
+            settings = {**TIMES, "releases_duplicates": False}
+            async with simulation(Place(server, str(claimed)), "unused", **settings):
+                world = SimulatorConfig.from_settings(str(claimed), settings)
+                case = Case(dataclasses.replace(environment, harvester=server, world=world), 1, "on-1-4")
+                await case.open()
+                try:
+                    yield case
+                    assert await case.remove() == []
+                finally:
+                    await case.close()
+    finally:
+        await server.stop()
+
+
+async def with_backends(case: Case, address: str) -> Obj:
+    """The LoadBalancer once it forwards the address of the endpoint to VMs."""
+    found = await case.until(
+        kinds.LOAD_BALANCERS, case.balancer, lambda obj: (obj.get("status") or {}).get("backendServers")
+    )
+    assert found["status"]["allocatedAddress"]["ip"] == found["status"]["address"] == address
+    return found
+
+
+async def test_load_balancer_gets_backends_at_the_reserved_address(environment: Environment) -> None:
+    async with on_harvester_1_4(environment) as case:
+        found = await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers"})
+        address, holder = found["spec"]["controlPlaneEndpoint"]["host"], f"{case.target}/{case.balancer}"
+        await case.ready_machine("first", control_plane=True)
+        before = await with_backends(case, address)
+        # As an earlier version left it: reserved without history, and Harvester refuses the LoadBalancer an address.
+        await case.pause(True)
+        await case.ask_deletion(kinds.LOAD_BALANCERS, case.balancer)
+        await case.until_gone(kinds.LOAD_BALANCERS, case.balancer)
+        status = {"allocated": {address: holder}, "allocatedHistory": {address: None}}
+        await case.patch(kinds.IP_POOLS, "load-balancers", {"status": status})
+        metadata = {"name": case.balancer, "namespace": case.target}
+        await case.harvester.create(
+            kinds.LOAD_BALANCERS, kinds.typed(kinds.LOAD_BALANCERS, {"metadata": metadata, "spec": before["spec"]})
+        )
+        await case.until(
+            kinds.LOAD_BALANCERS, case.balancer, lambda obj: "duplicate allocation" in str(obj.get("status"))
+        )
+        await case.pause(False)
+        await with_backends(case, address)
+        assert await case.allocated("load-balancers") == {address: holder}
+        await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+
+
+async def test_address_that_another_took_is_reported_and_not_replaced(environment: Environment) -> None:
+    async with on_harvester_1_4(environment) as case:
+        found = await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers"})
+        address = found["spec"]["controlPlaneEndpoint"]["host"]
+        await case.reserve("load-balancers", address, "another/owner")
+        await case.create_machine("first", control_plane=True)
+        text = f"address {address} of {case.target}/{case.balancer} is held by another/owner"
+        says = is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", text)
+        await case.until(HARVESTER_CLUSTERS, case.name, says)
+        assert await case.names(kinds.LOAD_BALANCERS) == []
+        await case.reserve("load-balancers", address, None)
+        await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+        await with_backends(case, address)
