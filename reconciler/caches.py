@@ -12,6 +12,7 @@ from caphv.api.object import SECRETS, Key, Obj, Resource, annotations_of, key_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.store import IndexFunction
+from reconciler.harvester.ipam import machine_addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,9 @@ class Caches:
             # Only the metadata of Secrets is ever cached.
             secrets=Informer(client, SECRETS, namespace=namespace, metadata_only=True, transform=_slim_secret),
             harvester_clusters=own(resources.HARVESTER_CLUSTERS, identity=_identity_secret),
-            harvester_machines=own(resources.HARVESTER_MACHINES, cluster=_cluster, name=_name),
+            harvester_machines=own(
+                resources.HARVESTER_MACHINES, cluster=_cluster, name=_name, address=machine_addresses
+            ),
             harvester_machine_templates=own(resources.HARVESTER_MACHINE_TEMPLATES, cluster=_cluster_of_template),
         )
 
@@ -81,6 +84,13 @@ class Caches:
         obj = self.harvester_clusters.get(*harvester_cluster)
         cluster = self.cluster_of(obj) if obj else None
         return len(self.machines_of(cluster)) if cluster else 0
+
+    def clusters_with(self, address: str) -> Iterator[Key]:
+        """HarvesterClusters with a machine that has an address."""
+        for machine in self.harvester_machines.store.by_index("address", address):
+            harvester_cluster = self.harvester_cluster_of_machine(machine)
+            if harvester_cluster:
+                yield key_of(harvester_cluster)
 
     def templates_of(self, cluster: Obj) -> list[Obj]:
         """HarvesterMachineTemplates of a Cluster."""

@@ -6,7 +6,7 @@ first compares the fields that reconciles read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any
 
 from caphv.api import clusterapi, conditions, ippool, names, resources
@@ -16,7 +16,7 @@ from caphv.runtime.cache import Change
 from reconciler import triggers
 from reconciler.cluster.identity import secret_of
 from reconciler.context import Context
-from reconciler.harvester.ipam import balancer_addresses
+from reconciler.harvester.ipam import balancer_addresses, instance_addresses, machine_addresses
 from reconciler.harvester.session import Session, SessionEvents
 from reconciler.machine.node import initialization, topology
 from reconciler.machine.vmstatus import paused
@@ -69,6 +69,8 @@ class EventHandlers:
         """
         if _differs(change, _metadata):
             self._machines.add(change.key)
+        if machine_addresses(change.old) - machine_addresses(change.new):
+            self._address_left(change.obj)
         moved = change.old is not None and _differs(change, _failure_domain)
         if change.new is not None and not moved:
             return
@@ -152,14 +154,34 @@ class EventHandlers:
                 self._clusters.add(key_of(cluster))
         # Its address may have been free in its pool before: allocations leave out what a load balancer holds.
         if balancer_addresses(change.old) - balancer_addresses(change.new):
-            for session in sessions:
-                for pool in session.pools.store:
-                    self._context.topics.notify(triggers.pool(session.fingerprint, pool["metadata"]["name"]))
+            self._may_allocate(sessions)
+
+    def _may_allocate(self, sessions: Mapping[Session, None]) -> None:
+        """An address is no longer in use, which some pool may have had as free all the time."""
+        for session in sessions:
+            for pool in session.pools.store:
+                self._context.topics.notify(triggers.pool(session.fingerprint, pool["metadata"]["name"]))
+
+    def _address_left(self, machine: Obj) -> None:
+        session = self._session_of(machine)
+        if session:
+            self._may_allocate(session.neighbours)
+
+    def _session_of(self, machine: Obj) -> Session | None:
+        harvester_cluster = self._caches.harvester_cluster_of_machine(machine)
+        return self._context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
 
     def _pool(self, sessions: Mapping[Session, None], change: Change) -> None:
-        if _may_serve_more(change):
-            for session in sessions:
-                self._context.topics.notify(triggers.pool(session.fingerprint, change.key.name))
+        """Who waits for an address, and machines whose entry was removed: one with a VM reserves its address again."""
+        if not _may_serve_more(change):
+            return
+        for session in sessions:
+            self._context.topics.notify(triggers.pool(session.fingerprint, change.key.name))
+        for holder in _lost_holders(change):
+            namespace, _, name = holder.partition("/")
+            machine = self._caches.harvester_machines.get(namespace, name)
+            if machine and not being_deleted(machine) and self._session_of(machine) in sessions:
+                self._machines.add(key_of(machine))
 
     def _image_or_key_pair(self, sessions: Mapping[Session, None], change: Change) -> None:
         topic = triggers.images if change.resource.kind == "VirtualMachineImage" else triggers.key_pairs
@@ -234,6 +256,9 @@ class EventHandlers:
 
     def _machine_on_harvester(self, sessions: Mapping[Session, None], change: Change) -> None:
         changed = _differs(change, _vm_fields) and not _without_status(change)
+        is_instance = change.resource.kind == "VirtualMachineInstance"
+        if changed and is_instance and instance_addresses(change.old) - instance_addresses(change.new):
+            self._may_allocate(sessions)
         balanced = names.MACHINE_TYPE_LABEL in labels_of(change.obj) and _differs(change, _backend_fields)
         if not (changed or balanced):
             return
@@ -338,8 +363,17 @@ def _may_serve_more(change: Change) -> bool:
     """Whether a pool may have an address for a request that it refused before: allocations alone change nothing."""
     if change.old is None or change.new is None:
         return True
-    before, now = (ippool.allocated(obj).items() for obj in (change.old, change.new))
-    return not before <= now or _pool_fields(change.old) != _pool_fields(change.new)
+    return not _entries(change.old) <= _entries(change.new) or _pool_fields(change.old) != _pool_fields(change.new)
+
+
+def _lost_holders(change: Change) -> list[str]:
+    """Ids of which a pool had an address and has it no more."""
+    return [holder for _, holder in _entries(change.old) - _entries(change.new)]
+
+
+def _entries(pool: Obj | None) -> ItemsView[str, str]:
+    """Addresses of a pool with their holders."""
+    return ippool.allocated(pool or {}).items()
 
 
 def _pool_fields(obj: Obj) -> list[Any]:

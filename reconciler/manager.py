@@ -113,7 +113,7 @@ class Provider:
             client, cluster_api_version=cluster_api_version, namespace=options.namespace, selector=selector
         )
         policy = options.address_policy
-        sessions = Sessions(client.fence, policy.check, caches.count_machines)
+        sessions = Sessions(client.fence, policy.check, caches.count_machines, caches.clusters_with)
         groups = Groups(caches, sessions)
         queues = Queues(
             concurrency=options.concurrency, cluster_group=groups.of_cluster, machine_group=groups.of_machine

@@ -137,6 +137,14 @@ def ranges_of(pool: Obj) -> list[Range]:
     return found
 
 
+def contains(pool: Obj, address: str) -> bool:
+    """Whether an address is in the ranges of a pool; an invalid pool has no ranges."""
+    try:
+        return in_ranges(ranges_of(pool), address)
+    except InvalidPoolError:
+        return False
+
+
 def in_ranges(ranges: Sequence[Range], address: str) -> bool:
     """Whether an address is in one of these ranges."""
     parsed = _address(address)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -59,12 +59,12 @@ class AllocatorGroup:
 
 
 class AddressAllocator:
-    """Reserves and releases addresses. `in_use` returns addresses that must not be allocated.
+    """Reserves and releases addresses. `in_use` tells whether an address must not be newly allocated.
 
     `writes_for_others`: the account may patch pools, and shares their cache.
     """
 
-    def __init__(self, client: ApiClient, pools: Callable[[], Informer], in_use: Callable[[], Collection[str]]) -> None:
+    def __init__(self, client: ApiClient, pools: Callable[[], Informer], in_use: Callable[[str], bool]) -> None:
         self.writes_for_others = False
         self._client = client
         self._current_pools = pools
@@ -178,8 +178,12 @@ class AddressAllocator:
     async def _try_allocate(self, batch: list[_Allocation]) -> list[_Allocation]:
         """Plan and write once; return the requests that have to be planned again."""
         pools = {obj["metadata"]["name"]: obj for obj in self._pools.store}
-        in_use = {address for one in {pending.allocator for pending in batch} for address in one._in_use()}
-        plan = ipam.plan_allocations(pools, [pending.request for pending in batch], in_use)
+        accounts = {pending.allocator for pending in batch}
+        plan = ipam.plan_allocations(
+            pools,
+            [pending.request for pending in batch],
+            lambda address: any(account._in_use(address) for account in accounts),
+        )
         conflicts: set[str] = set()
         for pool, patch in plan.patches.items():
             try:

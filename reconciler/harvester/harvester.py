@@ -20,7 +20,7 @@ from caphv.api.object import DEPLOYMENTS, NODES, PERSISTENT_VOLUME_CLAIMS, SERVI
 from caphv.runtime.budget import SHARED_CACHE_BYTES, MemoryBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.kubeconfig import Kubeconfig
-from reconciler.harvester import slim
+from reconciler.harvester import ipam, slim
 from reconciler.harvester.allocator import AllocatorGroup
 from reconciler.harvester.sharedcache import Collection, SharedCache
 
@@ -50,18 +50,26 @@ IMAGES = Collection(resources.IMAGES, "", {"transform": slim.image, "first_from_
 KEY_PAIRS = Collection(resources.KEY_PAIRS, "", {"transform": slim.key_pair, "first_from_cache": True})
 POOLS = Collection(resources.IP_POOLS)
 # Of all namespaces: an address that any load balancer announces must not be allocated.
-LOAD_BALANCER_SERVICES = Collection(SERVICES, "", {"label_selector": f"{names.SERVICE_LB_LABEL}=true"})
+LOAD_BALANCER_SERVICES = Collection(
+    SERVICES,
+    "",
+    {"label_selector": f"{names.SERVICE_LB_LABEL}=true", "indexes": {"address": ipam.balancer_addresses}},
+)
 CLUSTER_WIDE = (DEPLOYMENT, HOSTS, IMAGES, KEY_PAIRS, POOLS, LOAD_BALANCER_SERVICES)
 
 
 def collections_of(namespace: str) -> tuple[Collection, Collection, Collection, Collection]:
-    """VMs (indexed by `harvestercluster/machinetype`), their instances, claims, and load balancers of a namespace."""
+    """VMs (indexed by `harvestercluster/machinetype`), their instances, claims, and load balancers of a namespace.
+
+    Instances and load balancers are indexed by their addresses.
+    """
     vms = {"transform": slim.virtual_machine, "indexes": {"machinetype": _machine_type}}
+    instances = {"transform": slim.instance, "indexes": {"address": ipam.instance_addresses}}
     return (
         Collection(resources.VIRTUAL_MACHINES, namespace, vms),
-        Collection(resources.VIRTUAL_MACHINE_INSTANCES, namespace, {"transform": slim.instance}),
+        Collection(resources.VIRTUAL_MACHINE_INSTANCES, namespace, instances),
         Collection(PERSISTENT_VOLUME_CLAIMS, namespace, {"transform": slim.claim}),
-        Collection(resources.LOAD_BALANCERS, namespace),
+        Collection(resources.LOAD_BALANCERS, namespace, {"indexes": {"address": ipam.balancer_addresses}}),
     )
 
 

@@ -13,13 +13,13 @@ Each entry is marked with its management cluster, by an annotation that is writt
 `caphv.api.ippool`. (Annotations of an object hold 256 KiB: 6,000 addresses per pool.)
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from caphv.api import ippool
 from caphv.api.ippool import InvalidPoolError, free_count, in_ranges, mark, mark_name, pool_capacity, ranges_of
-from caphv.api.object import Obj
+from caphv.api.object import Obj, being_deleted
 
 
 class RefusalReason(Enum):
@@ -98,6 +98,22 @@ def balancer_addresses(obj: Obj | None) -> set[str]:
     return {address for address in found if address} - {"0.0.0.0"}
 
 
+def instance_addresses(vmi: Obj | None) -> set[str]:
+    """Addresses of the NICs of a VirtualMachineInstance, without those of networks inside the guest."""
+    nics = [nic for nic in ((vmi or {}).get("status") or {}).get("interfaces") or () if nic.get("name")]
+    found = (address for nic in nics for address in (nic.get("ipAddress"), *(nic.get("ipAddresses") or ())))
+    return {address.partition("/")[0] for address in found if address}
+
+
+def machine_addresses(machine: Obj | None) -> set[str]:
+    """Addresses that a HarvesterMachine has or asks for: of a pool and static. One that is being deleted has none."""
+    if machine is None or being_deleted(machine):
+        return set()
+    static = (machine.get("spec") or {}).get("networkConfig") or {}
+    found = {(machine.get("status") or {}).get("allocatedIPAddress"), static.get("address")}
+    return {address for address in found if address}
+
+
 def marking(pool: Obj, address: str, cluster: str) -> Obj:
     """Patch that marks an entry with another management cluster."""
     version = pool["metadata"]["resourceVersion"]
@@ -105,20 +121,20 @@ def marking(pool: Obj, address: str, cluster: str) -> Obj:
 
 
 def plan_allocations(
-    pools: Mapping[str, Obj], requests: Sequence[AddressRequest], excluded: Collection[str] = ()
+    pools: Mapping[str, Obj], requests: Sequence[AddressRequest], in_use: Callable[[str], bool] = lambda _: False
 ) -> AllocationPlan:
     """Plan all `requests`, in order, against one state of `pools` (by name).
 
     An id keeps the address that it holds in one of its pools; else it gets the one that it had before; else the next
-    free one of the first pool that has one. `excluded` addresses are in use without the pools knowing it (VMs, load
-    balancers during takeover): they may be kept, but are never newly allocated.
+    free one of the first pool that has one. Addresses that are `in_use` without the pools knowing it (VMs, load
+    balancers during takeover) may be kept, but are never newly allocated.
     """
-    avoid = set(excluded)
+    avoid: set[str] = set()
     planned: dict[str, _PoolPlan] = {}
     invalid: dict[str, str] = {}
     for name in dict.fromkeys(name for request in requests for name in request.pools if name in pools):
         try:
-            planned[name] = _PoolPlan(pools[name], avoid)
+            planned[name] = _PoolPlan(pools[name], avoid, in_use)
         except InvalidPoolError as error:
             invalid[name] = str(error)
     grants: dict[str, Grant] = {}
@@ -172,10 +188,10 @@ class _PoolPlan:
     All pools of a plan share `avoid`, so that overlapping pools never allocate one address twice.
     """
 
-    def __init__(self, pool: Obj, avoid: set[str]) -> None:
+    def __init__(self, pool: Obj, avoid: set[str], in_use: Callable[[str], bool]) -> None:
         self.pool = pool
         self.name: str = pool["metadata"]["name"]
-        self.avoid = avoid
+        self.avoid, self.in_use = avoid, in_use
         self.allocated = ippool.allocated(pool)
         self.history = ippool.allocated_before(pool)
         self.added: dict[str, str] = {}
@@ -192,7 +208,7 @@ class _PoolPlan:
         self.next_free = (address for part in self.ranges for address in part if self.free(address))
 
     def free(self, address: str) -> bool:
-        return address not in self.allocated and address not in self.avoid
+        return address not in self.allocated and address not in self.avoid and not self.in_use(address)
 
     def contains(self, address: str) -> bool:
         return in_ranges(self.ranges, address)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import itertools
 import logging
 import random
 import time
@@ -40,7 +39,6 @@ from reconciler.harvester.harvester import (
     Harvesters,
     Probe,
 )
-from reconciler.harvester.ipam import balancer_addresses
 from reconciler.harvester.sharedcache import Collection
 from reconciler.harvester.views import TargetNamespace, View, sync_error_of
 
@@ -77,6 +75,7 @@ class Session:
         fence: Callable[[], None] | None = None,
         check_address: AddressCheck | None = None,
         machines: Callable[[], int] = lambda: 0,
+        claimed: Callable[[str], bool] = lambda _address: False,
     ) -> None:
         # Secrets with the same content share a session; metrics name the first of them.
         self.identity = identity
@@ -91,6 +90,7 @@ class Session:
             check_address, name="harvester", on_response=self._responded, fence=fence, opaque=True
         )
         self.machines = machines
+        self._claimed = claimed
         if self.client.budget and self.client.time:
             self.client.budget.machines = machines
             self.client.time.machines = self._all_machines
@@ -112,7 +112,7 @@ class Session:
             self._views[collection] = self.new_view(collection)
         self._deployment = self._views[DEPLOYMENT]
         self.namespaces: dict[str, TargetNamespace] = {}
-        self.allocator = AddressAllocator(self.client, lambda: self.pools, self._addresses_in_use)
+        self.allocator = AddressAllocator(self.client, lambda: self.pools, self.address_in_use)
 
     # Caches
 
@@ -205,6 +205,11 @@ class Session:
         deployment = self.deployed
         conditions = (deployment or {}).get("status", {}).get("conditions") or ()
         return any(c.get("type") == "Available" and c.get("status") == "True" for c in conditions)
+
+    @property
+    def neighbours(self) -> Mapping[Session, None]:
+        """All sessions on the same Harvester, with this one."""
+        return self._harvester.sessions if self._harvester else {self: None}
 
     def _all_machines(self) -> int:
         """Machines on this Harvester: this account may read caches for all others."""
@@ -433,12 +438,13 @@ class Session:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _addresses_in_use(self) -> set[str]:
-        """Addresses that a load balancer holds or is about to hold, whatever the pools say.
+    def address_in_use(self, address: str) -> bool:
+        """Whether a load balancer, a VM or a machine has an address or is about to, whatever the pools say.
 
         Harvester's load balancer controller frees an address that is reserved without history for a moment while it
-        takes it over, and the address of a deleted LoadBalancer.
+        takes it over, and the address of a deleted LoadBalancer. The entry of a VM may be lost: users edit pools.
         """
-        balancers = (namespace.load_balancers.store for namespace in self.namespaces.values())
-        holders = itertools.chain(self.services.store, *balancers)
-        return {address for obj in holders for address in balancer_addresses(obj)}
+        caches = [self.services]
+        for namespace in self.namespaces.values():
+            caches += (namespace.load_balancers, namespace.instances)
+        return any(cache.store.by_index("address", address) for cache in caches) or self._claimed(address)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from caphv.api.object import Key
@@ -29,7 +29,7 @@ class Sessions:
     """Opens a session with its first cluster and closes it with the last.
 
     `fence` is that of the sessions' clients, `check_address` says to which addresses they may connect, `machines_of`
-    counts the machines of a HarvesterCluster.
+    counts the machines of a HarvesterCluster, `clusters_with` yields those with a machine that has an address.
     """
 
     def __init__(
@@ -37,8 +37,9 @@ class Sessions:
         fence: Callable[[], None] | None = None,
         check_address: AddressCheck | None = None,
         machines_of: Callable[[Key], int] = lambda _cluster: 0,
+        clusters_with: Callable[[str], Iterable[Key]] = lambda _address: (),
     ) -> None:
-        self._machines_of = machines_of
+        self._machines_of, self._clusters_with = machines_of, clusters_with
         self._fence = fence
         self._check_address = check_address
         self._events = SessionEvents(lambda _sessions, _change: None, lambda _session: None)
@@ -91,6 +92,7 @@ class Sessions:
                 fence=self._fence,
                 check_address=self._check_address,
                 machines=lambda: self._machines(access.fingerprint),
+                claimed=lambda address: self._claimed(access.fingerprint, address),
             )
             self._sessions[access.fingerprint] = session
             session.start()
@@ -148,6 +150,12 @@ class Sessions:
         """Machines for which a session is used."""
         session = self._sessions.get(fingerprint)
         return sum(self._machines_of(cluster) for cluster in self.users(session)) if session else 0
+
+    def _claimed(self, fingerprint: str, address: str) -> bool:
+        """Whether a machine on the Harvester of a session has an address; another Harvester may have it, too."""
+        session = self._sessions.get(fingerprint)
+        uses = (self._uses.get(cluster) for cluster in self._clusters_with(address))
+        return session is not None and any(use.session in session.neighbours for use in uses if use)
 
     async def _collect(self, use: _Use) -> None:
         session = use.session

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from caphv.api import ippool, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, key_of
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Forbidden, Invalid
 from reconciler import metrics, triggers
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import former_owner, record
@@ -58,9 +58,7 @@ async def ensure_address(scope: MachineScope) -> Network:
             )
     if scope.draft.fields.get("allocatedIPAddress") != answer.address:
         log.info("reserved address %s in IPPool %s", answer.address, answer.pool)
-    scope.draft.fields["allocatedIPAddress"] = answer.address
-    scope.draft.fields["allocatedPoolRef"] = answer.pool
-    scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    _reserved(scope, answer.pool, answer.address)
     return with_address(network, answer.address)
 
 
@@ -79,25 +77,71 @@ async def _allocate(scope: MachineScope, network: PoolNetwork) -> ipam.Grant | i
 
 
 async def restore_address(scope: MachineScope) -> None:
-    """Restore the address of a machine with a VM in its status.
+    """Restore the address of a machine with a VM: in its status from the pool, and in the pool from its status.
 
-    A process that ended between reservation and status write leaves the address only in the pool.
+    A process that ended between reservation and status write leaves the address only in the pool. Users and other
+    clients remove entries of pools, and the address of a running VM would be allocated again.
     """
-    if scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
-        return
     network = effective_network(scope.spec, scope.cluster_spec)
-    if isinstance(network, StaticAddress):
+    known = scope.draft.is_true(ConditionType.VM_IP_ALLOCATED)
+    if isinstance(network, StaticAddress) and not known:
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     if not isinstance(network, PoolNetwork):
         return
-    for pool, address in await _held(scope):
-        if pool in network.pools:
-            scope.draft.fields["allocatedIPAddress"] = address
-            scope.draft.fields["allocatedPoolRef"] = pool
-            scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
-    if not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
+    fields = scope.draft.fields
+    configured = tuple(dict.fromkeys(filter(None, (fields.get("allocatedPoolRef"), *network.pools))))
+    if not known:
+        for pool, address in await _held(scope):
+            if pool in configured:
+                _reserved(scope, pool, address)
+    address = str(fields.get("allocatedIPAddress") or "")
+    pools = _lacking(scope, configured, address) if address else ()
+    if pools:
+        await _reserve_again(scope, pools, address)
+    elif not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
         # It waited for an address when its VM was adopted, and does not any more.
         scope.draft.drop(ConditionType.VM_IP_ALLOCATED)
+
+
+def _reserved(scope: MachineScope, pool: str, address: str) -> None:
+    scope.draft.fields["allocatedIPAddress"] = address
+    scope.draft.fields["allocatedPoolRef"] = pool
+    scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+
+
+def _lacking(scope: MachineScope, configured: tuple[str, ...], address: str) -> tuple[str, ...]:
+    """Those of these pools that serve an address, if none of them has it for the machine. From the cache alone."""
+    session = scope.session()
+    pools = {name: session.pools.get("", name) for name in configured}
+    if any(pool and ippool.holder(pool, address) == scope.reservation for pool in pools.values()):
+        return ()
+    missing = [name for name, pool in pools.items() if pool is None]
+    # Not as a context manager: the machine needs none of them now.
+    scope.subscribe(*(triggers.pool(session.fingerprint, name) for name in missing))
+    return tuple(name for name, pool in pools.items() if pool and ippool.contains(pool, address))
+
+
+async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: str) -> None:
+    """Reserve the address of a running VM in one of these pools, or report why that fails: the VM keeps it anyway."""
+    session = scope.session()
+    changed = scope.subscribe(*(triggers.pool(session.fingerprint, pool) for pool in pools))
+    request = ipam.AddressRequest(scope.reservation, pools, address, _cluster(scope))
+    try:
+        answer = await session.allocator.allocate(request)
+    except (Forbidden, Invalid) as error:
+        failure = f"cannot reserve address {address} again in IPPool {', '.join(pools)}: {error.message}"
+    else:
+        if isinstance(answer, ipam.Grant):
+            changed.cancel()
+            _reserved(scope, answer.pool, address)
+            message = f"IPPool {answer.pool} did not have address {address} of this machine any more"
+            scope.event("AddressReservedAgain", f"{message}; reserved it again")
+            return
+        failure = answer.message
+    if not scope.draft.has_message(ConditionType.VM_IP_ALLOCATED, failure):
+        metrics.IPPOOL_ALLOCATION_ERRORS.inc()
+        scope.warning_event(Reason.VM_IP_ALLOCATION_FAILED, failure)
+    scope.draft.set_false(ConditionType.VM_IP_ALLOCATED, Reason.VM_IP_ALLOCATION_FAILED, failure)
 
 
 async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:

@@ -122,6 +122,76 @@ async def test_exhausted_pool_is_reported_and_a_freed_address_taken_at_once(case
     assert address_of(machine) == f"{case.subnet}.1"
 
 
+async def drop_entry(case: Case, pool: str, address: str) -> None:
+    """Remove an entry as a user does who edits the pool."""
+    await case.reserve(pool, address, None)
+    await case.patch(kinds.IP_POOLS, pool, {"status": {"allocatedHistory": {address: None}}})
+
+
+async def test_address_whose_entry_vanished_is_reserved_again(case: Case) -> None:
+    pool = await case.pool("pool", 1, 2)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    one = await case.ready_machine("one")
+    address = one["status"]["allocatedIPAddress"]
+    await drop_entry(case, pool, address)
+    await case.until(
+        kinds.IP_POOLS, pool, lambda obj: obj["status"]["allocated"] == {address: f"{case.name}/one"}, timeout=AT_ONCE
+    )
+    await case.until_event("one", "Normal", "AddressReservedAgain")
+    two = await case.ready_machine("two")
+    assert two["status"]["allocatedIPAddress"] != address
+    found = await case.harvester.get(kinds.IP_POOLS, pool)
+    assert (found["status"]["total"], found["status"]["available"]) == (2, 0)
+    assert (await case.get(HARVESTER_MACHINES, "one"))["status"]["allocatedIPAddress"] == address
+
+
+async def test_address_of_a_vm_without_an_entry_goes_to_no_new_machine(case: Case) -> None:
+    pool = await case.pool("pool", 1, 2)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    address = (await case.ready_machine("one"))["status"]["allocatedIPAddress"]
+    # Nothing reserves it again: neither the paused machine, nor after the loss of its status.
+    await case.pause_object(HARVESTER_MACHINES, "one", paused=True)
+    await case.until(HARVESTER_MACHINES, "one", is_true("Paused"))
+    lost = {"status": {"allocatedIPAddress": None}}
+    await case.management.patch(HARVESTER_MACHINES, "one", case.name, lost, subresource="status")
+    await drop_entry(case, pool, address)
+    two = await case.ready_machine("two")
+    assert two["status"]["allocatedIPAddress"] == f"{case.subnet}.2" != address
+    # The VM of the third one waits until the first has gone.
+    await case.create_machine("three")
+    await case.until(HARVESTER_MACHINES, "three", is_false("VMIPAllocated", "VMIPPoolExhausted", pool))
+    await case.pause_object(HARVESTER_MACHINES, "one", paused=False)
+    await case.delete_machine("one")
+    three = await case.until(HARVESTER_MACHINES, "three", is_ready)
+    assert three["status"]["allocatedIPAddress"] == address
+
+
+async def test_static_address_inside_a_pool_goes_to_no_other_machine(case: Case) -> None:
+    pool = await case.pool("pool", 1, 2)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    static = {"address": f"{case.subnet}.1", "gateway": case.gateway}
+    # It has no VM yet: its bootstrap data is missing.
+    await case.create_machine("static", bootstrap=None, networkConfig=static)
+    await case.until(HARVESTER_MACHINES, "static", lambda obj: obj.get("status"))
+    assert (await case.ready_machine("one"))["status"]["allocatedIPAddress"] == f"{case.subnet}.2"
+
+
+async def test_address_that_another_id_got_is_reported_and_nothing_else_changes(case: Case) -> None:
+    pool = await case.pool("pool", 1, 2)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    address = (await case.ready_machine("one"))["status"]["allocatedIPAddress"]
+    await case.reserve(pool, address, "another/owner")
+    says = is_false("VMIPAllocated", "VMIPAllocationFailed", "is held by another/owner")
+    reported = await case.until(HARVESTER_MACHINES, "one", says, timeout=AT_ONCE)
+    assert is_ready(reported)
+    assert reported["status"]["allocatedIPAddress"] == address
+    await case.until_event("one", "Warning", "VMIPAllocationFailed")
+    await case.reserve(pool, address, None)
+    await case.until(HARVESTER_MACHINES, "one", is_true("VMIPAllocated"), timeout=AT_ONCE)
+    assert await case.allocated(pool) == {address: f"{case.name}/one"}
+    await case.patch(kinds.IP_POOLS, pool, {"status": {"available": 1}})
+
+
 async def test_machines_that_come_together_get_different_addresses(case: Case) -> None:
     pool = await case.pool("pool", 1, 8)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))

@@ -64,9 +64,10 @@ class World:
         self.topics = Topics()
         self.drafts: dict[str, StatusDraft] = {}
         cache = SimpleNamespace(get=self.known, store=self, observe=self.observe)
-        self.allocator = AddressAllocator(cast(Any, self), lambda: cast(Any, cache), set)
+        self.allocator = AddressAllocator(cast(Any, self), lambda: cast(Any, cache), lambda _: False)
         queues = SimpleNamespace(clusters=None, machines=self.queue, templates=None, identities=None)
-        context = cast(Context, SimpleNamespace(caches=None, queues=queues, topics=self.topics))
+        caches = SimpleNamespace(harvester_machines=SimpleNamespace(get=lambda *_: None))
+        context = cast(Context, SimpleNamespace(caches=caches, queues=queues, topics=self.topics))
         self.handlers = EventHandlers(context)
         self.session = SimpleNamespace(fingerprint=HARVESTER, allocator=self.allocator, pools=cache)
 

@@ -69,7 +69,7 @@ class Copy:
 
 def allocator(server: Server, cache: Copy | None = None) -> AddressAllocator:
     cache = cache or Copy(server.obj)
-    return AddressAllocator(server, lambda: cache, set)  # type: ignore[arg-type, return-value]
+    return AddressAllocator(server, lambda: cache, lambda _: False)  # type: ignore[arg-type, return-value]
 
 
 def request(number: int) -> ipam.AddressRequest:

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from caphv.api.ippool import allocated, held, mark
 from caphv.api.object import Obj
-from reconciler.harvester.ipam import AddressRequest, Grant, RefusalReason, marking, plan_allocations, plan_releases
+from reconciler.harvester.ipam import (
+    AddressRequest,
+    Grant,
+    RefusalReason,
+    instance_addresses,
+    machine_addresses,
+    marking,
+    plan_allocations,
+    plan_releases,
+)
 from tests.support.ippools import pool
 
 pytestmark = pytest.mark.unit
@@ -51,7 +60,7 @@ class TestAllocation:
 
     def test_what_is_held_is_adopted_without_a_write(self) -> None:
         pools = {"p": pool(), "q": pool("q", {"subnet": "10.1.0.0/24"}, allocated={"10.1.0.9": "ns/a"})}
-        plan = plan_allocations(pools, [request("a", "p", "q")], excluded={"10.1.0.9"})
+        plan = plan_allocations(pools, [request("a", "p", "q")], in_use={"10.1.0.9"}.__contains__)
         assert plan.grants == {"ns/a": Grant("q", "10.1.0.9", adopted=True)}
         assert plan.patches == {}
 
@@ -66,11 +75,13 @@ class TestAllocation:
         address = "10.0.0.200" if taken == "outside" else "10.0.0.13"
         allocated = {address: "ns/x"} if taken == "allocated" else {}
         excluded = [address] if taken == "excluded" else []
-        plan = plan_allocations({"p": pool(allocated=allocated, history={address: "ns/a"})}, [request("a")], excluded)
+        plan = plan_allocations(
+            {"p": pool(allocated=allocated, history={address: "ns/a"})}, [request("a")], excluded.__contains__
+        )
         assert plan.grants["ns/a"].address == "10.0.0.10"
 
     def test_excluded_addresses_are_skipped(self) -> None:
-        plan = plan_allocations({"p": pool()}, [request("a")], excluded=["10.0.0.10", "10.0.0.11"])
+        plan = plan_allocations({"p": pool()}, [request("a")], in_use=["10.0.0.10", "10.0.0.11"].__contains__)
         assert plan.grants["ns/a"].address == "10.0.0.12"
 
     def test_never_gateway_network_or_broadcast(self) -> None:
@@ -147,7 +158,7 @@ class TestAllocation:
 class TestAddressInUse:
     def test_is_reserved_again_although_excluded_and_before_others(self) -> None:
         plan = plan_allocations(
-            {"p": pool()}, [request("new"), request("a", address="10.0.0.10")], excluded={"10.0.0.10"}
+            {"p": pool()}, [request("new"), request("a", address="10.0.0.10")], in_use={"10.0.0.10"}.__contains__
         )
         assert plan.grants["ns/a"] == Grant("p", "10.0.0.10")
         assert plan.grants["ns/new"].address == "10.0.0.11"
@@ -198,7 +209,7 @@ class TestLoadBalancer:
 
     def test_address_it_had_before_and_cannot_get_leaves_the_history(self) -> None:
         state = pool(history={"10.0.0.13": "ns/lb"})
-        plan = plan_allocations({"p": state}, [self.ask()], excluded={"10.0.0.13"})
+        plan = plan_allocations({"p": state}, [self.ask()], in_use={"10.0.0.13"}.__contains__)
         assert merge(state, plan.patches["p"])["status"]["allocatedHistory"] == {"10.0.0.10": "ns/lb"}
 
     def test_release_leaves_it_in_the_history(self) -> None:
@@ -206,6 +217,44 @@ class TestLoadBalancer:
         released = merge(made, plan_releases(made, [("10.0.0.10", "ns/lb", "")]).patch or {})
         assert released["status"]["allocated"] == {}
         assert released["status"]["allocatedHistory"] == {"10.0.0.10": "ns/lb"}
+
+
+def vmi(*nics: Obj) -> Obj:
+    return {"status": {"interfaces": list(nics)}}
+
+
+def machine(status: Obj, spec: Obj | None = None, **metadata: str) -> Obj:
+    return {"metadata": metadata, "spec": spec or {}, "status": status}
+
+
+class TestInUse:
+    """Addresses of what runs, whatever the pools say."""
+
+    @pytest.mark.parametrize(
+        ("instance", "addresses"),
+        [
+            (None, set()),
+            ({}, set()),
+            (vmi({"name": "nic-1"}), set()),
+            (vmi({"name": "nic-1", "ipAddress": "10.0.0.5"}), {"10.0.0.5"}),
+            (
+                vmi(
+                    {"name": "nic-1", "ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.5", "10.0.0.9/24"]},
+                    {"name": "nic-2", "ipAddresses": ["10.1.0.5"]},
+                    {"interfaceName": "cilium_host", "ipAddress": "10.42.0.1", "ipAddresses": ["10.42.0.1"]},
+                ),
+                {"10.0.0.5", "10.0.0.9", "10.1.0.5"},
+            ),
+        ],
+    )
+    def test_addresses_of_an_instance_are_those_of_its_nics(self, instance: Obj | None, addresses: set[str]) -> None:
+        assert instance_addresses(instance) == addresses
+
+    def test_machine_has_its_addresses_until_it_is_deleted(self) -> None:
+        status, spec = {"allocatedIPAddress": "10.0.0.5"}, {"networkConfig": {"address": "10.0.0.6"}}
+        assert machine_addresses(machine(status, spec)) == {"10.0.0.5", "10.0.0.6"}
+        assert machine_addresses(machine(status, spec, deletionTimestamp="now")) == set()
+        assert machine_addresses(machine({"allocatedIPAddress": ""})) == machine_addresses(None) == set()
 
 
 class TestRelease:
@@ -340,7 +389,7 @@ exclusions = st.sets(st.sampled_from(ADDRESSES))
 @given(states, requests, exclusions)
 def test_no_address_has_two_holders_and_the_sum_is_kept(state: Obj, wanted: Any, excluded: set[str]) -> None:
     before = copy.deepcopy(state)
-    plan = plan_allocations({"p": state}, wanted, excluded)
+    plan = plan_allocations({"p": state}, wanted, excluded.__contains__)
     assert state == before
     assert {r.id for r in wanted} == set(plan.grants) | set(plan.refusals)
     addresses = [grant.address for grant in plan.grants.values()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import orjson
 import pytest
@@ -101,8 +101,8 @@ async def serving(*servers: Server) -> AsyncIterator[None]:
 class Opened:
     """Sessions of clusters `a`, `b`, …, whose credentials are the tokens of these names."""
 
-    def __init__(self) -> None:
-        self.sessions = Sessions()
+    def __init__(self, clusters_with: Callable[[str], list[Key]]) -> None:
+        self.sessions = Sessions(clusters_with=clusters_with)
         self.changes: list[tuple[set[str], str]] = []
         self.reported: list[tuple[str, bool]] = []
         self.requeued: list[tuple[str, bool]] = []
@@ -125,8 +125,8 @@ class Opened:
 
 
 @contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[Opened]:
-    it = Opened()
+async def opened(clusters_with: Callable[[str], list[Key]] = lambda _: []) -> AsyncIterator[Opened]:
+    it = Opened(clusters_with)
     try:
         yield it
     finally:
@@ -320,6 +320,31 @@ async def test_server_that_claims_the_uid_of_another_decides_nothing_there() -> 
         (pool,) = victim.pools.store
         assert pool["metadata"]["resourceVersion"] == "5"
         assert attacker.allocator.group is not victim.allocator.group, "nor does it hold the victim's lock"
+
+
+async def test_address_of_a_machine_is_in_use_on_its_harvester_only() -> None:
+    server, other = Server(), Server()
+    machines = {"10.0.0.5": [Key("ns", "a"), Key("ns", "without a session")]}
+    async with serving(server, other), opened(lambda address: machines.get(address, [])) as it:
+        sessions = [await it.open(server, "a"), await it.open(server, "b"), await it.open(other, "c")]
+        await until(lambda: all(map(filled, sessions)))
+        assert [session.address_in_use("10.0.0.5") for session in sessions] == [True, True, False]
+        assert not any(session.address_in_use("10.0.0.6") for session in sessions)
+
+
+async def test_address_of_a_vm_or_load_balancer_is_in_use() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        session = await it.open(server, "a")
+        await until(lambda: filled(session))
+        namespace = session.watch_namespace("vms")
+        metadata = {"namespace": "vms", "name": "one", "uid": "u", "resourceVersion": "999"}
+        nics = [{"name": "nic-1", "ipAddress": "10.0.0.5"}, {"interfaceName": "cni0", "ipAddress": "10.0.0.6"}]
+        namespace.instances.observe({"metadata": metadata, "status": {"interfaces": nics}})
+        namespace.load_balancers.observe({"metadata": metadata, "status": {"address": "10.0.0.7"}})
+        session.services.observe({"metadata": metadata, "spec": {"loadBalancerIP": "10.0.0.8"}})
+        in_use = [number for number in range(4, 10) if session.address_in_use(f"10.0.0.{number}")]
+        assert in_use == [5, 7, 8]
 
 
 async def test_cluster_gets_its_session_before_its_phases_have_run() -> None:

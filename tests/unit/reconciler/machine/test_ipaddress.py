@@ -1,0 +1,132 @@
+"""A machine with a VM keeps its address: whatever a pool has lost is reserved again, and nothing else is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from caphv.api.names import ConditionType
+from caphv.api.object import Key, Obj
+from caphv.runtime.errors import Forbidden
+from caphv.runtime.queue import WorkQueue
+from reconciler import triggers
+from reconciler.harvester import ipam
+from reconciler.harvester.ownership import Owner
+from reconciler.machine.ipaddress import restore_address
+from reconciler.machine.scope import MachineScope
+from reconciler.status import StatusDraft
+from reconciler.triggers import Topics
+from tests.support.ippools import pool
+
+pytestmark = pytest.mark.unit
+
+ADDRESS, ID = "10.0.0.12", "team/one"
+OTHER = {"subnet": "10.9.0.0/24"}
+ALLOCATED = ConditionType.VM_IP_ALLOCATED
+
+
+class Machine:
+    """A machine with a VM and address `ADDRESS` of pool `p`, and the pools that its session has cached."""
+
+    def __init__(self, *pools: Obj, configured: tuple[str, ...] = ("p",), denied: bool = False) -> None:
+        self.pools = {obj["metadata"]["name"]: obj for obj in pools}
+        self.configured, self.denied = configured, denied
+        self.requests: list[ipam.AddressRequest] = []
+        self.events: list[tuple[str, str]] = []
+        self.queue: WorkQueue[Key] = WorkQueue("test")
+        self.topics = Topics()
+        condition = {"type": "VMIPAllocated", "status": "True"}
+        status = {"allocatedIPAddress": ADDRESS, "allocatedPoolRef": "p", "conditions": [condition]}
+        self.obj: Obj = {"metadata": {"namespace": "team", "name": "one"}, "status": status}
+
+    def reconcile(self) -> StatusDraft:
+        """Restore the address; return the draft of the status, which the next reconcile finds written."""
+        draft = StatusDraft(self.obj)
+        asyncio.run(restore_address(self._scope(draft)))
+        self.obj = {**self.obj, "status": draft.fields}
+        return draft
+
+    def requeued_by(self, topic: Hashable) -> bool:
+        self.topics.notify(topic)
+        return len(self.queue) == 1
+
+    def _scope(self, draft: StatusDraft) -> MachineScope:
+        cached = SimpleNamespace(get=lambda _namespace, name: self.pools.get(name), store=list(self.pools.values()))
+        allocator = SimpleNamespace(allocate=self._allocate)
+        scope = SimpleNamespace(
+            obj=self.obj,
+            spec={},
+            cluster_spec={"vmNetworkConfig": {"ipPoolRefs": list(self.configured)}},
+            draft=draft,
+            reservation=ID,
+            owner=Owner("HarvesterMachine", "team", "one", "u", "management"),
+            session=lambda: SimpleNamespace(fingerprint="harvester", pools=cached, allocator=allocator),
+            subscribe=lambda *topics: self.topics.subscribe(self.queue, Key("team", "one"), *topics),
+            event=lambda reason, _message: self.events.append(("Normal", reason)),
+            warning_event=lambda reason, _message: self.events.append(("Warning", reason)),
+        )
+        return cast(MachineScope, scope)
+
+    async def _allocate(self, request: ipam.AddressRequest) -> Any:
+        self.requests.append(request)
+        if self.denied:
+            raise Forbidden(403, "Forbidden", "may not patch")
+        plan = ipam.plan_allocations(self.pools, [request])
+        return plan.grants.get(ID) or plan.refusals[ID]
+
+
+def test_reserved_address_costs_nothing() -> None:
+    machine = Machine(pool(allocated={ADDRESS: ID}))
+    assert machine.reconcile().patch() is None
+    assert (machine.requests, machine.events) == ([], [])
+
+
+@pytest.mark.parametrize("configured", [("p",), ("q", "p"), ("q",)])
+def test_lost_entry_is_reserved_again_where_it_was(configured: tuple[str, ...]) -> None:
+    machine = Machine(pool(), pool("q", OTHER), configured=configured)
+    assert machine.reconcile().is_true(ALLOCATED)
+    assert [(request.id, request.pools, request.address) for request in machine.requests] == [(ID, ("p",), ADDRESS)]
+    assert machine.events == [("Normal", "AddressReservedAgain")]
+    assert not machine.requeued_by(triggers.pool("harvester", "p"))
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_what_cannot_be_reserved_is_reported_once_until_the_pool_changes(denied: bool) -> None:
+    machine = Machine(pool(allocated={} if denied else {ADDRESS: "another/owner"}), denied=denied)
+    draft = machine.reconcile()
+    assert not draft.is_true(ALLOCATED)
+    assert draft.fields["allocatedIPAddress"] == ADDRESS
+    assert machine.requeued_by(triggers.pool("harvester", "p"))
+    machine.reconcile()
+    assert machine.events == [("Warning", "VMIPAllocationFailed")]
+    machine.pools["p"] = pool(allocated={ADDRESS: ID})
+    assert machine.reconcile().is_true(ALLOCATED)
+
+
+def test_address_outside_of_all_ranges_stays_as_it_is() -> None:
+    machine = Machine(pool("p", OTHER), {**pool("broken"), "spec": {"ranges": [{"subnet": "x"}]}})
+    machine.configured = ("p", "broken")
+    assert machine.reconcile().patch() is None
+    assert (machine.requests, machine.events) == ([], [])
+    assert not machine.requeued_by(triggers.pool("harvester", "p"))
+
+
+def test_recreated_pool_gets_the_entry_again() -> None:
+    machine = Machine()
+    assert machine.reconcile().patch() is None
+    assert machine.requests == []
+    assert machine.requeued_by(triggers.pool("harvester", "p"))
+    machine.pools["p"] = pool()
+    machine.reconcile()
+    assert [request.address for request in machine.requests] == [ADDRESS]
+
+
+def test_machine_that_waited_for_an_address_when_its_vm_was_adopted_does_not_any_more() -> None:
+    machine = Machine(pool())
+    machine.obj["status"] = {"conditions": [{"type": "VMIPAllocated", "status": "False"}]}
+    assert not machine.reconcile().has(ALLOCATED)
+    assert machine.requests == []
