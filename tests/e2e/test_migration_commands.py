@@ -42,6 +42,8 @@ spec: {{cpu: 2, memory: 4Gi, sshUser: sles, sshKeyPair: default/admin, networks:
 """
 # Lines that nothing here can answer: no Deployment gets Pods, and of several ways one no longer exists.
 UNANSWERED = ("kubectl rollout status", "kubectl logs", "helm uninstall")
+# Nothing collects the ReplicaSets and Pods of a Deployment here, and there are none.
+COLLECTED = " --cascade=foreground"
 
 
 class Shell:
@@ -102,7 +104,8 @@ def at(tmp_path: Path) -> Iterator[Shell]:
 def block(text: str) -> str:
     """The one block of the page that has a text, without what has no answer here."""
     (found,) = (each for each in doccommands.blocks(PAGE) if text in each)
-    return "\n".join(line for line in found.splitlines() if not line.startswith(UNANSWERED))
+    lines = (line for line in found.splitlines() if not line.startswith(UNANSWERED))
+    return "\n".join(lines).replace(COLLECTED, "")
 
 
 def go_provider() -> list[Obj]:
@@ -217,6 +220,7 @@ def back(at: Shell, client_config: Obj) -> None:
     }
     at("kubectl create namespace target-namespace && kubectl apply -f -", yaml.safe_dump(balancer))
     at(block("backendServerSelector"))
+    at.refuses(block("kubectl get mutatingwebhookconfiguration"), "NotFound")
     found = at.read("loadbalancers name -n target-namespace")["spec"]["backendServerSelector"]
     assert found == {"harvestercluster/machinetype": ["a"]}
     at.refuses(f"kubectl get deployment caphv-controller-manager -n {SPACE}", "NotFound")
