@@ -131,7 +131,11 @@ def test_kubectl_applies_overlays_and_finds_nothing_to_change_then(
 
 def uninstall(cluster: Cluster, checkout: Path) -> None:
     """As the page says for installations with kubectl and kustomize."""
-    commands = [block for block in doccommands.blocks(checkout / "docs/tasks/uninstall.md") if " -l " in block]
+    commands = [
+        block
+        for block in doccommands.blocks(checkout / "docs/tasks/uninstall.md")
+        if "kubectl delete" in block and " -l " in block
+    ]
     assert len(commands) == 2
     for block in commands:
         cluster.call("sh", "-ec", block, folder=checkout)

@@ -134,7 +134,7 @@ def virtual_machine(
 ) -> Obj:
     """A VM with one disk and one interface, in the form that a provider writes."""
     claim = {
-        "metadata": {"name": f"{name}-disk-0"},
+        "metadata": {"name": f"{name}-disk-0-x7k2p"},
         "spec": {
             "accessModes": [access_mode],
             "volumeMode": "Block",
@@ -156,7 +156,7 @@ def virtual_machine(
         },
         "networks": [{"name": "nic-1", "multus": {"networkName": network_name}}],
         "volumes": [
-            {"name": "disk-0", "persistentVolumeClaim": {"claimName": f"{name}-disk-0"}},
+            {"name": "disk-0", "persistentVolumeClaim": {"claimName": f"{name}-disk-0-x7k2p"}},
             {"name": "cloudinitdisk", "cloudInitNoCloud": cloud_init},
         ],
     }

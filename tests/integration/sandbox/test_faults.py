@@ -145,7 +145,7 @@ async def test_vm_vanishes_and_leaves_its_disks(sim: Simulation, faults: Faults)
     with pytest.raises(NotFound):
         await sim.client.get(kinds.VIRTUAL_MACHINES, "one", sim.namespace)
     await sim.until_gone(kinds.INSTANCES, "one")
-    assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", sim.namespace)
+    assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "one-disk-0-x7k2p", sim.namespace)
     assert await faults.active() == []
 
 
@@ -171,7 +171,7 @@ async def test_vm_with_a_disk_of_one_host_cannot_be_migrated(sim: Simulation, fa
     annotations[kinds.CLAIM_TEMPLATES] = annotations[kinds.CLAIM_TEMPLATES].replace("Many", "Once")
     await sim.client.create(kinds.VIRTUAL_MACHINES, vm)
     await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
-    with pytest.raises(FaultError, match="one-disk-0 is not ReadWriteMany"):
+    with pytest.raises(FaultError, match="one-disk-0-x7k2p is not ReadWriteMany"):
         await faults.inject(Fault("migration", f"{sim.namespace}/one"))
 
 

@@ -50,18 +50,18 @@ async def test_vm_runs_and_its_disk_is_deleted_only_when_asked_for(place: Place)
             assert interface["ipAddress"].startswith(f"{sim.prefix}.32.")
             vm = await sim.client.get(kinds.VIRTUAL_MACHINES, name, "life")
             assert vm["status"]["printableStatus"] == "Running"
-            claim = await sim.client.get(PERSISTENT_VOLUME_CLAIMS, f"{name}-disk-0", "life")
+            claim = await sim.client.get(PERSISTENT_VOLUME_CLAIMS, f"{name}-disk-0-x7k2p", "life")
             assert claim["status"]["phase"] == "Bound"
-        patch = {"metadata": {"annotations": {kinds.REMOVED_CLAIMS: "removed-disk-0"}}}
+        patch = {"metadata": {"annotations": {kinds.REMOVED_CLAIMS: "removed-disk-0-x7k2p"}}}
         await sim.client.patch(kinds.VIRTUAL_MACHINES, "removed", "life", patch)
         for name in ("kept", "removed"):
             await sim.client.delete(kinds.VIRTUAL_MACHINES, name, "life")
             await sim.until_gone(kinds.VIRTUAL_MACHINES, name)
             with pytest.raises(NotFound):
                 await sim.client.get(kinds.INSTANCES, name, "life")
-        assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "kept-disk-0", "life")
+        assert await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "kept-disk-0-x7k2p", "life")
         with pytest.raises(NotFound):
-            await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "removed-disk-0", "life")
+            await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "removed-disk-0-x7k2p", "life")
 
 
 async def test_vm_stops_and_starts_with_a_new_instance(place: Place) -> None:
@@ -106,7 +106,7 @@ async def test_vm_is_refused(place: Place, changes: Obj, message: str) -> None:
     async with simulation(place, namespace) as sim:
         await sim.quota("requests.storage", "15Gi")
         await sim.create_vm("one")
-        await sim.until(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", lambda claim: claim["status"]["phase"] == "Bound")
+        await sim.until(PERSISTENT_VOLUME_CLAIMS, "one-disk-0-x7k2p", lambda claim: claim["status"]["phase"] == "Bound")
         with pytest.raises(Invalid, match=message) as refused:
             await sim.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(namespace, **{"name": "two", **changes}))
         assert (refused.value.status, refused.value.reason) == (500, "InternalError")
@@ -164,7 +164,7 @@ async def test_claim_in_use_and_pool_with_allocations_are_not_deleted(place: Pla
         await sim.create_vm("one")
         await sim.addresses("one")
         with pytest.raises(Invalid, match="is used by VirtualMachine in-use/one"):
-            await sim.client.delete(PERSISTENT_VOLUME_CLAIMS, "one-disk-0", "in-use")
+            await sim.client.delete(PERSISTENT_VOLUME_CLAIMS, "one-disk-0-x7k2p", "in-use")
         ranges = [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.4", "rangeEnd": "10.0.0.6"}]
         own = kinds.typed(kinds.IP_POOLS, {"metadata": {"name": "own"}, "spec": {"ranges": ranges}})
         await sim.client.create(kinds.IP_POOLS, own)
