@@ -1,23 +1,16 @@
-"""`caphv packager sync` and `gitrepo`: one commit that names its source, faults by file and line, careful removals."""
+"""`caphv packager sync` and `gitrepo`: one commit that names its source, and faults by file and line."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
 from caphv.api.object import Obj, uid_of
 from caphv.api.resources import HELM_CHART_CONFIGS
 from caphv.validation.yaml.loader import files
-from commands.main import cli
-from commands.options.clusters import InputError
-from packager.apply import ApplyFailure
 from packager.definitions.protection import is_protected, unprotected
 from packager.rendering import yaml as yamltext
 from sandbox.addons.fleet import FleetCluster
@@ -26,53 +19,9 @@ from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.definitions import definition, k3s
 from tests.support.packager.environment import crd
 from tests.support.packager.repositories import Origin, git
+from tests.support.packager.sync import STATUS, call, changed, done, put, status, sync
 
-pytestmark = pytest.mark.integration
-
-STATUS = "caphv-status.yaml"
-
-
-@pytest.fixture(autouse=True)
-def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of its own, and nothing of the one who runs the tests."""
-    for name in ("GIT_REPO", "GIT_BRANCH", "GIT_PATH", "GIT_CREDENTIALS", "GIT_REVIEW", "GIT_CACHE", "SOURCE_REPO"):
-        monkeypatch.delenv(f"CAPHV_{name}", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "definitions"
-    folder.mkdir()
-    return folder
-
-
-def put(folder: Path, *objs: Obj) -> None:
-    for obj in objs:
-        (folder / f"{obj['metadata']['name']}.yaml").write_text(yaml.safe_dump(obj, sort_keys=False))
-
-
-def call(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["packager", *map(str, arguments)], prog_name="caphv")
-
-
-def sync(source: Path, origin: Origin, *more: object) -> Result:
-    return call("sync", source, "--repo", origin.url, *more)
-
-
-def done(result: Result) -> Result:
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def status(origin: Origin) -> Obj:
-    found: Obj = yaml.safe_load(origin.files()[STATUS])
-    return found
-
-
-def changed(origin: Origin) -> list[str]:
-    """Files that the last commit changed."""
-    return git(origin.folder, "diff", "--name-only", "main~1", "main").splitlines()
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
 
 
 def test_definitions_become_manifests_and_bundles_in_one_commit(source: Path, origin: Origin) -> None:
@@ -169,67 +118,6 @@ def test_a_bad_definition_is_reported_by_file_and_line_and_keeps_what_it_has(sou
     }
     assert sync(source, origin).exit_code == 1
     assert origin.count() == 2
-
-
-def test_nothing_is_deleted_while_a_file_cannot_be_read(source: Path, origin: Origin) -> None:
-    put(source, definition("a"), definition("b"))
-    done(sync(source, origin))
-    (source / "a.yaml").unlink()
-    (source / "b.yaml").write_text("apiVersion: [caphv.io\n")
-    result = sync(source, origin, "--confirm", "team-a/a", "--confirm", "team-a/b")
-    assert result.exit_code == 1
-    assert "b.yaml:" in result.stderr
-    assert "not all clusters are known" in result.stdout
-    assert {
-        "manifests/team-a/a/cluster/cluster.yaml",
-        "manifests/team-a/b/cluster/cluster.yaml",
-    } <= origin.files().keys()
-
-
-def test_a_definition_is_deleted_only_with_a_confirmation(source: Path, origin: Origin) -> None:
-    put(source, definition("a"), definition("b"))
-    done(sync(source, origin))
-    (source / "a.yaml").unlink()
-    result = sync(source, origin)
-    assert result.exit_code == 1
-    assert "left manifests/team-a/a: removing a definition deletes its cluster" in result.stdout
-    kept = origin.files()
-    assert "clusters/team-a/a/cni/fleet.yaml" in kept
-    assert "manifests/team-a/a/cluster/cluster.yaml" in kept
-    lifted = sync(source, origin, "--confirm", "team-a/a")
-    assert (lifted.exit_code, changed(origin)) == (1, ["manifests/team-a/a/cluster/cluster.yaml"])
-    done(sync(source, origin, "--confirm", "team-a/a"))
-    left = {path for path in origin.files() if "/a/" in path}
-    assert left == set()
-    assert "namespaces/team-a/namespace/objects.yaml" in origin.files()
-    assert "manifests/team-a/b/cluster/cluster.yaml" in origin.files()
-
-
-def test_an_annotation_confirms_before(source: Path, origin: Origin) -> None:
-    going = definition("a")
-    going["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
-    put(source, going, definition("b"))
-    done(sync(source, origin))
-    (source / "a.yaml").unlink()
-    done(sync(source, origin))
-    assert not any(path.startswith("manifests/team-a/a/") for path in origin.files())
-
-
-def test_more_removals_than_the_budget_are_all_held_back(source: Path, origin: Origin) -> None:
-    put(source, *(definition(name) for name in ("a", "b", "c", "d")))
-    done(sync(source, origin))
-    for name in ("a", "b", "d"):
-        (source / f"{name}.yaml").unlink()
-    confirmed = [word for name in ("a", "b", "d") for word in ("--confirm", f"team-a/{name}")]
-    assert sync(source, origin, *confirmed).exit_code == 1, "the commit that lifts their protection"
-    result = sync(source, origin, *confirmed)
-    assert result.exit_code == 1
-    assert "12 removals at once exceed --max-prune 10" in result.stdout
-    assert origin.count() == 2, "the status file is as before"
-    states = {row["name"]: row["state"] for row in status(origin)["clusters"]}
-    assert states == {"team-a/c": "Written"} | dict.fromkeys(("team-a/a", "team-a/b", "team-a/d"), "HeldBack")
-    done(sync(source, origin, *confirmed, "--max-prune", 12))
-    assert not any("/a/" in path for path in origin.files())
 
 
 def test_files_and_clusters_of_others_are_not_touched(source: Path, origin: Origin) -> None:
@@ -361,167 +249,6 @@ def test_a_dry_run_and_a_folder(source: Path, origin: Origin, tmp_path: Path) ->
 )
 def test_wrong_usage(arguments: list[str]) -> None:
     assert call("sync", *arguments).exit_code == 2
-
-
-def test_with_an_interval_new_commits_are_seen_and_nothing_else_is_done(
-    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    definitions = Origin.make(tmp_path / "definitions.git")
-    definitions.push({"a.yaml": yaml.safe_dump(definition("a"))})
-    rounds: list[int] = []
-
-    def sleep(_seconds: float) -> None:
-        rounds.append(origin.count())
-        if len(rounds) == 2:
-            definitions.push({"b.yaml": yaml.safe_dump(definition("b"))})
-        if len(rounds) == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("commands.packager.sync.time", SimpleNamespace(sleep=sleep))
-    result = call("sync", "--source-repo", definitions.url, "--repo", origin.url, "--interval", 5)
-    assert rounds == [1, 1, 2, 2]
-    assert result.stdout.count("pushed") == 2
-    assert f"Source: {definitions.url}@{definitions.head()}" in origin.message()
-    assert call("sync", tmp_path, "--repo", origin.url, "--interval", 5).exit_code == 2
-
-
-class Management:
-    """Stands in for the management cluster: refuses some objects, and counts how often objects are applied."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reachable = True
-        self.refused: set[str] = set()
-        self.deleted: list[str] = []
-        self.applied = 0
-        monkeypatch.setattr("commands.packager.management.on_cluster", self.call)
-
-    def call(self, _flags: Obj, work: Callable[[Management], Awaitable[list[ApplyFailure]]]) -> list[ApplyFailure]:
-        if not self.reachable:
-            raise InputError("the management cluster cannot be reached: no route")
-        return asyncio.run(work(self))  # type: ignore[arg-type]
-
-    async def missing(self, _groups: Iterable[Sequence[Obj]]) -> list[Obj]:
-        return []
-
-    async def apply(self, objects: Iterable[Obj], namespace: str = "") -> list[ApplyFailure]:
-        self.applied += bool(namespace)
-        return [ApplyFailure(obj, "forbidden") for obj in objects if self._name(obj) in self.refused]
-
-    async def delete_cluster(self, name: str) -> list[ApplyFailure]:
-        namespace, _, plain = name.partition("/")
-        if name in self.refused:
-            return [ApplyFailure({"kind": "Cluster", "metadata": {"name": plain, "namespace": namespace}}, "forbidden")]
-        self.deleted.append(name)
-        return []
-
-    def _name(self, obj: Obj) -> str:
-        return f"{obj['metadata'].get('namespace')}/{obj['metadata']['name']}"
-
-
-@pytest.mark.parametrize("confirmed_by", ["option", "annotation"])
-def test_a_confirmed_deletion_is_repeated_until_the_cluster_is_deleted(
-    source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch, confirmed_by: str
-) -> None:
-    management = Management(monkeypatch)
-    option = ("--confirm", "team-a/old") if confirmed_by == "option" else ()
-    old = definition("old")
-    if not option:
-        old["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
-    put(source, old, definition("other"), definition("going"))
-    done(sync(source, origin, "--apply"))
-    (source / "old.yaml").unlink()
-    if option:
-        assert "protection is lifted" in sync(source, origin, "--apply", *option).stdout
-    count = origin.count()
-
-    management.reachable = False
-    unreachable = sync(source, origin, "--apply", *option)
-    assert (unreachable.exit_code, origin.count()) == (2, count)
-    assert "cannot be reached" in unreachable.stderr
-
-    management.reachable = True
-    management.refused = {"team-a/old"}
-    put(source, definition("other", addons={"cni": {"mtu": 1400}}))
-    refused = sync(source, origin, "--apply", *option)
-    assert refused.exit_code == 1
-    assert "error: Cluster team-a/old: forbidden" in refused.stderr
-    assert "left manifests/team-a/old: not all Clusters of removed definitions can be deleted" in refused.stdout
-    # Others are synced.
-    assert "clusters/team-a/other/cni/helmchartconfig.yaml" in changed(origin)
-    assert "manifests/team-a/old/cluster/cluster.yaml" in origin.files()
-
-    management.refused = set()
-    done(sync(source, origin, "--apply", *option))
-    assert management.deleted == ["team-a/old"]
-    assert not any("/old/" in path for path in origin.files())
-    done(sync(source, origin, "--apply", *option))
-    assert management.deleted == ["team-a/old"]
-
-
-def test_a_dry_run_deletes_no_cluster(source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
-    management = Management(monkeypatch)
-    old = definition("old")
-    old["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
-    put(source, old, definition("other"))
-    done(sync(source, origin, "--apply"))
-    (source / "old.yaml").unlink()
-    assert "removed manifests/team-a/old" in sync(source, origin, "--apply", "--dry-run").stdout
-    assert management.deleted == []
-
-
-def rounds_of(
-    definitions: Origin, origin: Origin, monkeypatch: pytest.MonkeyPatch, each: Callable[[int], None], *more: object
-) -> Result:
-    """Keep syncing, and call `each` after each round with its number, from one, until it raises KeyboardInterrupt."""
-    count = 0
-
-    def sleep(_seconds: float) -> None:
-        nonlocal count
-        count += 1
-        each(count)
-
-    monkeypatch.setattr("commands.packager.sync.time", SimpleNamespace(sleep=sleep))
-    return call("sync", "--source-repo", definitions.url, "--repo", origin.url, *more)
-
-
-def test_with_an_interval_refused_objects_are_applied_again(
-    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    management = Management(monkeypatch)
-    management.refused = {"team-a/a"}
-    definitions = Origin.make(tmp_path / "definitions.git")
-    definitions.push({"a.yaml": yaml.safe_dump(definition("a"))})
-    applied: list[int] = []
-
-    def each(number: int) -> None:
-        applied.append(management.applied)
-        if number == 2:
-            management.refused = set()
-        if number == 5:
-            raise KeyboardInterrupt
-
-    rounds_of(definitions, origin, monkeypatch, each, "--interval", 5, "--apply")
-    assert applied == [1, 2, 3, 3, 3]
-
-
-def test_with_an_interval_a_disabled_add_on_is_removed_once_fleet_had_time_to_deploy_that(
-    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    definitions = Origin.make(tmp_path / "definitions.git")
-    definitions.push({"a.yaml": yaml.safe_dump(definition("a"))})
-    held: list[bool] = []
-
-    def each(number: int) -> None:
-        held.append("clusters/team-a/a/csi/fleet.yaml" in origin.files())
-        if number == 1:
-            definitions.push({"a.yaml": yaml.safe_dump(definition("a", addons={"csi": {"enabled": False}}))})
-        if number == 7:
-            raise KeyboardInterrupt
-
-    rounds_of(definitions, origin, monkeypatch, each, "--interval", 300)
-    # The second round makes the first commit, another one follows after 900 seconds.
-    assert held == [True, True, True, True, False, False, False]
-    assert origin.count() == 3
 
 
 def test_a_hostile_source_stays_in_its_folders(source: Path, origin: Origin) -> None:
