@@ -1,19 +1,19 @@
-"""The load balancer follows the spec, keeps its address, takes traffic of its own cluster only, and changes hands."""
+"""The load balancer follows the spec, takes traffic of its own cluster only, and changes hands."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, Resource, uid_of
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, uid_of
 from sandbox.harvester import kinds
-from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
+from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_CLUSTERS, Case
 from tests.support.reconciler.cases import opened
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready
 from tests.support.reconciler.environment import Environment
-from tests.support.reconciler.loadbalancer import place
+from tests.support.reconciler.loadbalancer import balanced, place, until_spec
 from tests.support.simulation import virtual_machine
 from tests.support.waiting import until
 
@@ -21,28 +21,7 @@ pytestmark = pytest.mark.integration
 
 MACHINE_TYPE, CLUSTER = "harvestercluster/machinetype", "caphv.io/cluster"
 LISTENER = {"name": "rke2", "port": 9345, "protocol": "TCP", "backendPort": 9345}
-QUOTA = "none-allowed"
 FOREIGN = {"caphv.io/management-cluster": "lost", "caphv.io/owner-uid": "lost"}
-
-
-async def balanced(case: Case, **config: object) -> Obj:
-    """A cluster with a control plane machine and a load balancer that has its address."""
-    await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers", **config})
-    await case.ready_machine("first", control_plane=True)
-    return await taken_over(case)
-
-
-async def taken_over(case: Case, timeout: float = 30.0) -> Obj:
-    return await case.until(
-        kinds.LOAD_BALANCERS, case.balancer, lambda obj: obj.get("status", {}).get("address"), timeout=timeout
-    )
-
-
-async def until_spec(case: Case, wanted: Obj) -> None:
-    def fulfilled(obj: Obj) -> bool:
-        return all(obj["spec"].get(name) == value for name, value in wanted.items())
-
-    await case.until(kinds.LOAD_BALANCERS, case.balancer, fulfilled, timeout=AT_ONCE)
 
 
 # The spec
@@ -79,197 +58,6 @@ async def test_what_is_as_it_should_be_is_not_written(case: Case) -> None:
         await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": annotations}})
         await asyncio.sleep(0.3)
     assert await case.writes(since) == []
-
-
-# The address
-
-
-async def test_address_is_safe_through_many_takeovers(case: Case, other: Case) -> None:
-    pool = await case.pool("tight", 1, 4)
-    await case.ready_cluster(
-        loadBalancerConfig={"ipamType": "pool", "ipPoolRef": pool}, vmNetworkConfig=case.vm_network("machines-a")
-    )
-    endpoint = (await case.get(HARVESTER_CLUSTERS, case.name))["spec"]["controlPlaneEndpoint"]
-    await case.ready_machine("first", control_plane=True)
-    await taken_over(case)
-    # As many machines as there are other addresses come and go, of a cluster in another namespace.
-    await other.ready_cluster(vmNetworkConfig=case.vm_network(pool))
-    for number in range(6):
-        await case.ask_deletion(kinds.LOAD_BALANCERS, case.balancer)
-        names = [f"m-{number}-{n}" for n in range(3)]
-        await asyncio.gather(*(other.create_machine(name) for name in names))
-        machines = [await other.until(HARVESTER_MACHINES, name, is_ready) for name in names]
-        assert endpoint["host"] not in [machine["status"]["allocatedIPAddress"] for machine in machines]
-        again = await taken_over(case)
-        assert again["status"]["address"] == endpoint["host"]
-        await asyncio.gather(*(other.delete_machine(name) for name in names))
-    found = await case.get(HARVESTER_CLUSTERS, case.name)
-    assert found["spec"]["controlPlaneEndpoint"] == endpoint
-    assert await case.allocated(pool) == {endpoint["host"]: f"{case.target}/{case.balancer}"}
-    await case.delete()
-    assert await case.allocated(pool) == {}
-
-
-async def reported(case: Case, text: str) -> Obj:
-    """The HarvesterCluster once it reports a source of the address that is not applied; it stays ready."""
-    found = await case.until(
-        HARVESTER_CLUSTERS,
-        case.name,
-        lambda obj: text in condition_of(obj, "LoadBalancerReady").get("message", ""),
-        timeout=AT_ONCE,
-    )
-    assert condition_of(found, "LoadBalancerReady")["status"] == "True"
-    assert is_ready(found)
-    await case.until_event(case.name, "Warning", "LoadBalancerAddressKept")
-    return found
-
-
-async def unmoved(case: Case, before: Obj, pool: str) -> None:
-    """Assert that LoadBalancer, Service and pool have the address of `before`, also a moment later."""
-    await asyncio.sleep(1)
-    address = before["status"]["address"]
-    after = await case.get(kinds.LOAD_BALANCERS, case.balancer)
-    service = await case.get(SERVICES, case.balancer)
-    assert [after["spec"].get(name) for name in ("ipam", "ipPool")] == ["pool", pool]
-    assert after["status"]["allocatedAddress"]["ip"] == after["status"]["address"] == address
-    assert service["spec"]["loadBalancerIP"] == address
-    assert address in await case.allocated(pool)
-
-
-async def test_another_pool_does_not_move_the_address(case: Case) -> None:
-    first, second = await case.pool("lb-a", 1, 4), await case.pool("lb-b", 5, 8)
-    before = await balanced(case, ipPoolRef=first)
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": {"ipPoolRef": second}}})
-    await reported(case, f"loadBalancerConfig.ipPoolRef: {second} is not applied")
-    await unmoved(case, before, first)
-    assert await case.allocated(second) == {}
-    # Neither does it move when LoadBalancer and Service are recreated; other changes arrive.
-    await case.ask_deletion(kinds.LOAD_BALANCERS, case.balancer)
-    await case.until(kinds.LOAD_BALANCERS, case.balancer, lambda obj: uid_of(obj) != uid_of(before))
-    await taken_over(case)
-    await case.ask_deletion(SERVICES, case.balancer)
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": {"description": "new"}}})
-    await until_spec(case, {"description": "new", "ipPool": first})
-    await case.until(SERVICES, case.balancer, lambda obj: (obj.get("status") or {}).get("loadBalancer"))
-    await unmoved(case, before, first)
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": {"ipPoolRef": first}}})
-    await case.until(
-        HARVESTER_CLUSTERS, case.name, lambda obj: not condition_of(obj, "LoadBalancerReady").get("message")
-    )
-
-
-async def test_new_first_pool_of_the_machines_does_not_move_the_address(case: Case) -> None:
-    first, second = await case.pool("old", 1, 4), await case.pool("new", 5, 8)
-    await case.ready_cluster(loadBalancerConfig={"ipamType": "pool"}, vmNetworkConfig=case.vm_network(first))
-    await case.ready_machine("first", control_plane=True)
-    before = await taken_over(case)
-    spec = {"vmNetworkConfig": {"ipPoolRefs": [second, first]}}
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": spec})
-    await reported(case, f"IPPool {second} of vmNetworkConfig is not applied")
-    await unmoved(case, before, first)
-
-
-async def test_another_ipam_type_is_reported_and_stops_nothing(case: Case) -> None:
-    pool = await case.pool("lb-a", 1, 4)
-    before = await balanced(case, ipPoolRef=pool)
-    config = {"ipamType": "dhcp", "ipPoolRef": None, "description": "new"}
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": config}})
-    await reported(case, "loadBalancerConfig.ipamType: dhcp is not applied")
-    await until_spec(case, {"description": "new"})
-    await unmoved(case, before, pool)
-
-
-async def test_pool_that_the_go_provider_did_not_apply_does_not_move_the_address(case: Case) -> None:
-    first, second = await case.pool("lb-a", 1, 4), await case.pool("lb-b", 5, 8)
-    address, holder = f"{case.subnet}.1", f"{case.target}/{case.balancer}"
-    await case.harvester.create(NAMESPACES, {"metadata": {"name": case.target}})
-    await case.reserve(first, address, holder)
-    await place(case, case.balancer, {}, address)
-    listener = {"name": "api-server", "port": 6443, "protocol": "TCP", "backendPort": 6443}
-    spec = {"workloadType": "vm", "ipam": "pool", "ipPool": first, "listeners": [listener]}
-    metadata = {"name": case.balancer, "namespace": case.target}
-    await case.harvester.create(
-        kinds.LOAD_BALANCERS, kinds.typed(kinds.LOAD_BALANCERS, {"metadata": metadata, "spec": spec})
-    )
-    before = await taken_over(case)
-    endpoint = {"host": address, "port": 6443}
-    config = {"ipamType": "pool", "ipPoolRef": second}
-    found = await case.ready_cluster(loadBalancerConfig=config, controlPlaneEndpoint=endpoint)
-    assert found["spec"]["controlPlaneEndpoint"] == endpoint
-    await reported(case, f"loadBalancerConfig.ipPoolRef: {second} is not applied")
-    await unmoved(case, before, first)
-
-
-# Refusals
-
-
-@pytest.fixture
-def none_allowed(case: Case) -> Callable[[Resource], Awaitable[None]]:
-    """Let Harvester refuse new objects of a kind in the case's namespace, by a quota."""
-
-    async def refuse(resource: Resource) -> None:
-        hard = {f"count/{resource.plural}" + (f".{resource.group}" if resource.group else ""): "0"}
-        metadata = {"name": QUOTA, "namespace": case.target}
-        quota = kinds.typed(kinds.RESOURCE_QUOTAS, {"metadata": metadata, "spec": {"hard": hard}})
-        await case.harvester.create(kinds.RESOURCE_QUOTAS, quota)
-        # Kubernetes enforces what its controller has counted, and that does not run here.
-        status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
-        await case.harvester.patch(kinds.RESOURCE_QUOTAS, QUOTA, case.target, status, subresource="status")
-
-    return refuse
-
-
-async def allow_again(case: Case) -> None:
-    """Lift the quota, and reconcile."""
-    await case.harvester.delete(kinds.RESOURCE_QUOTAS, QUOTA, case.target)
-    annotations = {"caphv.io/reconcile-at": "now"}
-    await asyncio.sleep(1)
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": annotations}})
-
-
-async def test_refused_load_balancer_is_reported_although_the_cluster_was_ready(
-    case: Case, none_allowed: Callable[[Resource], Awaitable[None]]
-) -> None:
-    await case.ready_cluster()
-    await none_allowed(kinds.LOAD_BALANCERS)
-    await case.create_machine("first", control_plane=True)
-    text = f"Harvester refuses to create LoadBalancer {case.target}/{case.balancer}: "
-    says = is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", text)
-    found = await case.until(HARVESTER_CLUSTERS, case.name, says)
-    assert "exceeded quota" in condition_of(found, "LoadBalancerReady")["message"]
-    assert condition_of(found, "Ready")["status"] == "False"
-    await case.until_event(case.name, "Warning", "InfrastructureProvisioningFailed")
-    await allow_again(case)
-    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
-    await taken_over(case)
-
-
-async def test_stored_listeners_that_harvester_refuses_are_reported_until_they_are_corrected(case: Case) -> None:
-    listeners = [{"name": "api-443", "port": 443, "protocol": "TCP", "backendPort": 6443}]
-    # The CRD lets through what was stored before its rule: it has an endpoint.
-    endpoint = {"host": f"{case.subnet}.9", "port": 6443}
-    config = {"ipamType": "dhcp", "listeners": listeners}
-    await case.ready_cluster(loadBalancerConfig=config, controlPlaneEndpoint=endpoint)
-    await case.create_machine("first", control_plane=True)
-    says = is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", "duplicate backendPort 6443")
-    await case.until(HARVESTER_CLUSTERS, case.name, says)
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"loadBalancerConfig": {"listeners": [LISTENER]}}})
-    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
-    await taken_over(case)
-
-
-async def test_refused_service_is_reported_although_the_cluster_was_ready(
-    case: Case, none_allowed: Callable[[Resource], Awaitable[None]]
-) -> None:
-    await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers"})
-    await none_allowed(SERVICES)
-    await case.ask_deletion(SERVICES, case.balancer)
-    text = f"Harvester refuses to create Service {case.target}/{case.balancer}: "
-    await case.until(
-        HARVESTER_CLUSTERS, case.name, is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", text)
-    )
-    await allow_again(case)
-    await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
 
 
 # Two clusters of one name
