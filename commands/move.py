@@ -56,7 +56,11 @@ Exit status: 0 moved, or (with --dry-run) possible, 1 aborted or not completed, 
 @click.option(
     "--timeout", type=Duration(), default="10m", show_default=True, metavar="TIME", help="Longest wait for adoption."
 )
-@click.option("--force", is_flag=True, help="Move them although a check failed that protects no object and no VM.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Move them although a VM is absent, a shared ConfigMap differs or the pause is not confirmed.",
+)
 @change_options
 @management_options
 def move(clusters: tuple[str, ...], **flags: Any) -> None:

@@ -14,9 +14,9 @@ from overview.backup.order import Action, is_paused
 from overview.backup.writing import Restore
 from overview.doctor.model import Check, Result, ok
 
-_SHARED, _VMS = "shared", "vms"
-# Nothing that is deleted on the source depends on these.
-_OVERRIDABLE = (_SHARED, _VMS)
+_CONFIG_MAPS, _VMS = "configmaps", "vms"
+# No controller replaces a machine because of these. A class, a template or an identity could cost VMs.
+_OVERRIDABLE = (_CONFIG_MAPS, _VMS)
 
 
 def checks(backup: Backup, target: Restore, vms: VirtualMachines) -> list[Check]:
@@ -29,7 +29,7 @@ def checks(backup: Backup, target: Restore, vms: VirtualMachines) -> list[Check]
 
 
 def stopping(found: Iterable[Check], *, force: bool) -> list[Check]:
-    """Return the errors that stop a move; `force` overrides those that cannot lose anything."""
+    """Return the errors that stop a move; `force` overrides those that cost no object and no VM."""
     return [check for check in found if check.result is Result.ERROR and not (force and check.id in _OVERRIDABLE)]
 
 
@@ -50,9 +50,10 @@ def _objects(backup: Backup, target: Restore) -> Iterator[Check]:
     moved = owned(backup)
     for step in target.steps():
         if step.action is Action.DIFFERENT:
-            check = "objects" if step.identity in moved else _SHARED
+            stays = step.identity not in moved
+            check = _CONFIG_MAPS if stays and step.identity[:2] == ("", "ConfigMap") else "objects"
             message = f"{step.identity} exists there and is different"
-            remedy = "Compare both. A Cluster that is deleted on the target takes its VMs with it"
+            remedy = "Make both equal. A Cluster that is deleted on the target takes its VMs with it"
             yield Check(check, _there(target), Result.ERROR, message, remedy)
 
 

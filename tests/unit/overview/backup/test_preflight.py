@@ -9,7 +9,7 @@ import pytest
 from caphv.api.object import Key, Obj
 from overview.backup.adoption import VirtualMachines, VirtualMachineState
 from overview.backup.files import Backup, Origin
-from overview.backup.graph import ObjectId, belongings, id_of
+from overview.backup.graph import belongings, id_of
 from overview.backup.moving import as_moved, not_paused_yet
 from overview.backup.preflight import checks, stopping
 from overview.backup.writing import Restore
@@ -36,7 +36,7 @@ def stopped(backup: Backup, target: Restore, vms: VirtualMachines = FOUND, *, fo
 def changed(objs: list[Obj], kind: str) -> Obj:
     """A copy of the first object of a kind, with another content."""
     found = copy.deepcopy(next(obj for obj in objs if obj["kind"] == kind))
-    found["data" if kind == "Secret" else "spec"] = {"other": "eA=="}
+    found["data" if kind in ("Secret", "ConfigMap") else "spec"] = {"other": "eA=="}
     return found
 
 
@@ -71,15 +71,20 @@ def test_vms_that_are_unknown_stop_it_and_force_overrides_absent_ones() -> None:
     assert stopped(backup, target, gone) == []
 
 
-def test_force_overrides_a_difference_only_of_what_stays_on_the_source() -> None:
+@pytest.mark.parametrize("kind", ["Secret", "ClusterClass", "HarvesterMachineTemplate", "RKE2ControlPlane"])
+def test_force_does_not_override_a_difference_of_what_machines_depend_on(kind: str) -> None:
     objs = whole_cluster()
-    backup = backup_of(objs)
-    control_plane, secret = changed(objs, "RKE2ControlPlane"), changed(objs, "Secret")
-    assert id_of(secret) == ObjectId("", "Secret", "team", "identity")
-    target = target_of(backup, control_plane, secret)
-    both = [f"{each} exists there and is different" for each in map(id_of, (secret, control_plane))]
-    assert stopped(backup, target, force=False) == both
-    assert stopped(backup, target) == both[1:]
+    next(obj for obj in objs if obj["kind"] == kind).setdefault("spec", {"size": "small"})
+    backup, other = backup_of(objs), changed(objs, kind)
+    different = [f"{id_of(other)} exists there and is different"]
+    assert stopped(backup, target_of(backup, other)) == different
+
+
+def test_force_overrides_the_difference_of_a_config_map_that_stays_on_the_source() -> None:
+    objs = whole_cluster()
+    backup, other = backup_of(objs), changed(objs, "ConfigMap")
+    assert stopped(backup, target_of(backup, other), force=False) == [f"{id_of(other)} exists there and is different"]
+    assert stopped(backup, target_of(backup, other)) == []
 
 
 def test_a_move_is_continued_once_a_cluster_runs_on_the_target() -> None:
