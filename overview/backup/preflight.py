@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from caphv.api import names
 from caphv.api.clusterapi import externally_managed
-from caphv.api.object import Obj, key_of
+from caphv.api.object import key_of
 from overview.backup.adoption import VirtualMachines
 from overview.backup.files import Backup
 from overview.backup.moving import CLUSTER, harvester_objects, is_resumed, of_kind, owned
 from overview.backup.order import Action, is_paused
 from overview.backup.writing import Restore
 from overview.doctor.model import Check, Result, ok
+from overview.remedies import resume_command
 
 _CONFIG_MAPS, _VMS = "configmaps", "vms"
 # No controller replaces a machine because of these. A class, a template or an identity could cost VMs.
@@ -66,18 +66,11 @@ def _paused(backup: Backup) -> Iterator[Check]:
         name = f"{obj['kind']} {key_of(obj)}"
         if is_paused(obj):
             message = f"{name} is paused: the target would not adopt its VMs"
-            yield Check("paused", "source", Result.ERROR, message, f"Resume it: {_resuming(obj)}")
+            yield Check("paused", "source", Result.ERROR, message, f"Resume it: {resume_command(obj)}")
         elif obj["kind"] == "HarvesterCluster" and externally_managed(obj):
             message = f"{name} is managed by another controller, which is not moved"
             remedy = "Run that controller for the target: VMs are adopted once it has set the status there"
             yield Check("managed", "source", Result.WARNING, message, remedy)
-
-
-def _resuming(obj: Obj) -> str:
-    what = f"{obj['kind'].lower()} {key_of(obj).name} -n {key_of(obj).namespace}"
-    if obj["kind"] == "Cluster":
-        return f'kubectl patch {what} --type=merge -p \'{{"spec":{{"paused":false}}}}\''
-    return f"kubectl annotate {what} {names.PAUSED_ANNOTATION}-"
 
 
 def _unseen(backup: Backup) -> Iterator[Check]:
