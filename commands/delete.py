@@ -140,10 +140,14 @@ def _announce(parts: Parts, *, force: bool) -> None:
     from caphv.api.object import being_deleted
     from overview.deletion import forcible, leftovers_of
     from overview.diagnosis import resume_commands
+    from overview.remedies import resume_command
 
     echo(f"Cluster {parts.key}: {len(parts.machines)} machines")
-    if commands := resume_commands(parts):
-        echo(f"! it is paused: no controller deletes anything until you resume it: {commands}")
+    if resume_command(parts.cluster):
+        echo(f"! it is paused: no controller deletes anything until you resume it: {resume_commands(parts)}")
+    elif command := resume_commands(parts):
+        echo("! its HarvesterCluster is paused: VMs are deleted; load balancer and HarvesterCluster stay until you")
+        echo(f"  resume it: {command}")
     server = ((parts.harvester_cluster or {}).get("spec") or {}).get("server")
     for line in _lines(leftovers_of(parts)):
         echo(f"  {'may remain' if force else 'deletes'} on Harvester {server}: {line}")

@@ -164,3 +164,11 @@ def test_a_warning_comes_before_the_deletion_of_a_paused_cluster(server: Server,
     result = run("--dry-run")
     assert result.exit_code == 0
     assert ("is paused: no controller deletes anything until you resume it: kubectl patch" in result.output) is paused
+
+
+def test_the_warning_says_that_vms_are_deleted_if_only_the_harvestercluster_is_paused(server: Server) -> None:
+    server.builder.harvester_cluster["metadata"]["annotations"] = {"cluster.x-k8s.io/paused": ""}
+    text = run("--dry-run").output
+    assert "no controller deletes anything" not in text
+    assert "its HarvesterCluster is paused: VMs are deleted; load balancer and HarvesterCluster stay until" in text
+    assert "resume it: kubectl annotate harvestercluster shop-x -n team cluster.x-k8s.io/paused-" in text
