@@ -61,7 +61,7 @@ Examples:
   caphv pools audit -o json
 
 \b
-Exit status: 0 nothing to repair, 1 addresses have leaked or counts are wrong, 2 something cannot be read.
+Exit status: 0 nothing to repair, 1 addresses have leaked or counts are wrong, else 2 if something cannot be read.
 """,
 )
 @_options
@@ -82,7 +82,7 @@ def audit(names: tuple[str, ...], **flags: Any) -> None:
     else:
         print_data(found.reports, flags["output"])
     out.show_unseen(found.unseen)
-    sys.exit(2 if found.unseen else 1 if any(report.wrong for report in found.reports) else 0)
+    sys.exit(1 if any(report.wrong for report in found.reports) else 2 if found.unseen else 0)
 
 
 @pools.command(
@@ -93,7 +93,7 @@ Examples:
   caphv pools release machines --yes
 
 \b
-Exit status: 0 nothing is left to do, 1 aborted or failed, 2 something cannot be read.
+Exit status: 0 all done, or (with --dry-run) shown, 1 aborted or failed, 2 something cannot be read.
 """,
 )
 @_options

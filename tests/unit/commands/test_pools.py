@@ -103,7 +103,7 @@ def test_a_harvester_that_is_down_hides_no_other(call: Any) -> None:
     down = Server("https://harvester-2:6443", errors={resources.IP_POOLS.kind: DOWN})
     for order in ([harvester(1, leaking("a")), down], [down, harvester(1, leaking("a"))]):
         result = call("audit", of=order)
-        assert result.exit_code == 2
+        assert result.exit_code == 1  # an address has leaked
         assert "IPPool a on https://harvester-1:6443: 9 of 10 free; 1 leaked" in result.output
         assert "not seen: Harvester https://harvester-2:6443: https://harvester-2:6443: connection ref" in result.output
         result = call("release", "--yes", of=order)
@@ -132,6 +132,21 @@ def test_what_is_not_seen_is_never_called_right(call: Any, errors: dict[str, Api
         result = call("release", more, of=[found], hidden=hidden)
         assert (result.exit_code, "Nothing to release in what can be read" in result.output) == (2, True)
         assert "all counts are right" not in result.output
+
+
+def test_an_identity_of_single_namespaces_hides_no_wrong_count(call: Any) -> None:
+    found = harvester(1, leaking("a"))
+    found.errors = {resources.VIRTUAL_MACHINES.kind: Forbidden(403, "Forbidden", "may not list VMs")}
+    right = call("audit", of=[found])
+    assert (right.exit_code, "not seen" in right.output) == (2, True)
+    found.objs[resources.IP_POOLS.kind][0]["status"]["available"] = 3
+    wrong = call("audit", of=[found])
+    assert (wrong.exit_code, "not seen" in wrong.output) == (1, True)
+
+
+def test_a_dry_run_that_would_release_something_is_no_failure(call: Any) -> None:
+    result = call("release", "--dry-run", of=[harvester(1, leaking("a"))])
+    assert (result.exit_code, "10.0.0.10" in result.output) == (0, True)
 
 
 def test_a_pool_with_invalid_ranges_is_named_and_no_success(call: Any) -> None:
