@@ -18,7 +18,7 @@ from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj, Resource, annotations_of, key_of, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
-from overview.backup.files import Backup
+from overview.backup.files import Backup, Origin
 from overview.backup.graph import ObjectId
 from overview.backup.order import Action, Step, is_paused
 from overview.backup.writing import Restore
@@ -38,10 +38,26 @@ def as_moved(backup: Backup, named: Iterable[Key] = ()) -> Backup:
     objects = {identity: _as_before(obj) for identity, obj in backup.objects.items()}
     if backup.origin is None:
         return replace(backup, objects=objects)
-    clusters = sorted({str(key) for key in named}) or sorted(backup.clusters)
-    source = "\0".join((backup.origin.uid or backup.origin.server, *clusters))
-    identity = f"{_MOVE}{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    return replace(backup, objects=objects, origin=replace(backup.origin, identity=identity))
+    clusters = {str(key) for key in named} or backup.clusters
+    return replace(backup, objects=objects, origin=replace(backup.origin, identity=_identity(backup.origin, clusters)))
+
+
+def interrupted(target: Restore) -> list[tuple[list[str], bool]]:
+    """Return the Clusters on the target of each other move that left some of them paused: this one resumes none.
+
+    With each move, whether these are all its clusters.
+    """
+    moves: dict[str, list[Obj]] = {}
+    for identity, obj in sorted(target.existing.items()):
+        move = annotations_of(obj).get(names.RESTORED_FROM_ANNOTATION, "")
+        if identity[:2] == CLUSTER and move.startswith(_MOVE) and move != target.source.identity:
+            moves.setdefault(move, []).append(obj)
+    origin, found = target.backup.origin, []
+    for move, objs in moves.items():
+        if any(map(is_paused, objs)):
+            clusters = [str(key_of(obj)) for obj in objs]
+            found.append((clusters, origin is not None and _identity(origin, clusters) == move))
+    return found
 
 
 async def moved_before(client: ApiClient, clusters: Resource, keys: Iterable[Key]) -> set[Key]:
@@ -149,6 +165,11 @@ async def delete_source(
         except (ApiError, Unreachable) as error:
             return [f"{step.identity}: {error}"]
     return []
+
+
+def _identity(origin: Origin, clusters: Iterable[str]) -> str:
+    source = "\0".join((origin.uid or origin.server, *sorted(clusters)))
+    return f"{_MOVE}{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
 def _as_before(obj: Obj) -> Obj:

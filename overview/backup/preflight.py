@@ -8,7 +8,7 @@ from caphv.api.clusterapi import externally_managed
 from caphv.api.object import key_of
 from overview.backup.adoption import VirtualMachines
 from overview.backup.files import Backup
-from overview.backup.moving import CLUSTER, harvester_objects, is_resumed, of_kind, owned
+from overview.backup.moving import CLUSTER, harvester_objects, interrupted, is_resumed, of_kind, owned
 from overview.backup.order import Action, is_paused
 from overview.backup.writing import Restore
 from overview.doctor.model import Check, Result, ok
@@ -21,7 +21,8 @@ _OVERRIDABLE = (_CONFIG_MAPS, _VMS)
 
 def checks(backup: Backup, target: Restore, vms: VirtualMachines) -> list[Check]:
     """Check the objects of the source, `as_moved`, against the target, and whether adoption can be verified."""
-    found = [*_sides(backup, target), *_objects(backup, target), *_paused(backup), *_unseen(backup), *_vms(vms)]
+    found = [*_sides(backup, target), *_objects(backup, target), *_interrupted(target)]
+    found += [*_paused(backup), *_unseen(backup), *_vms(vms)]
     if is_resumed(target):
         message = "the clusters run there already: an interrupted move is completed"
         found.append(ok("resumed", _there(target), message))
@@ -55,6 +56,13 @@ def _objects(backup: Backup, target: Restore) -> Iterator[Check]:
             message = f"{step.identity} exists there and is different"
             remedy = "Make both equal. A Cluster that is deleted on the target takes its VMs with it"
             yield Check(check, _there(target), Result.ERROR, message, remedy)
+
+
+def _interrupted(target: Restore) -> Iterator[Check]:
+    for clusters, whole in interrupted(target):
+        message = f"an interrupted move of other clusters than these left {', '.join(clusters)} paused there"
+        which = f"caphv move {' '.join(clusters)}" if whole else "caphv move with exactly its clusters"
+        yield Check("interrupted", _there(target), Result.ERROR, message, f"Complete that move first: {which}")
 
 
 def _paused(backup: Backup) -> Iterator[Check]:

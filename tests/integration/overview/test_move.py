@@ -270,6 +270,31 @@ def test_a_cluster_that_is_created_meanwhile_is_not_moved(sides: Sides, monkeypa
     assert "paused" not in sides.here()["Cluster other/late"]["spec"]
 
 
+def test_an_interrupted_move_of_a_namespace_names_its_clusters_once_there_are_more(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, more, new = (json.loads(json.dumps(movable(name)).replace('"team"', '"grown"')) for name in ("x", "y", "z"))
+    sides.load(*old, *more)
+    patch = ApiClient.patch
+
+    async def interrupted(client: ApiClient, resource: Resource, *what: Any, **options: Any) -> Obj:
+        if what[-1] == {"spec": {"paused": None}}:
+            raise Unreachable("interrupted")
+        return await patch(client, resource, *what, **options)
+
+    monkeypatch.setattr(ApiClient, "patch", interrupted)
+    assert sides.move("-n", "grown").exit_code == 1
+    monkeypatch.setattr(ApiClient, "patch", patch)
+    sides.load(*new)
+    second = sides.move("-n", "grown")
+    assert second.exit_code == 1, second.output
+    assert "Complete that move first: caphv move grown/x grown/y" in second.output
+    assert "paused" not in sides.here()["Cluster grown/z"]["spec"]
+    third = sides.move("grown/x", "grown/y")
+    assert third.exit_code == 0, third.output
+    assert {f"Cluster grown/{name}" for name in "xyz"} & sides.here().keys() == {"Cluster grown/z"}
+
+
 def test_nothing_stays_when_the_core_adds_its_finalizer_again(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     sides.load(*movable("quick"))
     delete = ApiClient.delete

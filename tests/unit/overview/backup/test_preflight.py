@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from caphv.api.object import Key, Obj
+from caphv.api.object import Key, Obj, key_of
 from overview.backup.adoption import VirtualMachines, VirtualMachineState
 from overview.backup.files import Backup, Origin
 from overview.backup.graph import belongings, id_of
@@ -95,6 +95,40 @@ def test_a_move_is_continued_once_a_cluster_runs_on_the_target() -> None:
     assert "resumed" in [check.id for check in checks(backup, target_of(backup, cluster), FOUND)]
     cluster["spec"]["paused"] = True
     assert "resumed" not in [check.id for check in checks(backup, target_of(backup, cluster), FOUND)]
+
+
+def left_paused(objs: list[Obj], name: str, *moved: str) -> Obj:
+    """The Cluster of a name as a move of some clusters left it on the target."""
+    chosen = as_moved(backup_of(objs), [Key("team", each) for each in moved])
+    assert chosen.origin is not None
+    cluster = copy.deepcopy(next(obj for obj in objs if obj["kind"] == "Cluster" and key_of(obj).name == name))
+    cluster["metadata"]["annotations"] = {"caphv.io/restored-from": chosen.origin.identity}
+    cluster["spec"]["paused"] = True
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("there", "remedy"),
+    [
+        (["shop", "blog"], "Complete that move first: caphv move team/blog team/shop"),
+        (["shop"], "Complete that move first: caphv move with exactly its clusters"),
+    ],
+)
+def test_an_interrupted_move_of_other_clusters_stops_it_with_their_names(there: list[str], remedy: str) -> None:
+    objs = [*whole_cluster("shop"), *whole_cluster("blog"), *whole_cluster("new")]
+    backup = as_moved(backup_of(objs), [Key("team", name) for name in ("shop", "blog", "new")])
+    target = target_of(backup, *(left_paused(objs, name, "shop", "blog") for name in there))
+    found = {check.id: check for check in stopping(checks(backup, target, FOUND), force=True)}
+    names = ", ".join(sorted(f"team/{name}" for name in there))
+    assert found["interrupted"].message.endswith(f"left {names} paused there")
+    assert found["interrupted"].remedy == remedy
+
+
+def test_the_same_move_continues_what_it_left_paused() -> None:
+    objs = [*whole_cluster("shop"), *whole_cluster("blog")]
+    backup = as_moved(backup_of(objs), [Key("team", "shop"), Key("team", "blog")])
+    target = target_of(backup, *(left_paused(objs, name, "blog", "shop") for name in ("shop", "blog")))
+    assert "interrupted" not in {check.id for check in checks(backup, target, FOUND)}
 
 
 def test_what_a_user_has_paused_stops_it_with_the_command_that_resumes_it() -> None:
