@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from commands.options.changes import confirm
-from commands.options.clusters import InputError
+from commands.options.clusters import CommandError, InputError
 from commands.options.management import data_text, run
 from commands.options.outputfile import OutputFile, write_private
 from commands.output.echo import echo
@@ -245,7 +245,7 @@ def _report(
 def _require(found: GuestAccount) -> None:
     if found.account is None or found.binding is None or found.obstacles():
         why = "; ".join(found.obstacles()) or "it does not exist"
-        raise click.ClickException(f"no account {found.key} for a cloud provider on Harvester: {why}")
+        raise CommandError(f"no account {found.key} for a cloud provider on Harvester: {why}")
 
 
 async def _read(name: str, flags: dict[str, Any]) -> GuestAccount:
@@ -305,7 +305,7 @@ async def _deliver(content: str, kubeconfig: str) -> None:
             await client.close()
     except (KubeconfigError, ApiError, Unreachable) as error:
         msg = f"not delivered, the former token stays valid; run this again: {error}"
-        raise click.ClickException(msg) from None
+        raise CommandError(msg) from None
 
 
 async def _with_account(
@@ -327,7 +327,7 @@ async def _with_account(
         finally:
             await client.close()
     except AccountError as error:
-        raise click.ClickException(str(error)) from None
+        raise CommandError(str(error)) from None
     except (KubeconfigError, ApiError, Unreachable) as error:
         raise InputError(f"Harvester: {error}") from None
 

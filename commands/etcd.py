@@ -112,7 +112,7 @@ def remove(cluster: str, names: tuple[str, ...], **flags: Any) -> None:
     try:
         wanted = chosen(found, names)
     except ChangeError as error:
-        raise InputError("\n".join(error.problems)) from None
+        raise InputError(*error.problems) from None
     checks = removal_checks(f"Cluster {key}", found, wanted) if wanted else []
 
     def report(*, applied: bool) -> None:

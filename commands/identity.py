@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.options.clusters import CommandError
 from commands.options.management import (
     management_client,
     management_options,
@@ -286,7 +287,7 @@ async def _create(account: Account, options: dict[str, Any]) -> str:
         finally:
             await client.close()
     except (KubeconfigError, ApiError, Unreachable, identityaccount.AccountError) as error:
-        raise click.ClickException(str(error)) from error
+        raise CommandError(str(error)) from error
 
 
 def _with_former_limits(account: Account, found: Existing | None, options: dict[str, Any]) -> Account:
@@ -320,7 +321,7 @@ def _no_identity(account: Account, file: Path | None) -> None:
         "has no lasting token: add --expires-in DAYS, or --lasting-token"
     )
     if file:
-        raise click.ClickException(message)
+        raise CommandError(message)
     click.echo(f"caphv: {message}", err=True)
 
 

@@ -104,7 +104,7 @@ def _read_files(files: Sequence[Path]) -> list[Obj]:
     if not found and not problems:
         problems.append("the files hold no object")
     if problems:
-        raise InputError("\n".join(problems))
+        raise InputError(*problems)
     return found
 
 

@@ -16,7 +16,7 @@ import click
 from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION
 from caphv.api.object import Key, Obj
 from commands.options.changes import change_options, confirm
-from commands.options.clusters import InputError
+from commands.options.clusters import CommandError, InputError
 from commands.options.management import (
     context_namespace,
     management_client,
@@ -218,7 +218,7 @@ async def _rotate(found: _Identity, plan: _Plan, flags: dict[str, Any]) -> None:
     except (AccountError, KubeconfigError, ApiError, Unreachable) as error:
         hint = "" if flags["harvester_kubeconfig"] else "; an administrator can: --harvester-kubeconfig FILE"
         what = "the token is not valid any more" if isinstance(error, Unauthorized) else "Harvester"
-        raise click.ClickException(f"the former token stays in use: {what}: {error}{hint}") from None
+        raise CommandError(f"the former token stays in use: {what}: {error}{hint}") from None
 
 
 @asynccontextmanager
@@ -255,13 +255,13 @@ async def _test(harvester: ApiClient, content: str, found: _Identity) -> None:
     try:
         mine, theirs = [uid_of(await each.get(NAMESPACES, "kube-system")) for each in (probe, harvester)]
         if mine != theirs:
-            raise click.ClickException(f"{found.access.server} is not the Harvester of {harvester.server}: not changed")
+            raise CommandError(f"{found.access.server} is not the Harvester of {harvester.server}: not changed")
         missing = await rights.denied(probe, rights.needed(found.clusters))
     finally:
         await probe.close()
     if missing:
         what = "; ".join(rights.describe(missing))
-        raise click.ClickException(
+        raise CommandError(
             f"not changed: the account may not {what}. Grant it: caphv identity create --target-namespace does"
         )
 
@@ -277,7 +277,7 @@ async def _write(flags: dict[str, Any], found: _Identity, plan: _Plan, content: 
         try:
             await client.patch(SECRETS, found.key.name, found.key.namespace, {"metadata": metadata, "data": data})
         except Conflict:
-            raise click.ClickException(f"Secret {found.key} was changed meanwhile: run this again") from None
+            raise CommandError(f"Secret {found.key} was changed meanwhile: run this again") from None
 
 
 async def _verify(flags: dict[str, Any], found: _Identity) -> None:
@@ -326,4 +326,4 @@ async def _finish(harvester: ApiClient, flags: dict[str, Any], found: _Identity,
         try:
             await client.patch(SECRETS, found.key.name, found.key.namespace, patch)
         except ApiError as error:
-            raise click.ClickException(f"the note on Secret {found.key} stays; run this again: {error}") from None
+            raise CommandError(f"the note on Secret {found.key} stays; run this again: {error}") from None

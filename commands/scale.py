@@ -64,7 +64,7 @@ def scale(cluster: str, **flags: Any) -> None:
     try:
         plan = _plan(answer, chosen.keys[0], wanted)
     except ChangeError as error:
-        raise InputError("\n".join(error.problems)) from None
+        raise InputError(*error.problems) from None
     if agreed(plan, flags, f"Scale cluster {plan.cluster}?"):
         apply_plan(plan, flags)
         report(plan, flags, applied=True)

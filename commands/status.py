@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commands.options.clusters import CommandError
 from commands.options.management import (
     Selection,
     management_client,
@@ -122,7 +123,7 @@ async def _serve(flags: dict[str, Any], chosen: Selection) -> None:
                 click.echo(f"Live page at {url} (Ctrl-C ends it)")
                 await asyncio.Event().wait()
         except OSError as error:
-            raise click.ClickException(f"cannot serve at {flags['bind_address']}: {error.strerror}") from None
+            raise CommandError(f"cannot serve at {flags['bind_address']}: {error.strerror}") from None
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -63,7 +63,7 @@ def upgrade(cluster: str, **flags: Any) -> None:
         with patient_progress() as step:
             plan = run(_plan(flags, chosen, step))
     except ChangeError as error:
-        raise InputError("\n".join(error.problems)) from None
+        raise InputError(*error.problems) from None
     if agreed(plan, flags, f"Upgrade cluster {plan.cluster} to {flags['version']}?"):
         apply_plan(plan, flags)
         report(plan, flags, applied=bool(plan.changes))

@@ -154,7 +154,7 @@ def _rendered(flags: dict[str, Any], given: SelectedClusters, step: Step) -> Bat
             wanted, policies = {CLUSTER_ROOT: bundler.folders(batch)}, policies_of(batch.rendered)
             target.commit(lambda now: changes(now, wanted, pruning, staging(policies, now, None)), Reason(""))
     except GitError as error:
-        raise InputError(str(error)) from None
+        raise InputError(*str(error).split("\n")) from None
     return batch
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commands.options.clusters import InputError
+from commands.options.clusters import CommandError, InputError
 from commands.options.management import management_client, print_data, run
 
 if TYPE_CHECKING:
@@ -125,9 +125,7 @@ def apply_plan(plan: Plan, flags: dict[str, Any]) -> None:
             try:
                 await apply(client, plan.patches)
             except Conflict as error:
-                raise click.ClickException(
-                    f"cluster {plan.cluster} was changed meanwhile, try again: {error}"
-                ) from None
+                raise CommandError(f"cluster {plan.cluster} was changed meanwhile, try again: {error}") from None
 
     run(write())
 
@@ -155,5 +153,5 @@ async def until_done(flags: dict[str, Any], cluster: Key, step: Callable[[Manage
     except TimeoutError:
         return False
     except ChangeError as error:
-        raise InputError("\n".join(error.problems)) from None
+        raise InputError(*error.problems) from None
     return False

@@ -27,11 +27,13 @@ _QUIET_SECONDS = 5.0
 
 
 class CommandError(click.ClickException):
-    """A command failed: exit status 1. The message may quote files, objects and servers."""
+    """A command failed: exit status 1. Each line of the message may quote files, objects and servers.
 
-    def format_message(self) -> str:
-        """Return the message, without anything in it that a terminal could obey; it may have several lines."""
-        return "\n".join(map(one_line, super().format_message().split("\n")))
+    What they say has no line of its own, nor anything that a terminal could obey.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(map(one_line, lines)))
 
 
 class InputError(CommandError):

@@ -135,7 +135,7 @@ def print_data(value: Any, output: str) -> None:
 
 
 def data_text(value: Any, output: str) -> str:
-    """Return data of the model as JSON or YAML; JSON in ASCII, since its escapes are the only ones for C1 controls."""
+    """Return data of the model as JSON or YAML, in ASCII: whatever a terminal could obey is an escape of the format."""
     import json
 
     import yaml
@@ -144,7 +144,7 @@ def data_text(value: Any, output: str) -> str:
 
     if output == "json":
         return json.dumps(as_json(value), indent=2) + "\n"
-    return yaml.safe_dump(as_json(value), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(as_json(value), sort_keys=False, allow_unicode=False)
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:

@@ -240,7 +240,7 @@ def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
         with Repository(remote, cache, credentials, identity, branches.folders) as repository:
             yield repository
     except GitError as error:
-        raise InputError(str(error)) from None
+        raise InputError(*str(error).split("\n")) from None
     except OSError as error:
         # The cache, or a folder without permissions.
         raise InputError(f"{error.filename}: {error.strerror}") from None

@@ -6,8 +6,9 @@ import dataclasses
 import io
 import json
 import re
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,11 +16,15 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import commands
 from caphv.api.object import Key
 from caphv.api.plaintext import one_line, printable
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, Unreachable
+from caphv.runtime.kubeconfig import KubeconfigError
 from commands.generate_answers import Interview
+from commands.options.changes import apply_plan
 from commands.options.clusters import CommandError, InputError
-from commands.options.management import data_text
+from commands.options.management import data_text, run
 from commands.output import bundles, capacity, changes, doctor, etcd, identities, overview, plan, pools, tree
 from commands.output.echo import echo
 from commands.output.text import Text
@@ -38,6 +43,7 @@ from overview.plan.model import ClusterPlan, ObjectPlan
 from overview.plan.model import Plan as ManifestPlan
 from overview.plan.needs import Need
 from overview.pools import Entry, PoolReport, Verdict
+from overview.reader import NoClusterApiError
 from packager.definitions.flags import FLAGS
 from tests.support.clusters import NOW, Builder
 
@@ -171,8 +177,50 @@ def test_a_plan_shows_the_line_that_a_manifest_would_erase(output: Output) -> No
 
 @pytest.mark.parametrize("kind", [CommandError, InputError])
 def test_errors_of_commands_are_harmless_and_keep_their_lines(kind: type[CommandError]) -> None:
-    first, second = kind("pr/a\x1b[2K.yaml: no\tobject\npr/b\x9b.yaml: no object").format_message().split("\n")
+    first, second = kind("pr/a\x1b[2K.yaml: no\tobject", "pr/b\x9b.yaml:\nno object").format_message().split("\n")
     assert (first, second) == ("pr/a\\u001b[2K.yaml: no object", "pr/b\\u009b.yaml: no object")
+
+
+async def fails(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Forbidden(403, "Forbidden", HOSTILE),
+        ApiError(500, "InternalError", HOSTILE),
+        Unreachable(HOSTILE),
+        KubeconfigError(HOSTILE),
+        NoClusterApiError(HOSTILE),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_server_says_stays_in_the_line_of_its_error(error: Exception) -> None:
+    with pytest.raises(InputError) as caught:
+        run(fails(error))
+    assert "forged" in caught.value.format_message()
+    assert caught.value.format_message().isprintable()
+
+
+def test_a_conflict_stays_in_the_line_of_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def client(_flags: dict[str, Any]) -> AsyncIterator[None]:
+        yield
+
+    monkeypatch.setattr("commands.options.changes.management_client", client)
+    monkeypatch.setattr("overview.apply.apply", lambda *_: fails(Conflict(409, "Conflict", HOSTILE)))
+    with pytest.raises(click.ClickException) as caught:
+        apply_plan(ChangePlan(Key("team", "shop"), (PATCH,), ()), {})
+    assert (caught.value.exit_code, "was changed meanwhile" in caught.value.format_message()) == (1, True)
+    assert caught.value.format_message().isprintable()
+
+
+def test_every_error_of_a_command_is_harmless() -> None:
+    """The sandbox quotes no one: its servers are its own."""
+    root = Path(commands.__file__).parent
+    files = [file for file in root.rglob("*.py") if root / "sandbox" not in file.parents]
+    assert [str(file) for file in files if "raise click.ClickException(" in file.read_text(encoding="utf-8")] == []
 
 
 def test_lines_of_bundles_are_harmless() -> None:
@@ -186,7 +234,8 @@ def test_data_has_escapes_of_its_own_form() -> None:
     assert "\x1b" not in text
     assert json.loads(text) == {"text": HOSTILE}
     text = data_text({"text": HOSTILE}, "yaml")
-    assert not {"\x1b", "\x9b", "\x00", "\x7f"} & set(text)
+    assert text.isascii()
+    assert not {"\x1b", "\x00", "\x7f"} & set(text)
     assert yaml.safe_load(text) == {"text": HOSTILE}
 
 
