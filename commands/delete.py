@@ -116,10 +116,12 @@ def _explain_remains(chosen: Selection, flags: dict[str, Any]) -> None:
 
 def _explain(parts: Parts, waits: Iterable[PendingDeletion]) -> None:
     from caphv.api.object import being_deleted
+    from overview.remedies import resume_command
 
     if not being_deleted(parts.cluster):
         echo(f"Cluster {parts.key} is not being deleted")
-    _show_waits(parts.key, waits, force=True)
+    # While the Cluster is paused, --force deletes nothing either.
+    _show_waits(parts.key, waits, force=not resume_command(parts.cluster))
 
 
 def _show_waits(key: Key, waits: Iterable[PendingDeletion], *, force: bool) -> None:
@@ -132,7 +134,7 @@ def _show_waits(key: Key, waits: Iterable[PendingDeletion], *, force: bool) -> N
         echo(f"{mark} {wait.object} waits for: {wait.reason}{since}")
         if wait.next_step:
             echo(f"  {wait.next_step}")
-        if wait.stuck and force and wait.object.startswith("Harvester"):
+        if wait.stuck and force and not wait.paused and wait.object.startswith("Harvester"):
             click.echo(f"  If its Harvester does not come back: caphv delete {key} --force")
 
 

@@ -28,6 +28,8 @@ class PendingDeletion:
     reason: str
     next_step: str = ""
     stuck: bool = False
+    paused: bool = False
+    """Whether it waits for the end of its own pause: a forced deletion waits for that, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> Pending
     """Return what an object waits for; whatever else it says, one that is paused waits for the end of that."""
     name, since = f"{kind}/{obj['metadata']['name']}", str(obj["metadata"].get("deletionTimestamp") or "")
     if command := resume_command(obj):
-        return PendingDeletion(name, since, _PAUSED, f"Resume it: {command}", stuck=True)
+        return PendingDeletion(name, since, _PAUSED, f"Resume it: {command}", stuck=True, paused=True)
     return PendingDeletion(name, since, reason, step, bool(since) and _late(since, now))
 
 

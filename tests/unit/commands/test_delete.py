@@ -137,6 +137,21 @@ def test_the_deletion_of_a_paused_cluster_is_explained(remains: Server) -> None:
     assert "--force" not in result.output
 
 
+@pytest.mark.parametrize("kind", ["Cluster", "HarvesterCluster", "HarvesterMachine"])
+def test_force_is_not_named_where_a_pause_blocks(remains: Server, kind: str) -> None:
+    own, infrastructure = remains.builder.harvester_machines["worker-1"], remains.builder.harvester_cluster
+    chain = [own, infrastructure] if kind == "Cluster" else [{"HarvesterCluster": infrastructure}.get(kind, own)]
+    for obj in (remains.builder.cluster, remains.builder.machines["worker-1"], *chain):
+        obj["metadata"]["deletionTimestamp"] = ago(hours=1)
+    if kind == "Cluster":
+        remains.builder.cluster["spec"]["paused"] = True
+    else:
+        chain[0]["metadata"]["annotations"] = {"cluster.x-k8s.io/paused": ""}
+    text = run("--explain").output
+    assert "waits for: the end of its pause" in text
+    assert "--force" not in text
+
+
 def test_force_is_named_where_harvester_blocks(remains: Server) -> None:
     for obj in (
         remains.builder.cluster,
