@@ -203,7 +203,7 @@ async def _paused(found: _Found, chosen: Selection, flags: dict[str, Any]) -> Re
         _stop(f"the provider of the source does not confirm the pause of {', '.join(waiting[:3])}: does it run?")
     restore = await _compare(backup, flags)
     if failed := stopping(checks(backup, restore, found.vms), force=flags["force"]):
-        _stop("; ".join(check.message for check in failed))
+        _stop(*(f"{check.message}. {check.remedy}" for check in failed))
     return restore
 
 
@@ -215,10 +215,10 @@ async def _created(restore: Restore, flags: dict[str, Any]) -> None:
     async with _target(flags) as target:
         if not is_resumed(restore):
             if failed := await writing.create(target, restore) or await writing.verify(target, restore):
-                _stop("; ".join(failed))
+                _stop(*failed)
             _say(f"created {len(restore.backup.objects)} objects on the target, and read them back", flags)
         if failed := await writing.unpause(target, restore):
-            _stop("; ".join(failed))
+            _stop(*failed)
 
 
 async def _adopted(target: ApiClient, found: _Found, restore: Restore, flags: dict[str, Any]) -> None:
@@ -246,7 +246,9 @@ async def _deleted(target: Restore, flags: dict[str, Any]) -> None:
 
     if absent := absent_on(target):
         names = ", ".join(map(str, absent))
-        _stop(f"{names} not on the target. If it was deleted there, delete it here, too: first its finalizers")
+        _stop(
+            f"does not exist on the target: {names}. If it was deleted there, delete it here, too: first its finalizers"
+        )
     async with management_client(flags) as source:
         failed = await delete_source(source, target.kinds, target.steps(), owned(target.backup))
     if failed:
@@ -267,7 +269,8 @@ def _say(text: str, flags: dict[str, Any]) -> None:
     echo(text, err=flags["output"] != "text")
 
 
-def _stop(why: str) -> None:
-    echo(f"Error: {why}", err=True)
+def _stop(*errors: str) -> None:
+    for error in errors:
+        echo(f"Error: {error}", err=True)
     echo("The clusters are paused on the source, where nothing was lost. Correct it and run this again.", err=True)
     sys.exit(1)

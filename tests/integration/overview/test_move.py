@@ -143,7 +143,9 @@ def test_what_the_target_deleted_after_the_pause_is_not_created_again(
     there = sides.there()
     assert "Machine team/one-0" not in there
     assert "paused" not in there["Cluster team/two"]["spec"]
-    assert (second.exit_code, "Machine team/one-0 not on the target" in second.output) == (1, True), second.output
+    assert (second.exit_code, "does not exist on the target: Machine team/one-0." in second.output) == (1, True), (
+        second.output
+    )
     assert "Machine team/one-0" in sides.here()
 
 
@@ -268,6 +270,24 @@ def test_a_cluster_that_is_created_meanwhile_is_not_moved(sides: Sides, monkeypa
     assert "Cluster other/early" in sides.there()
     assert "Cluster other/late" not in sides.there()
     assert "paused" not in sides.here()["Cluster other/late"]["spec"]
+
+
+def test_what_stops_a_move_after_the_pause_has_its_remedy(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    sides.load(*movable("frozen"))
+    patch = ApiClient.patch
+    kind = Resource("infrastructure.cluster.x-k8s.io", "v1beta1", "harvesterclusters", "HarvesterCluster")
+
+    async def paused_by_a_user(client: ApiClient, resource: Resource, *what: Any, **options: Any) -> Obj:
+        if what[-1].get("spec") == {"paused": True}:
+            annotation = {"metadata": {"annotations": {"cluster.x-k8s.io/paused": ""}}}
+            await patch(client, kind, "frozen-x7k2p", "team", annotation)
+        return await patch(client, resource, *what, **options)
+
+    monkeypatch.setattr(ApiClient, "patch", paused_by_a_user)
+    result = sides.move("team/frozen")
+    remedy = "Resume it: kubectl annotate harvestercluster frozen-x7k2p -n team cluster.x-k8s.io/paused-"
+    assert (result.exit_code, f"would not adopt its VMs. {remedy}" in result.output) == (1, True), result.output
+    assert "Cluster team/frozen" not in sides.there()
 
 
 def test_an_interrupted_move_of_a_namespace_names_its_clusters_once_there_are_more(
