@@ -30,15 +30,15 @@ class VirtualMachines:
     """The VMs of machines that have a providerID, by `namespace/name` of the machine."""
 
     states: dict[str, VirtualMachineState] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
     """Machines whose VM does not exist on the Harvester that was read."""
     unread: set[str] = field(default_factory=set)
     """Machines whose VM is unknown: their Harvester, or its namespace, could not be read."""
 
     def not_adopted(self, before: VirtualMachines, management_cluster: str) -> list[str]:
-        """Machines whose VM is not known to belong to a management cluster; those `gone` before do not count."""
+        """Machines whose VM is not known to belong to a management cluster; those `absent` before do not count."""
         others = {name for name, state in self.states.items() if state.management_cluster != management_cluster}
-        return sorted(others | self.unread | self.gone - before.gone)
+        return sorted(others | self.unread | self.absent - before.absent)
 
     def changed(self, before: VirtualMachines) -> list[str]:
         """Machines whose VM was replaced or restarted."""
@@ -68,7 +68,7 @@ async def read_vms(client: ApiClient, backup: Backup) -> VirtualMachines:
         vms, instances = indexes[id(found)]
         key = Key(target, key_of(obj).name)
         if key not in vms:
-            answer.gone.add(machine)
+            answer.absent.add(machine)
             continue
         owner = annotations_of(vms[key]).get(names.OWNER_CLUSTER_ANNOTATION, "")
         instance = uid_of(instances[key]) if key in instances else ""

@@ -1,4 +1,4 @@
-"""In which order and form the objects of a backup are created, and what stands in the way: pure.
+"""In which order and form the objects of a backup are created, and what blocks that: pure.
 
 An object whose owner does not exist is collected as garbage by Kubernetes, so owners come first and references get
 their new uids. Clusters are created paused, and what belongs to no Cluster carries the annotation that pauses it:

@@ -1,4 +1,4 @@
-"""What stands in the way of a move: pure. Most of it could lose an object or a VM, and stops the move in any case."""
+"""What blocks a move: pure. Most of it could lose an object or a VM, and stops the move in any case."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def _vms(vms: VirtualMachines) -> Iterator[Check]:
         message = f"the VM of {', '.join(sorted(vms.unread))} cannot be read"
         remedy = "Check Harvester and the identity: caphv doctor. Adoption could not be verified"
         yield Check("harvester", "source", Result.ERROR, message, remedy)
-    if vms.gone:
-        message = f"the VM of {', '.join(sorted(vms.gone))} does not exist on Harvester"
+    if vms.absent:
+        message = f"the VM of {', '.join(sorted(vms.absent))} does not exist on Harvester"
         yield Check(_VMS, "source", Result.ERROR, message, "Delete these Machines on the source first")
-    if not vms.unread and not vms.gone:
+    if not vms.unread and not vms.absent:
         yield ok("harvester", "source", f"Harvester shows all {len(vms.states)} VMs of machines")
 
 

@@ -47,11 +47,11 @@ def ask(monkeypatch: pytest.MonkeyPatch, found: HarvesterObjects | None) -> Virt
     return asyncio.run(read_vms(None, backup))  # type: ignore[arg-type]
 
 
-def test_vms_are_there_or_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vms_are_present_or_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     found = HarvesterObjects(vms=[vm("shop-0")], instances=[instance("shop-0")], namespaces=frozenset({"vms"}))
     answer = ask(monkeypatch, found)
     assert answer.states == {"team/shop-0": VirtualMachineState("source", "vm-shop-0", "instance-shop-0")}
-    assert (answer.gone, answer.unread) == ({"team/shop-1"}, set())
+    assert (answer.absent, answer.unread) == ({"team/shop-1"}, set())
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_vms_are_there_or_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["no Harvester", "other namespace", "no such kind", "VMs not read", "instances not read"],
 )
-def test_what_could_not_be_read_is_not_gone(monkeypatch: pytest.MonkeyPatch, found: HarvesterObjects | None) -> None:
+def test_what_could_not_be_read_is_not_absent(monkeypatch: pytest.MonkeyPatch, found: HarvesterObjects | None) -> None:
     answer = ask(monkeypatch, found)
-    assert (answer.unread, answer.gone, answer.states) == ({"team/shop-0", "team/shop-1"}, set(), {})
+    assert (answer.unread, answer.absent, answer.states) == ({"team/shop-0", "team/shop-1"}, set(), {})
     assert answer.not_adopted(VirtualMachines(), "target") == ["team/shop-0", "team/shop-1"]
 
 
 def test_only_a_vm_that_belongs_to_the_target_is_adopted() -> None:
     state = VirtualMachineState("target", "vm", "instance")
-    before = VirtualMachines({"a": state, "b": state, "c": state}, gone={"d"})
+    before = VirtualMachines({"a": state, "b": state, "c": state}, absent={"d"})
     other = VirtualMachineState("source", "vm", "instance")
-    now = VirtualMachines({"a": state, "b": other}, gone={"c", "d"})
+    now = VirtualMachines({"a": state, "b": other}, absent={"c", "d"})
     assert now.not_adopted(before, "target") == ["b", "c"]
 
 

@@ -66,9 +66,9 @@ def test_vms_that_are_unknown_stop_it_and_force_overrides_absent_ones() -> None:
     target = target_of(backup)
     unknown = VirtualMachines(unread={"team/shop-0"})
     assert stopped(backup, target, unknown) == ["the VM of team/shop-0 cannot be read"]
-    gone = VirtualMachines(gone={"team/shop-0"})
-    assert stopped(backup, target, gone, force=False) == ["the VM of team/shop-0 does not exist on Harvester"]
-    assert stopped(backup, target, gone) == []
+    absent = VirtualMachines(absent={"team/shop-0"})
+    assert stopped(backup, target, absent, force=False) == ["the VM of team/shop-0 does not exist on Harvester"]
+    assert stopped(backup, target, absent) == []
 
 
 @pytest.mark.parametrize("kind", ["Secret", "ClusterClass", "HarvesterMachineTemplate", "RKE2ControlPlane"])
