@@ -83,12 +83,16 @@ class AddressAllocator:
         group = self.group
         pending = _Allocation(self, request, asyncio.get_running_loop().create_future())
         group.allocations.append(pending)
-        # The first one to get the lock serves all requests that wait for it.
-        async with group.lock:
-            if not pending.future.done():
-                batch = self._take(group.allocations, lambda _: True)
-                await self._turn(self._allocate_batch(batch), batch, group.allocations)
-        return await pending.future
+        try:
+            # The first one to get the lock serves all requests that wait for it.
+            async with group.lock:
+                if not pending.future.done():
+                    batch = self._take(group.allocations, lambda _: True)
+                    await self._turn(self._allocate_batch(batch), batch, group.allocations)
+            return await pending.future
+        finally:
+            # If the reconcile was cancelled: the machine may not exist when the next one serves this request.
+            pending.future.cancel()
 
     async def release(self, pool: str, address: str, holder: str, cluster: str = "") -> bool:
         """Release an address if that holder has it, and return whether it had. A deleted pool holds nothing."""
@@ -102,7 +106,8 @@ class AddressAllocator:
         return await pending.future
 
     def _take(self, waiting: list[_Pending], wanted: Callable[[_Pending], bool]) -> list[_Pending]:
-        """Remove and return what this allocator may serve."""
+        """Remove and return what this allocator may serve, and drop the requests of cancelled reconciles."""
+        waiting[:] = [pending for pending in waiting if not pending.future.done()]
         batch = [pending for pending in waiting if self._serves(pending.allocator) and wanted(pending)]
         waiting[:] = [pending for pending in waiting if pending not in batch]
         return batch
@@ -194,9 +199,11 @@ class AddressAllocator:
         retry = []
         for pending in batch:
             grant = plan.grants.get(pending.request.id)
+            if pending.future.done():
+                continue
             if grant and grant.pool in conflicts:
                 retry.append(pending)
-            elif not pending.future.done():
+            else:
                 pending.future.set_result(grant or plan.refusals[pending.request.id])
         return retry
 

@@ -178,6 +178,21 @@ async def test_account_whose_writes_hang_holds_up_the_others_for_a_bounded_time(
     assert hanging_server.limit == "addresses were not written within 5 s"
 
 
+async def test_request_that_was_cancelled_while_it_waited_gets_no_address() -> None:
+    server, group = Server(pool(5)), AllocatorGroup()
+    one = allocator(server)
+    one.join(group)
+    async with group.lock:
+        cancelled = asyncio.create_task(one.allocate(request(1)))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+    assert isinstance(await one.allocate(request(2)), ipam.Grant)
+    assert list(server.obj["status"]["allocated"].values()) == ["ns/machine-2"]
+    assert group.allocations == []
+
+
 class HangingServer(Server):
     """Accepts writes and never responds."""
 
