@@ -13,13 +13,16 @@ Each entry is marked with its management cluster, by an annotation that is writt
 `caphv.api.ippool`. (Annotations of an object hold 256 KiB: 6,000 addresses per pool.)
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from caphv.api import ippool
 from caphv.api.ippool import InvalidPoolError, free_count, in_ranges, mark, mark_name, pool_capacity, ranges_of
 from caphv.api.object import Obj, being_deleted
+
+# Addresses that a message names.
+_SHOWN = 3
 
 
 class RefusalReason(Enum):
@@ -204,11 +207,22 @@ class _PoolPlan:
         self.before: dict[str, list[str]] = {}
         for address, identity in self.history.items():
             self.before.setdefault(identity, []).append(address)
+        self.used: dict[str, None] = {}
+        """Addresses that are in use although the pool lists them as free; complete once `next_free` has ended."""
         # One iteration over the ranges serves all requests: during a plan no address becomes free again.
-        self.next_free = (address for part in self.ranges for address in part if self.free(address))
+        self.next_free = self._search()
 
     def free(self, address: str) -> bool:
         return address not in self.allocated and address not in self.avoid and not self.in_use(address)
+
+    def _search(self) -> Iterator[str]:
+        for address in (address for part in self.ranges for address in part):
+            if address in self.allocated or address in self.avoid:
+                continue
+            if self.in_use(address):
+                self.used[address] = None
+            else:
+                yield address
 
     def contains(self, address: str) -> bool:
         return in_ranges(self.ranges, address)
@@ -298,12 +312,22 @@ def _refusal(request: AddressRequest, pools: Mapping[str, _PoolPlan], invalid: M
     if present and request.address:
         parts.append(f"address {request.address} is in no range of IPPool {', '.join(present)}")
     elif present:
-        parts.append(f"no free address in IPPool {', '.join(present)}: add a range or another pool to ipPoolRefs")
+        parts.append(_exhausted([pools[name] for name in present]))
     if missing:
         parts.append(f"IPPool {', '.join(missing)} does not exist on Harvester")
     parts.extend(invalid[name] for name in request.pools if name in invalid)
     reason = _reason(present, missing)
     return Refusal(reason, "; ".join(parts))
+
+
+def _exhausted(pools: Sequence[_PoolPlan]) -> str:
+    used = list(dict.fromkeys(address for pool in pools for address in pool.used))
+    shown = ", ".join(used[:_SHOWN]) + (", ..." if len(used) > _SHOWN else "")
+    why = (
+        f"; VMs, load balancers or HarvesterMachines use {len(used)} of those listed as free ({shown})" if used else ""
+    )
+    names = ", ".join(pool.name for pool in pools)
+    return f"no free address in IPPool {names}{why}: add a range or another pool to ipPoolRefs"
 
 
 def _reason(present: Sequence[str], missing: Sequence[str]) -> RefusalReason:

@@ -125,6 +125,21 @@ class TestAllocation:
         assert refusal.reason is reason
         assert words in refusal.message
 
+    @pytest.mark.parametrize(
+        ("used", "words"),
+        [
+            ([10, 12, 13, 14], " use 4 of those listed as free (10.0.0.10, 10.0.0.12, 10.0.0.13, ...): add a range"),
+            ([12], " use 1 of those listed as free (10.0.0.12): add a range"),
+            ([], "no free address in IPPool p, q: add a range"),
+        ],
+    )
+    def test_refusal_names_addresses_in_use_that_the_pool_lists_as_free(self, used: list[int], words: str) -> None:
+        addresses = {f"10.0.0.{number}" for number in used}
+        others = {f"10.0.0.{number}": "ns/x" for number in range(10, 15) if number not in used}
+        pools = {"p": pool(allocated=others), "q": pool("q", allocated=others)}
+        refusal = plan_allocations(pools, [request("a", "p", "q")], addresses.__contains__).refusals["ns/a"]
+        assert words in refusal.message
+
     def test_no_pool_at_all(self) -> None:
         assert plan_allocations({}, [AddressRequest("ns/a", ())]).refusals["ns/a"].reason is RefusalReason.NO_POOL
 
