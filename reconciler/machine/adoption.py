@@ -19,6 +19,7 @@ from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.disks import is_machine_pvc
 from reconciler.machine.ipaddress import adopt_address
 from reconciler.machine.scope import MachineScope
+from reconciler.machine.volumes import boot_claims
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
@@ -69,7 +70,7 @@ async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
     before = {name: value for name, value in annotations_of(vm).items() if name in wanted}
     if before != wanted:
         if before:
-            await _adopt_belongings(scope, before)
+            await _adopt_belongings(scope, vm, before)
         # Last, because the steps before depend on the VM's old record. An annotation restarts nothing.
         patch = {"metadata": {"resourceVersion": vm["metadata"]["resourceVersion"], "annotations": wanted}}
         client = scope.session().client
@@ -102,17 +103,19 @@ def _known_uid(scope: MachineScope) -> str:
     return str((scope.draft.fields.get("virtualMachine") or {}).get("uid") or "")
 
 
-async def _adopt_belongings(scope: MachineScope, before: dict[str, str]) -> None:
+async def _adopt_belongings(scope: MachineScope, vm: Obj, before: dict[str, str]) -> None:
     """Adopt disks, cloud-init Secret and address with the record of the VM's former owner.
 
+    A disk of a restored backup has another name than the machine's disks: the VM's annotation lists it.
     Raises `Conflict` if the Secret is modified concurrently: the VM still has its old record, so the retry repeats all
     steps.
     """
     client, namespace = scope.session().client, scope.namespace()
     patch = {"metadata": {"annotations": record(scope.owner)}}
+    listed = boot_claims(vm)
     for claim in namespace.claims.store:
         name = claim["metadata"]["name"]
-        if is_machine_pvc(scope.name, name) and before.items() <= annotations_of(claim).items():
+        if (name in listed or is_machine_pvc(scope.name, name)) and before.items() <= annotations_of(claim).items():
             guarded = {"metadata": {**patch["metadata"], "resourceVersion": claim["metadata"]["resourceVersion"]}}
             namespace.claims.observe(
                 await client.patch(PERSISTENT_VOLUME_CLAIMS, name, scope.target_namespace, guarded)

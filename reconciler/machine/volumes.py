@@ -30,14 +30,19 @@ def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> 
     """
     expected = record(owner)
     of_vm = _recorded(vm, expected)
-    hotplugged = {source["claimName"] for source in _sources(vm) if source.get("hotpluggable")}
 
     def own(name: str) -> bool:
         recorded = _recorded(claims.get(name) or {}, expected)
         by_name = is_machine_pvc(vm["metadata"]["name"], name, disks)
         return recorded in (expected, of_vm) if recorded else by_name
 
-    return [name for name in _templates(vm) if name not in hotplugged and own(name)]
+    return [name for name in boot_claims(vm) if own(name)]
+
+
+def boot_claims(vm: Obj) -> list[str]:
+    """Names of the claims in the VM's annotation that are not hot-plugged; empty if the annotation is invalid."""
+    hotplugged = {source["claimName"] for source in _sources(vm) if source.get("hotpluggable")}
+    return [name for name in _templates(vm) if name not in hotplugged]
 
 
 def claims_of(*vms: Obj) -> set[str]:
