@@ -31,6 +31,7 @@ from caphv.api.object import (
     Key,
     Obj,
     Resource,
+    key_of,
     labels_of,
     uid_of,
 )
@@ -95,12 +96,24 @@ async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
         annotations = {SERVICE_ACCOUNT_ANNOTATION: account, **record(scope.owner)}
         metadata = {"name": name, "namespace": scope.target_namespace, "annotations": annotations}
         secret = await client.create(SECRETS, {"metadata": metadata, "type": SERVICE_ACCOUNT_TOKEN_TYPE})
+    return _lasting(secret, account)
+
+
+async def existing_credentials(scope: ClusterScope) -> Credentials | None:
+    """Like `lasting_credentials`, but writes nothing: None unless account, binding and Secret exist."""
+    account = await _existing(scope)
+    secret = account and await _find(scope.connected().client, SECRETS, f"{account}-token", scope.target_namespace)
+    return _lasting(secret, account) if secret else None
+
+
+def _lasting(secret: Obj, account: str) -> Credentials:
+    """The token in a Secret. Raises `Blocked` if it is another account's, or until Harvester has filled it."""
+    key = key_of(secret)
     if secret["metadata"].get("annotations", {}).get(SERVICE_ACCOUNT_ANNOTATION) != account:
         raise Blocked(
             ConditionType.CLOUD_PROVIDER_CONFIG_READY,
             Reason.CLOUD_PROVIDER_CONFIG_FAILED,
-            f"Secret {scope.target_namespace}/{name} on Harvester is not the token of ServiceAccount {account}; "
-            "delete it",
+            f"Secret {key} on Harvester is not the token of ServiceAccount {account}; delete it",
             Delay(_UNWATCHED),
             warn=True,
         )
@@ -109,7 +122,7 @@ async def lasting_credentials(scope: ClusterScope, account: str) -> Credentials:
         raise Blocked(
             ConditionType.CLOUD_PROVIDER_CONFIG_READY,
             Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS,
-            f"waiting for Harvester to fill Secret {scope.target_namespace}/{name}",
+            f"waiting for Harvester to fill Secret {key}",
             Delay(0.5),
         )
     return Credentials(base64.b64decode(data["token"]).decode(), base64.b64decode(data["ca.crt"]).decode())
@@ -145,13 +158,21 @@ async def server(scope: ClusterScope) -> str:
 
 async def exists(scope: ClusterScope, *, token: bool) -> bool:
     """Whether account and binding exist on Harvester, and the Secret with a lasting token where one is needed."""
+    name = await _existing(scope)
+    if not name or not token:
+        return bool(name)
+    return await _find(scope.connected().client, SECRETS, f"{name}-token", scope.target_namespace) is not None
+
+
+async def _existing(scope: ClusterScope) -> str:
+    """Name of the account that exists with its binding and is ours, or may be; empty for none."""
     client, namespace = scope.connected().client, scope.target_namespace
     for name in account_names(scope):
         account, binding = await _read(client, namespace, name)
         bound = account and (binding or await _joined(scope, name))
         if bound and await _usable(scope, account, binding, name):
-            return not token or await _find(client, SECRETS, f"{name}-token", namespace) is not None
-    return False
+            return name
+    return ""
 
 
 async def delete_account(scope: ClusterScope) -> None:

@@ -108,15 +108,13 @@ async def renew_cloud_config(scope: ClusterScope, why: str) -> None:
 
 
 async def _restore_file(scope: ClusterScope) -> None:
-    """Make the kubeconfig for files of guests again, which a restart has forgotten."""
+    """Make the kubeconfig for files of guests again, which a restart has forgotten. Writes nothing to Harvester."""
     if scope.memory.guest_kubeconfig is not None or not scope.draft.is_true(_READY) or not _answers(scope):
         return
     try:
-        if await cloudaccount.exists(scope, token=True):
-            await _file(scope)
-    except Blocked as blocked:
-        scope.requeue_within(blocked.requeue_after)
-    except (ApiError, Unreachable) as error:
+        if credentials := await cloudaccount.existing_credentials(scope):
+            _publish(scope, await _kubeconfig(scope, credentials))
+    except (Blocked, ApiError, Unreachable) as error:
         log.warning("cannot read the credentials of guests of HarvesterCluster %s: %s", scope.key, error)
         scope.requeue_within(_RETRY_RENEWAL)
 
@@ -363,10 +361,15 @@ async def _check_account(scope: ClusterScope) -> None:
 async def _file(scope: ClusterScope) -> float | None:
     inputs = _inputs(scope)
     if scope.memory.verified_cloud_configs.get(_file.__name__) != ("", inputs):
-        scope.memory.guest_kubeconfig = await _lasting_kubeconfig(scope)
+        _publish(scope, await _lasting_kubeconfig(scope))
         scope.memory.verified_cloud_configs[_file.__name__] = ("", inputs)
-        scope.context.topics.notify(triggers.cloud_config(scope.key))
     return None
+
+
+def _publish(scope: ClusterScope, content: str) -> None:
+    """Let machines have the kubeconfig for files of guests."""
+    scope.memory.guest_kubeconfig = content
+    scope.context.topics.notify(triggers.cloud_config(scope.key))
 
 
 def _ours(secret: Obj) -> bool:
