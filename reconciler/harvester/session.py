@@ -340,7 +340,7 @@ class Session:
     async def _announce(self, views: Iterable[View]) -> None:
         """Requeue the clusters and machines that wait for these caches."""
         for view in views:
-            await view.informer.wait_synced()
+            await view.settled()
         self._events.health(self)
         self.report_caches()
 
@@ -410,7 +410,7 @@ class Session:
                 self._announce_switch(view)
 
     async def _close_view(self, view: View) -> None:
-        view.closed = True
+        view.close()
         await view.stop()
         if view.shared and self._harvester:
             view.informer = view.own

@@ -24,12 +24,30 @@ class View:
         self.task: asyncio.Task[None] | None = None
         self.switch: asyncio.Task[None] | None = None
         """Announces that another cache is used now."""
-        self.closed = False
+        self._closed = asyncio.Event()
 
     @property
     def shared(self) -> bool:
         """Whether the shared cache is used."""
         return self.informer is not self.own
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session does not need the collection any more."""
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Let the tasks that wait for the cache continue."""
+        self._closed.set()
+
+    async def settled(self) -> None:
+        """Wait until the cache that is used now has been filled, or the view is closed."""
+        waits = [asyncio.create_task(self.informer.wait_synced()), asyncio.create_task(self._closed.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
 
     async def stop(self) -> None:
         """Stop the session's own cache."""

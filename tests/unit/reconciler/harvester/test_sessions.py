@@ -173,6 +173,26 @@ async def test_account_that_may_not_list_a_collection_does_not_see_what_others_r
         assert second.error is None
 
 
+def announcing() -> int:
+    """Tasks that wait until caches are filled."""
+    return sum("_announce" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+async def test_namespace_that_is_not_needed_any_more_leaves_no_task_behind() -> None:
+    server = Server()
+    server.denied = {("a", "virtualmachines")}
+    async with serving(server), opened() as it:
+        session = await it.open(server, "a")
+        first = session.watch_namespace("vms")
+        await until(lambda: session.synced and first.vms.last_error and first.load_balancers.synced)
+        before = announcing()
+        other = session.watch_namespace("other")
+        await until(lambda: other.vms.last_error and other.load_balancers.synced)
+        assert announcing() > before
+        await session.unwatch_namespace("other")
+        await until(lambda: announcing() <= before, seconds=10)
+
+
 async def test_next_account_reads_when_the_reader_loses_the_right() -> None:
     server = Server()
     async with serving(server), opened() as it:
