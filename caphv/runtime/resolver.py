@@ -2,7 +2,7 @@
 
 Why: an event loop resolves names in a few threads, with uvloop two at a time. A few host names whose name server does
 not answer would occupy them, and no other connection could be made. Here each lookup has a thread of its own, and a
-server has one lookup of a name at a time, which is given up after some seconds.
+server has one lookup of a name at a time. Connections wait for it for some seconds; its thread ends with its answer.
 """
 
 from __future__ import annotations
