@@ -45,7 +45,9 @@ class MachineMemory:
     creation_unconfirmed: bool = False
     """A creation of the VM got no response. Without it: a deletion relies on the watch alone, not on a read."""
     quota_starts: int = 0
-    """How often its VM was started after a quota had halted it. Without it: a start in vain is repeated sooner."""
+    """Starts of its VM in vain since a quota halted it. Without it: the next one comes sooner."""
+    quota_halted_at: float | None = None
+    """When (monotonic) its VM was found halted again after the last start. Without it: it is started sooner."""
     member_removed: bool = False
     """The etcd member was removed while the deletion continues. Without it: the members are listed again."""
     transient_since: float | None = None
@@ -114,6 +116,7 @@ class QuotaGate:
 
     def __init__(self) -> None:
         self._closed: dict[Hashable, tuple[str, float]] = {}
+        self._ran: dict[Hashable, float] = {}
 
     def wait(self, namespace: Hashable, seconds: float) -> tuple[str, float] | None:
         """Why no VM can be created or started there, and for how many seconds; None for the machine that is to try."""
@@ -132,6 +135,15 @@ class QuotaGate:
     def open(self, namespace: Hashable) -> None:
         """Record that a VM was created or started."""
         self._closed.pop(namespace, None)
+
+    def runs(self, namespace: Hashable) -> None:
+        """Record that a VM runs that a quota had halted."""
+        self.open(namespace)
+        self._ran[namespace] = time.monotonic()
+
+    def ran_since(self, namespace: Hashable, moment: float) -> bool:
+        """Whether such a VM has begun to run since then (monotonic)."""
+        return self._ran.get(namespace, moment) > moment
 
 
 class Memory:

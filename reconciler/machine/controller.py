@@ -15,7 +15,7 @@ from reconciler.context import Context
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.delete import delete_machine
 from reconciler.machine.node import initialize_node
-from reconciler.machine.quota import halted_by_quota, start_halted
+from reconciler.machine.quota import halted_by_quota, is_starting, start_halted, started_after_quota, vm_runs
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.status import observe, report_drift
 from reconciler.machine.vmstatus import VmPhase, vm_state
@@ -143,6 +143,10 @@ class MachineReconciler:
         was_ready = bool(scope.draft.fields.get("ready"))
         if state.phase is VmPhase.STOPPED and halted_by_quota(scope, vm):
             raise await start_halted(scope, vm)
+        if state.phase is VmPhase.STOPPED and started_after_quota(scope, vm):
+            raise is_starting(scope)
+        if state.phase is VmPhase.RUNNING:
+            vm_runs(scope)
         if state.phase in _FAILED:
             raise scope.failed(state.message, Watched.VM)
         if state.phase is not VmPhase.RUNNING:

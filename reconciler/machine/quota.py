@@ -8,6 +8,7 @@ sets it to Halted, with an annotation, and never starts it again (harvester: pkg
 from __future__ import annotations
 
 import re
+import time
 
 from caphv.api import names, resources
 from caphv.api.object import Key, Obj, annotations_of
@@ -63,6 +64,7 @@ async def start_halted(scope: MachineScope, vm: Obj) -> Blocked:
     Raises `Blocked` while the quota has no room, `ApiError` and `Unreachable` for a retry: `Conflict` if the VM has
     changed, because a user may have stopped it.
     """
+    _wait_after_start(scope, plain(annotations_of(vm)[names.INSUFFICIENT_QUOTA_ANNOTATION], LONGEST_QUOTA))
     check_quota(scope)
     # Without the annotation, Harvester turns a start into RerunOnFailure.
     annotations = {names.RUN_STRATEGY_ANNOTATION: RUN_STRATEGY}
@@ -74,33 +76,67 @@ async def start_halted(scope: MachineScope, vm: Obj) -> Blocked:
     except (Forbidden, Invalid) as error:
         raise scope.failed(refusal(scope, error), Delay(REFUSED)) from None
     namespace.vms.observe(started)
-    _record_start(scope, plain(annotations_of(vm)[names.INSUFFICIENT_QUOTA_ANNOTATION], LONGEST_QUOTA))
-    scope.event("VMStarted", f"started VirtualMachine {key}, which Harvester had stopped because of a quota")
+    if not scope.memory.quota_starts:
+        quota_has_room(scope)
+        scope.event("VMStarted", f"started VirtualMachine {key}, which Harvester had stopped because of a quota")
+    scope.memory.quota_starts += 1
+    scope.memory.quota_halted_at = None
+    return is_starting(scope)
+
+
+def started_after_quota(scope: MachineScope, vm: Obj) -> bool:
+    """Whether a VM that does not run yet was started here, and Harvester has not halted it again."""
+    return bool(scope.memory.quota_starts) and vm["spec"].get("runStrategy") == RUN_STRATEGY
+
+
+def is_starting(scope: MachineScope) -> Blocked:
+    """The VM was started, and does not run yet."""
     return scope.in_progress("the VM is starting", Watched.VM)
 
 
-def _record_start(scope: MachineScope, reason: str) -> None:
-    """Let the next machine try; after a start in vain, later each time.
+def vm_runs(scope: MachineScope) -> None:
+    """Let the machines that wait try at once, if a quota had halted the VM that runs now."""
+    if scope.memory.quota_starts:
+        scope.memory.quota_starts, scope.memory.quota_halted_at = 0, None
+        scope.context.memory.quotas.runs(_quota_key(scope))
+
+
+def _wait_after_start(scope: MachineScope, reason: str) -> None:
+    """Raise `Blocked` for a while after a start in vain, longer each time, unless another VM begins to run.
 
     Harvester's webhook knows the quotas of Rancher only. It admits each start over another ResourceQuota, which then
     refuses the Pod of the VM.
     """
-    scope.memory.quota_starts += 1
-    if scope.memory.quota_starts == 1:
-        quota_has_room(scope)
-    else:
-        _used_up(scope, reason, REFUSED * 2 ** min(scope.memory.quota_starts - 2, _MOST_DOUBLINGS))
+    memory, now = scope.memory, time.monotonic()
+    if not memory.quota_starts:
+        return
+    if memory.quota_halted_at is None:
+        memory.quota_halted_at = now
+        _used_up(scope, reason, REFUSED)
+    seconds = REFUSED * 2 ** min(memory.quota_starts - 1, _MOST_DOUBLINGS)
+    left = memory.quota_halted_at + seconds - now
+    if left <= 0 or scope.context.memory.quotas.ran_since(_quota_key(scope), memory.quota_halted_at):
+        return
+    # Time alone tells it that another VM runs.
+    blocked = scope.failed(_message(scope, reason), Delay(min(left, REFUSED)), Watched.VM)
+    # Further starts in vain are no news.
+    blocked.warn = memory.quota_starts == 1
+    raise blocked
 
 
 def _used_up(scope: MachineScope, reason: str, seconds: float) -> str:
     """Record that the quota is used up, and return the message."""
+    message = _message(scope, reason)
+    scope.context.memory.quotas.close(_quota_key(scope), message, seconds)
+    return message
+
+
+def _message(scope: MachineScope, reason: str) -> str:
     detail = reason.replace(str(_vm_key(scope)), "the VM").replace(scope.name, "the VM")
-    message = (
+    return (
         f"the quota of namespace {scope.target_namespace} on Harvester is used up: raise it, or delete VMs there; "
         f"Harvester says: {detail}"
     )
-    scope.context.memory.quotas.close(_quota_key(scope), message, seconds)
-    return message
 
 
 def _quota_key(scope: MachineScope) -> tuple[str, str]:
