@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource, key_of, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
-from caphv.runtime.errors import AlreadyExists
+from caphv.runtime.errors import AlreadyExists, Unreachable
 from sandbox.processes.apiserver import ApiServer
 from tests.support.e2e import crd
 
@@ -66,3 +70,18 @@ async def everything(server: ApiServer) -> dict[str, Obj]:
         listed = await client.list(SECRETS, "team")
         found |= {f"Secret {key_of(obj)}": obj for obj in listed["items"]}
     return found
+
+
+@contextlib.contextmanager
+def interrupted_while_the_pause_ends() -> Iterator[None]:
+    """No server answers the patch that ends the pause of a Cluster."""
+    patch = ApiClient.patch
+
+    async def interrupted(client: ApiClient, resource: Resource, *what: Any, **options: Any) -> Obj:
+        if what[-1] == {"spec": {"paused": None}}:
+            raise Unreachable("interrupted")
+        return await patch(client, resource, *what, **options)
+
+    with pytest.MonkeyPatch.context() as scope:
+        scope.setattr(ApiClient, "patch", interrupted)
+        yield

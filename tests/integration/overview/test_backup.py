@@ -15,7 +15,7 @@ from caphv.runtime.errors import Unreachable
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests.support.backup import whole_cluster
-from tests.support.backupserver import definitions, everything, load
+from tests.support.backupserver import definitions, everything, interrupted_while_the_pause_ends, load
 from tests.support.overview import Management
 
 SECRET = "correct horse battery"
@@ -102,18 +102,10 @@ def test_a_restore_that_was_interrupted_while_the_pause_ended_is_completed(
     asyncio.run(load_half())
     folder = str(tmp_path / "half")
     assert old.caphv("backup", "team/half", folder).exit_code == 0
-    patch = ApiClient.patch
-
-    async def interrupted(client: ApiClient, resource: Resource, *what: Any, **options: Any) -> Obj:
-        if what[-1] == {"spec": {"paused": None}}:
-            raise Unreachable("interrupted")
-        return await patch(client, resource, *what, **options)
-
-    monkeypatch.setattr(ApiClient, "patch", interrupted)
     flags = ("--yes", "--old-management-cluster-stopped")
-    first = new.caphv("restore", folder, *flags)
+    with interrupted_while_the_pause_ends():
+        first = new.caphv("restore", folder, *flags)
     assert (first.exit_code, "still paused. Run the command again" in first.output) == (1, True), first.output
-    monkeypatch.setattr(ApiClient, "patch", patch)
     second = new.caphv("restore", folder, *flags)
     assert (second.exit_code, "differences: 0" in second.output) == (0, True), second.output
     assert "paused" not in asyncio.run(everything(new.server))["Cluster team/half"]["spec"]

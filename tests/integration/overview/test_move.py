@@ -20,7 +20,7 @@ from sandbox import manifests
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from tests.support.backup import shared_template, whole_cluster
-from tests.support.backupserver import KINDS, definitions, everything, load
+from tests.support.backupserver import KINDS, definitions, everything, interrupted_while_the_pause_ends, load
 from tests.support.overview import Management
 
 PAUSED = {"conditions": [{"type": "Paused", "status": "True"}]}
@@ -98,24 +98,14 @@ def untouched(sides: Sides, name: str) -> bool:
     return "paused" not in cluster["spec"] and f"Cluster team/{name}" not in sides.there()
 
 
-def test_a_move_that_was_interrupted_while_the_pause_ended_is_completed(
-    sides: Sides, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_move_that_was_interrupted_while_the_pause_ended_is_completed(sides: Sides) -> None:
     sides.load(*movable("half"))
-    patch = ApiClient.patch
-
-    async def interrupted(client: ApiClient, resource: Resource, name: str, *what: Any, **options: Any) -> Obj:
-        if what[-1] == {"spec": {"paused": None}}:
-            raise Unreachable("interrupted")
-        return await patch(client, resource, name, *what, **options)
-
-    monkeypatch.setattr(ApiClient, "patch", interrupted)
-    first = sides.move("team/half")
+    with interrupted_while_the_pause_ends():
+        first = sides.move("team/half")
     assert (first.exit_code, "interrupted" in first.output) == (1, True), first.output
     between = sides.there()
     assert "cluster.x-k8s.io/paused" not in between["ClusterClass classes/half-class"]["metadata"]["annotations"]
     assert between["Cluster team/half"]["spec"]["paused"]
-    monkeypatch.setattr(ApiClient, "patch", patch)
     second = sides.move("team/half")
     assert second.exit_code == 0, second.output
     assert "paused" not in sides.there()["Cluster team/half"]["spec"]
@@ -290,21 +280,11 @@ def test_what_stops_a_move_after_the_pause_has_its_remedy(sides: Sides, monkeypa
     assert "Cluster team/frozen" not in sides.there()
 
 
-def test_an_interrupted_move_of_a_namespace_names_its_clusters_once_there_are_more(
-    sides: Sides, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_move_of_a_namespace_names_its_clusters_once_there_are_more(sides: Sides) -> None:
     old, more, new = (json.loads(json.dumps(movable(name)).replace('"team"', '"grown"')) for name in ("x", "y", "z"))
     sides.load(*old, *more)
-    patch = ApiClient.patch
-
-    async def interrupted(client: ApiClient, resource: Resource, *what: Any, **options: Any) -> Obj:
-        if what[-1] == {"spec": {"paused": None}}:
-            raise Unreachable("interrupted")
-        return await patch(client, resource, *what, **options)
-
-    monkeypatch.setattr(ApiClient, "patch", interrupted)
-    assert sides.move("-n", "grown").exit_code == 1
-    monkeypatch.setattr(ApiClient, "patch", patch)
+    with interrupted_while_the_pause_ends():
+        assert sides.move("-n", "grown").exit_code == 1
     sides.load(*new)
     second = sides.move("-n", "grown")
     assert second.exit_code == 1, second.output
