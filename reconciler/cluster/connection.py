@@ -31,15 +31,8 @@ async def ensure_connection(scope: ClusterScope) -> None:
         how = "Harvester is unreachable" if away else f"Harvester at {session.server} refuses"
         raise failed(f"{how}: {session.error}", Watched.CONNECTION, unknown=away)
     with scope.subscribe(triggers.caches(session.fingerprint)) as caches:
-        if not session.synced and session.missing_kind:
-            raise failed(
-                f"{session.server} is not a Harvester: it does not serve {session.missing_kind}; put a kubeconfig of "
-                f"Harvester into identity Secret {secret_of(scope.obj)}",
-                caches,
-            )
-        if not session.synced and session.sync_error:
-            raise failed(f"Harvester at {session.server} cannot be read: {session.sync_error}", caches)
-        if not session.synced:
+        if not session.settled:
+            # What fails first depends on the order of answers: the message would differ after each restart.
             raise Blocked(
                 _CONNECTION,
                 Reason.HARVESTER_CONNECTION_IN_PROGRESS,
@@ -47,6 +40,14 @@ async def ensure_connection(scope: ClusterScope) -> None:
                 caches,
                 unknown=True,
             )
+        if not session.synced and session.missing_kind:
+            raise failed(
+                f"{session.server} is not a Harvester: it does not serve {session.missing_kind}; put a kubeconfig of "
+                f"Harvester into identity Secret {secret_of(scope.obj)}",
+                caches,
+            )
+        if not session.synced:
+            raise failed(f"Harvester at {session.server} cannot be read: {session.sync_error}", caches)
     _ensure_same_harvester(scope)
     if not session.available:
         problem = "on Harvester is not available" if session.deployed else f"does not exist on {session.server}"

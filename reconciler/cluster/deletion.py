@@ -11,7 +11,6 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
-# Reasons that are temporary; with any other, a requested force-deletion does not wait.
 # Conditions that are true only after something was read from Harvester, or created on it.
 _MADE = (
     ConditionType.HARVESTER_CONNECTION_READY,
@@ -20,6 +19,7 @@ _MADE = (
     ConditionType.CUSTOM_IP_POOL_CREATED,
     ConditionType.LOAD_BALANCER_READY,
 )
+# Reasons that are temporary; with any other, a requested force-deletion does not wait.
 _TEMPORARY = (
     Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
     Reason.HARVESTER_CONNECTION_IN_PROGRESS,

@@ -152,6 +152,11 @@ class Session:
         return all(view.informer.synced for view in self._views.values())
 
     @property
+    def settled(self) -> bool:
+        """Whether each cluster-wide cache has been filled, or has an error that says why not."""
+        return all(view.informer.synced or view.informer.last_error for view in self._views.values())
+
+    @property
     def sync_error(self) -> str:
         """Why cluster-wide caches cannot be filled; empty while the first lists are still being read."""
         return sync_error_of(view.informer for view in self._views.values())

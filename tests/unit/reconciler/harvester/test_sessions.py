@@ -30,6 +30,8 @@ class Server:
         self.uid = uid
         self.denied: set[tuple[str, str]] = set()
         self.broken: set[str] = set()
+        self.missing: set[str] = set()
+        self.held: dict[str, asyncio.Event] = {}
         self.reviewed_as_denied: set[str] = set()
         self.tokens = {"a", "b", "c"}
         self.lists: Counter[str] = Counter()
@@ -54,6 +56,10 @@ class Server:
             plural = orjson.loads(await request.read())["spec"]["resourceAttributes"]["resource"]
             return web.json_response({"status": {"allowed": self._allowed(token, plural)}})
         plural = request.path.rpartition("/")[2]
+        if plural in self.held:
+            await self.held[plural].wait()
+        if plural in self.missing:
+            return web.json_response({"message": "the server could not find the requested resource"}, status=404)
         if (token, plural) in self.denied:
             return web.json_response(_forbidden(plural), status=403)
         if request.query.get("watch"):
@@ -171,6 +177,25 @@ async def test_account_that_may_not_list_a_collection_does_not_see_what_others_r
         assert "cannot list virtualmachineimages" in second.sync_error
         assert second.pools is first.pools
         assert second.error is None
+
+
+async def test_verdict_waits_for_the_answers_about_all_collections() -> None:
+    server = Server()
+    server.missing = {"ippools", "virtualmachineimages"}
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: first.settled)
+        says = first.missing_kind
+    first_asked = "ippools" if says.startswith("ippools") else "virtualmachineimages"
+    server.held = {first_asked: asyncio.Event()}
+    async with serving(server), opened() as it:
+        again = await it.open(server, "b")
+        await until(lambda: again.missing_kind)
+        assert again.missing_kind != says, "the other kind was refused first"
+        assert not again.settled
+        server.held[first_asked].set()
+        await until(lambda: again.settled)
+        assert again.missing_kind == says
 
 
 def announcing() -> int:
