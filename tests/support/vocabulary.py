@@ -83,8 +83,12 @@ def rules(text: str) -> list[Rule]:
 
 
 def _word(pattern: str) -> str:
-    """The longest word of a pattern without alternatives, in lower case; empty for others."""
-    return max(pattern.lower().split(), key=len) if re.fullmatch(r"[A-Za-z_ ]+", pattern) else ""
+    """The longest run of letters that every match of a pattern has, in lower case; empty if none is certain."""
+    certain = pattern.lower()
+    while (outer := re.sub(r"\([^()]+\)", "\0", certain)) != certain:
+        certain = outer
+    runs = [] if re.search(r"[|\[]", certain) else re.findall(r"(?<!\\)[a-z_]+(?![?*{])", certain)
+    return max(runs, key=len, default="")
 
 
 def matches(path: str, text: str, vocabulary: list[Rule]) -> Iterator[Match]:

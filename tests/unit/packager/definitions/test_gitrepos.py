@@ -118,7 +118,7 @@ def test_whatever_moves_no_two_gitrepos_read_a_cluster(
     for groups in steps:
         site.write(*(member(name, group) for name, group in groups.items()))
         seen |= groups.keys()
-        repos = [yaml.safe_load(path.read_text()) for path in site.folder.rglob("gitrepo.yaml")]
+        repos = [yaml.load(path.read_bytes(), yaml.CSafeLoader) for path in site.folder.rglob("gitrepo.yaml")]
         for name in seen:
             readers = [
                 repo["metadata"]["name"]
