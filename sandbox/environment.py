@@ -11,7 +11,6 @@ import datetime
 import fcntl
 import importlib.util
 import os
-import secrets
 import shutil
 import sys
 import time
@@ -168,10 +167,11 @@ class Sandbox:
             await _timed(progress, "etcd", etcd.start(pass_fds=[holder.fileno()]))
         # Bearer tokens, because the fault proxy cannot forward client certificates.
         issued = {
-            "identity": Token(secrets.token_urlsafe(24), rights.IDENTITY),
-            "harvester": Token(secrets.token_urlsafe(24), *ADMIN),
+            "identity": Token.new(rights.IDENTITY),
+            "harvester": Token.new(*ADMIN),
         }
-        tokens = {"management": [], "harvester": list(issued.values())}
+        management_users = [Token.new(*core.USER), Token.new(rights.PROVIDER, rights.PROVIDER_GROUPS)]
+        tokens = {"management": management_users, "harvester": list(issued.values())}
         servers = {
             name: ApiServer(
                 self.folder, name, service_range=service_range, audit=self.settings.audit, tokens=tokens[name]

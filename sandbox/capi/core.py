@@ -22,6 +22,8 @@ from sandbox.processes.binaries import CLUSTER_API_CORE, binary, cluster_api_man
 from sandbox.processes.children import Process
 
 NAMESPACE = "capi-system"
+# Its account, with its groups.
+USER = ("cluster-api-core", ("system:masters",))
 # Tests name another build of the core here.
 CORE_VARIABLE = "CAPHV_SANDBOX_CORE"
 START_SECONDS = 90.0
@@ -89,7 +91,7 @@ async def start(folder: Path, server: ApiServer, *, older_versions: bool = True)
 
     Raises ProcessError, or ApiError if the API server rejects its manifests.
     """
-    private_file(folder / "core.kubeconfig", pki.to_yaml(server.kubeconfig("cluster-api-core", ["system:masters"])))
+    private_file(folder / "core.kubeconfig", pki.to_yaml(server.kubeconfig(*USER)))
     ca = pki.CA.create("caphv-sandbox-webhooks")
     async with server.client() as client:
         for _ in range(PORT_ATTEMPTS):

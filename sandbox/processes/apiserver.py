@@ -6,8 +6,10 @@ folder, so it needs neither a port nor credentials; the API servers' working dir
 
 import contextlib
 import csv
+import dataclasses
 import io
 import os
+import secrets
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +64,11 @@ class Token:
     user: str
     groups: tuple[str, ...] = ()
 
+    @classmethod
+    def new(cls, user: str, groups: Sequence[str] = ()) -> "Token":
+        """Create a random token."""
+        return cls(secrets.token_urlsafe(24), user, tuple(groups))
+
 
 class Etcd:
     """The etcd of all API servers of one sandbox folder."""
@@ -104,8 +111,10 @@ class ApiServer:
 
     `name` is unique in the folder: the prefix in etcd, and the name of the log and of the folder with certificates.
     `address` is any loopback address; without `port`, it chooses a free one at the first start and keeps it. `ca` signs
-    server and client certificates. With `audit` it writes `audit_log`, one JSON line per request.
-    `service_account_key` is the file with the key that signs service account tokens.
+    server and client certificates. The administrator has a token, and further `tokens` are for users with many
+    requests: the API server verifies the signature of a client certificate with each request, a tenth of its CPU time.
+    With `audit` it writes `audit_log`, one JSON line per request. `service_account_key` is the file with the key that
+    signs service account tokens.
     """
 
     def __init__(
@@ -135,8 +144,9 @@ class ApiServer:
         self._service_range = service_range
         self._audit = audit
         self._flags = tuple(flags)
+        self._tokens = [Token.new(*ADMIN), *tokens]
         names = [address, "127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
-        self._write_files(self.ca.server(list(dict.fromkeys([*names, *extra_sans]))), tokens)
+        self._write_files(self.ca.server(list(dict.fromkeys([*names, *extra_sans]))))
 
     @property
     def url(self) -> str:
@@ -168,13 +178,14 @@ class ApiServer:
     @contextlib.asynccontextmanager
     async def client(self, user: str = ADMIN[0], groups: Sequence[str] = ADMIN[1]) -> AsyncIterator[ApiClient]:
         """Lend a client for any user, by default for an administrator; it is closed after the block."""
-        pair = self.ca.client(user, groups)
-        access = Kubeconfig(
-            server=self.url,
-            ca=self.ca.certificate.decode(),
-            client_certificate=pair.certificate.decode(),
-            client_key=pair.key.decode(),
-        )
+        access = Kubeconfig(server=self.url, ca=self.ca.certificate.decode())
+        if token := self._token(user, groups):
+            access = dataclasses.replace(access, token=token.value)
+        else:
+            pair = self.ca.client(user, groups)
+            access = dataclasses.replace(
+                access, client_certificate=pair.certificate.decode(), client_key=pair.key.decode()
+            )
         client = access.client(name=self.name, user_agent="caphv-sandbox", timeout=60.0, untrusted=False)
         try:
             yield client
@@ -183,8 +194,12 @@ class ApiServer:
 
     def kubeconfig(self, user: str = ADMIN[0], groups: Sequence[str] = ADMIN[1]) -> Obj:
         """Build a kubeconfig for any user, by default for an administrator."""
-        credentials = pki.certificate_user(self.ca.client(user, groups))
+        token = self._token(user, groups)
+        credentials = {"token": token.value} if token else pki.certificate_user(self.ca.client(user, groups))
         return pki.kubeconfig(self.url, self.ca.certificate, name=self.name, user=user, credentials=credentials)
+
+    def _token(self, user: str, groups: Sequence[str]) -> Token | None:
+        return next((one for one in self._tokens if (one.user, one.groups) == (user, tuple(groups))), None)
 
     def _command(self) -> list[str | Path]:
         own = self._own
@@ -220,7 +235,7 @@ class ApiServer:
             *self._flags,
         ]
 
-    def _write_files(self, server: pki.KeyPair, tokens: Sequence[Token]) -> None:
+    def _write_files(self, server: pki.KeyPair) -> None:
         self._own.mkdir(mode=0o700, exist_ok=True)
         private_file(self._own / "ca.crt", self.ca.certificate)
         private_file(self._own / "tls.crt", server.certificate)
@@ -228,7 +243,7 @@ class ApiServer:
         private_file(self._own / "audit-policy.yaml", AUDIT_POLICY.encode())
         private_file(self.service_account_key, pki.signing_key())
         table = io.StringIO()
-        rows = ([token.value, token.user, token.user, ",".join(token.groups)] for token in tokens)
+        rows = ([token.value, token.user, token.user, ",".join(token.groups)] for token in self._tokens)
         csv.writer(table).writerows(rows)
         private_file(self._own / "tokens.csv", table.getvalue().encode())
 

@@ -101,7 +101,7 @@ def test_all_that_is_in_the_way_is_reported_before_anything_is_made(
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("127.", "127.255."), ("client-certificate-data: ", "client-certificate: "), ("data: ", "data: A")]
+    ("old", "new"), [("127.", "127.255."), ("token: ", "tokenFile: /absent/"), ("data: ", "data: A")]
 )
 def test_a_kubeconfig_that_leads_nowhere_is_named(
     found: Live, runner: asyncio.Runner, tmp_path: Path, old: str, new: str

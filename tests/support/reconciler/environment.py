@@ -36,13 +36,16 @@ TIMES = {
     "takeover_seconds": 0.05,
 }
 
+# Name and group of the account that the provider has on management clusters.
+PROVIDER = ("caphv", "system:masters")
+
 
 class Provider(Caphv):
     """One `caphv run`; `options` are further options of it."""
 
     def __init__(self, folder: Path, name: str, server: ApiServer, *options: str) -> None:
         super().__init__(folder, name, "--log-level=debug", *options)
-        self.run_as(server, "caphv", "system:masters")
+        self.run_as(server, *PROVIDER)
 
 
 @dataclass
@@ -98,7 +101,7 @@ def running(folder: Path) -> Iterator[Environment]:
 
 async def elsewhere(environment: Environment, name: str = "elsewhere") -> Environment:
     """A further management cluster with the CRDs for the same Harvester, and a provider that is not started yet."""
-    server = ApiServer(environment.folder, name, audit=True)
+    server = _management(environment.folder, name)
     await server.start()
     async with server.client() as client:
         ours = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
@@ -107,10 +110,15 @@ async def elsewhere(environment: Environment, name: str = "elsewhere") -> Enviro
     return dataclasses.replace(environment, management=server, provider=provider)
 
 
+def _management(folder: Path, name: str) -> ApiServer:
+    user, *groups = PROVIDER
+    return ApiServer(folder, name, audit=True, tokens=[Token.new(user, groups)])
+
+
 async def _start(folder: Path, claimed: str) -> Environment:
     await Etcd(folder).start()
     identity = Token(IDENTITY_TOKEN, "caphv", ("system:masters",))
-    management = ApiServer(folder, "management", audit=True)
+    management = _management(folder, "management")
     harvester = ApiServer(folder, "harvester", audit=True, tokens=[identity], service_range="10.53.0.0/16")
     workload = ApiServer(folder, "workload", flags=WORKLOAD_FLAGS)
     await asyncio.gather(*(server.start() for server in (management, harvester, workload)))
