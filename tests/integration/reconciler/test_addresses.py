@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from caphv.api.object import NAMESPACES, Obj
@@ -102,7 +100,6 @@ async def test_machine_of_the_same_name_gets_the_address_it_had(case: Case) -> N
     assert (await case.ready_machine("two"))["status"]["allocatedIPAddress"] == had
 
 
-@pytest.mark.timing
 async def test_exhausted_pool_is_reported_and_a_freed_address_taken_at_once(case: Case) -> None:
     pool = await case.pool("pool", 1, 2)
     await case.reserve(pool, f"{case.subnet}.1", "another/owner")
@@ -115,9 +112,7 @@ async def test_exhausted_pool_is_reported_and_a_freed_address_taken_at_once(case
     assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
     await case.until_event("two", "Warning", "VMIPPoolExhausted")
     await case.reserve(pool, f"{case.subnet}.1", None)
-    freed = time.monotonic()
     await case.vm("two", timeout=AT_ONCE)
-    assert time.monotonic() - freed < 1
     machine = await case.until(HARVESTER_MACHINES, "two", is_ready)
     assert address_of(machine) == f"{case.subnet}.1"
 
