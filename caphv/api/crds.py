@@ -3,7 +3,7 @@
 `python -m caphv.api.crds` writes `deploy/crds`; with `--check` it writes nothing and fails on stale files.
 
 A CRD allows less than JSON Schema ("structural schemas"): no `$ref`, no `examples`, and `metadata` without any content.
-The own keywords `x-caphv-versions`, `x-caphv-strict`, `x-caphv-cel` and `x-caphv-crd` are explained in
+The own keywords `x-caphv-versions`, `x-caphv-strict`, `x-caphv-cel`, `x-caphv-new` and `x-caphv-crd` are explained in
 `schemas/definitions.json`.
 """
 
@@ -26,7 +26,7 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _SHARED = "definitions.json"
 _KINDS = ("harvestercluster", "harvesterclustertemplate", "harvestermachine", "harvestermachinetemplate")
 _CLONED = "harvestermachine"
-_STRICT, _RULES, _CEL = "x-caphv-strict", "x-kubernetes-validations", "x-caphv-cel"
+_STRICT, _RULES, _CEL, _NEW = "x-caphv-strict", "x-kubernetes-validations", "x-caphv-cel", "x-caphv-new"
 _MACRO = re.compile(r"\$(\w+)\(([^()]*)\)")
 # Keywords that only readers of the schema files need.
 _DROPPED = frozenset({"$schema", "$id", "$defs", "$comment", "title", "examples", "deprecated"})
@@ -153,7 +153,10 @@ def _value(form: _Form, file: str, key: str, value: Any) -> Any:
     if key in {"items", "additionalProperties"}:
         return _structural(form, file, value)
     if key == _RULES:
-        return [rule | {"rule": spelled_out(rule["rule"], form.files[_SHARED][_CEL])} for rule in value]
+        cel = form.files[_SHARED][_CEL]
+        return [
+            rule | {part: spelled_out(rule[part], cel) for part in ("rule", _NEW) if part in rule} for rule in value
+        ]
     return value
 
 
@@ -193,7 +196,11 @@ def _forgiving(rule: Obj) -> Obj:
     if "oldSelf" in rule["rule"]:
         return rule
     before = re.sub(r"\bself\b", "oldSelf.value()", rule["rule"])
-    return rule | {"rule": f"({rule['rule']}) || (oldSelf.hasValue() && !({before}))", "optionalOldSelf": True}
+    forgiven = (
+        f"oldSelf.hasValue() ? !({before}) : {rule[_NEW]}" if _NEW in rule else f"oldSelf.hasValue() && !({before})"
+    )
+    own = {key: value for key, value in rule.items() if key != _NEW}
+    return own | {"rule": f"({rule['rule']}) || ({forgiven})", "optionalOldSelf": True}
 
 
 def _resolve(files: dict[str, Obj], file: str, ref: str) -> tuple[str, Obj]:

@@ -8,7 +8,7 @@ from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION
 from caphv.validation.finding import Fault, Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, CLUSTERS, Subject
-from webhooks.rules.values import address, is_subdomain
+from webhooks.rules.values import address, is_label, is_subdomain
 
 RULES = Rules()
 
@@ -65,6 +65,26 @@ def _load_balancer_dhcp(subject: Subject) -> Iterator[Finding]:
     for pool in (balancer.at("ipPoolRef"), balancer.at("ipPool")):
         if pool.present:
             yield pool.forbidden("is not used because ipamType is dhcp: set ipamType to pool, or remove the pool")
+
+
+@RULES.rule(
+    "listener-name",
+    CLUSTERS,
+    "Names of listeners must have 1 to 63 lower case letters, digits and `-`, with a letter or digit at both ends.",
+    "loadBalancerConfig.listeners[].name",
+    example=(
+        "loadBalancerConfig: {ipamType: dhcp, listeners: [{name: RKE2 supervisor, port: 9345, backendPort: 9345, "
+        "protocol: TCP}]}"
+    ),
+)
+def _listener_name(subject: Subject) -> Iterator[Finding]:
+    for listener in subject.spec.at("loadBalancerConfig", "listeners").each():
+        name = listener.at("name")
+        if isinstance(name.value, str) and not is_label(name.text):
+            yield name.invalid(
+                "must be 1 to 63 lower case letters, digits and '-', with a letter or digit at both ends, for example "
+                "rke2-supervisor"
+            )
 
 
 @RULES.rule(

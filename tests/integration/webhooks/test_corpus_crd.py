@@ -27,7 +27,7 @@ NAMESPACE = "clusters"
 DRY_RUN = {"dryRun": "All", "fieldValidation": "Strict"}
 CRDS = Resource("apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False)
 # Rules over two fields, which stand in the CRDs at what holds both.
-OF_NEIGHBOURS = {"load-balancer-dhcp", "volume-source"}
+OF_NEIGHBOURS = {"load-balancer-pool", "volume-image"}
 DEMANDS = {"enum", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minimum", "pattern"}
 DEMANDS |= {"optionalOldSelf", "x-kubernetes-validations"}
 _AT_ONCE = 16

@@ -202,6 +202,16 @@ def test_a_forgiving_rule_asks_the_same_of_both() -> None:
     }
 
 
+def test_a_rule_forgives_a_new_object_on_its_own_condition() -> None:
+    rule = {"rule": "self.a", "x-caphv-new": "self.b", "message": "m"}
+    (found,) = crds.ratcheting({"properties": {}, "x-kubernetes-validations": [rule]})["x-kubernetes-validations"]
+    assert found == {
+        "rule": "(self.a) || (oldSelf.hasValue() ? !(oldSelf.value().a) : self.b)",
+        "message": "m",
+        "optionalOldSelf": True,
+    }
+
+
 @pytest.mark.parametrize(("plural", "version"), VERSIONED)
 def test_columns_show_existing_fields(plural: str, version: str) -> None:
     paths = {path for path, _ in fields(object_schema(CRDS[plural], version))}
