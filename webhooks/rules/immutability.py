@@ -13,7 +13,7 @@ from caphv.api.quantity import quantity
 from caphv.validation.finding import Finding
 from caphv.validation.rule import Rules
 from webhooks.rules.cluster import API_PORT, UNSET_HOST
-from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Field, Subject
+from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Field, Subject, as_advice
 
 RULES = Rules()
 
@@ -136,7 +136,8 @@ def _provider_id_immutable(subject: Subject) -> Iterator[Finding]:
     "machine-immutable",
     (MACHINE,),
     "Fields of a machine whose VM exists must not change: nothing would apply the change. Annotation "
-    "`caphv.io/adopt`, which assigns another VM to a machine, allows it.",
+    "`caphv.io/adopt`, which assigns another VM to a machine, allows it. While condition `VMUpToDate` is False, a "
+    "change is a warning, so that the spec can be made equal to the VM again.",
     *_LIVE_FIELDS,
     before="{cpu: 2, status: {ready: true}}",
     example="cpu: 4",
@@ -145,11 +146,19 @@ def _machine_immutable(subject: Subject) -> Iterator[Finding]:
     old = subject.old
     if old is None or names.ADOPT_ANNOTATION in subject.annotations:
         return
-    if not (old.spec.at("providerID").text or _provisioned(old)):
+    if not (old.spec.at("providerID").text or _provisioned(old) or _has_vm(old)):
         return
+    differs = _condition(old, names.ConditionType.VM_UP_TO_DATE) == "False"
     for name in _LIVE_FIELDS:
         now, before = subject.spec.at(name), old.spec.at(name)
-        if (now.present or before.present) and not _same(now.value, before.value, name):
+        if not (now.present or before.present) or _same(now.value, before.value, name):
+            continue
+        if differs:
+            detail = (
+                "is not applied to the VM: set what the VM has, as condition VMUpToDate says, or make a new machine"
+            )
+            yield as_advice(now.forbidden(detail))
+        else:
             yield now.forbidden("cannot be changed on a VM that exists: make a new machine, by a new template")
 
 
@@ -171,6 +180,18 @@ def _has_unused_source(subject: Subject) -> bool:
     conditions = subject.obj.at("status", "conditions").each()
     ready = [each for each in conditions if each.at("type").text == names.ConditionType.LOAD_BALANCER_READY]
     return any(each.at("status").text == "True" and each.at("message").present for each in ready)
+
+
+def _has_vm(subject: Subject) -> bool:
+    """Whether the VM of a machine has been created; it may not run yet."""
+    created = _condition(subject, names.ConditionType.MACHINE_CREATED) == "True"
+    return created or bool(subject.obj.at("status", "virtualMachine", "uid").text)
+
+
+def _condition(subject: Subject, wanted: str) -> str:
+    """The status of a condition, empty for none."""
+    conditions = subject.obj.at("status", "conditions").each()
+    return next((each.at("status").text for each in conditions if each.at("type").text == wanted), "")
 
 
 def _provisioned(subject: Subject) -> bool:
