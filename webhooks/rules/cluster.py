@@ -197,7 +197,9 @@ def _endpoint_of_template(subject: Subject) -> Iterator[Finding]:
     CROSS_NAMESPACE,
     (CLUSTER,),
     "Identity Secret and ConfigMap must be in the namespace of the cluster, unless their annotation "
-    "`caphv.io/allowed-namespaces` names it (comma-separated, or `*`). With `--no-cross-namespace-refs`, always.",
+    "`caphv.io/allowed-namespaces` names it (comma-separated, or `*`). With `--no-cross-namespace-refs`, "
+    "always, and the rule is an error, except for what Cluster API clones from a template, a move or a restore "
+    "creates: those are stored, and the controller does not use the reference.",
     "identitySecret.namespace",
     "updateCloudProviderConfig.manifestsConfigMapNamespace",
     example="{metadata: {namespace: clusters}, identitySecret: {name: harvester-identity, namespace: team-b}}",

@@ -290,6 +290,9 @@ def test_enforced_rules_refuse_new_references_only() -> None:
     enforced = ("cross-namespace-reference",)
     review = Review("CREATE", "HarvesterCluster", "v1beta1", obj, enforced=enforced)
     assert [finding.field for finding in validate(review).errors] == ["spec.identitySecret.namespace"]
+    moved = copy.deepcopy(obj)
+    moved["metadata"]["annotations"] = {CLONED_FROM_ANNOTATION: "class"}
+    assert not validate(Review("CREATE", "HarvesterCluster", "v1beta1", moved, enforced=enforced)).errors
     new = copy.deepcopy(obj)
     new["spec"]["targetNamespace"] = "another"
     verdict = validate(Review("UPDATE", "HarvesterCluster", "v1beta1", new, obj, enforced=enforced))
