@@ -79,9 +79,9 @@ def findings_of_example(rule: Rule) -> list[Finding]:
 def _object(rule: Rule, example: str) -> Obj:
     # Where it takes much to break a rule, an ellipsis stands for it.
     spec: Obj = yaml.safe_load(example.replace("…", "x" * _MUCH))
-    outside = {name: spec.pop(name) for name in ("metadata", "status") if name in spec}
+    outside = {name: spec.pop(name) for name in ("metadata", "status", "spec") if name in spec}
     template = {"metadata": spec.pop("template", {}), "spec": spec}
-    return outside | {"spec": {"template": template} if rule.kinds[0].endswith("Template") else spec}
+    return {"spec": {"template": template} if rule.kinds[0].endswith("Template") else spec} | outside
 
 
 def _several_objects() -> Iterator[str]:

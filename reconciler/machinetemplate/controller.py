@@ -35,7 +35,9 @@ class MachineTemplateReconciler:
         cluster = self._context.caches.cluster_of(obj)
         if clusterapi.paused(cluster, obj):
             return
-        spec, status = obj["spec"]["template"]["spec"], obj.get("status") or {}
+        # A template without a spec may be stored: the CRD does not demand one.
+        spec = ((obj.get("spec") or {}).get("template") or {}).get("spec") or {}
+        status = obj.get("status") or {}
         hosts = self._hosts(cluster)
         # What was known stays while the hosts are unknown.
         platform = node_info(hosts) if hosts or not status.get("nodeInfo") else status["nodeInfo"]

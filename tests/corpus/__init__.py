@@ -4,7 +4,8 @@ A case is written as changes of a base object (`base.yaml`): `set` maps paths be
 to values, null removes a field. `kinds: machines` stands for HarvesterMachine and HarvesterMachineTemplate, `clusters`
 for the other two, `templates` for both templates. `expect` maps a path below that spec, or one that begins with
 `metadata` or `spec.template`, to the rule that is broken there. `old` is `set` for the object before a change,
-`status` its status, `annotations` those of both, `templateMetadata` the metadata in a template.
+`status` its status, `annotations` those of both, `templateMetadata` the metadata in a template. `spec` stands for the
+whole spec instead, null for none.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def _cases(entry: Obj) -> Iterator[Case]:
         "name",
         "kinds",
         "set",
+        "spec",
         "expect",
         "old",
         "status",
@@ -119,6 +121,10 @@ def _object(entry: Obj, kind: str, version: str, changes: Obj) -> Obj:
     obj: Obj = {"apiVersion": f"{GROUP}/{version}", "kind": kind, "metadata": metadata}
     template = {"metadata": entry["templateMetadata"]} if "templateMetadata" in entry else {}
     obj["spec"] = {"template": {**template, "spec": spec}} if kind.endswith("Template") else spec
+    if "spec" in entry:
+        obj["spec"] = entry["spec"]
+        if obj["spec"] is None:
+            del obj["spec"]
     if entry.get("status") and not kind.endswith("Template"):
         obj["status"] = entry["status"]
     return obj

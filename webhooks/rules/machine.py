@@ -1,4 +1,4 @@
-"""Rules about the size, firmware and login of a machine."""
+"""Rules about the spec of a machine as a whole, its size, firmware and login."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from caphv.api.quantity import quantity
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
-from webhooks.rules.model import KINDS, MACHINE_TEMPLATE, MACHINES, Subject
+from webhooks.rules.model import CLUSTER_TEMPLATE, KINDS, MACHINE, MACHINE_TEMPLATE, MACHINES, Subject
 from webhooks.rules.values import MI, NO_QUANTITY, TI
 
 RULES = Rules()
@@ -19,6 +19,20 @@ _MIN_MEMORY, _MAX_MEMORY = 256 * MI, 16 * TI
 _MAX_ITEMS, _MAX = {"networks": 16, "dnsServers": 16, "dnsSearch": 16, "values": 64}, 32
 _USER = re.compile(r"[A-Za-z_][-A-Za-z0-9_.]{0,31}")
 _PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
+
+
+@RULES.rule(
+    "spec-required",
+    (MACHINE_TEMPLATE, CLUSTER_TEMPLATE, MACHINE),
+    "Templates and machines must have a spec: nothing can be made without one.",
+    "spec",
+    example="spec: {}",
+)
+def _spec_required(subject: Subject) -> Iterator[Finding]:
+    """What is missing further in, the schema reports."""
+    whole = subject.obj.at("spec")
+    if whole.value is None or (subject.kind == MACHINE_TEMPLATE and whole.value == {}):
+        yield subject.spec.required("must be set: it describes what is to be made")
 
 
 @RULES.rule(

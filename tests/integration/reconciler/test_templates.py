@@ -52,6 +52,8 @@ async def another_architecture(case: Case) -> AsyncIterator[None]:
 
 
 async def test_template_tells_capacity_before_and_platform_when_its_harvester_is_known(case: Case) -> None:
+    await case.create(HARVESTER_MACHINE_TEMPLATES, "empty", {})
+    await case.until(HARVESTER_MACHINE_TEMPLATES, "empty", lambda obj: "nodeInfo" in (obj.get("status") or {}))
     await create(case, "free")
     await case.until(HARVESTER_MACHINE_TEMPLATES, "free", lambda obj: obj.get("status") == status_is(OFFER))
     await case.cluster()

@@ -186,7 +186,8 @@ async def _made(client: ApiClient, resource: Resource, case: corpus.Case, number
 
 async def _changed_elsewhere(client: ApiClient, resource: Resource, name: str) -> None:
     await client.patch(resource, name, NAMESPACE, {"metadata": {"labels": {"a": "b"}, "finalizers": ["a.b/c"]}})
-    if resource.kind == "HarvesterMachine":
+    # A machine without a spec gets no VM that could give it an identity.
+    if resource.kind == "HarvesterMachine" and "spec" in await client.get(resource, name, NAMESPACE):
         await client.patch(resource, name, NAMESPACE, {"spec": {"providerID": "harvester://0c4f1a52"}})
     if resource.kind == "HarvesterCluster":
         found = await client.get(resource, name, NAMESPACE)
