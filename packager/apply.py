@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from caphv.api.object import Obj, Resource, key_of
+from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.runtime.client import ApiClient
-from caphv.runtime.discovery import Discovery
+from caphv.runtime.discovery import Discovery, find_resource
 from caphv.runtime.errors import ApiError, NotFound
 
 MANAGER = "caphv-generate"
-_CLUSTERS = "cluster.x-k8s.io/v1beta2"
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,15 @@ class Applier:
     async def delete_cluster(self, name: str) -> list[ApplyFailure]:
         """Delete a Cluster, `<namespace>/<name>`, if it exists."""
         namespace, _, plain = name.partition("/")
-        cluster = {"apiVersion": _CLUSTERS, "kind": "Cluster", "metadata": {"name": plain, "namespace": namespace}}
+        cluster = {"kind": "Cluster", "metadata": {"name": plain, "namespace": namespace}}
         try:
-            await self._client.delete(await self._resource(cluster), plain, namespace)
+            # A server that does not serve the kind cannot tell whether the Cluster exists.
+            resource = await find_resource(self._client, CLUSTER_API_GROUP, "Cluster")
+        except ApiError as error:
+            why = f"{error}; check --kubeconfig and --context: the management cluster must serve Cluster API"
+            return [ApplyFailure(cluster, why)]
+        try:
+            await self._client.delete(resource, plain, namespace)
         except NotFound:
             return []
         except ApiError as error:

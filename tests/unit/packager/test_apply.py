@@ -1,0 +1,54 @@
+"""Deleting a Cluster: only the answer that it does not exist counts as that."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Obj
+from caphv.runtime.errors import ApiError, Forbidden, NotFound
+from packager.apply import Applier
+
+pytestmark = pytest.mark.unit
+GROUP = "/apis/cluster.x-k8s.io"
+
+
+class Server:
+    """Serves Clusters in some versions."""
+
+    server = "https://management.example.com"
+
+    def __init__(self, *versions: str, error: ApiError | None = None) -> None:
+        self.versions, self.error = versions, error
+        self.deleted: list[str] = []
+
+    async def request(self, _method: str, path: str) -> Obj:
+        if not self.versions:
+            raise NotFound(404, "NotFound", "the server could not find the requested resource")
+        if path == GROUP:
+            rows = [{"version": version} for version in self.versions]
+            return {"name": "cluster.x-k8s.io", "versions": rows, "preferredVersion": rows[0]}
+        return {"resources": [{"name": "clusters", "kind": "Cluster", "namespaced": True}]}
+
+    async def delete(self, resource: Any, name: str, namespace: str) -> None:
+        if self.error:
+            raise self.error
+        self.deleted.append(f"{resource.version} {namespace}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("server", "why", "deleted"),
+    [
+        (Server("v1beta1"), "", ["v1beta1 team-a/old"]),
+        (Server("v1beta2", "v1beta1"), "", ["v1beta2 team-a/old"]),
+        (Server("v1beta2", error=NotFound(404, "NotFound", "no such Cluster")), "", []),
+        (Server("v1beta2", error=Forbidden(403, "Forbidden", "not yours")), "Cluster team-a/old: ", []),
+        (Server(), "check --kubeconfig and --context", []),
+    ],
+)
+def test_a_cluster_is_deleted_in_the_version_that_is_served(server: Any, why: str, deleted: list[str]) -> None:
+    failures = asyncio.run(Applier(server).delete_cluster("team-a/old"))
+    assert (bool(failures), server.deleted) == (bool(why), deleted)
+    assert all(why in str(failure) for failure in failures)
