@@ -55,8 +55,8 @@ class Applier:
                 refused.append(ApplyFailure(obj, str(error)))
         return refused
 
-    async def delete_cluster(self, name: str) -> list[ApplyFailure]:
-        """Delete a Cluster, `<namespace>/<name>`, if it exists."""
+    async def delete_cluster(self, name: str, *, dry_run: bool = False) -> list[ApplyFailure]:
+        """Delete a Cluster, `<namespace>/<name>`, if it exists; or with `dry_run` only find out whether that works."""
         namespace, _, plain = name.partition("/")
         cluster = {"kind": "Cluster", "metadata": {"name": plain, "namespace": namespace}}
         try:
@@ -66,7 +66,7 @@ class Applier:
             why = f"{error}; check --kubeconfig and --context: the management cluster must serve Cluster API"
             return [ApplyFailure(cluster, why)]
         try:
-            await self._client.delete(resource, plain, namespace)
+            await self._client.delete(resource, plain, namespace, dry_run=dry_run)
         except NotFound:
             return []
         except ApiError as error:

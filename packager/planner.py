@@ -300,15 +300,19 @@ def _manifest(snapshot: Snapshot, name: str, kind: str = "") -> list[Obj]:
 
 
 def _is_waiting(name: str, state: ManagementState, snapshot: Snapshot) -> bool:
-    """Whether the repository, or the live Cluster, still protects a cluster from the removal of its folder."""
-    objects = _manifest(snapshot, name)
+    """Whether what Fleet reads, or the live Cluster, still protects a cluster from the removal of its folder."""
+    objects = _manifest(snapshot.merged, name)
     return any(map(protection.is_protected, objects)) or Key(*name.split("/")) in state.protected
 
 
 def _release(
     wanted: Mapping[Root, dict[str, Folder]], built: BuildResult, state: ManagementState, snapshot: Snapshot
 ) -> list[Skipped]:
-    """Release clusters whose removal is confirmed: lift their protection, and report that the removal follows."""
+    """Release clusters whose removal is confirmed: lift their protection, and report that the removal follows.
+
+    A change that is not merged lifts nothing: it must not carry the removal, too.
+    """
+    snapshot = snapshot.merged
     removed = _defined(snapshot) - built.wanted[MANIFEST_ROOT].keys() - {str(key) for key in built.invalid}
     released = []
     for name in sorted(_confirmed(removed, state, snapshot)):

@@ -57,7 +57,7 @@ def staging(
     """Return what tells for a removal why it must wait, None if it need not.
 
     `policies` are by `<namespace>/<cluster>`. `applied` are names of Fleet bundles that Fleet would uninstall, None if
-    that is unknown.
+    that is unknown. A bundle that only a branch for review releases is not released yet.
     """
 
     def stage(removal: Removal) -> Stay | None:
@@ -66,7 +66,8 @@ def staging(
         path = f"{removal.bundle}/{FLEET_YAML}"
         if policy is None or path not in removal.files:
             return None
-        found = _parsed(snapshot.read(f"{removal.folder}/{path}"))
+        file = f"{removal.folder}/{path}"
+        found = _parsed(snapshot.merged.read(file))
         if found is None or policy.keep or removal.bundle.endswith(_CRDS):
             return None
         if removal.bundle == CNI and not policy.network:
@@ -78,7 +79,7 @@ def staging(
         if found.get("keepResources", False) is not False:
             released = yaml.dump(_released(found)).encode()
             why = "Fleet may uninstall it now: the next commit removes its bundle once Fleet has deployed this one"
-            return Stay(why, {path: released})
+            return Stay(why, {} if snapshot.read(file) == released else {path: released})
         if applied is not None and bundle_name(Key(*name.split("/")), removal.bundle) not in applied:
             return Stay(
                 "waiting until Fleet has deployed the bundle with keepResources: false; its GitRepo must not set "

@@ -221,9 +221,16 @@ class ApiClient:
         return self._answers.one(metadata["name"], answer)
 
     async def delete(
-        self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", propagation: str = "Background"
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        propagation: str = "Background",
+        dry_run: bool = False,
     ) -> Obj | None:
-        """Ask for the deletion of an object, only the one with that uid when given.
+        """Ask for the deletion of an object, only the one with that uid when given; with `dry_run` nothing is deleted.
 
         Raises `NotFound` if it does not exist (another of its name may), `Conflict` if it is modified concurrently.
         Returns the object while finalizers keep it (with its deletionTimestamp), None once it is deleted.
@@ -231,6 +238,8 @@ class ApiClient:
         body: Obj = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": propagation}
         if uid:
             body["preconditions"] = {"uid": uid}
+        if dry_run:
+            body["dryRun"] = ["All"]
         try:
             answer = await self.request("DELETE", _object_path(resource, namespace, name), resource=resource, body=body)
         except Conflict:

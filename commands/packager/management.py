@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from commands.options.clusters import InputError
@@ -41,6 +41,13 @@ async def apply(applier: Applier, built: BuildResult) -> list[ApplyFailure]:
     return failures
 
 
-async def delete(applier: Applier, names: Iterable[str]) -> list[ApplyFailure]:
-    """Delete Clusters, `<namespace>/<name>`, that exist; return those whose deletion was refused."""
-    return [failure for name in names for failure in await applier.delete_cluster(name)]
+def delete(flags: dict[str, Any], names: Sequence[str], *, dry_run: bool = False) -> list[ApplyFailure]:
+    """Delete Clusters, `<namespace>/<name>`, that exist; return those whose deletion is refused.
+
+    With `dry_run` nothing is deleted. Raises InputError when the management cluster cannot be reached.
+    """
+
+    async def work(applier: Applier) -> list[ApplyFailure]:
+        return [failure for name in names for failure in await applier.delete_cluster(name, dry_run=dry_run)]
+
+    return on_cluster(flags, work) if names else []

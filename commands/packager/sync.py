@@ -111,6 +111,11 @@ def sync(**flags: Any) -> None:
     logging.basicConfig(format="caphv packager: %(message)s", level=logging.WARNING)
     # The output already lists what was changed and what was skipped.
     logging.getLogger("packager.git.publish").setLevel(logging.ERROR)
+    if flags["applied"] and flags["review"] and not flags["folder"]:
+        raise click.UsageError(
+            f"--apply and --review {flags['review']} are mutually exclusive: it would apply what is not merged; "
+            "sync with --review, merge, then sync with --apply and without --review (variable CAPHV_GIT_REVIEW)"
+        )
     reader, planner = _reader(), _planner(flags)
     if not flags["interval"]:
         sys.exit(_once(flags, reader, planner).status)
@@ -275,11 +280,13 @@ def _target(flags: dict[str, Any]) -> Iterator[Store]:
 def _synced(
     source: Source, reason: Reason, store: Store, planner: Planner, flags: dict[str, Any]
 ) -> tuple[Planned, Result, list[ApplyFailure]]:
-    """Push what the definitions make of the repository; with --apply, delete removed clusters first.
+    """Push what the definitions make of the repository; with --apply, delete removed clusters once that is pushed.
 
-    A definition that has left the repository is forgotten: while its Cluster cannot be deleted, it must stay there.
+    A definition that has left the repository is forgotten: while its Cluster cannot be deleted, it must stay there. So
+    the server is asked before the push, and nothing is deleted that the branch still holds: a push may be rejected.
     """
     from caphv.api.object import Key
+    from packager.git.errors import GitError
     from packager.git.publish import log_result
     from packager.git.repository import Result
     from packager.planner import ManagementState
@@ -294,18 +301,42 @@ def _synced(
     made: list[Planned] = []
     failures: list[ApplyFailure] = []
 
+    def gone() -> list[str]:
+        return _removed_clusters(made[-1].plan) if made and flags["applied"] else []
+
     def plan(snapshot: Snapshot) -> Plan:
         planned = planner.plan(snapshot, state, source)
-        names = _removed_clusters(planned.plan) if flags["applied"] else []
-        failures[:] = management.on_cluster(flags, lambda applier: management.delete(applier, names)) if names else []
+        made.append(planned)
+        failures[:] = management.delete(flags, gone(), dry_run=True)
         if failures:
             without = planner.plan(snapshot, state, replace(source, complete=False))
-            planned = replace(without, plan=_held(without.plan, planned.plan))
-        made.append(planned)
-        return planned.plan
+            made.append(replace(without, plan=_held(without.plan, planned.plan)))
+        return made[-1].plan
 
-    result = log_result(store.commit(plan, reason))
-    return made[-1], result, failures
+    try:
+        result = log_result(store.commit(plan, reason))
+    except GitError as error:
+        # The branch may have been pushed, and only those of groups be rejected.
+        failures = _deleted(flags, _lost(store, gone()))
+        raise InputError(*str(error).split("\n"), *map(str, failures)) from None
+    return made[-1], result, failures + _deleted(flags, gone())
+
+
+def _lost(store: Store, names: list[str]) -> list[str]:
+    """Return those of some clusters whose manifests the repository no longer holds."""
+    from packager.definitions.files import MANIFESTS
+
+    snapshot = store.sync() if names else None
+    return [name for name in names if snapshot and snapshot.entry(f"{MANIFESTS}/{name}") is None]
+
+
+def _deleted(flags: dict[str, Any], names: list[str]) -> list[ApplyFailure]:
+    """Delete Clusters that the repository no longer holds. Raises InputError, which names them."""
+    remedy = "the repository no longer holds it: delete the Cluster with kubectl delete cluster"
+    try:
+        return [replace(one, why=f"{one.why}; {remedy}") for one in management.delete(flags, names)]
+    except InputError as error:
+        raise InputError(f"{error.message}; Clusters {', '.join(names)}: {remedy}") from None
 
 
 def _removed_clusters(plan: Plan) -> list[str]:

@@ -212,11 +212,8 @@ class Repository:
         # A branch may have moved between the two requests: what was fetched counts.
         target, review = (self._clone.ref(ref) if commit else "" for _, ref, commit in wanted)
         groups = {name: self._clone.ref(f"{_GROUP_REFS}/{name}") for name in heads.groups}
-        return _State(
-            BranchHeads(target, review, groups),
-            Snapshot(objects, target, self.remote.path),
-            Snapshot(objects, review, self.remote.path),
-        )
+        merged = Snapshot(objects, target, self.remote.path)
+        return _State(BranchHeads(target, review, groups), merged, Snapshot(objects, review, self.remote.path, merged))
 
     def _attempt(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
         """Return the result, or None when another client pushed first."""
@@ -412,7 +409,8 @@ class Repository:
 
     def _remember(self, state: _State, commit: str) -> None:
         """Take the pushed commit as the remote's head, without fetching it."""
-        snapshot = Snapshot(self._clone.objects, commit, self.remote.path)
+        merged = state.target if self.remote.review else None
+        snapshot = Snapshot(self._clone.objects, commit, self.remote.path, merged)
         if self.remote.review:
             self._state = replace(state, heads=replace(state.heads, review=commit), review=snapshot)
         else:

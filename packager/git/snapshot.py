@@ -124,12 +124,18 @@ class Snapshot:
     Reading raises CorruptClone, and UnusableContent for what exceeds the limits above.
     """
 
-    def __init__(self, objects: Store, commit: str, path: str = "") -> None:
+    def __init__(self, objects: Store, commit: str, path: str = "", merged: Snapshot | None = None) -> None:
         self.commit = commit
+        self._merged = merged
         self._objects = objects
         self._path = path
         self._root_id = ""
         self._folders: dict[str, Mapping[str, Entry]] = {}
+
+    @property
+    def merged(self) -> Snapshot:
+        """What Fleet reads: this one, or the branch to which this one only proposes changes."""
+        return self._merged or self
 
     @property
     def tree(self) -> Tree:

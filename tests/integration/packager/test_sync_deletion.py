@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.packager.definitions import definition
-from tests.support.packager.repositories import Origin
+from tests.support.packager.repositories import Origin, git
 from tests.support.packager.sync import Management, changed, done, put, status, sync
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_environment")]
@@ -123,3 +123,65 @@ def test_a_dry_run_deletes_no_cluster(source: Path, origin: Origin, monkeypatch:
     (source / "old.yaml").unlink()
     assert "removed manifests/team-a/old" in sync(source, origin, "--apply", "--dry-run").stdout
     assert management.deleted == []
+
+
+def test_a_review_never_lifts_the_protection_and_removes_at_once(source: Path, origin: Origin) -> None:
+    """One pull request with both would have Fleet remove a release whose objects are protected: an orphan."""
+    put(source, definition("a"), definition("b"))
+    done(sync(source, origin))
+    review = ("--review", "caphv/x", "--confirm", "team-a/b")
+    (source / "b.yaml").unlink()
+    put(source, definition("a", addons={"csi": {"enabled": False}}))
+    assert sync(source, origin, *review).exit_code == 1
+    proposed = origin.head("caphv/x")
+    bundle = "clusters/team-a/a/csi/fleet.yaml"
+    for _ in range(2):
+        waiting = sync(source, origin, *review)
+        assert (waiting.exit_code, origin.head("caphv/x")) == (1, proposed)
+        assert "left manifests/team-a/b: its protection is lifted" in waiting.stdout
+    assert "resource-policy" not in origin.files("caphv/x")["manifests/team-a/b/cluster/cluster.yaml"]
+    assert "keepResources: false" in origin.files("caphv/x")[bundle]
+    git(origin.folder, "update-ref", "refs/heads/main", proposed)
+    done(sync(source, origin, *review))
+    left = origin.files("caphv/x")
+    assert bundle not in left
+    assert not any("/b/" in path for path in left)
+
+
+def test_what_is_not_merged_is_not_applied(source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    management = Management(monkeypatch)
+    put(source, definition("a"))
+    result = sync(source, origin, "--review", "caphv/x", "--apply")
+    assert result.exit_code == 2
+    assert "--apply and --review caphv/x are mutually exclusive" in result.stderr
+    assert management.applied == 0
+
+
+@pytest.mark.parametrize("rejected", ["branch", "branches of groups", "nothing"])
+def test_a_cluster_is_deleted_once_its_removal_is_pushed(
+    source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch, rejected: str
+) -> None:
+    management = Management(monkeypatch)
+    old = definition("old", addons={"fleet": {"group": "x"}})
+    old["metadata"]["annotations"] = {"caphv.io/confirm-removal": "true"}
+    put(source, old, definition("other"))
+    origin.push({"caphv-branches.yaml": "groups: [clusters, x]\n"})
+    done(sync(source, origin, "--apply"))
+    (source / "old.yaml").unlink()
+    hook = origin.folder / "hooks" / "update"
+    hook.parent.mkdir(exist_ok=True)
+    pattern = {"branch": "refs/heads/main", "branches of groups": "refs/heads/main-groups/*", "nothing": "none"}
+    hook.write_text(f"#!/bin/sh\ncase $1 in {pattern[rejected]}) exit 1;; esac\n")
+    hook.chmod(0o755)
+    management.leaves = rejected == "nothing"
+    result = sync(source, origin, "--apply")
+    assert result.exit_code == 2
+    holds = any("/old/" in path for path in origin.files())
+    if rejected == "nothing":
+        assert (
+            "Clusters team-a/old: the repository no longer holds it: delete the Cluster with kubectl" in result.stderr
+        )
+        assert (holds, management.deleted) == (False, [])
+    else:
+        assert "hook declined" in result.stderr
+        assert (holds, management.deleted) == ((True, []) if rejected == "branch" else (False, ["team-a/old"]))

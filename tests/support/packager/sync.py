@@ -52,6 +52,8 @@ class Management:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reachable = True
+        self.leaves = False
+        """Whether it is unreachable once it was asked whether it can delete a Cluster."""
         self.refused: set[str] = set()
         self.deleted: list[str] = []
         self.applied = 0
@@ -69,11 +71,12 @@ class Management:
         self.applied += bool(namespace)
         return [ApplyFailure(obj, "forbidden") for obj in objects if self._name(obj) in self.refused]
 
-    async def delete_cluster(self, name: str) -> list[ApplyFailure]:
+    async def delete_cluster(self, name: str, *, dry_run: bool = False) -> list[ApplyFailure]:
         namespace, _, plain = name.partition("/")
         if name in self.refused:
             return [ApplyFailure({"kind": "Cluster", "metadata": {"name": plain, "namespace": namespace}}, "forbidden")]
-        self.deleted.append(name)
+        self.reachable = self.reachable and not (dry_run and self.leaves)
+        self.deleted += [] if dry_run else [name]
         return []
 
     def _name(self, obj: Obj) -> str:

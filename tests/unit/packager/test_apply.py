@@ -32,10 +32,11 @@ class Server:
             return {"name": "cluster.x-k8s.io", "versions": rows, "preferredVersion": rows[0]}
         return {"resources": [{"name": "clusters", "kind": "Cluster", "namespaced": True}]}
 
-    async def delete(self, resource: Any, name: str, namespace: str) -> None:
+    async def delete(self, resource: Any, name: str, namespace: str, *, dry_run: bool) -> None:
         if self.error:
             raise self.error
-        self.deleted.append(f"{resource.version} {namespace}/{name}")
+        if not dry_run:
+            self.deleted.append(f"{resource.version} {namespace}/{name}")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,9 @@ class Server:
     ],
 )
 def test_a_cluster_is_deleted_in_the_version_that_is_served(server: Any, why: str, deleted: list[str]) -> None:
+    asked = asyncio.run(Applier(server).delete_cluster("team-a/old", dry_run=True))
+    assert server.deleted == []
     failures = asyncio.run(Applier(server).delete_cluster("team-a/old"))
+    assert failures == asked
     assert (bool(failures), server.deleted) == (bool(why), deleted)
     assert all(why in str(failure) for failure in failures)
