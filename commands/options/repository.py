@@ -154,7 +154,7 @@ def author_options(command: _Command) -> _Command:
             "--create-branch",
             envvar="CAPHV_GIT_CREATE_BRANCH",
             is_flag=True,
-            help="Create --branch if the repository has others, but not this one.",
+            help="Create --branch if the repository has others, but not this one, or no longer has it.",
         ),
         click.option(
             "--author",

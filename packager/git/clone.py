@@ -123,11 +123,18 @@ class Clone:
                 ) from None
             raise
 
-    def signed(self, arguments: Sequence[str], text: str, variables: Mapping[str, str]) -> str:
-        """Run `git commit-tree` with the signing key and return the commit. Raises GitError."""
+    def same_tree(self, commit: str, text: str, variables: Mapping[str, str], parent: str = "") -> str:
+        """Write a commit with the files of another one, signed if there is a key; return its id. Raises GitError."""
+        arguments = [*(["-p", parent] if parent else []), f"{commit}^{{tree}}"]
+        if not self.credentials.signing_key:
+            command = ["commit-tree", *arguments]
+            return (
+                self.locally("writing the commit", command, stdin=text.encode(), variables=variables).decode().strip()
+            )
         with self._signing_key() as key:
             settings = ["gpg.format=ssh", f"user.signingKey={key}"]
-            out = self._run("signing the commit", arguments, text.encode(), settings, variables, local=False)
+            command = ["commit-tree", "-S", *arguments]
+            out = self._run("signing the commit", command, text.encode(), settings, variables, local=False)
         return out.decode().strip()
 
     @contextlib.contextmanager

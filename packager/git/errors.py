@@ -68,7 +68,7 @@ class UnusableContent(GitError):
 
 
 class MissingBranch(GitError):
-    """The repository has branches, but not this one: a name that is misspelt would become a branch without history."""
+    """The repository has other branches only, or had this one: creating it would start without history and files."""
 
 
 class UnmanagedFiles(GitError):

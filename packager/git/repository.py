@@ -10,6 +10,7 @@ and redacts output.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import random
 import time
@@ -21,8 +22,9 @@ from typing import TypeVar
 
 from packager.git.clone import Clone
 from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_of, group_stream, message, stream
+from packager.git.creation import check_creation, last_known
 from packager.git.credentials import Credentials
-from packager.git.errors import CorruptClone, GitError, MissingBranch, PushConflict, Rejected, UnmanagedFiles
+from packager.git.errors import CorruptClone, GitError, PushConflict, Rejected, UnmanagedFiles
 from packager.git.folder import tree_id_with
 from packager.git.history import LOG, Change, parsed
 from packager.git.paths import joined
@@ -33,14 +35,15 @@ from packager.git.snapshot import Snapshot
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_TARGET_REF = "refs/caphv/target"
+_TARGET_REFS = "refs/caphv/target-"
 _REVIEW_REF = "refs/caphv/review"
 _GROUP_REFS = "refs/caphv/groups"
 _GROUP_FILE = "README.md"
 _DEPTHS = ("--depth=100", "--depth=1000", "--unshallow")
 _ATTEMPTS = 40
 _LONGEST_PAUSE = 1.0
-_MOST_NAMED = 5
+# The clone holds the newest commits only, and the remote does not have the others.
+_NO_HISTORY = "shallow update not allowed"
 # Messages of servers that are updating the same branch for another client.
 _RACES = ("cannot lock ref", "failed to update ref", "incorrect old value", "reference already exists")
 
@@ -112,6 +115,9 @@ class Repository:
         self._identity = identity or Identity()
         self._clone = Clone(remote, folder, credentials or Credentials())
         self._state: _State | None = None
+        # A cache that served another branch or repository has not seen this one.
+        place = hashlib.sha256(f"{remote.url}\0{remote.branch}".encode()).hexdigest()
+        self._target_ref = f"{_TARGET_REFS}{place[:16]}"
 
     def __enter__(self) -> Repository:
         self._clone.open()
@@ -150,12 +156,12 @@ class Repository:
     def _last_change(self, path: str) -> Change | None:
         if not self._synced().target.commit:
             return None
-        arguments = [*LOG, _TARGET_REF, "--", path]
+        arguments = [*LOG, self._target_ref, "--", path]
         for depth in _DEPTHS:
             found = parsed(self._clone.locally("reading the history", arguments).decode(errors="replace"))
             if found is None or not self._clone.is_cut_at(found.commit):
                 return found
-            refs = f"+refs/heads/{self.remote.branch}:{_TARGET_REF}"
+            refs = f"+refs/heads/{self.remote.branch}:{self._target_ref}"
             fetch = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", depth, "--", self.remote.url, refs]
             self._clone.remotely("fetching the history", fetch)
         return parsed(self._clone.locally("reading the history", arguments).decode(errors="replace"))
@@ -200,19 +206,20 @@ class Repository:
 
     def _fetched(self, heads: BranchHeads) -> _State:
         objects = self._clone.objects
-        wanted = [(self.remote.branch, _TARGET_REF, heads.target), (self.remote.review, _REVIEW_REF, heads.review)]
+        wanted = [(self.remote.branch, self._target_ref, heads.target), (self.remote.review, _REVIEW_REF, heads.review)]
         refs = [f"+refs/heads/{branch}:{ref}" for branch, ref, commit in wanted if commit]
         refs += [f"+refs/heads/{self._branch_of(name)}:{_GROUP_REFS}/{name}" for name in heads.groups]
         if refs:
-            depth = [] if self._clone.is_shallow or self._clone.ref(_TARGET_REF) else ["--depth=1"]
+            depth = [] if self._clone.is_shallow or self._clone.ref(self._target_ref) else ["--depth=1"]
             arguments = ["fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", *depth]
             # Before the fetch: its refs still hold what an earlier snapshot may read.
             self._pack()
             self._clone.remotely("fetching", [*arguments, "--", self.remote.url, *refs])
         # A branch may have moved between the two requests: what was fetched counts.
         target, review = (self._clone.ref(ref) if commit else "" for _, ref, commit in wanted)
+        known = target or last_known(self._clone, self.remote, self._target_ref)
         groups = {name: self._clone.ref(f"{_GROUP_REFS}/{name}") for name in heads.groups}
-        merged = Snapshot(objects, target, self.remote.path)
+        merged = Snapshot(objects, known, self.remote.path)
         return _State(BranchHeads(target, review, groups), merged, Snapshot(objects, review, self.remote.path, merged))
 
     def _attempt(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
@@ -220,26 +227,28 @@ class Repository:
         state = self._synced()
         if self.remote.review:
             return self._attempt_review(state, plan, reason)
+        if state.target.commit and not state.heads.target:
+            self._restore(state.target.commit)
+            state = self._synced()
         planned = plan(state.target)
         if planned.is_empty:
             return Result(planned, state.target.commit, self.remote.branch)
         if not state.target.commit:
-            self._check_creation()
+            check_creation(self._clone, self.remote)
         return self._written(state, planned, state.target, reason)
 
-    def _check_creation(self) -> None:
-        """Raise MissingBranch unless the branch may be created, or was seen before: then it is recreated."""
-        if self.remote.create_branch or self._clone.ref(_TARGET_REF):
-            return
-        out = self._clone.remotely("reading branches", ["ls-remote", "--heads", "--", self.remote.url]).decode()
-        found = [line.partition("\trefs/heads/")[2] for line in out.splitlines()]
-        # Another client may have created it since it was looked up: then the push fails, and is planned again.
-        if found and self.remote.branch not in found:
-            more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-            raise MissingBranch(
-                f"{self.remote.shown} has no branch {self.remote.branch}, only {', '.join(found[:_MOST_NAMED])}{more}: "
-                "correct --branch, or create the branch with --create-branch"
-            )
+    def _restore(self, commit: str) -> None:
+        """Create the branch again at its last known commit, or without its history if neither side has that."""
+        branch = self.remote.branch
+        try:
+            self._push(commit, branch, "")
+        except Rejected as error:
+            if _NO_HISTORY not in str(error):
+                raise
+            text = f"Restore the files of branch {branch} from commit {commit}\n"
+            self._push(self._clone.same_tree(commit, text, self._identity.variables), branch, "")
+        log.warning("created branch %s again, which was at commit %s", branch, commit)
+        self._state = None
 
     def _attempt_review(self, state: _State, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
         """Extend the review branch while it is based on the branch's head, and restart it when that moved.
@@ -383,9 +392,7 @@ class Repository:
         if not self._clone.credentials.signing_key:
             return commit
         # fast-import cannot sign: create the same commit again, signed.
-        parents = ["-p", parent] if parent else []
-        arguments = ["commit-tree", "-S", *parents, f"{commit}^{{tree}}"]
-        signed = self._clone.signed(arguments, text, self._identity.variables)
+        signed = self._clone.same_tree(commit, text, self._identity.variables, parent)
         self._clone.locally("writing the commit", ["update-ref", WORK_REF, signed])
         return signed
 
@@ -416,7 +423,7 @@ class Repository:
         else:
             self._state = replace(state, heads=replace(state.heads, target=commit), target=snapshot)
         with contextlib.suppress(GitError):  # the push succeeded; a failure here only costs time later
-            ref = _REVIEW_REF if self.remote.review else _TARGET_REF
+            ref = _REVIEW_REF if self.remote.review else self._target_ref
             self._clone.locally("remembering the commit", ["update-ref", ref, commit])
         self._pack()
 

@@ -45,16 +45,6 @@ def test_another_branch_is_created_only_when_asked_for(origin: Origin, cache: Pa
     assert origin.head() == head
 
 
-def test_a_branch_that_was_deleted_is_created_again(origin: Origin, cache: Path) -> None:
-    origin.push({"README.md": "x"})
-    git(origin.folder, "branch", "fleet", "main")
-    with Repository(Remote(origin.url, branch="fleet"), cache) as repository:
-        put(repository, wanted("a/one"))
-        git(origin.folder, "branch", "-D", "fleet")
-        put(repository, wanted("a/one"))
-    assert set(origin.files("fleet")) == paths("a/one")
-
-
 def test_a_repository_with_other_names_of_objects_is_named_as_such(tmp_path: Path, cache: Path) -> None:
     git(tmp_path, "init", "--quiet", "--object-format=sha256", "other")
     git(tmp_path / "other", "-c", "user.name=n", "-c", "user.email=e", "commit", "--allow-empty", "--message=x")

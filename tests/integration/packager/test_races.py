@@ -9,7 +9,7 @@ import pytest
 
 from packager.git import repository as module
 from packager.git.commit import Reason
-from packager.git.errors import PushConflict
+from packager.git.errors import MissingBranch, PushConflict
 from packager.git.prune import Plan, Pruning
 from packager.git.publish import changes
 from packager.git.remote import Remote
@@ -86,12 +86,16 @@ def test_a_branch_that_is_taken_away_while_it_is_decided(history: str, origin: O
                     (origin.folder / "refs" / "heads" / "main").unlink()
             return changes(snapshot, {CLUSTERS: wanted("a/one", mtu=9000)}, SYNCED)
 
+        if history == "deleted":
+            with pytest.raises(MissingBranch, match=old):
+                repository.commit(decide, Reason("a test"))
+            assert (calls, origin.branches()) == ([old], [])
+            return
         result = repository.commit(decide, Reason("a test"))
     assert calls[0] == old
     assert len(calls) == 2
-    kept = {"README.md"} if history == "forced" else set()
-    assert (set(origin.files()), origin.head()) == (paths("a/one") | kept, result.commit)
-    assert origin.count() == len(kept) + 1
+    assert (set(origin.files()), origin.head()) == (paths("a/one") | {"README.md"}, result.commit)
+    assert origin.count() == 2
 
 
 def test_it_gives_up_after_many_lost_races(origin: Origin, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from packager.git import clone
-from packager.git.errors import CloneLocked, DiskFull
+from packager.git.errors import CloneLocked, DiskFull, MissingBranch
 from packager.git.folder import Folder
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from tests.support.packager.repositories import Origin, paths, put, wanted
+from tests.support.packager.repositories import Origin, git, paths, put, wanted
 
 pytestmark = pytest.mark.integration
 
@@ -159,17 +159,53 @@ def test_damage_while_it_runs(origin: Origin, cache: Path) -> None:
         assert "mtu: 9000" in origin.files()["clusters/a/one/cni/fleet.yaml"]
 
 
-def test_forced_deleted_and_new_branches(origin: Origin, cache: Path) -> None:
+def test_forced_branches(origin: Origin, cache: Path) -> None:
     with Repository(Remote(origin.url), cache) as repository:
         put(repository, wanted("a/one"))
         origin.push({"README.md": "another history"}, replace=True)
         assert set(repository.sync().entries()) == {"README.md"}
         put(repository, wanted("a/one"))
         assert (set(origin.files()), origin.count()) == (paths("a/one") | {"README.md"}, 2)
-        (origin.folder / "refs" / "heads" / "main").unlink()
-        assert repository.sync().commit == ""
+
+
+@pytest.mark.parametrize("now", ["deleted", "renamed", "recreated"])
+def test_a_deleted_branch_continues_only_when_asked_for(origin: Origin, cache: Path, now: str) -> None:
+    """Its files of others and the versions of its clusters are nowhere else, and no longer where Fleet looks."""
+    origin.push({"README.md": "x"})
+    before = origin.push({"README.md": "y", "caphv-branches.yaml": "groups: []"})
+    with Repository(Remote(origin.url), cache) as repository:
+        assert repository.sync().commit == before
+    if now == "recreated":
+        shutil.rmtree(origin.folder)
+        Origin.make(origin.folder)
+    elif now == "renamed":
+        git(origin.folder, "branch", "--move", "main", "trunk")
+    else:
+        origin.remove_branch("main")
+    remedy = f"git push {origin.url} {before}:refs/heads/main"
+    for remote in (Remote(origin.url), Remote(origin.url, review="caphv/x", create_branch=True)):
+        with Repository(remote, cache) as repository:
+            for call in (repository.sync, lambda one=repository: put(one, wanted("a/one"))):
+                with pytest.raises(MissingBranch, match=remedy):
+                    call()
+    assert origin.branches() == (["trunk"] if now == "renamed" else [])
+    with Repository(Remote(origin.url, create_branch=True), cache) as repository:
+        assert repository.sync().read("README.md") == b"y"
         put(repository, wanted("a/one"))
-        assert (set(origin.files()), origin.count()) == (paths("a/one"), 1)
+        put(repository, wanted("a/one", mtu=9000))
+    assert set(origin.files()) == paths("a/one") | {"README.md", "caphv-branches.yaml"}
+    # The clone has no history; the repository has, if another branch holds it.
+    assert origin.count() == (4 if now == "renamed" else 3)
+    if now != "renamed":
+        assert before in git(origin.folder, "log", "--format=%s", "main")
+
+
+def test_a_cache_that_served_another_branch_has_not_seen_this_one(origin: Origin, cache: Path, tmp_path: Path) -> None:
+    publish(origin, cache, 1500)
+    new = Origin.make(tmp_path / "new.git")
+    publish(new, cache, 1500)
+    with Repository(Remote(origin.url, branch="other", create_branch=True), cache) as repository:
+        assert repository.sync().commit == ""
 
 
 def test_an_empty_repository_has_no_heads(origin: Origin, cache: Path) -> None:
