@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from packager.git.commit import Reason
     from packager.git.prune import Plan
     from packager.git.repository import Result
-    from packager.git.snapshot import Snapshot
+    from packager.git.snapshot import Snapshot, Unread
     from packager.planner import Planned, Planner, Store
     from packager.rendering.gitrepo import GitRepoOptions
     from packager.tree import Tree
@@ -142,8 +143,8 @@ def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> _Round:
     from packager.definitions.builder import BuildResult
 
     with progress() as step:
-        files, reason = _files(flags, step)
-        source = _read(reader, files)
+        files, unread, reason = _files(flags, step)
+        source = _read(reader, files, unread)
         with _target(flags) as store:
             step("reading the repository")
             planned, result, failures = _synced(source, reason, store, planner, flags)
@@ -157,11 +158,11 @@ def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> _Round:
     return _Round(FAULTY if built.errors or failures or plan.held or plan.refused else DONE, retry)
 
 
-def _read(reader: Reader, files: Tree) -> Source:
+def _read(reader: Reader, files: Tree, unread: Mapping[str, Unread]) -> Source:
     from packager.git.errors import UnusableContent
 
     try:
-        return reader.read(files)
+        return reader.read(files, unread)
     except UnusableContent as error:
         raise InputError(str(error)) from None
 
@@ -213,8 +214,8 @@ def _git_repos(flags: dict[str, Any]) -> GitRepoOptions | None:
         return None
 
 
-def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, Reason]:
-    """Return the files of the source by path, and the reason for a commit that follows them."""
+def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, Mapping[str, Unread], Reason]:
+    """Return files of the source by path, its links and submodules, and the reason for a commit that follows them."""
     from packager.definitions.source import manifests
     from packager.planner import definitions_changed
 
@@ -222,7 +223,8 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, Reason]:
         raise click.UsageError("name the definitions: a folder, or --source-repo URL")
     if flags["definitions"]:
         step("reading definitions")
-        return _of_folder(flags["definitions"]), definitions_changed(flags["definitions"].name or "a folder")
+        reason = definitions_changed(flags["definitions"].name or "a folder")
+        return _of_folder(flags["definitions"]), _links(flags["definitions"]), reason
     refuse_circles(flags)
     step("reading the source")
     with open_store(_source(flags)) as repository:
@@ -230,7 +232,7 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, Reason]:
         if not snapshot.commit:
             raise InputError(f"{flags['source_repo']} has no branch {flags['source_branch']}")
         origin = f"{flags['source_repo']}@{snapshot.commit}"
-        return manifests(snapshot.tree), definitions_changed(origin, snapshot.message)
+        return manifests(snapshot.tree), snapshot.unread(), definitions_changed(origin, snapshot.message)
 
 
 def _source(flags: dict[str, Any]) -> dict[str, Any]:
@@ -254,6 +256,20 @@ def _of_folder(folder: Path) -> Tree:
         return {Path(name).relative_to(folder).as_posix(): Path(name).read_bytes() for name, _ in files([str(folder)])}
     except (Unreadable, OSError) as error:
         raise InputError(str(error)) from None
+
+
+def _links(folder: Path) -> dict[str, Unread]:
+    """Return the symbolic links below a folder by path, except those by which Kubernetes mounts volumes."""
+    from packager.git.snapshot import Unread
+
+    found = {}
+    for directory, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(directory, name) for name in (*folders, *names)):
+            if path.is_symlink() and not str(path.readlink()).startswith("..data/"):
+                why = "is a symbolic link, which is not followed"
+                found[path.relative_to(folder).as_posix()] = Unread(why, is_folder=path.is_dir())
+    return found
 
 
 def refuse_circles(flags: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ class DefinitionSource:
         if not snapshot.commit:
             # A missing branch is not an empty one: no definitions would mean that all clusters are to be removed.
             raise GitError(f"{remote.shown} has no branch {remote.branch}: create it, or name another one")
-        source = self._reader.read(snapshot.tree)
+        source = self._reader.read(snapshot.tree, snapshot.unread())
         origin = f"{remote.shown}@{snapshot.commit}"
         self._current = snapshot.commit, DefinitionCommit(origin, source, snapshot.message)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from caphv.api.object import Key, Obj
 from caphv.api.resources import CLUSTER_API_GROUP
@@ -20,6 +21,7 @@ from caphv.validation.yaml.tree import Document
 from packager.addons.merge import at
 from packager.definitions import model
 from packager.git.errors import UnusableContent
+from packager.git.snapshot import Unread
 from packager.rendering import secretscan
 from packager.tree import Tree, path_of
 
@@ -30,6 +32,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 _MOST_VALUES_OF_FILE = 200_000
 _MOST_VALUES = 1_000_000
 _MOST_NAMED = 3
+_LFS_POINTER = b"version https://git-lfs"
 _SPLIT = "split them between several repositories, or move other files out"
 
 Validator = Callable[[Obj], list[Finding]]
@@ -113,8 +116,8 @@ class Reader:
         self._validate = validate
         self._known: dict[str, tuple[bytes, _File]] = {}  # by name, with the digest of the content
 
-    def read(self, files: Tree) -> Source:
-        """Read all YAML and JSON files except hidden ones.
+    def read(self, files: Tree, unread: Mapping[str, Unread] = MappingProxyType({})) -> Source:
+        """Read all YAML and JSON files except hidden ones; `unread` are links and submodules next to them.
 
         Raises UnusableContent for more than the packager can hold; nothing else that files can cause.
         """
@@ -127,6 +130,8 @@ class Reader:
                 raise UnusableContent(f"the definitions have more than {_MOST_VALUES:,} values: {_SPLIT}")
         self._known = read
         source = Source()
+        for name, other in unread.items():
+            _note(name, other, source, followed=name in read)
         by_file = {name: _items(file, source) for name, (_, file) in read.items()}
         _cut(by_file, source)
         for entry in source.clusters:
@@ -149,6 +154,20 @@ class _File:
     items: tuple[Item, ...]
     problems: tuple[SourceProblem, ...]
     values: int = 0
+
+
+def _note(name: str, entry: Unread, source: Source, *, followed: bool) -> None:
+    """Report a link or submodule where a definition may have been: nothing tells that from a removed one."""
+    if followed:
+        detail = "is a symbolic link, which is followed in a folder, but not in a repository: put the file itself here"
+        source.problems.append(SourceProblem(name, 1, detail, advice=True))
+    elif _is_manifest(name):
+        detail = f"{entry.why}: put the file itself here, or remove it"
+        source.problems.append(SourceProblem(name, 1, detail))
+        source.complete = False
+    elif entry.is_folder and not _is_hidden(name):
+        detail = f"{entry.why}: clusters that are defined in it count as removed; put the files themselves here"
+        source.problems.append(SourceProblem(name, 1, detail, advice=True))
 
 
 def _items(file: _File, source: Source) -> list[Item]:
@@ -179,9 +198,12 @@ def manifests(files: Tree) -> dict[str, bytes]:
 
 
 def _is_manifest(name: str) -> bool:
-    parts = name.split("/")
-    hidden = any(part.startswith(".") for part in parts)
-    return name.endswith(SUFFIXES) and not hidden and not parts[-1].startswith("kustomization.")
+    _, _, last = name.rpartition("/")
+    return name.endswith(SUFFIXES) and not _is_hidden(name) and not last.startswith("kustomization.")
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _read(name: str, content: bytes) -> _File:
@@ -199,8 +221,19 @@ def _read(name: str, content: bytes) -> _File:
     problems = tuple(
         SourceProblem(name, one.place.line, f"{one.finding.detail}: {one.finding.remedy}") for one in errors
     )
+    problems += tuple(_texts(name, content, found.documents))
     sizes = {id(item.document): item.document.root.size for item in items}
     return _File(items, problems, sum(sizes.values()) + len(problems))
+
+
+def _texts(name: str, content: bytes, documents: Iterable[Document]) -> Iterator[SourceProblem]:
+    """Yield problems of documents that are a text, which may stand for a file with definitions."""
+    detail = "is a text and no object: correct it, or remove the file"
+    if content.startswith(_LFS_POINTER):
+        detail = "is a pointer of Git LFS, whose files are not fetched: commit the file itself, without LFS"
+    for document in documents:
+        if isinstance(document.value, str):
+            yield SourceProblem(name, document.position(()).line, detail)
 
 
 def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:

@@ -6,6 +6,7 @@ Objects are read through GitPython's database, one persistent `git cat-file --ba
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from git.exc import ODBError
 from git.objects.fun import tree_entries_from_data
 
 from packager.git.errors import CorruptClone, UnusableContent
-from packager.git.folder import FOLDER, Tree
+from packager.git.folder import FOLDER, LINK, Tree
 from packager.git.paths import joined, may_be_checked_out
 
 _FORMAT = 0o170000
@@ -45,6 +46,14 @@ class Entry:
     def is_file(self) -> bool:
         """Whether it is a regular file."""
         return self.mode & _FORMAT == _FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A link or submodule; `is_folder` tells whether files may be below it."""
+
+    why: str
+    is_folder: bool
 
 
 class Store(Protocol):
@@ -176,6 +185,17 @@ class Snapshot:
             if not entry.is_folder:
                 found[name] = entry
         return found
+
+    def unread(self) -> dict[str, Unread]:
+        """Return all links and submodules by path."""
+        return {path: self._unread(path, entry) for path, entry in self.files("").items() if not entry.is_file}
+
+    def _unread(self, path: str, entry: Entry) -> Unread:
+        if entry.mode & _FORMAT != LINK:
+            return Unread("is a submodule, which is not read", is_folder=True)
+        target = self._objects.content(entry.id).decode(errors="replace")
+        found = self._entry(posixpath.normpath(posixpath.join(self._path, posixpath.dirname(path), target)))
+        return Unread("is a symbolic link, which is not followed", is_folder=bool(found and found.is_folder))
 
     def _walk(self, tree: str, prefix: str, depth: int) -> Iterator[tuple[str, Entry]]:
         """Yield folders, too: a tree can be a part of any number of others, without a single file."""
