@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from packager.git.errors import UnmanagedFiles
 from packager.git.paths import checked, joined
 from packager.git.prune import Plan
+from packager.git.snapshot import Snapshot
 
 WORK_REF = "refs/caphv/work"
 BASE_TRAILER = "Caphv-Base"
@@ -66,6 +68,15 @@ def message(plan: Plan, reason: Reason) -> str:
             sections.append("\n".join([f"{title}:", *_listed([_line(name) for name in names])]))
     trailers = [f"{_line(key)}: {_line(value)}" for key, value in reason.trailers.items()]
     return "\n\n".join(section for section in [*sections, "\n".join(trailers)] if section) + "\n"
+
+
+def check(plan: Plan, base: Snapshot) -> None:
+    """Raise UnmanagedFiles if a plan would replace more than regular files: Git and file systems do so silently."""
+    if found := base.in_the_way(plan.write.keys(), plan.delete):
+        raise UnmanagedFiles(
+            f"{found} is not what caphv would write there, but a link, a submodule, a folder or a file of others; move "
+            "it away, or set --path to another folder"
+        )
 
 
 def base_of(text: str) -> str:

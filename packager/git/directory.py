@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from packager.git.commit import Reason
+from packager.git.commit import Reason, check
 from packager.git.errors import UnmanagedFiles, UnusableContent
 from packager.git.folder import FOLDER, LINK, REGULAR_FILE, blob_id, tree_id_of
 from packager.git.history import Change, of_path
@@ -58,7 +58,9 @@ class Directory:
 
         Raises UnmanagedFiles when something cannot be written.
         """
-        planned = plan(self.sync())
+        base = self.sync()
+        planned = plan(base)
+        check(planned, base)
         top = self._root / self._path
         try:
             for name, content in planned.write.items():

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from packager.git.clone import Clone
-from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_of, group_stream, message, stream
+from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_of, check, group_stream, message, stream
 from packager.git.creation import check_creation, last_known
 from packager.git.credentials import Credentials
 from packager.git.errors import CorruptClone, GitError, PushConflict, Rejected, UnmanagedFiles
@@ -298,6 +298,7 @@ class Repository:
         )
 
     def _written(self, state: _State, plan: Plan, base: Snapshot, reason: Reason) -> Result | None:
+        check(plan, base)
         branch = self.remote.review or self.remote.branch
         lease = state.review.commit if self.remote.review else state.target.commit
         commit = self._commit(plan, base.commit, message(plan, reason))

@@ -7,7 +7,7 @@ Objects are read through GitPython's database, one persistent `git cat-file --ba
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -216,6 +216,21 @@ class Snapshot:
                 return ""
             if not found.is_folder:
                 return part
+        return ""
+
+    def in_the_way(self, write: Collection[str], delete: Collection[str]) -> str:
+        """Return the first link, submodule or folder, from the root, that a change of these files would replace."""
+        # A deleted file gives way to a folder of its name, and a folder whose files are all deleted to a file.
+        gone = {joined(self._path, path) for path in delete}
+        for path in (*write, *delete):
+            found, entry = self.obstacle(path), self.entry(path)
+            if found and found not in gone:
+                return found
+            if entry is None or entry.is_file:
+                continue
+            whole = joined(self._path, path)
+            if not (entry.is_folder and gone.issuperset(joined(whole, name) for name in self.files(path))):
+                return whole
         return ""
 
     def _entry(self, path: str) -> Entry | None:

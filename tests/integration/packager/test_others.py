@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from pathlib import Path
 
@@ -114,6 +115,39 @@ def test_a_link_for_the_whole_path(origin: Origin, cache: Path) -> None:
     origin.push({"fleet": "somewhere"}, mode="120000")
     with Repository(Remote(origin.url, path="fleet/prod"), cache) as repository:
         assert put(repository, wanted("a/one")).plan.refused[0].why == "fleet is not a folder; move it away"
+
+
+@pytest.mark.parametrize("kind", ["link", "submodule", "folder"])
+@pytest.mark.parametrize("where", ["fleet", "fleet/caphv-status.yaml"])
+def test_single_files_replace_nothing_of_others(kind: str, where: str, origin: Origin, cache: Path) -> None:
+    head = origin.push({"README.md": "x"})
+    if kind == "submodule":
+        entry = f"160000 commit {head}\t{where.rpartition('/')[2]}\n"
+        tree = git(origin.folder, "mktree", "--missing", stdin=entry.encode())
+        if "/" in where:
+            tree = git(origin.folder, "mktree", stdin=f"040000 tree {tree}\tfleet\n".encode())
+        git(origin.folder, "update-ref", "refs/heads/main", git(origin.folder, "commit-tree", "-m", "x", tree))
+    else:
+        origin.push(
+            {f"{where}/mine": "x"} if kind == "folder" else {where: "x"},
+            mode="100644" if kind == "folder" else "120000",
+        )
+    head, free = origin.head(), (kind, where) == ("folder", "fleet")
+    with Repository(Remote(origin.url, path="fleet"), cache) as repository:
+        for plan in (Plan(write={"caphv-status.yaml": b"x"}), Plan(delete=("caphv-status.yaml",))):
+            with (
+                contextlib.nullcontext() if free else pytest.raises(UnmanagedFiles, match=f"{where} is not what caphv")
+            ):
+                repository.commit(lambda _, one=plan: one, Reason("a test"))
+    assert (origin.head() == head) is not free
+
+
+def test_a_file_and_a_folder_of_the_packager_change_places(origin: Origin, cache: Path) -> None:
+    with Repository(Remote(origin.url, path="fleet"), cache) as repository:
+        repository.commit(lambda _: Plan(write={"a": b"", "b/c": b"", "b/d/e": b""}), Reason("a test"))
+        turned = Plan(write={"a/x": b"", "b": b""}, delete=("a", "b/c", "b/d/e"))
+        repository.commit(lambda _: turned, Reason("a test"))
+    assert set(origin.files()) == {"fleet/a/x", "fleet/b"}
 
 
 def test_hooks_and_settings_of_the_user_do_nothing(

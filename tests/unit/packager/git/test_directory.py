@@ -78,6 +78,14 @@ def test_a_link_is_not_followed(tmp_path: Path, place: str) -> None:
     assert files(outside) == {}
 
 
+def test_a_single_file_goes_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "inside").symlink_to(tmp_path / "outside")
+    with pytest.raises(UnmanagedFiles, match="inside is not what caphv would write there"):
+        Directory(tmp_path, "inside", names=("x",)).commit(lambda _: Plan(write={"x": b""}), Reason("a test"))
+    assert files(tmp_path / "outside") == {}
+
+
 def test_a_folder_that_is_none_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UnmanagedFiles, match="cannot be written"):
