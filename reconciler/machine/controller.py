@@ -119,7 +119,8 @@ class MachineReconciler:
             scope.draft.set_true(condition)
         scope.draft.provisioned(ready=True)
         scope.memory.settled()
-        if first:
+        if first and not _older(vm, scope.obj):
+            # A machine that was moved or restored has no status yet, and adopts the VM that it had before.
             metrics.MACHINE_CREATION_SECONDS.observe(metrics.age(vm["metadata"]["creationTimestamp"]))
         if not was_ready:
             await self._write(scope)

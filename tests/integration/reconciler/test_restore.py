@@ -103,6 +103,8 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
         assert recorded == {ours}
         assert {line.partition(" ")[0] for line in await new.writes(since)} == {"patch"}
         assert (await new.get(CLUSTERS, new.name))["spec"].get("paused") in (None, False)
+        # No VM was created: the age of those that are adopted would raise an alert about slow creation.
+        assert await there.provider.value("caphv_machine_creation_duration_seconds_count") == 0
     finally:
         await new.close()
 
