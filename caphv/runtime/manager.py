@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from http.client import responses
 from typing import Any
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from caphv.runtime import metrics
 from caphv.runtime.cache import Informer
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
+from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.health import HealthServer
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable, listening_address
@@ -190,7 +192,9 @@ class Manager:
     def not_ready(self) -> list[str]:
         """Reasons why this process is not ready."""
         reasons = ["stopping"] if self._stopping else []
-        reasons += [f"cache of {i.resource} is not in sync" for i in self._informers if not i.synced]
+        reasons += [
+            f"cache of {i.resource} is not in sync{_cause(i.last_error)}" for i in self._informers if not i.synced
+        ]
         reasons += [reason for runnable in self._runnables for reason in runnable.not_ready()]
         return reasons
 
@@ -220,6 +224,15 @@ class Manager:
         stack.push_async_callback(runner.cleanup)
         tls = auth.listener() if auth else None
         await web.TCPSite(runner, place[0] or None, place[1], ssl_context=tls).start()
+
+
+def _cause(error: Exception | None) -> str:
+    """Why a list fails, without the server's text: anyone who reaches the port of the probes may read this."""
+    if error is None:
+        return ""
+    if isinstance(error, ApiError):
+        return f": HTTP {error.status} {responses.get(error.status, '')}".rstrip()
+    return f": {'no answer' if isinstance(error, Unreachable) else 'invalid answer'} of the API server"
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

@@ -7,8 +7,12 @@ import aiohttp
 import pytest
 
 from caphv.runtime import openfiles
+from caphv.runtime.cache import Informer
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
 from caphv.runtime.health import HealthServer
+from caphv.runtime.manager import BindAddresses, Manager
 from sandbox.processes.children import free_ports
+from tests.support.fake_collection import THINGS, Collection
 
 pytestmark = pytest.mark.unit
 
@@ -26,6 +30,24 @@ async def test_health_is_answered_before_anything_else_works() -> None:
         health.report(lambda: ["stalled"], lambda: ["cache"])
         assert await status("healthz") == (500, "stalled")
         assert await status("readyz") == (500, "cache\nstalled")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (None, ""),
+        (Forbidden(403, "Forbidden", 'User "system:serviceaccount:a:b" cannot list things'), ": HTTP 403 Forbidden"),
+        (NotFound(404, "", "404 page not found"), ": HTTP 404 Not Found"),
+        (ApiError(599, "", ""), ": HTTP 599"),
+        (Unreachable("https://10.0.0.1:6443: timed out"), ": no answer of the API server"),
+        (KeyError("metadata"), ": invalid answer of the API server"),
+    ],
+)
+def test_readiness_names_the_cause_without_the_text_of_a_server(error: Exception | None, reason: str) -> None:
+    manager = Manager(addresses=BindAddresses("0", "0"))
+    informer = manager.add_informer(Informer(Collection(), THINGS))
+    informer.last_error = error
+    assert manager.not_ready() == [f"cache of things.example.io is not in sync{reason}"]
 
 
 async def test_a_health_server_without_an_address_does_nothing() -> None:
