@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from caphv.api.object import Key
 from caphv.runtime import logs, metrics
-from caphv.runtime.errors import Conflict, TooManyRequests, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, TooManyRequests, Unreachable
 from caphv.runtime.queue import WorkQueue
 from caphv.runtime.repeats import FAILURE_OF_ANY_OBJECT
 
@@ -127,6 +127,10 @@ class Controller:
             raise _Failed(error.retry_after) from None
         except Unreachable as error:
             log.warning("%s", error, extra=FAILURE_OF_ANY_OBJECT)
+            raise _Failed from None
+        except ApiError as error:
+            # A refusal says all that there is to know: where it was caught is of no use to the reader.
+            log.error("reconcile failed: %s", error)
             raise _Failed from None
         except asyncio.CancelledError:
             task = asyncio.current_task()

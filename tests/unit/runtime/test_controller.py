@@ -12,7 +12,7 @@ import pytest
 from caphv.api.object import Key
 from caphv.runtime import logs
 from caphv.runtime.controller import Controller, Result
-from caphv.runtime.errors import Conflict, TooManyRequests, Unreachable
+from caphv.runtime.errors import Conflict, Forbidden, TooManyRequests, Unreachable
 from caphv.runtime.queue import Group, WorkQueue
 from tests.support.virtualtime import settle
 
@@ -150,6 +150,15 @@ async def test_unexpected_error_is_logged_once_in_full_and_then_in_short(caplog:
             await asyncio.sleep(10)
     assert [bool(record.exc_info) for record in caplog.records] == [True, False, False]
     assert "RuntimeError: broken" in caplog.messages[1]
+
+
+async def test_refusal_is_an_error_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        async with running(Recorder(raising(*[Forbidden(403, "Forbidden", "may not list secrets")] * 2))) as controller:
+            controller.enqueue(A)
+            await asyncio.sleep(10)
+    assert [(record.levelname, record.exc_info) for record in caplog.records] == [("ERROR", None)] * 2
+    assert set(caplog.messages) == {"reconcile failed: may not list secrets"}
 
 
 async def test_each_reconcile_is_a_debug_line(caplog: pytest.LogCaptureFixture) -> None:
