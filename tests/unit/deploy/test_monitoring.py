@@ -45,6 +45,7 @@ WORDS = {
     "sort",
     "sum",
     "time",
+    "unless",
     "vector",
 }
 # What the operations guide asks users to set up: their notifications and silences rely on it.
