@@ -15,7 +15,9 @@ MACHINE_CREATION_SECONDS = Histogram(
 )
 MACHINE_DELETE = Counter("caphv_machine_delete_total", "VM deletion attempts.")
 MACHINE_DELETE_ERRORS = Counter("caphv_machine_delete_errors_total", "Failed VM deletion attempts.")
-MACHINE_STATUS = Gauge("caphv_machine_status", "1 for a ready machine, 0 for another.", ["cluster", "machine"])
+MACHINE_STATUS = Gauge(
+    "caphv_machine_status", "1 if the machine is ready, otherwise 0; absent while it is paused.", ["cluster", "machine"]
+)
 MACHINE_RECONCILE_SECONDS = Histogram(
     "caphv_machine_reconcile_duration_seconds", "Duration of a machine's reconcile: normal or delete.", ["operation"]
 )
@@ -32,7 +34,9 @@ ETCD_REMOVE_ERRORS = Counter("caphv_etcd_member_remove_errors_total", "Failed et
 CLUSTER_RECONCILE_SECONDS = Histogram(
     "caphv_cluster_reconcile_duration_seconds", "Duration of a cluster's reconcile: normal or delete.", ["operation"]
 )
-CLUSTER_READY = Gauge("caphv_cluster_ready", "1 for a ready cluster, 0 for another.", ["cluster"])
+CLUSTER_READY = Gauge(
+    "caphv_cluster_ready", "1 if the cluster is ready, otherwise 0; absent while it is paused.", ["cluster"]
+)
 IDENTITY_EXPIRY = Gauge(
     "caphv_identity_expiry_seconds",
     "Seconds until the credentials of an identity Secret expire, negative once they have.",
@@ -54,7 +58,7 @@ NODE_INIT = Counter("caphv_node_init_total", "Node initialization attempts.")
 NODE_INIT_ERRORS = Counter("caphv_node_init_errors_total", "Failed node initializations.")
 NODE_INIT_SECONDS = Histogram(
     "caphv_node_init_duration_seconds",
-    "Time from seeing a Node to having it initialized.",
+    "Time from the registration of a Node to its initialization.",
     buckets=[0.5 * 2.0**n for n in range(8)],
 )
 

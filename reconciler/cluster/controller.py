@@ -69,10 +69,12 @@ class ClusterReconciler:
             return await self._without_cluster(obj) if being_deleted(obj) else None
         scope = ClusterScope(self._context, obj, cluster, StatusDraft(obj))
         if clusterapi.externally_managed(obj):
+            _remove_metric(scope.key)
             return await self._read_only(scope)
         if clusterapi.paused(cluster, obj):
+            _remove_metric(scope.key)
             scope.draft.set_true(ConditionType.PAUSED)
-            await self._write(scope)
+            await self._write_status(scope)
             return await self._read_only(scope)
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
         return await self._attempt(scope)
@@ -232,6 +234,9 @@ class ClusterReconciler:
     async def _write(self, scope: ClusterScope) -> None:
         ready = bool(scope.draft.fields.get("ready"))
         metrics.CLUSTER_READY.labels(str(scope.key)).set(int(ready))
+        await self._write_status(scope)
+
+    async def _write_status(self, scope: ClusterScope) -> None:
         await self._context.write_status(self._context.caches.harvester_clusters, scope.obj, scope.draft)
 
     async def _remove_finalizer(self, obj: Obj) -> None:
@@ -247,8 +252,13 @@ class ClusterReconciler:
         await self._context.object_watches.forget(key)
         self._identities.release(key)
         await self._context.sessions.release(key)
-        with contextlib.suppress(KeyError):
-            metrics.CLUSTER_READY.remove(str(key))
+        _remove_metric(key)
+
+
+def _remove_metric(key: Key) -> None:
+    """Of a cluster that no longer exists, or whose state is not observed because it is paused or managed by others."""
+    with contextlib.suppress(KeyError):
+        metrics.CLUSTER_READY.remove(str(key))
 
 
 def _was_known(scope: ClusterScope, blocked: Blocked) -> bool:

@@ -203,17 +203,23 @@ class MachineReconciler:
             scope.warning_event(blocked.reason, blocked.message)
 
     async def _write(self, scope: MachineScope) -> None:
-        cluster = f"{scope.key.namespace}/{clusterapi.cluster_name(scope.obj)}"
-        series = (cluster, str(scope.key))
-        known = scope.memory.metric_labels
-        if known and known != series:
-            metrics.MACHINE_STATUS.remove(*known)
-        scope.memory.metric_labels = series
-        metrics.MACHINE_STATUS.labels(*series).set(int(bool(scope.draft.fields.get("ready"))))
+        self._set_metric(scope)
         try:
             await self._context.write_status(self._context.caches.harvester_machines, scope.obj, scope.draft)
         except NotFound:
             self._context.caches.harvester_machines.forget(*scope.key)
+
+    def _set_metric(self, scope: MachineScope) -> None:
+        cluster = f"{scope.key.namespace}/{clusterapi.cluster_name(scope.obj)}"
+        series = (cluster, str(scope.key))
+        paused = scope.draft.is_true(ConditionType.PAUSED)
+        known = scope.memory.metric_labels
+        if known and (paused or known != series):
+            metrics.MACHINE_STATUS.remove(*known)
+        # A paused machine is not observed: what was true of it before is nothing to raise an alert about.
+        scope.memory.metric_labels = None if paused else series
+        if not paused:
+            metrics.MACHINE_STATUS.labels(*series).set(int(bool(scope.draft.fields.get("ready"))))
 
     def _forget(self, key: Key) -> None:
         memory = self._context.memory.forget_machine(key)
@@ -221,6 +227,6 @@ class MachineReconciler:
             metrics.MACHINE_STATUS.remove(*memory.metric_labels)
 
 
-def _older(node: Obj, machine: Obj) -> bool:
-    created, reference = (obj["metadata"].get("creationTimestamp") for obj in (node, machine))
+def _older(obj: Obj, machine: Obj) -> bool:
+    created, reference = (each["metadata"].get("creationTimestamp") for each in (obj, machine))
     return bool(created and reference and created < reference)  # RFC 3339 in UTC sorts as text

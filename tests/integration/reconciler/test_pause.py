@@ -26,11 +26,19 @@ async def test_paused_cluster_is_not_touched_and_continues_afterwards(case: Case
     await case.until(HARVESTER_CLUSTERS, case.name, is_true("Paused"), timeout=AT_ONCE)
     await case.create_machine("one", control_plane=True)
     await case.until(HARVESTER_MACHINES, "one", is_true("Paused"), timeout=AT_ONCE)
+    # Nothing to raise an alert about: neither is observed.
+    cluster = f"{case.name}/{case.name}"
+    machine = {"cluster": cluster, "machine": f"{case.name}/one"}
+    provider = case.environment.provider
+    await provider.until_value(None, "caphv_cluster_ready", cluster=cluster)
+    await provider.until_value(None, "caphv_machine_status", **machine)
     assert await case.names(kinds.VIRTUAL_MACHINES) == []
     assert await case.writes(since) == []
     await case.pause(False)
     await case.until(HARVESTER_CLUSTERS, case.name, not_paused, timeout=AT_ONCE)
     await case.until(HARVESTER_MACHINES, "one", lambda obj: not_paused(obj) and is_ready(obj))
+    await provider.until_value(1, "caphv_cluster_ready", cluster=cluster)
+    await provider.until_value(1, "caphv_machine_status", **machine)
 
 
 async def test_paused_from_the_beginning(case: Case) -> None:
