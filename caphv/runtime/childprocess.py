@@ -48,7 +48,7 @@ class ChildProcess(Runnable):
         return self._reasons
 
     def metrics(self) -> bytes:
-        """Return the metrics of the child, at most a second old."""
+        """Return the metrics of the child, at most a second old; none while it waits for its restart."""
         return self._metrics
 
     async def run(self) -> None:
@@ -59,6 +59,7 @@ class ChildProcess(Runnable):
             started = loop.time()
             status = await self._run_once()
             self._reasons = [f"{self._name}: process exited with status {status}"]
+            self._metrics = b""
             if loop.time() - started > _LONGEST_PAUSE:
                 pause = _PAUSE_SECONDS
             log.error("%s process exited with status %d; restarting it in %.0f s", self._name, status, pause)
