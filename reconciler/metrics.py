@@ -23,7 +23,7 @@ MACHINE_RECONCILE_SECONDS = Histogram(
 )
 IPPOOL_ALLOCATIONS = Counter("caphv_ippool_allocations_total", "Address allocation attempts.")
 IPPOOL_ALLOCATION_ERRORS = Counter("caphv_ippool_allocation_errors_total", "Failed address allocation attempts.")
-IPPOOL_RELEASES = Counter("caphv_ippool_releases_total", "Addresses given back to their pool.")
+IPPOOL_RELEASES = Counter("caphv_ippool_releases_total", "Addresses released to their pool.")
 IPPOOL_FREE = Gauge(
     "caphv_ippool_free_addresses",
     "Unallocated addresses of an IPPool that machines use.",

@@ -21,14 +21,14 @@ SYNC_SECONDS = Histogram(
 )
 RENDERS = Counter(
     "caphv_packager_renders_total",
-    "Clusters that were rendered by result: `ok` or `invalid`. What did not change is not rendered.",
+    "Clusters rendered after a change, by result: `ok` or `invalid`.",
     ["result"],
     registry=REGISTRY,
 )
-COMMITS = Counter("caphv_packager_commits_total", "Commits that were pushed.", registry=REGISTRY)
+COMMITS = Counter("caphv_packager_commits_total", "Commits pushed.", registry=REGISTRY)
 PUSH_SECONDS = Histogram(
     "caphv_packager_push_duration_seconds",
-    "Duration of the pushes that succeeded.",
+    "Duration of successful pushes.",
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
     registry=REGISTRY,
 )
@@ -45,29 +45,29 @@ ERRORS = Counter(
 )
 LAST_SUCCESS = Gauge(
     "caphv_packager_last_success_timestamp_seconds",
-    "When the repository was last found or brought to be as it should be (Unix time).",
+    "Unix time at which the repository was last up to date.",
     registry=REGISTRY,
 )
-REMOVED = Counter("caphv_packager_removed_total", "Bundles and folders that were removed.", registry=REGISTRY)
+REMOVED = Counter("caphv_packager_removed_total", "Bundles and directories removed.", registry=REGISTRY)
 HELD = Gauge(
     "caphv_packager_removals_held",
-    "Removals that wait, for what Event AddonBundlesKept says.",
+    "Removals held back; Event AddonBundlesKept gives the reason.",
     registry=REGISTRY,
 )
 FOREIGN = Gauge(
     "caphv_packager_foreign_files",
-    "Files that the packager did not write, and that Fleet deploys with the bundles.",
+    "Files in folders that Fleet deploys which the packager did not write.",
     registry=REGISTRY,
 )
 CLUSTER_READY = Gauge(
     "caphv_packager_cluster_ready",
-    "1 for a cluster whose AddonBundlesReady is true, 0 for another.",
+    "1 if condition AddonBundlesReady of the cluster is true, otherwise 0.",
     ["cluster"],
     registry=REGISTRY,
 )
 UPGRADE_STATE = Gauge(
     "caphv_packager_upgrade_state",
-    "1 for the state of the last upgrade in waves, `progressing`, `complete`, `reverted` or `stopped`; else 0.",
+    "1 for the state of the last upgrade in waves, `progressing`, `complete`, `reverted` or `stopped`; otherwise 0.",
     ["state"],
     registry=REGISTRY,
 )
