@@ -40,7 +40,7 @@ Examples:
 """
 )
 def etcd() -> None:
-    """Members of a cluster's etcd: which machine each has, and which were left behind."""
+    """List etcd members and remove stale ones."""
 
 
 @etcd.command(
@@ -97,8 +97,8 @@ Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the
 def remove(cluster: str, names: tuple[str, ...], **flags: Any) -> None:
     """Remove members from a cluster's etcd: by name or id, by default all that have no machine.
 
-    Checked before: that no machine uses the member, and that the remaining ones have a quorum. Members are removed one
-    by one, and etcd is asked again before each.
+    Before any change, the command checks that no machine uses the member, and that the remaining ones have a quorum.
+    Members are removed one by one, and etcd is asked again before each.
     """
     from commands.output import changes
     from commands.output import etcd as out

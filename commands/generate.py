@@ -86,7 +86,7 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 @click.option(
     "--definition",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="File with a ClusterDefinition, - for standard input; flags win over it.",
+    help="File with a ClusterDefinition, - for standard input; flags take precedence.",
 )
 @click.option("--interactive", is_flag=True, help="Ask for what no flag says, and offer what Harvester has.")
 @click.option("--no-harvester", is_flag=True, help="Do not check against Harvester.")

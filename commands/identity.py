@@ -157,7 +157,7 @@ def create(**options: Any) -> None:
 
 @identity.command(
     "list",
-    short_help="List identities with their ends and the clusters that use them.",
+    short_help="List identities with their expiry dates and clusters.",
     epilog="""\b
 Examples:
   caphv identity list -A
@@ -171,7 +171,7 @@ Exit status: 0 all identities are valid, 1 one is not or ends within 14 days, 2 
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @management_options
 def list_identities(**flags: Any) -> None:
-    """List the identity Secrets of clusters with their Harvester, the end of their credentials, and their clusters."""
+    """List the identity Secrets of clusters with their Harvester, the expiry date of the credentials, and clusters."""
     chosen = selection((), flags)
     with patient_progress():
         found = run(_identities(flags, chosen.namespace))

@@ -59,9 +59,9 @@ cannot be read, 3 something would change.
 def plan(cluster: str, files: tuple[Path, ...], **flags: Any) -> None:
     """Show what applying manifests would do: objects on the management cluster, machines, and VMs on Harvester.
 
-    The API server merges, defaults and validates the manifests in dry runs; nothing is changed. From the result follows
-    which machines are created, replaced or deleted, and what these need compared with what is free, with the machines
-    that a rollout adds for a time. With CLUSTER in place of files: what is still to be done for it.
+    The API server merges, defaults and validates the manifests in dry runs; nothing is changed. The result
+    shows which machines are created, replaced or deleted, and what these need compared with what is free, including
+    the machines that a rollout adds temporarily. With CLUSTER instead of files: what is still to be done for it.
     """
     if bool(cluster) == bool(files):
         raise click.UsageError("give either CLUSTER or manifests with -f")

@@ -70,7 +70,7 @@ def rotate(secret: str, **flags: Any) -> None:
 
     The new token is tested first: it has to lead to the same Harvester and to have all rights. Then the Secret is
     written, and only when the clusters that use it are still connected, the former token is deleted on Harvester. A
-    token that no Secret on Harvester holds ends by itself. An interrupted rotation is completed by the next call.
+    token that no Secret on Harvester holds expires on its own. An interrupted rotation is completed by the next call.
     """
     namespace, _, name = secret.rpartition("/")
     key = Key(namespace or context_namespace(flags["kubeconfig"], flags["context"]), name)
@@ -186,7 +186,7 @@ def _show(plan: _Plan) -> None:
     if plan.deletes:
         echo(f"  deletes the former token, Secret {plan.deletes}; other management clusters with it lose access")
     else:
-        echo(f"  the former token stays valid: {plan.kept or 'no Secret holds it, it ends by itself'}")
+        echo(f"  the former token stays valid: {plan.kept or 'no Secret holds it, it expires on its own'}")
 
 
 def _report(plan: _Plan, flags: dict[str, Any], *, applied: bool) -> None:

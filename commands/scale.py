@@ -51,9 +51,10 @@ Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in t
 def scale(cluster: str, **flags: Any) -> None:
     """Change the number of control plane machines or workers of a cluster.
 
-    With a topology the Cluster is changed, without one the control plane object and the MachineDeployments. Checked
-    before: that the cluster is not paused, deleted or managed by GitOps; the quorum of etcd; and, for more machines,
-    free addresses and room on hosts. POOL is the name in the topology, or of the MachineDeployment.
+    With a topology the Cluster is changed, without one the control plane object and the MachineDeployments. Before any
+    change, the command checks that the cluster is not paused, deleted or managed by GitOps. It also checks the quorum
+    of etcd and, for more machines, free addresses and room on hosts. POOL is the name in the topology, or of the
+    MachineDeployment.
     """
     from overview.changes import ChangeError
 

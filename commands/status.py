@@ -52,7 +52,7 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
     default="127.0.0.1:8642",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to serve it. It shows what you may read to everybody who reaches this address.",
+    help="Where to serve it. Anyone who can reach this address sees everything that you may read.",
 )
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @management_options

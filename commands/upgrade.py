@@ -51,8 +51,9 @@ Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in t
 def upgrade(cluster: str, **flags: Any) -> None:
     """Upgrade a cluster to another version of Kubernetes, one machine at a time.
 
-    Checked before: that the version is one of the cluster's distribution, no downgrade, and skips no minor version; the
-    health of the cluster; addresses and hosts for the additional machines; and PodDisruptionBudgets that stop a drain.
+    Before any change, the command checks that the version is one of the cluster's distribution, is no downgrade and
+    skips no minor version. It also checks the health of the cluster, addresses and hosts for the additional machines,
+    and PodDisruptionBudgets that stop a drain.
     Without a topology, workers follow once the control plane is upgraded: with --wait in one run, otherwise run the
     command again. Interrupting it stops nothing; run it again to continue.
     """

@@ -65,7 +65,7 @@ def validate(paths: tuple[str, ...], output: str, fail_on: str) -> None:
     HarvesterClusters, HarvesterMachines and their templates are checked by the rules of the admission webhook, unknown
     fields included. What Clusters, ClusterClasses, control planes and MachineDeployments have to do with them is
     checked across all files given: references, address ranges, replicas, variables. ClusterDefinitions are checked
-    with the add-ons that they want. Other kinds are passed over.
+    with the add-ons that they want. Other kinds are ignored.
 
     Errors would be refused or cannot work; warnings are legal and unwise. Each comes with file, line and column. The
     content of Secrets is never shown.

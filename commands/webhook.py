@@ -88,8 +88,8 @@ def webhook(**flags: Any) -> None:
     """Serve the admission webhooks alone, apart from the provider.
 
     API servers send each HarvesterCluster, HarvesterMachine and template that is created or changed; the answer lists
-    all its errors at once. `caphv run --enable-webhooks` serves the same. Alone it scales apart: any number of
-    replicas serve at once, and none leads.
+    all its errors at once. `caphv run --enable-webhooks` serves the same. Run separately, it scales
+    independently: all replicas serve requests, without leader election.
 
     It waits for a certificate, takes a new one without dropping a request, and keeps the two webhook configurations on
     the API server: it creates missing ones, and recreates those that are deleted. An object that is being deleted is

@@ -20,7 +20,7 @@ from commands.output.echo import echo
     epilog="""\b
 Examples:
   caphv bundles images clusters/ --charts charts/                 charts, and their images
-  caphv bundles images clusters/ --fetch -o images > images.txt   one image a line, for skopeo or crane
+  caphv bundles images clusters/ --fetch -o images > images.txt   one image per line, for skopeo or crane
   caphv bundles images -o charts --repo https://git.example.com/fleet.git
                                        charts in the versions that the repository pins
 
