@@ -202,9 +202,9 @@ async def _asked(flags: dict[str, Any], key: Key, cluster: Cluster) -> AsyncIter
             access = await read_access(
                 management, ObjectKey(key.namespace, f"{key.name}-kubeconfig"), "value", verified=True
             )
+            client = access.client(name="workload", user_agent="caphv-cli", timeout=10)
         except (ApiError, KubeconfigError) as error:
             raise InputError(f"the workload cluster cannot be asked: {error}") from None
-    client = access.client(name="workload", user_agent="caphv-cli", timeout=10)
     try:
         errors = []
         try:

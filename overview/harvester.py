@@ -171,7 +171,9 @@ async def read_harvester(
 
 async def _account(client: ApiClient, key: Key, namespaces: frozenset[str]) -> Account | Unseen:
     try:
-        return Account(key, await read_access(client, key), namespaces)
+        access = await read_access(client, key)
+        access.connection()  # raises for certificate data that cannot be used, here where the Secret is known
+        return Account(key, access, namespaces)
     except (ApiError, Unreachable) as error:
         return unseen(f"identity Secret {key}", error)
     except ValueError as error:  # of a kubeconfig, or of a name that is empty

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from overview.follow import Follower
 from overview.harvester import Harvesters, read_harvesters, read_nodes
 from overview.model import Overview, as_json
 from overview.objects import ManagementObjects, Unseen
+
+log = logging.getLogger(__name__)
 
 _PAGE = Path(__file__).with_name("page.html")
 _DEEP_SECONDS = 15.0
@@ -65,6 +69,9 @@ class LivePage:
         self._objects = ManagementObjects()
         self._harvesters = Harvesters()
         self._nodes: dict[Key, list[Obj] | Unseen] = {}
+        self._state = _content(Overview(client.server), [])
+        self._broken: dict[str, str] = {}
+        """What the page could not do last, and why: it shows this next to a state that is older."""
         self._page = ""
         self._nonce = secrets.token_urlsafe(16)
         self._loopback = True
@@ -83,9 +90,10 @@ class LivePage:
             try:
                 site = web.TCPSite(runner, host, port)
                 await site.start()
-                tasks = [asyncio.create_task(self._follow(follower))]
+                works: dict[str, Callable[[], Awaitable[None]]] = {"clusters": partial(self._follow, follower)}
                 if self._deep:
-                    tasks.append(asyncio.create_task(self._look_deep()))
+                    works["Harvesters and workload clusters"] = self._look_deep
+                tasks = [asyncio.create_task(self._again_and_again(*each)) for each in works.items()]
                 try:
                     bound = runner.addresses[0][1]
                     yield f"http://{f'[{host}]' if ':' in host else host}:{bound}/"
@@ -96,35 +104,52 @@ class LivePage:
             finally:
                 await runner.cleanup()
 
+    async def _again_and_again(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Work until cancelled. What fails is shown and tried again: a page that stands still must not look live."""
+        while True:
+            try:
+                await work()
+            except Exception as error:
+                text = f"{what}: {type(error).__name__}: {error}"
+                if text != self._broken.get(what):
+                    log.exception("the page cannot show %s", what)
+                self._broken[what] = text
+                self._send()
+            await asyncio.sleep(_DEEP_SECONDS)
+
     async def _follow(self, follower: Follower) -> None:
         async for objects in follower.changes():
             self._objects = objects
-            self._publish()
+            self._publish("clusters")
 
     async def _look_deep(self) -> None:
-        """Ask Harvesters and workload clusters now and then: they have no one watch for all that is shown."""
+        """Ask Harvesters and workload clusters: they have no one watch for all that is shown."""
         await self._feed.newer("")
-        while True:
-            overview = self._overview()
-            own = {Key(cluster.namespace, cluster.infrastructure) for cluster in overview.clusters}
-            clusters = [obj for obj in self._objects.harvester_clusters if key_of(obj) in own]
-            working = [cluster.key for cluster in overview.clusters if any(each.node for each in cluster.machines)]
-            self._harvesters, self._nodes = await asyncio.gather(
-                read_harvesters(self._client, clusters), read_nodes(self._client, working)
-            )
-            self._publish()
-            await asyncio.sleep(_DEEP_SECONDS)
+        overview = self._overview()
+        own = {Key(cluster.namespace, cluster.infrastructure) for cluster in overview.clusters}
+        clusters = [obj for obj in self._objects.harvester_clusters if key_of(obj) in own]
+        working = [cluster.key for cluster in overview.clusters if any(each.node for each in cluster.machines)]
+        self._harvesters, self._nodes = await asyncio.gather(
+            read_harvesters(self._client, clusters), read_nodes(self._client, working)
+        )
+        self._publish("Harvesters and workload clusters")
 
     def _overview(self) -> Overview:
         whole = overview_of(self._objects, datetime.now(UTC))
         clusters = tuple(cluster for cluster in whole.clusters if not self._keys or cluster.key in self._keys)
         return Overview(whole.server, clusters, unseen=whole.unseen)
 
-    def _publish(self) -> None:
+    def _publish(self, what: str) -> None:
+        """Show the state; `what` has just been done."""
         found = with_details(self._overview(), self._harvesters.by_identity, self._nodes)
         hidden = (*found.unseen, *map(str, self._harvesters.unseen))
-        content: dict[str, Any] = {**as_json(found), "unseen": list(dict.fromkeys(hidden))}
-        content["events"] = latest_events(self._objects.events)
+        self._state = _content(replace(found, unseen=hidden), latest_events(self._objects.events))
+        self._broken.pop(what, None)
+        self._send()
+
+    def _send(self) -> None:
+        content = {**self._state, "unseen": [*self._broken.values(), *self._state["unseen"]]}
+        content["fault"] = "not up to date" if self._broken else ""
         self._feed.publish(json.dumps(content, separators=(",", ":")))
 
     @web.middleware
@@ -161,6 +186,10 @@ class LivePage:
                 except TimeoutError:
                     await response.write(b": still here\n\n")
         return response
+
+
+def _content(found: Overview, events: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**as_json(found), "unseen": list(dict.fromkeys(found.unseen)), "events": events}
 
 
 def latest_events(events: Iterable[Obj]) -> list[dict[str, Any]]:

@@ -1,0 +1,53 @@
+"""Identities of tenants: what one Secret holds must not hide the others."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import yaml
+
+from caphv.api.object import Key, Obj, Resource
+from overview.harvester import Harvesters, read_harvesters
+
+# It parses: that its body is no certificate shows only when it is used.
+BROKEN = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+# A port where nothing listens.
+SERVER = "https://127.0.0.1:9"
+
+
+def secret(**cluster: Any) -> Obj:
+    """An identity Secret whose kubeconfig has these fields of its cluster."""
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        "clusters": [{"name": "c", "cluster": {"server": SERVER, **cluster}}],
+        "users": [{"name": "c", "user": {"token": "t"}}],
+    }
+    return {"data": {"kubeconfig": base64.b64encode(yaml.safe_dump(config).encode()).decode()}}
+
+
+class Management:
+    """A management cluster with Secrets of namespace `team`."""
+
+    def __init__(self, **secrets: Obj) -> None:
+        self._secrets = secrets
+
+    async def get(self, _resource: Resource, name: str, _namespace: str) -> Obj:
+        return self._secrets[name]
+
+
+def read(**secrets: Obj) -> Harvesters:
+    clusters = [{"spec": {"identitySecret": {"namespace": "team", "name": name}}} for name in secrets]
+    client: Any = Management(**secrets)
+    return asyncio.run(read_harvesters(client, clusters))
+
+
+def test_a_certificate_that_cannot_be_used_hides_no_other_harvester() -> None:
+    broken = secret(**{"certificate-authority-data": base64.b64encode(BROKEN.encode()).decode()})
+    found = read(broken=broken, other=secret())
+    assert list(found.accounts) == [Key("team", "other")]
+    why = {each.what: each.why for each in found.unseen}
+    assert why["identity Secret team/broken"].startswith(f"certificate data of {SERVER} cannot be used")
+    assert f"Harvester {SERVER} by identity team/other" in why

@@ -1,0 +1,81 @@
+"""The live page never stands still unseen."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from overview.harvester import Harvesters
+from overview.objects import ManagementObjects
+from overview.page import server
+from overview.page.server import LivePage
+from tests.support.clusters import Builder
+
+
+class Management:
+    """The client of a page that is handed its objects."""
+
+    server = "https://management"
+
+
+class Follower:
+    """Yields the same objects now and then."""
+
+    def __init__(self, objects: ManagementObjects) -> None:
+        self._objects = objects
+
+    async def changes(self) -> Any:
+        while True:
+            yield self._objects
+            await asyncio.sleep(0.005)
+
+
+def states(page: LivePage, works: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    """The first states that a page shows while it does some work."""
+
+    async def read() -> list[dict[str, Any]]:
+        tasks = [asyncio.create_task(page._again_and_again(*each)) for each in works.items()]
+        found = [""]
+        async with asyncio.timeout(10):
+            while len(found) <= number:
+                found.append(await page._feed.newer(found[-1]))
+        for task in tasks:
+            task.cancel()
+        return [json.loads(each) for each in found[1:]]
+
+    return asyncio.run(read())
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> LivePage:
+    monkeypatch.setattr(server, "_DEEP_SECONDS", 0.02)
+    client: Any = Management()
+    return LivePage(client, "", frozenset(), deep=True)
+
+
+def test_a_look_that_fails_is_shown_and_tried_again(page: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [ValueError("odd object")]
+
+    async def harvesters(*_: object) -> Harvesters:
+        if failures:
+            raise failures.pop()
+        return Harvesters()
+
+    async def nodes(*_: object) -> dict[str, object]:
+        return {}
+
+    monkeypatch.setattr(server, "read_harvesters", harvesters)
+    monkeypatch.setattr(server, "read_nodes", nodes)
+    follower: Any = Follower(Builder("shop").objects())
+    works = {"clusters": lambda: page._follow(follower), "Harvesters and workload clusters": page._look_deep}
+    first, failed, healed = states(page, works, number=3)
+    assert (first["fault"], first["unseen"]) == ("", [])
+    assert [cluster["name"] for cluster in failed["clusters"]] == ["shop"]
+    assert (failed["fault"], failed["unseen"]) == (
+        "not up to date",
+        ["Harvesters and workload clusters: ValueError: odd object"],
+    )
+    assert (healed["fault"], healed["unseen"]) == ("", [])
