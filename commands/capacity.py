@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.options.clusters import InputError, Step
-from commands.options.harvesters import harvester_clients, harvester_option
+from commands.options.harvesters import harvester_clients, harvester_option, insecure_option
 from commands.options.management import management_client, management_options, patient_progress, print_data, run
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ Exit status: 0 shown, 2 no Harvester can be read.
 @harvester_option
 @click.option("--hosts", is_flag=True, help="Show each host.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@insecure_option
 @management_options
 def capacity(**flags: Any) -> None:
     """Show what is free on each Harvester that clusters use.

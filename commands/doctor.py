@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.options.clusters import Step
+from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
     management_client,
@@ -47,6 +48,7 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 @click.option("--provider-namespace", default="caphv-system", show_default=True, help="Where the provider runs.")
 @click.option("--all", "everything", is_flag=True, help="Show checks that are ok, too.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@insecure_option
 @management_options
 def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
     """Check the management cluster, identities, Harvesters and clusters, and say what to do about each finding.

@@ -199,9 +199,7 @@ async def _asked(flags: dict[str, Any], key: Key, cluster: Cluster) -> AsyncIter
     program = ETCDCTL_KUBEADM if kind == "KubeadmControlPlane" else ETCDCTL
     async with management_client(flags) as management:
         try:
-            access = await read_access(
-                management, ObjectKey(key.namespace, f"{key.name}-kubeconfig"), "value", verified=True
-            )
+            access = await read_access(management, ObjectKey(key.namespace, f"{key.name}-kubeconfig"), "value")
             client = access.client(name="workload", user_agent="caphv-cli", timeout=10)
         except (ApiError, KubeconfigError) as error:
             raise InputError(f"the workload cluster cannot be asked: {error}") from None

@@ -13,6 +13,7 @@ import click
 
 from commands.options.changes import Duration, change_options, confirm
 from commands.options.clusters import InputError
+from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
     management_client,
@@ -62,6 +63,7 @@ Exit status: 0 moved, or (with --dry-run) possible, 1 aborted or not completed, 
     help="Move them although a VM is absent, a shared ConfigMap differs or the pause is not confirmed.",
 )
 @change_options
+@insecure_option
 @management_options
 def move(clusters: tuple[str, ...], **flags: Any) -> None:
     """Move clusters with all their objects to another management cluster; their VMs keep running.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.options.clusters import InputError, Step
+from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
     management_client,
@@ -55,6 +56,7 @@ cannot be read, 3 something would change.
 @click.option("-n", "--namespace", default="", help="Namespace of what names none.  [default: the context's]")
 @click.option("--no-harvester", is_flag=True, help="Do not ask Harvester for what is free.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@insecure_option
 @management_options
 def plan(cluster: str, files: tuple[Path, ...], **flags: Any) -> None:
     """Show what applying manifests would do: objects on the management cluster, machines, and VMs on Harvester.

@@ -11,7 +11,13 @@ import click
 
 from commands.options.changes import confirm
 from commands.options.clusters import InputError, Step
-from commands.options.harvesters import HarvesterClient, harvester_clients, harvester_option, namespace_of
+from commands.options.harvesters import (
+    HarvesterClient,
+    harvester_clients,
+    harvester_option,
+    insecure_option,
+    namespace_of,
+)
 from commands.options.management import (
     management_client,
     management_options,
@@ -42,6 +48,7 @@ def pools() -> None:
 def _options(command: Any) -> Any:
     for add in (
         harvester_option,
+        insecure_option,
         click.option(
             "-n", "--namespace", default="", help="Only Harvesters of clusters in this namespace.  [default: of all]"
         ),

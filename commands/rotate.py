@@ -127,7 +127,7 @@ async def _read(flags: dict[str, Any], key: Key) -> _Identity:
     from caphv.api.tokens import token_of
     from caphv.runtime.errors import Forbidden
     from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig, token_claims
-    from overview.harvester import identity_of, read_accounts
+    from overview.harvester import identity_of, insecure_allowed, read_accounts
     from overview.reader import list_all
 
     async with management_client(flags) as client:
@@ -148,7 +148,8 @@ async def _read(flags: dict[str, Any], key: Key) -> _Identity:
             clusters = await list_all(client, resources.HARVESTER_CLUSTERS)
         except Forbidden:
             clusters = await list_all(client, resources.HARVESTER_CLUSTERS, key.namespace)
-        others, _ = await read_accounts(client, clusters)
+        with insecure_allowed():  # no Harvester is asked; they may have the same token
+            others, _ = await read_accounts(client, clusters)
     sharing = [str(each.identity) for each in others if each.access.token == access.token and each.identity != key]
     using = [obj for obj in clusters if identity_of(obj) == key]
     return _Identity(key, secret, content, access, token, using, sharing)

@@ -9,6 +9,7 @@ import click
 
 from commands.options.changes import agreed, apply_plan, change_options, report, until_done, wait_options
 from commands.options.clusters import InputError
+from commands.options.harvesters import insecure_option
 from commands.options.management import (
     management_options,
     patient_progress,
@@ -47,6 +48,7 @@ Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in t
 @click.option("--force", is_flag=True, help="Change it although a check failed.")
 @wait_options("30m")
 @change_options
+@insecure_option
 @management_options
 def scale(cluster: str, **flags: Any) -> None:
     """Change the number of control plane machines or workers of a cluster.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.options.clusters import CommandError
+from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
     management_client,
@@ -55,6 +56,7 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
     help="Where to serve it. Anyone who can reach this address sees everything that you may read.",
 )
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@insecure_option
 @management_options
 def status(clusters: tuple[str, ...], **flags: Any) -> None:
     """Show a line for each cluster on Harvester, and for whatever is wrong the cause and the next step.

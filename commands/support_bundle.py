@@ -10,6 +10,7 @@ import click
 
 from commands.doctor import run_checks
 from commands.options.clusters import Step
+from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
     management_client,
@@ -40,6 +41,7 @@ Examples:
     type=OutputFile(),
     help="Where to write it.  [default: caphv-support-TIME.tar.gz]",
 )
+@insecure_option
 @management_options
 def support_bundle(clusters: tuple[str, ...], **flags: Any) -> None:
     """Collect clusters, checks, objects of management cluster and Harvesters, Events and the provider's logs.

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from commands.options.harvesters import insecure_option
 from commands.options.management import (
     management_options,
     namespace_options,
@@ -34,6 +35,7 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 @click.option("--deep/--no-deep", default=True, show_default=True, help="Ask Harvester and the workload cluster, too.")
 @click.option("--conditions", is_flag=True, help="Show all conditions, not only those that say something is wrong.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@insecure_option
 @management_options
 def tree(clusters: tuple[str, ...], **flags: Any) -> None:
     """Show a cluster with its machines, VMs, hosts, disks, addresses, Nodes and bundles, with ages and conditions.

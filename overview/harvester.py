@@ -2,7 +2,8 @@
 
 Deep reads cost requests to servers that may be slow or unreachable. Each server has a deadline of its own, so that one
 that does not answer is reported and does not delay the others. Identities are untrusted input, here as in the provider:
-kubeconfigs that run programs or read files are refused.
+kubeconfigs that run programs or read files are refused, and those that do not verify their server unless the user
+allows it: who answers in its place would have a token that may create VMs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +28,8 @@ from overview.reader import list_all, unseen
 HARVESTER_SECONDS = 15.0
 WORKLOAD_SECONDS = 6.0
 _SERVERS_AT_ONCE = 16
+# Of a whole command, whatever it reads: a flag of the user, which no code on the way decides about.
+_insecure_allowed = ContextVar("insecure_allowed", default=False)
 _CLUSTER_WIDE: dict[str, Resource] = {"hosts": NODES, "pools": resources.IP_POOLS}
 # What only checks of a whole Harvester need.
 _SURROUNDINGS: dict[str, Resource] = {
@@ -71,6 +76,16 @@ def identity_of(harvester_cluster: Obj) -> Key:
     """Namespace and name of the identity Secret."""
     secret = (harvester_cluster.get("spec") or {}).get("identitySecret") or {}
     return Key(str(secret.get("namespace") or ""), str(secret.get("name") or ""))
+
+
+@contextmanager
+def insecure_allowed() -> Iterator[None]:
+    """In this block, also read kubeconfigs that do not verify their server."""
+    token = _insecure_allowed.set(True)
+    try:
+        yield
+    finally:
+        _insecure_allowed.reset(token)
 
 
 async def read_harvesters(
@@ -129,10 +144,8 @@ async def nodes_of(access: Kubeconfig) -> list[Obj]:
         await client.close()
 
 
-async def read_access(
-    client: ApiClient, secret: Key, field_name: str = "kubeconfig", *, verified: bool = False
-) -> Kubeconfig:
-    """Read a kubeconfig in a Secret; with `verified`, one that verifies its server, as writing needs.
+async def read_access(client: ApiClient, secret: Key, field_name: str = "kubeconfig") -> Kubeconfig:
+    """Read a kubeconfig in a Secret, which verifies its server unless in a block of `insecure_allowed`.
 
     Raises `ApiError`, `Unreachable`, `KubeconfigError`.
     """
@@ -141,10 +154,16 @@ async def read_access(
     if not content:
         raise KubeconfigError(f"Secret {secret} has no key {field_name}")
     try:
-        # A read-only view of a server without verification harms less than no view of it.
-        return parse_kubeconfig(base64.b64decode(content), allow_insecure=not verified)
+        access = parse_kubeconfig(base64.b64decode(content), allow_insecure=True)
     except binascii.Error:
         raise KubeconfigError(f"Secret {secret}: key {field_name} is not base64") from None
+    if access.insecure and not _insecure_allowed.get():
+        raise KubeconfigError(
+            f"insecure-skip-tls-verify: the kubeconfig does not verify its server {access.server}, so its credentials "
+            "are not sent there; give certificate-authority-data instead, or allow it with --allow-insecure-identities "
+            "of commands that read Harvesters"
+        )
+    return access
 
 
 async def read_harvester(

@@ -28,6 +28,25 @@ def harvester_option(command: _Command) -> _Command:
     )(command)
 
 
+def insecure_option(command: _Command) -> _Command:
+    """Add the option that lets a command connect to servers that kubeconfigs in Secrets do not verify."""
+    return click.option(
+        "--allow-insecure-identities",
+        is_flag=True,
+        expose_value=False,
+        callback=_allow_insecure,
+        help="Also use kubeconfigs in Secrets with insecure-skip-tls-verify; exposes their credentials to "
+        "man-in-the-middle attacks.",
+    )(command)
+
+
+def _allow_insecure(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    if value:
+        from overview.harvester import insecure_allowed
+
+        context.with_resource(insecure_allowed())
+
+
 @dataclass(frozen=True, slots=True)
 class HarvesterClient:
     """A Harvester that can be asked, and the namespaces on it that clusters use."""

@@ -6,9 +6,12 @@ import asyncio
 import base64
 from typing import Any
 
+import click
 import yaml
+from click.testing import CliRunner
 
 from caphv.api.object import Key, Obj, Resource
+from commands.options.harvesters import insecure_option
 from overview.harvester import Harvesters, read_harvesters
 
 # It parses: that its body is no certificate shows only when it is used.
@@ -38,6 +41,9 @@ class Management:
         return self._secrets[name]
 
 
+INSECURE = secret(**{"insecure-skip-tls-verify": True})
+
+
 def read(**secrets: Obj) -> Harvesters:
     clusters = [{"spec": {"identitySecret": {"namespace": "team", "name": name}}} for name in secrets]
     client: Any = Management(**secrets)
@@ -51,3 +57,21 @@ def test_a_certificate_that_cannot_be_used_hides_no_other_harvester() -> None:
     why = {each.what: each.why for each in found.unseen}
     assert why["identity Secret team/broken"].startswith(f"certificate data of {SERVER} cannot be used")
     assert f"Harvester {SERVER} by identity team/other" in why
+
+
+def test_credentials_are_not_sent_to_a_server_that_is_not_verified_unless_the_user_allows_it() -> None:
+    found: list[Harvesters] = []
+
+    @click.command()
+    @insecure_option
+    def command() -> None:
+        found.append(read(identity=INSECURE))
+
+    for arguments in ([], ["--allow-insecure-identities"], []):
+        assert CliRunner().invoke(command, arguments).exit_code == 0
+    refused, allowed, again = ({each.what: each.why for each in one.unseen} for one in found)
+    assert list(refused) == ["identity Secret team/identity"]
+    for part in (f"does not verify its server {SERVER}", "certificate-authority-data", "--allow-insecure-identities"):
+        assert part in refused["identity Secret team/identity"]
+    assert list(allowed) == [f"Harvester {SERVER} by identity team/identity"]
+    assert again == refused
