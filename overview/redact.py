@@ -21,11 +21,21 @@ _FIELDS = frozenset(
         "stringdata",
         "content",
         "contents",
-        "postrke2commands",
-        "prerke2commands",
+        "data",
+        "auth",
+        "runcmd",
+        "bootcmd",
+        "bootcommands",
+        "additionaluserdata",  # of RKE2
+        "additionalconfig",  # of Ignition
+        "configpatches",
+        "strategicpatches",
+        "talosconfig",
     }
 )
-_DROPPED_ANNOTATIONS = ("last-applied-configuration", "-server-configuration")
+# Of kubeadm, RKE2, K3s and others that name them alike.
+_COMMANDS = re.compile(r"(?i)^(?:pre|post)\w*commands$")
+_DROPPED_ANNOTATIONS = ("last-applied-configuration", "-server-configuration", "-cluster-configuration")
 _TEXTS = tuple(
     map(
         re.compile,
@@ -42,7 +52,10 @@ _TEXTS = tuple(
         ),
     )
 )
-_NAMES = re.compile(r"(?i)(?:token|password|passwd|secret|credentials?|api_?key|private_?key)$")
+_KEYS = r"token|password|passwd|credentials?|(?:api|access|private|certificate|encryption)_?key"
+# Of a variable, and of a field with text: a field `secret` may name one.
+_NAMES = re.compile(rf"(?i)(?:{_KEYS}|secret)$")
+_TEXT_FIELDS = re.compile(rf"(?i)(?:{_KEYS}|_secret)$")
 
 
 def redacted(value: Any) -> Any:
@@ -62,13 +75,19 @@ def redacted_text(text: str) -> str:
 
 
 def _field(name: str, value: Any, parent: dict[str, Any]) -> Any:
-    lower = name.lower()
     if name == "annotations" and isinstance(value, dict):
         kept = {key: each for key, each in value.items() if not key.endswith(_DROPPED_ANNOTATIONS)}
         return redacted(kept)
     # References to Secrets have names, not content.
-    if lower in _FIELDS and value and not (isinstance(value, dict) and set(value) <= {"name", "namespace", "key"}):
+    if _is_secret(name) and value and not (isinstance(value, dict) and set(value) <= {"name", "namespace", "key"}):
         return REMOVED
-    if name == "value" and isinstance(parent.get("name"), str) and _NAMES.search(parent["name"]):
+    if value and isinstance(value, str) and _TEXT_FIELDS.search(name):
+        return REMOVED
+    variable = parent.get("name") if name == "value" else None
+    if isinstance(variable, str) and (_NAMES.search(variable) or _is_secret(variable)):
         return REMOVED
     return redacted(value)
+
+
+def _is_secret(name: str) -> bool:
+    return name.lower() in _FIELDS or _COMMANDS.match(name) is not None

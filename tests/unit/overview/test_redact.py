@@ -36,15 +36,60 @@ def test_texts_lose_what_looks_like_a_credential(text: str, secret: str) -> None
     [
         {"spec": {"guestConfig": {"userData": "secret-1"}}},
         {"spec": {"files": [{"path": "/etc/x", "content": "secret-1"}]}},
-        {"spec": {"preRKE2Commands": ["echo secret-1"]}},
         {"env": [{"name": "GIT_PASSWORD", "value": "secret-1"}]},
         {"metadata": {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": "secret-1"}}},
         {"metadata": {"managedFields": [{"x": "secret-1"}]}},
         {"users": [{"user": {"token": "secret-1"}}]},
+        {"variables": [{"name": "preBootCommands", "value": ["echo secret-1"]}]},
+        {"extraEnv": {"AWS_SECRET_ACCESS_KEY": "secret-1", "OIDC_CLIENT_SECRET": "secret-1"}},
+        {"metadata": {"annotations": {"controlplane.cluster.x-k8s.io/kubeadm-cluster-configuration": "secret-1"}}},
     ],
 )
 def test_fields_that_hold_credentials_are_removed(value: Any) -> None:
     assert "secret-1" not in str(redacted(value))
+
+
+KUBEADM = {
+    "preKubeadmCommands": ["curl -u admin:secret-1 https://example.com"],
+    "postKubeadmCommands": ["echo secret-1"],
+    "bootCommands": ["echo secret-1"],
+    "files": [{"path": "/etc/x", "content": "secret-1"}],
+    "users": [{"name": "admin", "passwd": "secret-1"}],
+    "ignition": {"containerLinuxConfig": {"additionalConfig": "secret-1"}},
+    "initConfiguration": {"bootstrapTokens": [{"token": "secret-1"}], "certificateKey": "secret-1"},
+    "joinConfiguration": {"discovery": {"tlsBootstrapToken": "secret-1"}},
+}
+RKE2 = {
+    "preRKE2Commands": ["echo secret-1"],
+    "postRKE2Commands": ["echo secret-1"],
+    "agentConfig": {"additionalUserData": {"config": "runcmd: [secret-1]", "data": {"runcmd": "secret-1"}}},
+    "privateRegistriesConfig": {"configs": {"example.com": {"auth": {"username": "u", "password": "secret-1"}}}},
+    "serverConfig": {"kubeAPIServer": {"extraEnv": {"API_TOKEN": "secret-1"}}},
+}
+K3S = {
+    "preK3sCommands": ["echo secret-1"],
+    "postK3sCommands": ["echo secret-1"],
+    "files": [{"path": "/etc/rancher/k3s/registries.yaml", "content": "secret-1"}],
+    "agentConfig": {"agentToken": "secret-1"},
+}
+TALOS = {
+    "init": {"generateType": "none", "data": "secret-1"},
+    "controlplane": {
+        "configPatches": [{"op": "add", "path": "/machine/files", "value": "secret-1"}],
+        "strategicPatches": ["machine: {registries: secret-1}"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [{"kubeadmConfigSpec": KUBEADM}, RKE2, {"kthreesConfigSpec": K3S}, {"controlPlaneConfig": TALOS}],
+    ids=["kubeadm", "rke2", "k3s", "talos"],
+)
+def test_node_configuration_of_each_distribution_loses_its_secrets(spec: Any) -> None:
+    whole = {"spec": {"replicas": 3, **spec}, "status": {"talosConfig": "secret-1"}}
+    assert "secret-1" not in str(redacted(whole))
+    assert redacted(whole)["spec"]["replicas"] == 3
 
 
 def test_what_helps_stays() -> None:
@@ -55,6 +100,9 @@ def test_what_helps_stays() -> None:
             "variables": [{"name": "identitySecretName", "value": "identity"}, {"name": "sshKeyPair", "value": "a/b"}],
             "cloudInitNoCloud": {"secretRef": {"name": "m-cloud-init"}},
             "content": {"name": "reference"},
+            "files": [{"path": "/etc/x", "contentFrom": {"secret": {"name": "file", "key": "content"}}}],
+            "users": [{"name": "admin", "lockPassword": True, "passwdFrom": {"secret": {"name": "u", "key": "p"}}}],
+            "agentConfig": {"nodeLabels": ["a=b"]},
         },
         "status": {"conditions": [{"message": "identity Secret team/identity: not found; create it"}]},
     }
