@@ -101,8 +101,12 @@ async def _watch(flags: dict[str, Any], chosen: Selection) -> None:
     logging.getLogger("caphv.runtime").setLevel(logging.CRITICAL)
     query = Query(chosen.namespace, frozenset(chosen.keys), bool(flags["deep"]))
     async with management_client(flags) as client, Follower(client, chosen.namespace) as follower:
+        before = None
         async for objects in follower.changes():
             found = (await answer_of(client, query, objects)).overview
+            if found == before:
+                continue
+            before = found
             if sys.stdout.isatty():
                 click.clear()
             _write(found, chosen, flags)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from caphv.api.object import EVENTS, Obj, Resource
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import find_resource
-from caphv.runtime.errors import ApiError, Unreachable
-from overview.objects import ManagementObjects
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
+from overview.objects import ManagementObjects, Unseen
 from overview.reader import control_plane_kinds, kinds_of, unseen
 
 # Changes come in bursts: a machine that becomes ready changes half a dozen objects.
 _QUIET = 0.3
 _FIRST_SECONDS = 20.0
+# What lasts too long counts as a problem without a change of any object.
+_LONGEST_SECONDS = 30.0
 _EVENT_KINDS = ("Cluster", "HarvesterCluster", "HarvesterMachine")
 
 
@@ -28,9 +31,17 @@ class Follower:
         self._events: list[Informer] = []
         self._namespace = namespace
         self._informers: dict[str, Informer] = {}
-        self._control_planes: dict[tuple[str, str], Informer | None] = {}
+        self._control_planes: dict[tuple[str, str], Informer | Unseen] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._search_at = 0.0
+
+    @property
+    def away(self) -> bool:
+        """Whether the server does not answer. A missing right, or a kind that it does not have, is none of that."""
+        informers = [*self._informers.values(), *self._control_planes.values()]
+        errors = [each.last_error for each in informers if isinstance(each, Informer)]
+        return any(error is not None and not isinstance(error, (Forbidden, NotFound)) for error in errors)
 
     async def __aenter__(self) -> Follower:
         """Start all watches. Raises `ApiError`, `Unreachable`, `NoClusterApiError` where clusters cannot be read."""
@@ -57,21 +68,24 @@ class Follower:
             setattr(found, name, _with_kind(informer))
             self._report(found, informer)
         for own in self._control_planes.values():
-            if own is not None:
-                found.control_planes += _with_kind(own)
-                self._report(found, own)
+            if isinstance(own, Unseen):
+                found.unseen.append(own)
+                continue
+            found.control_planes += _with_kind(own)
+            self._report(found, own)
         for each in self._events:
             found.events += each.store
         return found
 
     async def changes(self) -> AsyncIterator[ManagementObjects]:
-        """Yield what is known, now and whenever it has changed."""
+        """Yield what is known: now, on each change, and now and then, for what is made of it changes in time."""
         while True:
             self._changed.clear()
             await self._follow_control_planes()
             yield self.snapshot()
-            await self._changed.wait()
-            await asyncio.sleep(_QUIET)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _LONGEST_SECONDS)
+                await asyncio.sleep(_QUIET)
 
     def _start(self, resource: Resource, field_selector: str = "") -> Informer:
         informer = Informer(
@@ -80,6 +94,7 @@ class Follower:
             namespace=self._namespace,
             field_selector=field_selector,
             on_error=self._failed,
+            on_contact=self._changed.set,
         )
         informer.add_handler(self._wake)
         self._tasks.append(informer.start())
@@ -101,18 +116,26 @@ class Follower:
 
     async def _follow_control_planes(self) -> None:
         """Watch the kinds of control planes that clusters refer to; those of a provider may come later."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._search_at:
+            self._search_at = now + _LONGEST_SECONDS
+            for kind in [kind for kind, own in self._control_planes.items() if isinstance(own, Unseen)]:
+                del self._control_planes[kind]
         fresh = control_plane_kinds(self._informers["clusters"].store) - self._control_planes.keys()
         for kind in sorted(fresh):
             try:
                 self._control_planes[kind] = self._start(await find_resource(self._client, *kind))
-            except (ApiError, Unreachable):
-                self._control_planes[kind] = None
-        await self._filled([informer for kind in fresh if (informer := self._control_planes[kind])])
+            except (ApiError, Unreachable) as error:
+                self._control_planes[kind] = unseen(".".join(reversed(kind)), error)
+        started = [self._control_planes[kind] for kind in fresh]
+        await self._filled([each for each in started if isinstance(each, Informer)])
 
     def _report(self, found: ManagementObjects, informer: Informer) -> None:
-        error = informer.last_error
+        error, what = informer.last_error, str(informer.resource)
         if isinstance(error, (ApiError, Unreachable)):
-            found.unseen.append(unseen(str(informer.resource), error))
+            found.unseen.append(unseen(what, error))
+        elif error is not None:
+            found.unseen.append(Unseen(what, f"{type(error).__name__}: {error}"))
 
 
 def _with_kind(informer: Informer) -> list[Obj]:

@@ -70,6 +70,7 @@ class LivePage:
         self._harvesters = Harvesters()
         self._nodes: dict[Key, list[Obj] | Unseen] = {}
         self._state = _content(Overview(client.server), [])
+        self._away = False
         self._broken: dict[str, str] = {}
         """What the page could not do last, and why: it shows this next to a state that is older."""
         self._page = ""
@@ -119,7 +120,7 @@ class LivePage:
 
     async def _follow(self, follower: Follower) -> None:
         async for objects in follower.changes():
-            self._objects = objects
+            self._objects, self._away = objects, follower.away
             self._publish("clusters")
 
     async def _look_deep(self) -> None:
@@ -149,7 +150,7 @@ class LivePage:
 
     def _send(self) -> None:
         content = {**self._state, "unseen": [*self._broken.values(), *self._state["unseen"]]}
-        content["fault"] = "not up to date" if self._broken else ""
+        content["fault"] = "not up to date" if self._broken else "management cluster not readable" if self._away else ""
         self._feed.publish(json.dumps(content, separators=(",", ":")))
 
     @web.middleware

@@ -22,15 +22,17 @@ class Management:
 
 
 class Follower:
-    """Yields the same objects now and then."""
+    """Yields the same objects now and then; the management cluster is away for a time."""
 
-    def __init__(self, objects: ManagementObjects) -> None:
+    def __init__(self, objects: ManagementObjects, *, away: bool = False) -> None:
         self._objects = objects
+        self.away = away
 
     async def changes(self) -> Any:
         while True:
             yield self._objects
             await asyncio.sleep(0.005)
+            self.away = False
 
 
 def states(page: LivePage, works: dict[str, Any], number: int) -> list[dict[str, Any]]:
@@ -79,3 +81,9 @@ def test_a_look_that_fails_is_shown_and_tried_again(page: LivePage, monkeypatch:
         ["Harvesters and workload clusters: ValueError: odd object"],
     )
     assert (healed["fault"], healed["unseen"]) == ("", [])
+
+
+def test_a_management_cluster_that_is_away_is_named(page: LivePage) -> None:
+    follower: Any = Follower(Builder("shop").objects(), away=True)
+    found = states(page, {"clusters": lambda: page._follow(follower)}, number=2)
+    assert [each["fault"] for each in found] == ["management cluster not readable", ""]

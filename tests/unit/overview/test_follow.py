@@ -1,0 +1,96 @@
+"""What is followed stays true while the server is away, and while nothing changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Obj, Resource
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from overview import follow
+from overview.follow import Follower
+from tests.support.clusters import Builder
+
+
+class Server:
+    """A server with one cluster; a watch fails with each of the errors, then it lasts."""
+
+    server = "https://management"
+    name = "management"
+    budget = time = None
+
+    def __init__(self, *errors: Exception) -> None:
+        self._clusters = Builder("shop").objects().clusters
+        self._errors = list(errors)
+
+    async def request(self, _method: str, path: str, **_: object) -> Obj:
+        if path.endswith("/cluster.x-k8s.io"):
+            return {"versions": [{"version": "v1beta2"}], "preferredVersion": {"version": "v1beta2"}}
+        raise NotFound(404, "NotFound", "no such group")
+
+    async def list(self, resource: Resource, *_: object, **__: object) -> Obj:
+        items = self._clusters if resource.kind == "Cluster" else []
+        objs = [{**obj, "metadata": {**obj["metadata"], "resourceVersion": "3"}} for obj in items]
+        return {"metadata": {"resourceVersion": "5"}, "items": objs}
+
+    async def watch(self, resource: Resource, *_: object, on_open: Callable[[], None], **__: object) -> Any:
+        if resource.kind == "Cluster" and self._errors:
+            raise self._errors.pop(0)
+        on_open()
+        await asyncio.sleep(60)
+        yield
+
+
+async def _first(changes: AsyncIterator[Any], found: Callable[[Any], bool]) -> Any:
+    async with asyncio.timeout(10):
+        async for objects in changes:
+            if found(objects):
+                return objects
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "away"),
+    [
+        (Unreachable("connection refused"), "connection refused", True),
+        (ApiError(503, "ServiceUnavailable", "starting"), "starting", True),
+        (NotFound(404, "NotFound", "no such kind"), "no such kind", False),
+        (KeyError("metadata"), "KeyError: 'metadata'", True),
+    ],
+)
+def test_an_outage_is_named_as_long_as_it_lasts(error: Exception, text: str, away: bool) -> None:
+    async def look() -> None:
+        client: Any = Server(error)
+        clusters = "clusters.cluster.x-k8s.io"
+        async with Follower(client) as follower:
+            changes = follower.changes()
+            seen = await _first(changes, lambda objects: not objects.sees(clusters))
+            assert follower.away is away
+            assert next(text in each.why for each in seen.unseen if each.what == clusters)
+            await _first(changes, lambda objects: objects.sees(clusters))
+            assert not follower.away
+
+    asyncio.run(look())
+
+
+def test_what_is_known_comes_again_without_a_change_and_a_kind_that_is_absent_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follow, "_QUIET", 0.0)
+    monkeypatch.setattr(follow, "_LONGEST_SECONDS", 0.05)
+
+    async def look() -> None:
+        client: Any = Server()
+        async with Follower(client) as follower:
+            changes = follower.changes()
+            async with asyncio.timeout(5):
+                for _ in range(5):  # more than the start brings
+                    found = await anext(changes)
+            assert [obj["metadata"]["name"] for obj in found.clusters] == ["shop"]
+            assert not found.sees("RKE2ControlPlane.controlplane.cluster.x-k8s.io")
+            assert not follower.away
+
+    asyncio.run(look())
