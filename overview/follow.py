@@ -75,6 +75,7 @@ class Follower:
             self._report(found, own)
         for each in self._events:
             found.events += each.store
+            self._report(found, each)
         return found
 
     async def changes(self) -> AsyncIterator[ManagementObjects]:

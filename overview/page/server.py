@@ -27,7 +27,7 @@ from overview.assembly import overview_of
 from overview.details import with_details
 from overview.follow import Follower
 from overview.harvester import Harvesters, read_harvesters, read_nodes
-from overview.model import Overview, as_json
+from overview.model import Cluster, Overview, as_json
 from overview.objects import ManagementObjects, Unseen
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,8 @@ class LivePage:
         """Show the state; `what` has just been done."""
         found = with_details(self._overview(), self._harvesters.by_identity, self._nodes)
         hidden = (*found.unseen, *map(str, self._harvesters.unseen))
-        self._state = _content(replace(found, unseen=hidden), latest_events(self._objects.events))
+        events = events_of(self._objects.events, found.clusters) if self._keys else self._objects.events
+        self._state = _content(replace(found, unseen=hidden), latest_events(events))
         self._broken.pop(what, None)
         self._send()
 
@@ -191,6 +192,20 @@ class LivePage:
 
 def _content(found: Overview, events: list[dict[str, Any]]) -> dict[str, Any]:
     return {**as_json(found), "unseen": list(dict.fromkeys(found.unseen)), "events": events}
+
+
+def events_of(events: Iterable[Obj], clusters: Iterable[Cluster]) -> list[Obj]:
+    """Return the Events of some clusters and their machines."""
+    about: set[tuple[str, Key]] = set()
+    for cluster in clusters:
+        about |= {("Cluster", cluster.key), ("HarvesterCluster", Key(cluster.namespace, cluster.infrastructure))}
+        about |= {("HarvesterMachine", Key(cluster.namespace, each.infrastructure)) for each in cluster.machines}
+    return [event for event in events if _about(event) in about]
+
+
+def _about(event: Obj) -> tuple[str, Key]:
+    about = event.get("involvedObject") or {}
+    return str(about.get("kind")), Key(str(about.get("namespace") or ""), str(about.get("name") or ""))
 
 
 def latest_events(events: Iterable[Obj]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj, Resource
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
 from overview import follow
 from overview.follow import Follower
 from tests.support.clusters import Builder
@@ -37,6 +37,8 @@ class Server:
         return {"metadata": {"resourceVersion": "5"}, "items": objs}
 
     async def watch(self, resource: Resource, *_: object, on_open: Callable[[], None], **__: object) -> Any:
+        if resource.kind == "Event":
+            raise Forbidden(403, "Forbidden", "events may not be watched")
         if resource.kind == "Cluster" and self._errors:
             raise self._errors.pop(0)
         on_open()
@@ -76,19 +78,20 @@ def test_an_outage_is_named_as_long_as_it_lasts(error: Exception, text: str, awa
     asyncio.run(look())
 
 
-def test_what_is_known_comes_again_without_a_change_and_a_kind_that_is_absent_is_named(
+def test_what_is_known_comes_again_without_a_change_and_what_is_absent_or_forbidden_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(follow, "_QUIET", 0.0)
-    monkeypatch.setattr(follow, "_LONGEST_SECONDS", 0.05)
+    monkeypatch.setattr(follow, "_LONGEST_SECONDS", 0.01)
 
     async def look() -> None:
         client: Any = Server()
-        async with Follower(client) as follower:
+        async with Follower(client, events=True) as follower:
             changes = follower.changes()
             async with asyncio.timeout(5):
-                for _ in range(5):  # more than the start brings
+                for _ in range(80):  # more than the start and failed watches bring
                     found = await anext(changes)
+            assert not found.sees("events")
             assert [obj["metadata"]["name"] for obj in found.clusters] == ["shop"]
             assert not found.sees("RKE2ControlPlane.controlplane.cluster.x-k8s.io")
             assert not follower.away

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from caphv.api.object import Key, Obj, key_of
 from overview.harvester import Harvesters
 from overview.objects import ManagementObjects
 from overview.page import server
@@ -54,8 +55,12 @@ def states(page: LivePage, works: dict[str, Any], number: int) -> list[dict[str,
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> LivePage:
     monkeypatch.setattr(server, "_DEEP_SECONDS", 0.02)
+    return page_of()
+
+
+def page_of(*keys: Key) -> LivePage:
     client: Any = Management()
-    return LivePage(client, "", frozenset(), deep=True)
+    return LivePage(client, "", frozenset(keys), deep=True)
 
 
 def test_a_look_that_fails_is_shown_and_tried_again(page: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,3 +92,31 @@ def test_a_management_cluster_that_is_away_is_named(page: LivePage) -> None:
     follower: Any = Follower(Builder("shop").objects(), away=True)
     found = states(page, {"clusters": lambda: page._follow(follower)}, number=2)
     assert [each["fault"] for each in found] == ["management cluster not readable", ""]
+
+
+def event(obj: Obj, kind: str, second: int) -> Obj:
+    about = {"kind": kind, "namespace": key_of(obj).namespace, "name": key_of(obj).name}
+    return {"metadata": {}, "involvedObject": about, "lastTimestamp": f"2026-11-22T12:00:{second:02}Z"}
+
+
+def test_events_of_other_clusters_take_no_place_of_those_that_are_shown() -> None:
+    one, other = Builder("shop").objects(), Builder("noise", prefix="n-").objects()
+    machine, owner = one.harvester_machines[0], one.clusters[0]
+    events = [event(machine, "HarvesterMachine", 1), event(owner, "Cluster", 2)]
+    events += [event(other.harvester_machines[0], "HarvesterMachine", second) for second in range(10, 50)]
+    found = ManagementObjects(
+        clusters=one.clusters + other.clusters,
+        machines=one.machines + other.machines,
+        machine_deployments=one.machine_deployments + other.machine_deployments,
+        control_planes=one.control_planes + other.control_planes,
+        harvester_clusters=one.harvester_clusters + other.harvester_clusters,
+        harvester_machines=one.harvester_machines + other.harvester_machines,
+        events=events,
+    )
+    follower: Any = Follower(found)
+    shown = {}
+    for page in (page_of(key_of(owner)), page_of()):
+        (state,) = states(page, {"clusters": lambda page=page: page._follow(follower)}, number=1)
+        shown[len(state["clusters"])] = [each["object"] for each in state["events"]]
+    assert shown[1] == [f"Cluster/{key_of(owner).name}", f"HarvesterMachine/{key_of(machine).name}"]
+    assert set(shown[2]) == {f"HarvesterMachine/{key_of(other.harvester_machines[0]).name}"}
