@@ -230,7 +230,7 @@ def latest_events(events: Iterable[Obj]) -> list[dict[str, Any]]:
 
 
 def _is_loopback(host: str) -> bool:
-    if host == "localhost":
+    if host.removesuffix(".") == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

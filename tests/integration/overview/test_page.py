@@ -63,6 +63,8 @@ def test_another_host_name_for_this_address_is_refused(management: Management, n
 
     assert asyncio.run(ask("attacker.example")) == 403
     assert asyncio.run(ask("localhost")) == 200
+    assert asyncio.run(ask("localhost.")) == 200
+    assert asyncio.run(ask("localhost.attacker.example")) == 403
     assert asyncio.run(ask("", "POST")) == 405
 
 
