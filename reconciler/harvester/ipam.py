@@ -13,6 +13,7 @@ Each entry is marked with its management cluster, by an annotation that is writt
 `caphv.api.ippool`. (Annotations of an object hold 256 KiB: 6,000 addresses per pool.)
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -338,14 +339,13 @@ def _reason(present: Sequence[str], missing: Sequence[str]) -> RefusalReason:
 
 def _patch(pool: Obj, *, allocated: Obj, history: Obj, change: int, last: str, marks: Obj) -> Obj:
     status = pool.get("status") or {}
+    changed: Obj = {"allocated": allocated, "lastAllocated": last}
     # The CRD requires these fields as soon as there is a status; a pool that Harvester has not counted lacks them.
     available, total = (status.get(field) for field in ("available", "total"))
-    changed: Obj = {
-        "allocated": allocated,
-        "available": (available if isinstance(available, int) else free_count(pool)) + change,
-        "total": total if isinstance(total, int) else pool_capacity(pool),
-        "lastAllocated": last,
-    }
+    # What cannot be counted keeps its counts, so that its addresses can be released.
+    with contextlib.suppress(InvalidPoolError):
+        changed["available"] = (available if isinstance(available, int) else free_count(pool)) + change
+        changed["total"] = total if isinstance(total, int) else pool_capacity(pool)
     if history:
         changed["allocatedHistory"] = history
     metadata: Obj = {"resourceVersion": pool["metadata"]["resourceVersion"]}

@@ -272,40 +272,6 @@ class TestInUse:
         assert machine_addresses(machine({"allocatedIPAddress": ""})) == machine_addresses(None) == set()
 
 
-class TestRelease:
-    def test_moves_to_history(self) -> None:
-        release = plan_releases(pool(allocated={"10.0.0.10": "ns/a", "10.0.0.11": "ns/b"}), [("10.0.0.10", "ns/a", "")])
-        assert release.released == ("10.0.0.10",)
-        assert release.patch == {
-            "metadata": {"resourceVersion": "7"},
-            "status": {
-                "allocated": {"10.0.0.10": None},
-                "allocatedHistory": {"10.0.0.10": "ns/a"},
-                "available": 4,
-                "total": 5,
-                "lastAllocated": "",
-            },
-        }
-
-    def test_only_of_the_holder(self) -> None:
-        release = plan_releases(
-            pool(allocated={"10.0.0.10": "ns/b"}), [("10.0.0.10", "ns/a", ""), ("10.0.0.11", "ns/a", "")]
-        )
-        assert release.patch is None
-        assert release.foreign == {"10.0.0.10": "ns/b"}
-        assert release.absent == ("10.0.0.11",)
-
-    def test_twice_in_one_call_counts_once(self) -> None:
-        entry = ("10.0.0.10", "ns/a", "")
-        release = plan_releases(pool(allocated={"10.0.0.10": "ns/a"}), [entry, entry])
-        assert release.patch is not None
-        assert release.patch["status"]["available"] == 5
-
-    def test_holders(self) -> None:
-        assert allocated(pool(allocated={"10.0.0.10": "ns/a"})) == {"10.0.0.10": "ns/a"}
-        assert allocated(pool()) == allocated({"metadata": {"name": "p"}}) == {}
-
-
 ADDRESSES = [f"10.0.0.{n}" for n in range(10, 15)]
 MARK = "addresses.caphv.io/"
 
