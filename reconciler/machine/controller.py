@@ -77,9 +77,8 @@ class MachineReconciler:
             debounce = 0.0 if blocked.warn else scope.memory.debounce(GRACE_SECONDS if blocked.unknown else _DEBOUNCE)
             if not debounce:
                 await self._write(scope)
-            return Result(
-                requeue_after=min((delay for delay in (debounce, blocked.requeue_after) if delay), default=None)
-            )
+            delays = (debounce, blocked.requeue_after, scope.requeue_after)
+            return Result(requeue_after=min(filter(None, delays), default=None))
         except (ApiError, Unreachable) as error:
             # A refused request needs a user's action. A machine that is ready stays so.
             if isinstance(error, (Forbidden, Invalid)) and (being_deleted(obj) or not scope.draft.fields.get("ready")):
@@ -87,7 +86,7 @@ class MachineReconciler:
             await self._write(scope)
             raise
         await self._write(scope)
-        return None
+        return Result(requeue_after=scope.requeue_after)
 
     async def _normal(self, scope: MachineScope) -> None:
         self._require_infrastructure(scope)

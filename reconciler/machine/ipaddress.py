@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from caphv.api import ippool, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, key_of
-from caphv.runtime.errors import Forbidden, Invalid
+from caphv.runtime.errors import ApiError, Forbidden, Unreachable
 from reconciler import metrics, triggers
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import former_owner, record
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # Characters of a management cluster's uid that mark its addresses: random, and short for pools of thousands.
 _SHORT = 8
+# Seconds until the reservation for a running VM is tried again after an error, which no change of the pool ends.
+_RETRY_SECONDS = 60.0
 # Pool, address, and whether the machine certainly holds it.
 _Entry = tuple[str, str, bool]
 
@@ -128,8 +130,10 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
     request = ipam.AddressRequest(scope.reservation, pools, address, _cluster(scope))
     try:
         answer = await session.allocator.allocate(request)
-    except (Forbidden, Invalid) as error:
-        failure = f"cannot reserve address {address} again in IPPool {', '.join(pools)}: {error.message}"
+    except (ApiError, Unreachable) as error:
+        # The machine works, so that the rest of its reconcile does not wait for a pool that cannot be written now.
+        failure = f"cannot reserve address {address} again in IPPool {', '.join(pools)}: {error}"
+        scope.requeue_after = _RETRY_SECONDS
     else:
         if isinstance(answer, ipam.Grant):
             changed.cancel()

@@ -21,7 +21,10 @@ from reconciler.triggers import Subscription, Trigger, Watched
 
 @dataclass(slots=True)
 class MachineScope:
-    """`obj` is the HarvesterMachine; the other three may be missing while a machine is deleted."""
+    """`obj` is the HarvesterMachine; the other three may be missing while a machine is deleted.
+
+    `requeue_after` is a delay in seconds, set by a step that has to be tried again although the reconcile continues.
+    """
 
     context: Context
     obj: Obj
@@ -29,6 +32,7 @@ class MachineScope:
     cluster: Obj | None
     harvester_cluster: Obj | None
     draft: StatusDraft
+    requeue_after: float | None = None
 
     key: Key = field(init=False)
     """Key of the HarvesterMachine."""

@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Conflict, Forbidden, ServerFault, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.harvester import ipam
@@ -32,9 +32,10 @@ ALLOCATED = ConditionType.VM_IP_ALLOCATED
 class Machine:
     """A machine with a VM and address `ADDRESS` of pool `p`, and the pools that its session has cached."""
 
-    def __init__(self, *pools: Obj, configured: tuple[str, ...] = ("p",), denied: bool = False) -> None:
+    def __init__(self, *pools: Obj, configured: tuple[str, ...] = ("p",), error: Exception | None = None) -> None:
         self.pools = {obj["metadata"]["name"]: obj for obj in pools}
-        self.configured, self.denied = configured, denied
+        self.configured, self.error = configured, error
+        self.requeue_after: float | None = None
         self.requests: list[ipam.AddressRequest] = []
         self.events: list[tuple[str, str]] = []
         self.queue: WorkQueue[Key] = WorkQueue("test")
@@ -46,7 +47,9 @@ class Machine:
     def reconcile(self) -> StatusDraft:
         """Restore the address; return the draft of the status, which the next reconcile finds written."""
         draft = StatusDraft(self.obj)
-        asyncio.run(restore_address(self._scope(draft)))
+        scope = self._scope(draft)
+        asyncio.run(restore_address(scope))
+        self.requeue_after = scope.requeue_after
         self.obj = {**self.obj, "status": draft.fields}
         return draft
 
@@ -59,6 +62,7 @@ class Machine:
         allocator = SimpleNamespace(allocate=self._allocate)
         scope = SimpleNamespace(
             obj=self.obj,
+            requeue_after=None,
             spec={},
             cluster_spec={"vmNetworkConfig": {"ipPoolRefs": list(self.configured)}},
             draft=draft,
@@ -73,8 +77,8 @@ class Machine:
 
     async def _allocate(self, request: ipam.AddressRequest) -> Any:
         self.requests.append(request)
-        if self.denied:
-            raise Forbidden(403, "Forbidden", "may not patch")
+        if self.error:
+            raise self.error
         plan = ipam.plan_allocations(self.pools, [request])
         return plan.grants.get(ID) or plan.refusals[ID]
 
@@ -94,13 +98,24 @@ def test_lost_entry_is_reserved_again_where_it_was(configured: tuple[str, ...]) 
     assert not machine.requeued_by(triggers.pool("harvester", "p"))
 
 
-@pytest.mark.parametrize("denied", [False, True])
-def test_what_cannot_be_reserved_is_reported_once_until_the_pool_changes(denied: bool) -> None:
-    machine = Machine(pool(allocated={} if denied else {ADDRESS: "another/owner"}), denied=denied)
+@pytest.mark.parametrize(
+    "lost",
+    [
+        pytest.param(pool(allocated={ADDRESS: "another/owner"}), id="another holder"),
+        pytest.param(Forbidden(403, "Forbidden", "may not patch"), id="forbidden"),
+        pytest.param(ServerFault(500, "InternalError", "failed calling webhook"), id="no webhook"),
+        pytest.param(Conflict(409, "Conflict", "modified concurrently"), id="conflicts"),
+        pytest.param(Unreachable("Harvester does not answer in time"), id="time-out"),
+    ],
+)
+def test_what_cannot_be_reserved_is_reported_once_until_the_pool_changes(lost: Obj | Exception) -> None:
+    error = lost if isinstance(lost, Exception) else None
+    machine = Machine(pool() if isinstance(lost, Exception) else lost, error=error)
     draft = machine.reconcile()
     assert not draft.is_true(ALLOCATED)
     assert draft.fields["allocatedIPAddress"] == ADDRESS
     assert machine.requeued_by(triggers.pool("harvester", "p"))
+    assert bool(machine.requeue_after) == bool(error), "an error may end without a change of the pool"
     machine.reconcile()
     assert machine.events == [("Warning", "VMIPAllocationFailed")]
     machine.pools["p"] = pool(allocated={ADDRESS: ID})
