@@ -115,7 +115,7 @@ def _lacking(scope: MachineScope, configured: tuple[str, ...], address: str) -> 
     """Those of these pools that serve an address, if none of them has it for the machine. From the cache alone."""
     session = scope.session()
     pools = {name: session.pools.get("", name) for name in configured}
-    if any(pool and ippool.allocated(pool).get(address) == scope.reservation for pool in pools.values()):
+    if any(pool and address in ippool.held(pool, scope.reservation, _cluster(scope)) for pool in pools.values()):
         return ()
     missing = [name for name, pool in pools.items() if pool is None]
     # Not as a context manager: the machine needs none of them now.

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from caphv.api.ippool import mark_name
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import Conflict, Forbidden, ServerFault, Unreachable
@@ -83,6 +84,10 @@ class Machine:
         return plan.grants.get(ID) or plan.refusals[ID]
 
 
+def marked(obj: Obj, cluster: str) -> Obj:
+    return {**obj, "metadata": {**obj["metadata"], "annotations": {mark_name(ADDRESS): cluster}}}
+
+
 def test_reserved_address_costs_nothing() -> None:
     machine = Machine(pool(allocated={ADDRESS: ID}))
     assert machine.reconcile().patch() is None
@@ -102,6 +107,7 @@ def test_lost_entry_is_reserved_again_where_it_was(configured: tuple[str, ...]) 
     "lost",
     [
         pytest.param(pool(allocated={ADDRESS: "another/owner"}), id="another holder"),
+        pytest.param(marked(pool(allocated={ADDRESS: ID}), "other"), id="of another management cluster"),
         pytest.param(Forbidden(403, "Forbidden", "may not patch"), id="forbidden"),
         pytest.param(ServerFault(500, "InternalError", "failed calling webhook"), id="no webhook"),
         pytest.param(Conflict(409, "Conflict", "modified concurrently"), id="conflicts"),
