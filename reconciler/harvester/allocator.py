@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from caphv.api import resources
 from caphv.api.object import Obj
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Conflict, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
 from reconciler.harvester import ipam
 
 _ATTEMPTS = 20
@@ -117,7 +117,7 @@ class AddressAllocator:
         return other is self or (both and other._pools is self._pools)
 
     async def _turn(self, work: Coroutine[Any, Any, None], batch: list[_Pending], waiting: list[_Pending]) -> None:
-        """Serve a batch. If that fails, or takes too long, fail own requests; others are served by their account."""
+        """Serve a batch. What has no outcome when that fails, or takes too long, fails."""
         failure: BaseException
         try:
             async with asyncio.timeout(_TURN_SECONDS):
@@ -128,17 +128,21 @@ class AddressAllocator:
             self._client.reached(f"addresses were not written within {_TURN_SECONDS:g} s")
         except BaseException as error:
             failure = error
+        stopped = Unreachable("stopped while addresses were written")
+        self._fail(batch, failure if isinstance(failure, Exception) else stopped, waiting)
+        if not isinstance(failure, Exception):
+            raise failure
+
+    def _fail(self, batch: Iterable[_Pending], failure: Exception, waiting: list[_Pending]) -> None:
+        """Fail own requests. Those of others wait for their account's turn: the failure may be this account's."""
         for pending in batch:
             if pending.future.done():
                 continue
-            if pending.allocator is not self:
+            if pending.allocator is self:
+                pending.future.set_exception(failure)
+                pending.future.exception()  # marks it as retrieved: the waiting reconcile may have been cancelled
+            elif pending not in waiting:
                 waiting.append(pending)
-                continue
-            stopped = Unreachable("stopped while addresses were written")
-            pending.future.set_exception(failure if isinstance(failure, Exception) else stopped)
-            pending.future.exception()  # marks it as retrieved: the waiting reconcile may have been cancelled
-        if not isinstance(failure, Exception):
-            raise failure
 
     async def mark(self, pool: str, address: str, cluster: str) -> None:
         """Record that a reserved address now belongs to another management cluster. Raises `Conflict`: retry."""
@@ -189,23 +193,37 @@ class AddressAllocator:
             [pending.request for pending in batch],
             lambda address: any(account._in_use(address) for account in accounts),
         )
-        conflicts: set[str] = set()
-        for pool, patch in plan.patches.items():
-            try:
-                await self._write(pool, patch)
-            except (Conflict, NotFound):
-                conflicts.add(pool)
-                await self._refresh(pool)
-        retry = []
+        # One outcome for each pool: one that refuses writes, or hangs, fails no request that another pool can serve.
+        by_pool: dict[str, list[_Allocation]] = {}
         for pending in batch:
             grant = plan.grants.get(pending.request.id)
-            if pending.future.done():
-                continue
-            if grant and grant.pool in conflicts:
-                retry.append(pending)
+            if grant and grant.pool in plan.patches:
+                by_pool.setdefault(grant.pool, []).append(pending)
             else:
-                pending.future.set_result(grant or plan.refusals[pending.request.id])
-        return retry
+                _answer(pending, plan)
+        writes = (self._write_for(pool, plan, granted) for pool, granted in by_pool.items())
+        return [pending for again in await asyncio.gather(*writes) for pending in again]
+
+    async def _write_for(self, pool: str, plan: ipam.AllocationPlan, granted: list[_Allocation]) -> list[_Allocation]:
+        """Write one pool and answer these requests; return those that have to be planned again."""
+        try:
+            if not await self._written(pool, plan.patches[pool]):
+                return [pending for pending in granted if not pending.future.done()]
+        except (ApiError, Unreachable) as error:
+            self._fail(granted, error, self.group.allocations)
+            return []
+        for pending in granted:
+            _answer(pending, plan)
+        return []
+
+    async def _written(self, pool: str, patch: Obj) -> bool:
+        """Whether a pool was still as the plan assumed; if not, it was read again."""
+        try:
+            await self._write(pool, patch)
+        except (Conflict, NotFound):
+            await self._refresh(pool)
+            return False
+        return True
 
     async def _write(self, pool: str, patch: Obj) -> None:
         self._pools.observe(await self._client.patch(resources.IP_POOLS, pool, "", patch))
@@ -219,6 +237,11 @@ class AddressAllocator:
     @property
     def _pools(self) -> Informer:
         return self._current_pools()
+
+
+def _answer(pending: _Allocation, plan: ipam.AllocationPlan) -> None:
+    if not pending.future.done():
+        pending.future.set_result(plan.grants.get(pending.request.id) or plan.refusals[pending.request.id])
 
 
 async def _back_off(attempt: int) -> None:

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import pytest
 
 from caphv.api.object import Obj
-from caphv.runtime.errors import Conflict, Forbidden, Unreachable
+from caphv.runtime.errors import Conflict, Forbidden, Invalid, ServerFault, Unreachable
 from reconciler.harvester import ipam
 from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
 
 pytestmark = pytest.mark.unit
 
 
-def pool(size: int) -> Obj:
+def pool(size: int, name: str = "pool") -> Obj:
     ranges = [{"subnet": "10.0.0.0/16", "rangeStart": "10.0.1.1", "rangeEnd": f"10.0.1.{size}"}]
     status = {"total": size, "available": size, "lastAllocated": "", "allocated": {}}
-    return {"metadata": {"name": "pool", "resourceVersion": "1"}, "spec": {"ranges": ranges}, "status": status}
+    return {"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"ranges": ranges}, "status": status}
 
 
 class Server:
@@ -151,6 +151,57 @@ async def test_account_that_has_lost_the_right_fails_alone() -> None:
         one.writes_for_others = True
     answers = await asyncio.gather(revoked.allocate(request(1)), allowed.allocate(request(2)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [Forbidden, ipam.Grant]
+
+
+class Harvester:
+    """Healthy pool `good`, and pool `bad`, whose writes fail or hang."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self.failure = failure
+        self.good = Server(pool(50, "good"))
+        self.pools = {"good": self.good.obj, "bad": pool(50, "bad")}
+
+    @property
+    def store(self) -> Iterator[Obj]:
+        return iter(self.pools.values())
+
+    def observe(self, obj: Obj) -> None:
+        self.pools[obj["metadata"]["name"]] = obj
+
+    def reached(self, _limit: str) -> None:
+        pass
+
+    async def patch(self, resource: object, name: str, namespace: str, patch: Obj) -> Obj:
+        if name == "good":
+            return await self.good.patch(resource, name, namespace, patch)
+        await asyncio.sleep(0 if self.failure else 1000)
+        raise self.failure or Unreachable("timed out")
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Invalid(422, "Invalid", "pool bad overlaps pool good"),
+        ServerFault(500, "InternalError", "failed calling webhook"),
+        Unreachable("connection reset"),
+        None,
+    ],
+)
+async def test_pool_that_cannot_be_written_fails_only_requests_for_it(failure: Exception | None) -> None:
+    it, group = Harvester(failure), AllocatorGroup()
+    tenants = [AddressAllocator(it, lambda: it, lambda _: False) for _ in range(2)]  # type: ignore[arg-type, return-value]
+    for one in tenants:
+        one.join(group)
+        one.writes_for_others = True
+    wanted = [(number, name) for number in range(4) for name in ("bad", "good")]
+    answers = await asyncio.gather(
+        *(tenants[n % 2].allocate(ipam.AddressRequest(f"ns/{name}-{n}", (name,))) for n, name in wanted),
+        return_exceptions=True,
+    )
+    expected = type(failure) if failure else Unreachable
+    assert [type(answer) for answer in answers] == [expected if name == "bad" else ipam.Grant for _, name in wanted]
+    assert group.allocations == []
 
 
 class RefusingServer(Server):
