@@ -99,11 +99,15 @@ class AddressAllocator:
         group = self.group
         pending = _Release(self, pool, address, holder, cluster, asyncio.get_running_loop().create_future())
         group.releases.append(pending)
-        async with group.lock:
-            if not pending.future.done():
-                batch = self._take(group.releases, lambda release: release.pool == pool)
-                await self._turn(self._release_all(pool, batch), batch, group.releases)
-        return await pending.future
+        try:
+            async with group.lock:
+                if not pending.future.done():
+                    batch = self._take(group.releases, lambda release: release.pool == pool)
+                    await self._turn(self._release_all(pool, batch), batch, group.releases)
+            return await pending.future
+        finally:
+            # If the reconcile was cancelled: a machine of that id may have been created when the next one serves this.
+            pending.future.cancel()
 
     def _take(self, waiting: list[_Pending], wanted: Callable[[_Pending], bool]) -> list[_Pending]:
         """Remove and return what this allocator may serve, and drop the requests of cancelled reconciles."""
@@ -158,6 +162,7 @@ class AddressAllocator:
         raise Conflict(409, "Conflict", f"IPPool {pool}: modified concurrently; retrying")
 
     async def _try_release(self, pool: str, releases: list[_Release]) -> bool:
+        releases = [release for release in releases if not release.future.done()]
         obj = self._pools.get("", pool)
         released: tuple[str, ...] = ()
         if obj is not None:
