@@ -69,6 +69,8 @@ EXPIRES_AT_ANNOTATION = "caphv.io/expires-at"
 
 # And on IPPools, with an address behind it: which management cluster holds that address.
 ADDRESS_HOLDER_PREFIX = "addresses.caphv.io/"
+# And on IPPools: a resourceVersion that a write without an answer required. It can no longer take effect.
+SUPERSEDED_ANNOTATION = "caphv.io/superseded-version"
 
 # Settings of a cluster's add-ons, on the Cluster: ours, and those that the Go provider's generator wrote.
 ADDON_VALUES_ANNOTATION = "addons.caphv.io/values"

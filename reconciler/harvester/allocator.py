@@ -5,22 +5,27 @@ requests become one conditional write per pool instead of fighting for its resou
 write in turn, each turn for a bounded time. An account also writes for the others that read the same cache of pools, if
 all of them may patch pools; otherwise each writes for itself. No allocator trusts the results of another one, unless
 they share that cache. After a conflict the allocator reads the pool again and plans the remaining requests again.
+
+A write whose answer is lost may take effect later, when its machine no longer exists. See `AddressAllocator.settle`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from caphv.api import resources
-from caphv.api.object import Obj
+from caphv.api.object import Obj, resource_version
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Conflict, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, ServerFault, Unreachable
 from reconciler.harvester import ipam
+
+log = logging.getLogger(__name__)
 
 _ATTEMPTS = 20
 # A slow server, or one that throttles an account, must not hold up the others.
@@ -69,6 +74,8 @@ class AddressAllocator:
         self._client = client
         self._current_pools = pools
         self._in_use = in_use
+        # By pool, the version that a write for own requests required which has no answer, or none yet.
+        self._unanswered: dict[str, str] = {}
         self.group = AllocatorGroup()
 
     def join(self, group: AllocatorGroup) -> None:
@@ -108,6 +115,30 @@ class AddressAllocator:
         finally:
             # If the reconcile was cancelled: a machine of that id may have been created when the next one serves this.
             pending.future.cancel()
+
+    async def settle(self) -> None:
+        """Make sure that the pools in the cache have all that was ever reserved here: a deletion relies on that.
+
+        A write whose answer was lost requires the version of the pool that it was planned with. If the pool still has
+        it, another write ends that. Raises `ApiError`, `Unreachable`: retry.
+        """
+        if not self._unanswered:
+            return
+        async with self.group.lock:  # after a turn that still waits for its answers
+            unanswered = dict(self._unanswered)
+        for pool, version in unanswered.items():
+            obj = self._pools.get("", pool)
+            if obj is not None and resource_version(obj) <= int(version):
+                await self._supersede(pool, version)
+            if self._unanswered.get(pool) == version:
+                del self._unanswered[pool]
+
+    async def _supersede(self, pool: str, version: str) -> None:
+        try:
+            await self._written(pool, ipam.superseding(version))
+        except (Forbidden, Invalid) as error:
+            # What would be refused now is not worth a deletion that never ends.
+            log.warning("cannot tell whether a write to IPPool %s without an answer takes effect: %s", pool, error)
 
     def _take(self, waiting: list[_Pending], wanted: Callable[[_Pending], bool]) -> list[_Pending]:
         """Remove and return what this allocator may serve, and drop the requests of cancelled reconciles."""
@@ -211,12 +242,19 @@ class AddressAllocator:
 
     async def _write_for(self, pool: str, plan: ipam.AllocationPlan, granted: list[_Allocation]) -> list[_Allocation]:
         """Write one pool and answer these requests; return those that have to be planned again."""
+        patch, accounts = plan.patches[pool], {pending.allocator for pending in granted}
+        for account in accounts:
+            account._unanswered[pool] = patch["metadata"]["resourceVersion"]
         try:
-            if not await self._written(pool, plan.patches[pool]):
-                return [pending for pending in granted if not pending.future.done()]
+            written = await self._written(pool, patch)
         except (ApiError, Unreachable) as error:
             self._fail(granted, error, self.group.allocations)
+            if not isinstance(error, (ServerFault, Unreachable)):
+                _answered(pool, accounts)
             return []
+        _answered(pool, accounts)
+        if not written:
+            return [pending for pending in granted if not pending.future.done()]
         for pending in granted:
             _answer(pending, plan)
         return []
@@ -242,6 +280,11 @@ class AddressAllocator:
     @property
     def _pools(self) -> Informer:
         return self._current_pools()
+
+
+def _answered(pool: str, accounts: Iterable[AddressAllocator]) -> None:
+    for account in accounts:
+        account._unanswered.pop(pool, None)
 
 
 def _answer(pending: _Allocation, plan: ipam.AllocationPlan) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from caphv.api import ippool
+from caphv.api import ippool, names
 from caphv.api.ippool import InvalidPoolError, free_count, in_ranges, mark, mark_name, pool_capacity, ranges_of
 from caphv.api.object import Obj, being_deleted
 
@@ -122,6 +122,11 @@ def marking(pool: Obj, address: str, cluster: str) -> Obj:
     """Patch that marks an entry with another management cluster."""
     version = pool["metadata"]["resourceVersion"]
     return {"metadata": {"resourceVersion": version, "annotations": {mark_name(address): cluster}}}
+
+
+def superseding(version: str) -> Obj:
+    """Patch after which no other one takes effect that requires this version of a pool."""
+    return {"metadata": {"resourceVersion": version, "annotations": {names.SUPERSEDED_ANNOTATION: version}}}
 
 
 def plan_allocations(
@@ -327,8 +332,8 @@ def _exhausted(pools: Sequence[_PoolPlan]) -> str:
     why = (
         f"; VMs, load balancers or HarvesterMachines use {len(used)} of those listed as free ({shown})" if used else ""
     )
-    names = ", ".join(pool.name for pool in pools)
-    return f"no free address in IPPool {names}{why}: add a range or another pool to ipPoolRefs"
+    listed = ", ".join(pool.name for pool in pools)
+    return f"no free address in IPPool {listed}{why}: add a range or another pool to ipPoolRefs"
 
 
 def _reason(present: Sequence[str], missing: Sequence[str]) -> RefusalReason:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -39,9 +40,9 @@ class Server:
         if patch["metadata"]["resourceVersion"] != self.obj["metadata"]["resourceVersion"]:
             self.conflicts += 1
             raise Conflict(409, "Conflict", "another client was faster")
-        status = self.obj["status"]
-        changed = {name: value for name, value in patch["status"].items() if name != "allocated"}
-        held = {**status["allocated"], **patch["status"].get("allocated", {})}
+        status, wanted = self.obj["status"], patch.get("status", {})
+        changed = {name: value for name, value in wanted.items() if name != "allocated"}
+        held = {**status["allocated"], **wanted.get("allocated", {})}
         allocated = {address: holder for address, holder in held.items() if holder is not None}
         self.obj = copy.deepcopy(self.obj)
         self.obj["status"] = {**status, **changed, "allocated": allocated}
@@ -242,6 +243,82 @@ async def test_request_that_was_cancelled_while_it_waited_gets_no_address() -> N
     assert isinstance(await one.allocate(request(2)), ipam.Grant)
     assert list(server.obj["status"]["allocated"].values()) == ["ns/machine-2"]
     assert group.allocations == []
+
+
+class LosingServer(Server):
+    """Loses its answer to the first write, which takes effect after `delay` seconds, also without a client."""
+
+    def __init__(self, delay: float, answer: Exception) -> None:
+        super().__init__(pool(5))
+        self.delay, self.answer = delay, answer
+        self.lost: asyncio.Task[Obj] | None = None
+
+    def reached(self, _limit: str) -> None:
+        pass
+
+    async def patch(self, *arguments: Any) -> Obj:
+        if self.lost:
+            return await super().patch(*arguments)
+        self.lost = asyncio.create_task(self._late(*arguments))
+        await asyncio.sleep(min(self.delay, 15) + 1)
+        raise self.answer
+
+    async def _late(self, *arguments: Any) -> Obj:
+        await asyncio.sleep(self.delay)
+        return await super().patch(*arguments)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("delay", [0, 60])
+@pytest.mark.parametrize("answer", [Unreachable("connection reset"), ServerFault(504, "", "time-out")])
+async def test_write_without_an_answer_is_settled(delay: float, answer: Exception, cancelled: bool) -> None:
+    server = LosingServer(delay, answer)
+    cache = Copy(server.obj)
+    one = allocator(server, cache)
+    asked = asyncio.create_task(one.allocate(request(1)))
+    await asyncio.sleep(0.5)
+    if cancelled:
+        asked.cancel()
+    with pytest.raises((Unreachable, ServerFault, asyncio.CancelledError)):
+        await asked
+    await one.settle()
+    known = cache.get("", "pool")["status"]["allocated"]
+    assert server.lost
+    await asyncio.gather(server.lost, return_exceptions=True)
+    assert server.obj["status"]["allocated"] == known, "nothing is reserved later of which the cache does not know"
+    assert bool(known) == (delay == 0)
+    settled = server.writes
+    await one.settle()
+    assert server.writes == settled
+
+
+@pytest.mark.virtual_time
+async def test_request_that_is_cancelled_during_the_turn_of_another_is_settled_with_it() -> None:
+    server, group = Server(pool(5)), AllocatorGroup()
+    cache = Copy(server.obj)
+    one, other = allocator(server, cache), allocator(server, cache)
+    for each in (one, other):
+        each.join(group)
+        each.writes_for_others = True
+    async with group.lock:
+        asked = [asyncio.create_task(each.allocate(request(n))) for n, each in enumerate((one, other))]
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.0005)  # the first one is writing for both
+    asked[1].cancel()
+    await other.settle()
+    assert set(cache.get("", "pool")["status"]["allocated"].values()) == {"ns/machine-0", "ns/machine-1"}
+    assert server.writes == 1
+
+
+@pytest.mark.parametrize("refusal", [None, Forbidden(403, "Forbidden", "cannot patch ippools")])
+async def test_what_was_answered_needs_no_other_write(refusal: Exception | None) -> None:
+    server = RefusingServer(pool(5)) if refusal else Server(pool(5))
+    one = allocator(server)
+    await asyncio.gather(one.allocate(request(1)), return_exceptions=True)
+    before = server.writes
+    await one.settle()
+    assert server.writes == before == (0 if refusal else 1)
 
 
 class HangingServer(Server):

@@ -30,10 +30,15 @@ def machine(**annotations: str) -> Obj:
 
 
 class Allocator:
-    """Records what is released."""
+    """Records what is released. `late` is a pool of which the cache hears only when all writes are settled."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: list[Obj]) -> None:
         self.released: list[str] = []
+        self.store = store
+        self.late: list[Obj] = []
+
+    async def settle(self) -> None:
+        self.store.extend(self.late)
 
     async def release(self, _pool: str, address: str, *_holder: str) -> bool:
         self.released.append(address)
@@ -46,15 +51,16 @@ def scope_of(*, current: bool = True, session: bool = True, annotations: Obj | N
     namespace = SimpleNamespace(
         synced=True, current=current, sync_error="", vms=empty, instances=empty, claims=empty, load_balancers=empty
     )
+    store = list(pools.values())
     harvester = SimpleNamespace(
         error=None,
         synced=True,
         sync_error="",
         server="https://harvester",
         fingerprint="harvester",
-        pools=SimpleNamespace(current=True, store=list(pools.values())),
+        pools=SimpleNamespace(current=True, store=store),
         watch_namespace=lambda _: namespace,
-        allocator=Allocator(),
+        allocator=Allocator(store),
     )
     sessions = SimpleNamespace(of=lambda _: harvester if session else None)
     queues = SimpleNamespace(machines=WorkQueue[Key]("test"))
@@ -101,6 +107,13 @@ async def test_address_of_a_foreign_vm_is_released_only_with_our_mark() -> None:
         scope.draft.fields["allocatedIPAddress"] = "10.0.0.1"
         await release_address(scope, foreign_vm=True)
         assert harvester.allocator.released == released
+
+
+async def test_address_whose_reservation_got_no_answer_is_released() -> None:
+    scope, harvester = scope_of()
+    harvester.allocator.late = [pool("10.0.0.1", "manageme")]
+    await release_address(scope, foreign_vm=False)
+    assert harvester.allocator.released == ["10.0.0.1"]
 
 
 async def test_force_delete_works_without_a_session() -> None:
