@@ -149,12 +149,15 @@ class EventHandlers:
             handle(sessions, change)
 
     def _load_balancer(self, sessions: Mapping[Session, None], change: Change) -> None:
-        for cluster in self._harvester_clusters_on(sessions, change.key.namespace):
-            if change.key.name in generated_names(cluster, LOAD_BALANCER_SUFFIX):
-                self._clusters.add(key_of(cluster))
+        self._add_cluster_of_load_balancer(sessions, change.key)
         # Its address may have been free in its pool before: allocations leave out what a load balancer holds.
         if balancer_addresses(change.old) - balancer_addresses(change.new):
             self._may_allocate(sessions)
+
+    def _add_cluster_of_load_balancer(self, sessions: Mapping[Session, None], load_balancer: Key) -> None:
+        for cluster in self._harvester_clusters_on(sessions, load_balancer.namespace):
+            if load_balancer.name in generated_names(cluster, LOAD_BALANCER_SUFFIX):
+                self._clusters.add(key_of(cluster))
 
     def _may_allocate(self, sessions: Mapping[Session, None]) -> None:
         """An address is no longer in use, which some pool may have had as free all the time."""
@@ -172,7 +175,7 @@ class EventHandlers:
         return self._context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
 
     def _pool(self, sessions: Mapping[Session, None], change: Change) -> None:
-        """Who waits for an address, and machines whose entry was removed: one with a VM reserves its address again."""
+        """Who waits for an address, and whose entry was removed: a VM or load balancer has its address anyway."""
         if not _may_serve_more(change):
             return
         for session in sessions:
@@ -182,6 +185,7 @@ class EventHandlers:
             machine = self._caches.harvester_machines.get(namespace, name)
             if machine and not being_deleted(machine) and self._session_of(machine) in sessions:
                 self._machines.add(key_of(machine))
+            self._add_cluster_of_load_balancer(sessions, Key(namespace, name))
 
     def _image_or_key_pair(self, sessions: Mapping[Session, None], change: Change) -> None:
         topic = triggers.images if change.resource.kind == "VirtualMachineImage" else triggers.key_pairs

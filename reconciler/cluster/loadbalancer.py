@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from caphv.api import clusterapi, names, resources
+from caphv.api import clusterapi, ippool, names, resources
 from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, being_deleted, key_of, labels_of, owner_reference
 from caphv.api.plaintext import LONGEST_EVENT, plain
-from caphv.runtime.errors import AlreadyExists
+from caphv.runtime.errors import AlreadyExists, ApiError, Unreachable
+from reconciler import triggers
 from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, unused, used_source, wanted_source
 from reconciler.cluster.endpoint import API_PORT, reserve_address
@@ -20,6 +21,8 @@ from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 _READY = ConditionType.LOAD_BALANCER_READY
+# Seconds until a reservation is tried again after an error, which no change of the pool ends.
+_RETRY_SECONDS = 60.0
 _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")
 
 
@@ -51,7 +54,10 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
         found = await adoption.adopt_or_refuse(scope, load_balancers, found, _READY, reason)
         await _repair(scope, found, vms)
         _require_address(found)
-    _report(scope, unused(scope.obj["spec"], used_source(scope)))
+    lost = "" if found and being_deleted(found) else await _keep_reservation(scope)
+    _report(
+        scope, {"LoadBalancerAddressKept": unused(scope.obj["spec"], used_source(scope)), "AddressNotReserved": lost}
+    )
 
 
 async def delete_load_balancer(scope: ClusterScope) -> None:
@@ -202,6 +208,36 @@ async def _ensure_reservation(scope: ClusterScope) -> None:
         await reserve_address(scope, source.pool, scope.obj["spec"]["controlPlaneEndpoint"]["host"])
 
 
+async def _keep_reservation(scope: ClusterScope) -> str:
+    """Reserve the address of the endpoint again if its pool has lost it: another Service would get it.
+
+    Returns why that fails, empty if it does not: the control plane has the address anyway.
+    """
+    source, session = used_source(scope) or wanted_source(scope.obj["spec"]), scope.connected()
+    host = scope.obj["spec"]["controlPlaneEndpoint"]["host"]
+    if not source.pool:
+        return ""
+    pool = session.pools.get("", source.pool)
+    if pool is None:
+        # Not as a context manager: the cluster does not need it now, and it may be created again.
+        scope.subscribe(triggers.pool(session.fingerprint, source.pool))
+        return ""
+    has_it = ippool.allocated(pool).get(host) == scope.reservation(scope.load_balancer_name)
+    if has_it or not ippool.contains(pool, host):
+        return ""
+    try:
+        await reserve_address(scope, source.pool, host)
+    except Blocked as blocked:
+        return blocked.message  # a change of the pool requeues the cluster
+    except (ApiError, Unreachable) as error:
+        scope.requeue_within(_RETRY_SECONDS)
+        return f"cannot reserve control plane address {host} again in {source}: {error}"
+    scope.event(
+        "AddressReservedAgain", f"{source} did not have control plane address {host} any more; reserved it again"
+    )
+    return ""
+
+
 def _allocated(load_balancer: Obj) -> bool:
     return bool(((load_balancer.get("status") or {}).get("allocatedAddress") or {}).get("ip"))
 
@@ -222,10 +258,12 @@ def _require_address(load_balancer: Obj) -> None:
         raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, message, Watched.LOAD_BALANCER, warn=True)
 
 
-def _report(scope: ClusterScope, message: str) -> None:
-    """Set the condition to True, with a warning about what is not applied."""
-    if message and not scope.draft.has_message(_READY, message):
-        scope.warning_event("LoadBalancerAddressKept", message)
+def _report(scope: ClusterScope, warnings: dict[str, str]) -> None:
+    """Set the condition to True, with warnings about what is not as it should be, by the reason of their Event."""
+    message = "; ".join(filter(None, warnings.values()))
+    if not scope.draft.has_message(_READY, message):
+        for reason in filter(warnings.get, warnings):
+            scope.warning_event(reason, warnings[reason])
     scope.draft.set_true(_READY, message)
 
 

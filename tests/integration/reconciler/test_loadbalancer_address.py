@@ -23,6 +23,11 @@ async def test_address_is_safe_through_many_takeovers(case: Case, other: Case) -
     endpoint = (await case.get(HARVESTER_CLUSTERS, case.name))["spec"]["controlPlaneEndpoint"]
     await case.ready_machine("first", control_plane=True)
     await taken_over(case)
+    # A user removes its entry: another LoadBalancer would get the address.
+    await case.reserve(pool, endpoint["host"], None)
+    entry = {endpoint["host"]: f"{case.target}/{case.balancer}"}
+    await case.until(kinds.IP_POOLS, pool, lambda obj: obj["status"]["allocated"] == entry, timeout=AT_ONCE)
+    await case.until_event(case.name, "Normal", "AddressReservedAgain")
     # As many machines as there are other addresses come and go, of a cluster in another namespace.
     await other.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     for number in range(6):
@@ -36,7 +41,7 @@ async def test_address_is_safe_through_many_takeovers(case: Case, other: Case) -
         await asyncio.gather(*(other.delete_machine(name) for name in names))
     found = await case.get(HARVESTER_CLUSTERS, case.name)
     assert found["spec"]["controlPlaneEndpoint"] == endpoint
-    assert await case.allocated(pool) == {endpoint["host"]: f"{case.target}/{case.balancer}"}
+    assert await case.allocated(pool) == entry
     await case.delete()
     assert await case.allocated(pool) == {}
 

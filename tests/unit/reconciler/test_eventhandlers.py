@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from caphv.api import resources
-from caphv.api.names import CONTROL_PLANE_LABEL, UNINITIALIZED_TAINT
+from caphv.api.names import CONTROL_PLANE_LABEL, LOAD_BALANCER_SUFFIX, UNINITIALIZED_TAINT, generated_names
 from caphv.api.object import NODES, SERVICES, Key, Obj, Resource
 from caphv.runtime.cache import Change
 from caphv.runtime.queue import WorkQueue
@@ -174,3 +174,25 @@ def test_address_that_a_load_balancer_no_longer_holds_wakes_who_waits_for_a_pool
     change = Change(kind, old and {**metadata, **old}, new and {**metadata, **new})
     EventHandlers(cast(Context, context)).harvester(cast(Mapping[Session, None], [session]), change)
     assert (len(queue) == 1) is freed
+
+
+@pytest.mark.parametrize("new", [None, {"metadata": {"name": "balancers"}, "status": {}}])
+@pytest.mark.parametrize(("holder", "requeued"), [("vms/team-cluster-lb", True), ("vms/other", False)])
+def test_entry_that_a_load_balancer_loses_requeues_its_cluster(holder: str, requeued: bool, new: Obj | None) -> None:
+    clusters: WorkQueue[Key] = WorkQueue("clusters")
+    cluster = {"metadata": {"namespace": CLUSTER.namespace, "name": CLUSTER.name}}
+    assert "team-cluster-lb" in generated_names(cluster, LOAD_BALANCER_SUFFIX)
+    context = SimpleNamespace(
+        caches=SimpleNamespace(
+            harvester_machines=SimpleNamespace(get=lambda *_: None),
+            harvester_clusters=SimpleNamespace(get=lambda *_: cluster),
+        ),
+        queues=SimpleNamespace(clusters=clusters, machines=None, templates=None, identities=None),
+        sessions=SimpleNamespace(users=lambda _session, namespace: [CLUSTER] if namespace == "vms" else []),
+        topics=Topics(),
+    )
+    session = SimpleNamespace(fingerprint="account")
+    old = {"metadata": {"name": "balancers"}, "status": {"allocated": {"10.0.0.1": holder}}}
+    handlers = EventHandlers(cast(Context, context))
+    handlers.harvester(cast(Mapping[Session, None], [session]), Change(resources.IP_POOLS, old, new))
+    assert (len(clusters) == 1) is requeued

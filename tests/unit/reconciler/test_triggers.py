@@ -67,7 +67,8 @@ class World:
         self.allocator = AddressAllocator(cast(Any, self), lambda: cast(Any, cache), lambda _: False)
         queues = SimpleNamespace(clusters=None, machines=self.queue, templates=None, identities=None)
         caches = SimpleNamespace(harvester_machines=SimpleNamespace(get=lambda *_: None))
-        context = cast(Context, SimpleNamespace(caches=caches, queues=queues, topics=self.topics))
+        sessions = SimpleNamespace(users=lambda *_: ())
+        context = cast(Context, SimpleNamespace(caches=caches, queues=queues, sessions=sessions, topics=self.topics))
         self.handlers = EventHandlers(context)
         self.session = SimpleNamespace(fingerprint=HARVESTER, allocator=self.allocator, pools=cache)
 

@@ -12,12 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType
 from caphv.api.object import Obj
+from caphv.runtime.errors import Forbidden, Unreachable
+from reconciler import triggers
 from reconciler.cluster import loadbalancer
 from reconciler.cluster.addresssource import Source
 from reconciler.cluster.loadbalancer import address_failure, drift, load_balancer_spec
 from reconciler.status import Blocked, StatusDraft
+from reconciler.triggers import Watched
+from tests.support.ippools import pool
 
 pytestmark = pytest.mark.unit
 
@@ -131,18 +136,38 @@ def test_only_a_load_balancer_without_an_address_fails(status: Obj, failure: str
 class Scope:
     """A cluster with a control plane VM; `reserved` are the addresses that its LoadBalancer could have taken over."""
 
-    def __init__(self, load_balancer: Obj) -> None:
+    def __init__(self, load_balancer: Obj, *pools: Obj, error: Exception | None = None) -> None:
         self.obj = {"spec": {**cluster_spec(), "controlPlaneEndpoint": {"host": "10.0.0.5", "port": 6443}}}
         self.target_namespace, self.load_balancer_name = "ns", "lb"
         self.draft = StatusDraft({"metadata": {}})
         self.reserved: list[tuple[str, str]] = []
-        self.load_balancer = load_balancer
+        self.events: list[tuple[str, str]] = []
+        self.subscribed: list[object] = []
+        self.requeued: list[float] = []
+        self.load_balancer, self.error = load_balancer, error
+        self.pools = {obj["metadata"]["name"]: obj for obj in pools}
 
     def namespace(self) -> Any:
         return SimpleNamespace(load_balancers=SimpleNamespace(get=lambda *_: self.load_balancer))
 
     def connected(self) -> Any:
-        return SimpleNamespace(client=None)
+        pools = SimpleNamespace(get=lambda _namespace, name: self.pools.get(name))
+        return SimpleNamespace(client=None, pools=pools, fingerprint="harvester")
+
+    def reservation(self, name: str) -> str:
+        return f"ns/{name}"
+
+    def subscribe(self, *topics: object) -> None:
+        self.subscribed += topics
+
+    def requeue_within(self, delay: float) -> None:
+        self.requeued.append(delay)
+
+    def event(self, reason: str, _message: str) -> None:
+        self.events.append(("Normal", reason))
+
+    def warning_event(self, reason: str, _message: str) -> None:
+        self.events.append(("Warning", reason))
 
 
 @pytest.fixture
@@ -154,6 +179,8 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scope], None]:
 
     async def reserve(scope: Scope, pool: str, known: str) -> str:
         scope.reserved.append((pool, known))
+        if scope.error:
+            raise scope.error
         return known
 
     async def nothing(*_: object) -> None:
@@ -176,9 +203,56 @@ def test_failure_is_reported_as_long_as_the_load_balancer_has_no_address(ensure:
     assert not scope.draft.is_true(ConditionType.LOAD_BALANCER_READY)
 
 
-def test_nothing_is_reserved_for_a_load_balancer_with_an_address(ensure: Callable[[Scope], None]) -> None:
-    status = {"conditions": FAILED, "allocatedAddress": ADDRESS}
-    scope = Scope({"metadata": {"namespace": "ns", "name": "lb"}, "status": status})
+WITH_ADDRESS = {
+    "metadata": {"namespace": "ns", "name": "lb"},
+    "status": {"conditions": FAILED, "allocatedAddress": ADDRESS},
+}
+RANGES = {"subnet": "10.0.0.0/24"}
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        pytest.param([pool("balancers", RANGES, allocated={"10.0.0.5": "ns/lb"})], id="reserved"),
+        pytest.param([pool("balancers", {"subnet": "10.9.0.0/24"})], id="in no range"),
+        pytest.param([], id="no pool"),
+    ],
+)
+def test_nothing_is_reserved_for_a_load_balancer_with_an_address(
+    ensure: Callable[[Scope], None], pools: list[Obj]
+) -> None:
+    scope = Scope(WITH_ADDRESS, *pools)
     ensure(scope)
-    assert scope.reserved == []
+    assert (scope.reserved, scope.events) == ([], [])
+    assert scope.subscribed == ([] if pools else [triggers.pool("harvester", "balancers")])
     assert scope.draft.is_true(ConditionType.LOAD_BALANCER_READY)
+
+
+TAKEN = Blocked(ConditionType.LOAD_BALANCER_READY, "Any", "held by ns/other", Watched.SELF, warn=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "event", "requeued"),
+    [
+        (None, ("Normal", "AddressReservedAgain"), False),
+        (TAKEN, ("Warning", "AddressNotReserved"), False),
+        (Unreachable("Harvester does not answer in time"), ("Warning", "AddressNotReserved"), True),
+        (Forbidden(403, "Forbidden", "cannot patch ippools"), ("Warning", "AddressNotReserved"), True),
+    ],
+)
+def test_address_that_its_pool_has_lost_is_reserved_again(
+    ensure: Callable[[Scope], None], error: Exception | None, event: tuple[str, str], requeued: bool
+) -> None:
+    scope = Scope(WITH_ADDRESS, pool("balancers", RANGES, allocated={"10.0.0.5": "ns/other"}), error=error)
+    ensure(scope)
+    assert scope.reserved == [("balancers", "10.0.0.5")]
+    assert scope.events == [event]
+    assert bool(scope.requeued) == requeued
+    assert scope.draft.is_true(ConditionType.LOAD_BALANCER_READY), "the control plane has its address anyway"
+    ready = get_condition(scope.draft.fields["conditions"], "LoadBalancerReady") or {}
+    assert ready.get("message", "").endswith(str(error or ""))
+    scope.draft = StatusDraft({"metadata": {}, "status": scope.draft.fields})
+    scope.events.clear()
+    if error:
+        ensure(scope)
+        assert scope.events == [], "each message has one Event"
