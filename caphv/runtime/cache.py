@@ -351,6 +351,7 @@ class Informer:
             resource_version=self._version,
             metadata_only=self._metadata_only,
             on_open=self._contact,
+            on_wait=self.freshness.waits,
             **self._selectors,
         )
         try:

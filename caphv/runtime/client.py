@@ -319,10 +319,13 @@ class ApiClient:
         field_selector: str = "",
         metadata_only: bool = False,
         on_open: Callable[[], None] | None = None,
+        on_wait: Callable[[bool], None] | None = None,
     ) -> AsyncGenerator[tuple[str, Obj], None]:
         """Yield `(type, object)` from a resource version on, until the server ends the stream after some minutes.
 
-        `on_open` is called when the server has accepted the watch. Types are ADDED, MODIFIED, DELETED and BOOKMARK.
+        `on_open` is called when the server has accepted the watch, `on_wait` with True and False when a wait for the
+        server begins and ends: in between two of them, events may have arrived that are not read yet. Types are ADDED,
+        MODIFIED, DELETED and BOOKMARK.
         Raises `Gone` if the version is too old, `ApiError` for a refusal, `Unreachable` if the connection cannot be
         made or breaks.
         """
@@ -354,7 +357,7 @@ class ApiClient:
                     self._answers.parse(response.status, raw, response.headers.get("Retry-After"))
                 if on_open:
                     on_open()
-                async for line in self._transport.lines(response):
+                async for line in self._transport.lines(response, on_wait or _ignore):
                     began = time.thread_time() if self.time else 0.0
                     event = orjson.loads(line)  # noqa: TID251 - bounded by the size of an answer
                     if event["type"] == "ERROR":
@@ -413,8 +416,8 @@ class ApiClient:
         return self._answers.unreachable(error)
 
 
-def _ignore(_code: int, _seconds: float | None) -> None:
-    """Nothing observes responses."""
+def _ignore(*_observed: object) -> None:
+    """Nothing observes responses, or waits."""
 
 
 def _never() -> None:

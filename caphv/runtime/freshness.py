@@ -5,8 +5,10 @@ reconciler that takes "not in the cache" for "does not exist" then releases an a
 is still needed.
 
 A watch that resumes first delivers what happened in between, in one burst right behind the headers of the answer. The
-cache has caught up when that burst has ended, or with the first bookmark. A connection that breaks without a sign is
-noticed within `caphv.runtime.client.DEAD_CONNECTION_SECONDS`; where that is too late, read the object itself.
+cache has caught up when that burst has ended, or with the first bookmark. Only time in which the reader waits for the
+server ends a burst: a reader that rests, because its connection is limited, leaves events unread. A connection that
+breaks without a sign is noticed within `caphv.runtime.client.DEAD_CONNECTION_SECONDS`; where that is too late, read the
+object itself.
 """
 
 from __future__ import annotations
@@ -63,21 +65,26 @@ class Freshness:
         self.connected = True
         self._restart_timer()
 
+    def waits(self, waiting: bool) -> None:
+        """Record that the reader begins or ends to wait for the server."""
+        if not waiting:
+            self._stop_timer()
+        elif self.connected and not self.current:
+            self._restart_timer()
+
     def received(self, kind: str) -> None:
         """Record an event of the watch."""
         if self.current:
             return
         if kind == "BOOKMARK":
             self._caught_up()
-        else:
+        elif self._timer:
             self._restart_timer()
 
     def closed(self) -> None:
         """Record that the watch has ended, for whatever reason."""
         self.connected = False
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         if self.since is not None:
             self.since, self.lost = None, time.monotonic()
             self._became_current.clear()
@@ -85,15 +92,17 @@ class Freshness:
 
     # Inside
 
-    def _restart_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._caught_up)
-
-    def _caught_up(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer:
             self._timer.cancel()
             self._timer = None
+
+    def _restart_timer(self) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._caught_up)
+
+    def _caught_up(self) -> None:
+        self._stop_timer()
         self.since, self.lost = time.monotonic(), None
         self._became_current.set()
         self._notify(current=True)

@@ -211,12 +211,14 @@ class Transport:
             self._check_containers(body)
         return body
 
-    async def lines(self, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a watch. Raises `TooLarge`."""
+    async def lines(
+        self, response: aiohttp.ClientResponse, on_wait: Callable[[bool], None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of a watch; `on_wait` hears when a wait for the server begins and ends. Raises `TooLarge`."""
         longest = _MAX_UNTRUSTED_LINE if self.untrusted else _MAX_LINE
         rest = bytearray()
         async with _Large(self._large if self.untrusted else None) as large:
-            async for chunk in response.content.iter_any():
+            while chunk := await _next_chunk(response, on_wait):
                 await self._received(len(chunk))
                 if b"\n" not in chunk:
                     if len(rest) + len(chunk) > longest:
@@ -266,6 +268,15 @@ class Transport:
         url = URL(self.connection.server + path, encoded=True)
         pairs = {name: value for name, value in (query or {}).items() if value}
         return url.with_query(pairs) if pairs else url
+
+
+async def _next_chunk(response: aiohttp.ClientResponse, on_wait: Callable[[bool], None]) -> bytes:
+    """What has arrived of a response, at least one byte; empty at its end."""
+    on_wait(True)
+    try:
+        return await response.content.readany()
+    finally:
+        on_wait(False)
 
 
 def idle_seconds(untrusted: bool) -> int:

@@ -20,7 +20,8 @@ Event = tuple[str, Obj]
 class Collection:
     """Stands for the `ApiClient` of an informer. `failures` are raised by the next requests, one each.
 
-    While `hangs` is set, a list waits so many seconds and then gets no answer.
+    While `hangs` is set, a list waits so many seconds and then gets no answer. A client whose reader is limited `rests`
+    so many seconds before it reads an event that has arrived.
     """
 
     name = "fake"
@@ -35,7 +36,7 @@ class Collection:
         self.lists = 0
         self.watched_from: list[int] = []
         self.page = 2
-        self.hangs = 0.0
+        self.hangs = self.rests = 0.0
         self.between_pages: Callable[[], object] = lambda: None
         self.open_watches: set[asyncio.Queue[Event | Exception | None]] = set()
         self._history: list[tuple[int, Event]] = []
@@ -117,7 +118,14 @@ class Collection:
         return {"metadata": metadata, "items": snapshot[int(start) : end]}
 
     async def watch(
-        self, _resource: Resource, _namespace: str = "", *, resource_version: str, on_open: Callable[[], None], **_: Any
+        self,
+        _resource: Resource,
+        _namespace: str = "",
+        *,
+        resource_version: str,
+        on_open: Callable[[], None],
+        on_wait: Callable[[bool], None],
+        **_: Any,
     ) -> AsyncGenerator[Event, None]:
         self._attempt()
         start = int(resource_version)
@@ -131,7 +139,14 @@ class Collection:
         self.open_watches.add(queue)
         try:
             on_open()
-            while item := await queue.get():
+            while True:
+                on_wait(True)
+                item = await queue.get()
+                on_wait(False)
+                if item is None:
+                    return
+                if self.rests:
+                    await asyncio.sleep(self.rests)
                 if isinstance(item, Exception):
                     raise item
                 yield item

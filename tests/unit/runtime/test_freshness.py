@@ -61,6 +61,20 @@ async def test_cache_has_caught_up_when_the_burst_of_missed_events_has_ended() -
     assert freshness.current
 
 
+async def test_reader_that_is_limited_does_not_take_its_own_rest_for_the_end_of_the_burst() -> None:
+    server = Collection()
+    async with watched(server) as it:
+        await it.informer.freshness.wait_current()
+        server.failures.append(Unreachable("connection refused"))
+        server.end_watches(Unreachable("connection reset"))
+        await settle()
+        for number in range(5):
+            server.write(f"missed-{number}")
+        server.rests = 2.0
+        await it.informer.freshness.wait_current()
+        assert it.versions() == server.versions()
+
+
 async def test_bookmark_ends_the_burst_at_once() -> None:
     freshness = Freshness()
     freshness.opened()

@@ -135,6 +135,32 @@ async def test_watch_event_beyond_the_bounds_is_refused(part: bytes) -> None:
             await asyncio.wait_for(anext(client.watch(THINGS, resource_version="1")), 10)
 
 
+async def test_reader_of_a_watch_does_not_rest_while_it_waits_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def events(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for number in range(3):
+            event = orjson.dumps({"type": "ADDED", "object": thing(number)})
+            await response.write(event[:20])
+            await asyncio.sleep(0.01)
+            await response.write(event[20:] + b"\n")
+        return response
+
+    waits: list[bool] = []
+    rests: list[list[bool]] = []
+
+    async def rest() -> None:
+        rests.append(waits[-1:])
+
+    async with serving(events, untrusted=True) as client:
+        monkeypatch.setattr(client.time, "rest", rest)
+        found = [event async for event in client.watch(THINGS, resource_version="1", on_wait=waits.append)]
+    assert len(found) == 3
+    assert len(rests) > 6
+    assert [True] not in rests
+    assert waits == [True, False] * (len(waits) // 2)
+
+
 @pytest.mark.parametrize("items", [[], [thing(1)]], ids=["empty-pages", "the-same-page"])
 async def test_list_that_does_not_end_is_given_up(items: list[Obj]) -> None:
     pages = 0
