@@ -73,6 +73,27 @@ class Applier:
             return [ApplyFailure(cluster, str(error))]
         return []
 
+    async def delete(self, objects: Iterable[Obj], namespace: str = "") -> list[ApplyFailure]:
+        """Delete objects that this client applied; return those that were refused, or that it did not apply.
+
+        `namespace` is that of objects that name none. A MachineDeployment is deleted only while it has no replicas.
+        """
+        refused = []
+        for obj in objects:
+            try:
+                resource = await self._resource(obj)
+                key = key_of(_in(namespace, resource, obj))
+                live = await self._client.get(resource, key.name, key.namespace)
+                if why := _obstacle(live):
+                    refused.append(ApplyFailure(obj, why))
+                else:
+                    await self._client.delete(resource, key.name, key.namespace, uid=live["metadata"]["uid"])
+            except NotFound:
+                continue
+            except ApiError as error:
+                refused.append(ApplyFailure(obj, str(error)))
+        return refused
+
     async def read(self, obj: Obj) -> Obj | None:
         """Return the existing object of this kind and name; None when there is none."""
         try:
@@ -93,6 +114,16 @@ class Applier:
             return await self._discovery.resource(obj)
         except LookupError as error:
             raise NotFound(404, "NotFound", str(error)) from None
+
+
+def _obstacle(live: Obj) -> str:
+    """Return why an object that is no longer defined must not be deleted; empty if it may be."""
+    rows = live["metadata"].get("managedFields") or ()
+    if not any(row.get("manager") == MANAGER and row.get("operation") == "Apply" for row in rows):
+        return "it is no longer defined, but another client made it: delete it if nothing else needs it"
+    if live.get("kind") == "MachineDeployment" and (live.get("spec") or {}).get("replicas") != 0:
+        return "it is no longer defined, but was scaled up and has machines: scale it to 0 replicas"
+    return ""
 
 
 def _in(namespace: str, resource: Resource, obj: Obj) -> Obj:

@@ -134,9 +134,9 @@ class Planner:
         batch = self._bundler.render(facts, snapshot.tree, state.pins)
         wanted = self._wanted(built, batch, state)
         pruning = self._pruning(built, batch, state, source, snapshot)
-        waiting: list[Skipped] = []
+        waiting = [*built.kept] if built else []
         if built and source and source.complete:
-            waiting = _release(wanted, built, state, snapshot)
+            waiting += _release(wanted, built, state, snapshot)
         moved: list[str] = []
         if state.live:
             self._forget(state)

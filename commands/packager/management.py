@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from commands.options.clusters import InputError
 
 if TYPE_CHECKING:
+    from caphv.api.object import Key, Obj
     from packager.apply import Applier, ApplyFailure
     from packager.definitions.builder import BuildResult
+    from packager.git.prune import Plan
+    from packager.git.snapshot import Snapshot
+
+T = TypeVar("T")
 
 
-def on_cluster(flags: dict[str, Any], work: Callable[[Applier], Awaitable[list[ApplyFailure]]]) -> list[ApplyFailure]:
+def on_cluster(flags: dict[str, Any], work: Callable[[Applier], Awaitable[T]]) -> T:
     """Return what work on the management cluster returns. Raises InputError when that cannot be reached."""
     from caphv.runtime.client import ApiClient
     from caphv.runtime.errors import ApiError, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
     from packager.apply import Applier
 
-    async def run() -> list[ApplyFailure]:
+    async def run() -> T:
         client = ApiClient(await own_configuration(flags["kubeconfig"], flags["context"]), name="management")
         try:
             return await work(Applier(client))
@@ -51,3 +58,42 @@ def delete(flags: dict[str, Any], names: Sequence[str], *, dry_run: bool = False
         return [failure for name in names for failure in await applier.delete_cluster(name, dry_run=dry_run)]
 
     return on_cluster(flags, work) if names else []
+
+
+def drop(flags: dict[str, Any], plan: Plan, snapshot: Snapshot) -> tuple[Plan, list[ApplyFailure]]:
+    """Delete disposable objects that a plan drops from manifests; return those that stay, and the plan without these.
+
+    What has left the repository is forgotten: so a manifest stays as it is while something that it drops is there.
+    """
+    objects = _dropped(plan, snapshot)
+    if not objects:
+        return plan, []
+    refused = on_cluster(flags, lambda applier: _delete(applier, objects))
+    folders = tuple(f"{_folder(key)}/" for key in refused)
+    write = {path: content for path, content in plan.write.items() if not path.startswith(folders)}
+    changed = tuple(folder for folder in plan.changed if f"{folder}/" not in folders)
+    return replace(plan, write=write, changed=changed), [*chain.from_iterable(refused.values())]
+
+
+async def _delete(applier: Applier, dropped: Mapping[Key, Sequence[Obj]]) -> dict[Key, list[ApplyFailure]]:
+    found = {key: await applier.delete(objects, key.namespace) for key, objects in dropped.items()}
+    return {key: failures for key, failures in found.items() if failures}
+
+
+def _dropped(plan: Plan, snapshot: Snapshot) -> dict[Key, list[Obj]]:
+    """Return by cluster the disposable objects that its new manifest lacks, and no other manifest of the plan has."""
+    from caphv.api.object import Key
+    from packager.definitions.builder import existing, manifest_path, parsed
+    from packager.definitions.dropped import disposable, dropped
+
+    keys = [Key(*folder.split("/")[1:]) for folder in plan.changed]
+    new = {key: parsed(plan.write[path]) for key in keys if (path := manifest_path(key)) in plan.write}
+    every = [*chain.from_iterable(new.values())]
+    found = {key: dropped(disposable(existing(snapshot, key)), every, key.namespace) for key in new}
+    return {key: objects for key, objects in found.items() if objects}
+
+
+def _folder(key: Key) -> str:
+    from packager.definitions.files import MANIFESTS
+
+    return f"{MANIFESTS}/{key}"

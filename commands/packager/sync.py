@@ -327,6 +327,10 @@ def _synced(
         if failures:
             without = planner.plan(snapshot, state, replace(source, complete=False))
             made.append(replace(without, plan=_held(without.plan, planned.plan)))
+        if flags["applied"]:
+            left, refused = management.drop(flags, made[-1].plan, snapshot)
+            made.append(replace(made[-1], plan=left))
+            failures.extend(refused)
         return made[-1].plan
 
     try:

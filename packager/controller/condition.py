@@ -12,6 +12,7 @@ from caphv.api.object import Key
 from packager.controller.fleet import ExpectedBundles, Report, expected_bundles
 from packager.controller.publisher import Published
 from packager.controller.state import ClusterState
+from packager.definitions.files import MANIFESTS
 from packager.git.prune import Plan
 from packager.rendering.renderer import Rendered
 from packager.tree import cluster_folder
@@ -82,7 +83,8 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
         return Outcome(Reason.ADDON_BUNDLES_IN_PROGRESS, message, result.head, changed=changed)
     head = result.head_of(rendered.branch)
     commit = head if changed else known.get(key, head)
-    staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(f"{folder}/")]
+    places = (f"{folder}/", f"{MANIFESTS}/{key}/")
+    staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(places)]
     staying += _foreign(published.result.plan, key)
     staying += published.upgrade.notes(key) if published.upgrade else []
     expected = expected_bundles(rendered, rendered.settings, commit, path)

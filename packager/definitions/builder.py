@@ -16,7 +16,7 @@ from caphv.runtime.text import Limits, TextError, load_yaml_all
 from caphv.validation.finding import Fault, Finding
 from packager.addons.merge import at
 from packager.cluster_objects import facts_of, is_suspended
-from packager.definitions import files
+from packager.definitions import dropped, files
 from packager.definitions.build import build
 from packager.definitions.gitrepos import Member, folders
 from packager.definitions.model import FLEET
@@ -26,6 +26,7 @@ from packager.definitions.source import ClusterEntry, Source, SourceProblem
 from packager.definitions.topology import needs_current_class
 from packager.git.errors import GitError
 from packager.git.folder import Folder, Root, blob_id
+from packager.git.prune import Skipped
 from packager.git.snapshot import Snapshot
 from packager.rendering import branches, vendored
 from packager.rendering.bundles import FLEET_YAML, workspace
@@ -46,7 +47,10 @@ _LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
 
 @dataclass
 class BuildResult:
-    """What a source builds to: folders by root, objects by cluster, and problems."""
+    """What a source builds to: folders by root, objects by cluster, and problems.
+
+    `kept` are objects that are no longer defined and stay in the manifest of their cluster.
+    """
 
     wanted: dict[Root, dict[str, Folder]] = field(
         default_factory=lambda: {MANIFEST_ROOT: {}, NAMESPACE_ROOT: {}, GITREPO_ROOT: {}, CLUSTER_ROOT: {}}
@@ -57,6 +61,7 @@ class BuildResult:
     invalid: set[Key] = field(default_factory=set)
     suspended: set[Key] = field(default_factory=set)
     uninstall: dict[Key, UninstallPolicy] = field(default_factory=dict)
+    kept: list[Skipped] = field(default_factory=list)
 
     @property
     def errors(self) -> list[SourceProblem]:
@@ -76,6 +81,7 @@ class _ClusterBuild:
     objects: Sequence[Obj] = ()
     shared: Mapping[str, Sequence[Obj]] = field(default_factory=dict)
     manifest: Folder | None = None
+    kept: tuple[Skipped, ...] = ()
     bundles: Folder | None = None
     suspended: bool = False
     workspace: str = ""
@@ -169,14 +175,16 @@ class Builder:
             return _ClusterBuild((entry.head.problem(Finding(("spec",), Fault.INVALID, detail, "definition-failed")),))
 
     def _defined(self, entry: ClusterEntry, snapshot: Snapshot) -> _ClusterBuild:
-        built = build(entry.head.obj, self._renderer, snapshot.tree, existing(snapshot, entry.key))
+        before = existing(snapshot, entry.key)
+        built = build(entry.head.obj, self._renderer, snapshot.tree, before)
         problems = tuple(entry.head.problem(finding) for finding in built.findings)
         if not built.ok or built.definition is None:
             return _ClusterBuild(problems)
         by_fleet = built.definition.delivery == FLEET
         # A definition that names a repository has its own GitRepo among its objects.
         own_repo = built.definition.fleet is not None
-        found = self._cluster(entry.key, built.objects, built.rendered if by_fleet else None, own_repo=own_repo)
+        rendered = built.rendered if by_fleet else None
+        found = self._cluster(entry.key, built.objects, before, rendered, own_repo=own_repo)
         current = needs_current_class(built.objects[0])
         return replace(found, problems=problems, shared=built.shared, needs_current_class=current)
 
@@ -189,19 +197,28 @@ class Builder:
                 problems += [_placed(entry, finding) for finding in rendered.findings]
         if rendered and not rendered.ok:
             return _ClusterBuild(tuple(problems))
-        return replace(self._cluster(entry.key, objects, rendered, own_repo=False), problems=tuple(problems))
+        found = self._cluster(entry.key, objects, existing(snapshot, entry.key), rendered, own_repo=False)
+        return replace(found, problems=tuple(problems))
 
-    def _cluster(self, key: Key, objects: Sequence[Obj], rendered: Rendered | None, *, own_repo: bool) -> _ClusterBuild:
-        manifest = Folder(files.cluster_files(objects, key.namespace))
+    def _cluster(
+        self, key: Key, objects: Sequence[Obj], before: Sequence[Obj], rendered: Rendered | None, *, own_repo: bool
+    ) -> _ClusterBuild:
+        staying = dropped.staying(before, objects, key.namespace)
+        manifest = Folder(files.cluster_files([*objects, *staying], key.namespace))
+        kept = tuple(
+            Skipped(f"{files.MANIFESTS}/{key}/{obj['kind']}/{obj['metadata']['name']}", dropped.WHY)
+            for obj in staying
+            if obj["kind"] == "MachineDeployment"
+        )
+        found = _ClusterBuild(objects=objects, manifest=manifest, kept=kept)
         if rendered is None or rendered.settings is None or not self._bundles:
-            return _ClusterBuild(objects=objects, manifest=manifest)
+            return found
         if is_suspended(objects[0]):
-            return _ClusterBuild(objects=objects, manifest=manifest, suspended=True)
+            return replace(found, suspended=True)
         top = f"{CLUSTERS}/{key}/"
         bundles = Folder({path.removeprefix(top): content for path, content in rendered.tree.items()})
-        return _ClusterBuild(
-            objects=objects,
-            manifest=manifest,
+        return replace(
+            found,
             bundles=bundles,
             workspace="" if own_repo else workspace(rendered.settings),
             group=rendered.settings.fleet.group,
@@ -218,6 +235,7 @@ class Builder:
             if found.needs_current_class and name != NAMESPACE:
                 self._replace_class(built, snapshot, path_of(key.namespace, name), objects)
         built.objects[key] = found.objects
+        built.kept += found.kept
         built.wanted[MANIFEST_ROOT][str(key)] = found.manifest
         if found.suspended:
             built.suspended.add(key)
@@ -261,7 +279,11 @@ def existing(snapshot: Snapshot, key: Key) -> list[Obj]:
 
 
 def _objects(snapshot: Snapshot, path: str) -> list[Obj]:
-    content = snapshot.read(path)
+    return parsed(snapshot.read(path))
+
+
+def parsed(content: bytes | None) -> list[Obj]:
+    """Return the objects of a manifest that the packager wrote; none if they cannot be parsed."""
     try:
         found = load_yaml_all(content or b"", _LIMITS)
     except TextError:

@@ -6,6 +6,9 @@ annotation `helm.sh/resource-policy: keep`, in the release as well as in the clu
 
 So removing a cluster takes two commits: one without the annotation, and, after Fleet has applied it, one without the
 folder. The first one is made when the Cluster carries the annotation that confirms its removal.
+
+What a definition drops is deleted by the same rule: only if Fleet finds it without the annotation. So objects on which
+nothing runs never carry it, see `packager.definitions.dropped`.
 """
 
 from __future__ import annotations
@@ -15,15 +18,19 @@ from collections.abc import Iterable, Sequence
 from caphv.api import names
 from caphv.api.object import Obj
 from packager.addons.merge import at
+from packager.definitions.dropped import disposable
 
 POLICY, KEEP = "helm.sh/resource-policy", "keep"
 
 
 def protected(objects: Sequence[Obj]) -> list[Obj]:
-    """Return objects with the annotation, without it if their Cluster is confirmed for removal."""
+    """Return objects with the annotation, except disposable ones; without it if the removal is confirmed."""
     if any(obj.get("kind") == "Cluster" and is_confirmed(obj) for obj in objects):
         return unprotected(objects)
-    return [obj if at(obj, "metadata", "annotations", POLICY) else _annotated(obj) for obj in objects]
+    bare = {id(obj) for obj in disposable(objects)}
+    return [
+        obj if id(obj) in bare or at(obj, "metadata", "annotations", POLICY) else _annotated(obj) for obj in objects
+    ]
 
 
 def unprotected(objects: Iterable[Obj]) -> list[Obj]:

@@ -191,8 +191,27 @@ def test_a_push_becomes_a_commit_and_a_cluster(caphv: Caphv, management: ApiServ
         assert "clusters/team-a/one/cni/helmchartconfig.yaml" in changed
         assert not any("/two/" in path for path in changed)
 
+        # A health check that is turned off is deleted, and one of another client is not.
+        checks = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
+        given = {
+            name: definition(name, addonDelivery="Fleet", healthCheck={"enabled": False}) for name in ("one", "two")
+        }
+        found = on(management, lambda client: client.get(checks, "two-mhc", "team-a"))
+        on(management, lambda client: client.delete(checks, "two-mhc", "team-a"))
+        head = {"apiVersion": checks.api_version, "kind": checks.kind}
+        foreign = {**head, "metadata": {"name": "two-mhc", "namespace": "team-a"}, "spec": found["spec"]}
+        on(management, lambda client: client.create(checks, foreign))
+        source.push({f"{name}.yaml": text(obj) for name, obj in given.items()})
+        assert (
+            "MachineHealthCheck team-a/two-mhc: it is no longer defined, but another" in caphv(*sync, expect=1).stderr
+        )
+        with pytest.raises(NotFound):
+            on(management, lambda client: client.get(checks, "one-mhc", "team-a"))
+        on(management, lambda client: client.delete(checks, "two-mhc", "team-a"))
+        caphv(*sync)
+
         # A removed definition: its cluster stays until two commits were confirmed.
-        source.push({"one.yaml": pushed["one.yaml"]}, replace=True)
+        source.push({"one.yaml": text(given["one"])}, replace=True)
         assert "left manifests/team-a/two" in caphv(*sync, expect=1).stdout
         assert on(management, lambda client: client.get(CLUSTERS, "two", "team-a"))
         assert "protection is lifted" in caphv(*sync, "--confirm", "team-a/two", expect=1).stdout

@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
-from caphv.api.object import NAMESPACES
+from caphv.api.object import NAMESPACES, Obj
 from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import find_resource
 from caphv.runtime.errors import NotFound
 from commands.main import cli
 from packager.definitions.files import management_git_repo
@@ -20,9 +20,15 @@ from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.definitions import definition
 from tests.support.packager.environment import CLUSTERS, install_kinds_of
 from tests.support.packager.repositories import Origin
+from tests.support.packager.sync import put
 
 pytestmark = pytest.mark.integration
 
+GROUPS = {
+    "MachineDeployment": "cluster.x-k8s.io",
+    "MachineHealthCheck": "cluster.x-k8s.io",
+    "ClusterResourceSet": "addons.cluster.x-k8s.io",
+}
 REPO = management_git_repo(GitRepoOptions("https://git.example.com/fleet.git"))
 
 
@@ -40,9 +46,13 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CAPHV_GIT_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "definitions"
     folder.mkdir()
-    for name in ("prod", "other"):
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(definition(name)))
+    put(folder, definition("prod"), definition("other", addonDelivery="ClusterResourceSet"))
     return folder
+
+
+async def names(client: ApiClient, kind: str) -> set[str]:
+    found = await client.list(await find_resource(client, kind=kind, group=GROUPS[kind]), "team-a")
+    return {obj["metadata"]["name"] for obj in found["items"]}
 
 
 async def exists(client: ApiClient) -> bool:
@@ -70,6 +80,28 @@ async def test_clusters_outlive_their_gitrepo_path_and_branch_and_are_removed_in
         await fleet.sync({}, REPO)
         assert await exists(client), "an emptied branch"
         await fleet.sync(files(origin), REPO)
+
+        # What is no longer defined is deleted, unless machines run on it.
+        workers: Obj = {"name": "workers", "replicas": 0, "cpu": 8, "memory": "16Gi"}
+        more = (workers, {**workers, "name": "gpu", "replicas": 1})
+        assert await names(client, "MachineHealthCheck") == {"other-mhc", "prod-mhc"}
+        assert await names(client, "ClusterResourceSet")
+        put(source, definition("other", individualObjects=True, workers=[*more]))
+        assert sync(source, origin) == 0
+        await install_kinds_of(client, files(origin))
+        await fleet.sync(files(origin), REPO)
+        assert await names(client, "ClusterResourceSet") == set()
+        assert await names(client, "MachineDeployment") == {"other-workers", "other-gpu"}
+        put(source, definition("other", individualObjects=True, workers=[], healthCheck={"enabled": False}))
+        assert sync(source, origin) == 1
+        await fleet.sync(files(origin), REPO)
+        assert await names(client, "MachineHealthCheck") == {"prod-mhc"}
+        assert await names(client, "MachineDeployment") == {"other-gpu"}
+        for pools in ([{**more[1], "replicas": 0}], []):
+            put(source, definition("other", individualObjects=True, workers=pools))
+            assert sync(source, origin) == 0
+            await fleet.sync(files(origin), REPO)
+        assert await names(client, "MachineDeployment") == set()
 
         # On purpose: one commit lifts the protection, the next one removes the cluster.
         (source / "prod.yaml").unlink()

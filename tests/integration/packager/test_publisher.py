@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from caphv.api.object import Key, Obj
 from commands.main import cli
 from packager.addons.gather import ClusterFacts
-from packager.controller import definition_source
+from packager.controller import condition, definition_source
 from packager.controller.open_repository import RepositoryConfig
 from packager.controller.publisher import Published, Publisher, PublisherOptions
 from packager.definitions import builder, source
@@ -181,6 +181,14 @@ def test_individual_objects_follow_like_a_topology(case: Case) -> None:
     case.publish(live)
     assert case.origin.count() == 2
     assert any("/ccm/" in path for path in case.changed())
+    # A pool with machines is no longer defined: the condition says that it stays.
+    case.define({**single, "spec": {**single["spec"], "workers": [{"name": "other"}]}})
+    for _ in range(2):
+        published = case.publish(live)
+        (held,) = published.result.plan.held
+        assert held.what == f"{MANIFEST}/MachineDeployment/one-workers"
+        assert "replicas: 0" in condition.outcomes(published, {}, "")[ONE].message
+    assert case.origin.count() == 3
 
 
 def test_a_cluster_that_truly_differs_is_a_commit_of_its_bundles(case: Case) -> None:

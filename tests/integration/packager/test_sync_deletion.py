@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
+from caphv.api.object import Obj
 from tests.support.packager.definitions import definition
 from tests.support.packager.repositories import Origin, git
 from tests.support.packager.sync import Management, changed, done, put, status, sync
@@ -132,6 +134,60 @@ def test_a_confirmed_deletion_is_repeated_until_the_cluster_is_deleted(
     assert management.deleted == ["team-a/old"]
 
 
+WORKERS: Obj = {"name": "workers", "replicas": 2, "cpu": 8, "memory": "16Gi"}
+
+
+def manifest(origin: Origin, name: str = "a") -> set[tuple[str, str]]:
+    found = yaml.safe_load_all(origin.files()[f"manifests/team-a/{name}/cluster/cluster.yaml"])
+    return {(obj["kind"], obj["metadata"]["name"]) for obj in found}
+
+
+def test_a_pool_with_machines_stays_until_it_was_empty(source: Path, origin: Origin) -> None:
+    def put_pools(*pools: Obj) -> None:
+        put(source, definition("a", individualObjects=True, workers=[*pools]))
+
+    gpu, deployment = {**WORKERS, "name": "gpu"}, ("MachineDeployment", "a-gpu")
+    put_pools(WORKERS, gpu)
+    done(sync(source, origin))
+    put_pools(WORKERS)
+    for _ in range(2):
+        result = sync(source, origin)
+        assert result.exit_code == 1
+        assert "left manifests/team-a/a/MachineDeployment/a-gpu: it is no longer defined" in result.stdout
+        assert deployment in manifest(origin)
+    put_pools(WORKERS, {**gpu, "replicas": 0})
+    done(sync(source, origin))
+    put_pools(WORKERS)
+    done(sync(source, origin))
+    assert deployment not in manifest(origin)
+
+
+def test_what_a_definition_drops_is_deleted_before_its_manifest_forgets_it(
+    source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    management = Management(monkeypatch)
+    put(source, definition("a", addonDelivery="ClusterResourceSet"), definition("b"))
+    done(sync(source, origin, "--apply"))
+    before = manifest(origin)
+    assert management.deleted == []
+
+    management.refused = {"team-a/a-mhc"}
+    put(source, definition("a", healthCheck={"enabled": False}, addonDelivery="Fleet"), definition("b", addons=None))
+    refused = sync(source, origin, "--apply")
+    assert refused.exit_code == 1
+    assert "error: MachineHealthCheck team-a/a-mhc: forbidden" in refused.stderr
+    assert manifest(origin) == before
+    assert "manifests/team-a/b/cluster/cluster.yaml" in changed(origin), "others are synced"
+
+    management.refused = set()
+    done(sync(source, origin, "--apply"))
+    assert manifest(origin) == {("Cluster", "a")}
+    assert {*management.deleted} == {f"{kind} team-a/{name}" for kind, name in before - {("Cluster", "a")}}
+    count = len(management.deleted)
+    done(sync(source, origin, "--apply"))
+    assert len(management.deleted) == count
+
+
 def test_a_dry_run_deletes_no_cluster(source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
     management = Management(monkeypatch)
     old = definition("old")
@@ -139,6 +195,7 @@ def test_a_dry_run_deletes_no_cluster(source: Path, origin: Origin, monkeypatch:
     put(source, old, definition("other"))
     done(sync(source, origin, "--apply"))
     (source / "old.yaml").unlink()
+    put(source, definition("other", healthCheck={"enabled": False}))
     assert "removed manifests/team-a/old" in sync(source, origin, "--apply", "--dry-run").stdout
     assert management.deleted == []
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from caphv.api.object import Obj
 from commands.main import cli
 from commands.options.clusters import InputError
-from packager.apply import ApplyFailure
+from packager.apply import ApplyFailure, describe
 from tests.support.packager.repositories import Origin, git
 
 STATUS = "caphv-status.yaml"
@@ -70,6 +70,11 @@ class Management:
     async def apply(self, objects: Iterable[Obj], namespace: str = "") -> list[ApplyFailure]:
         self.applied += bool(namespace)
         return [ApplyFailure(obj, "forbidden") for obj in objects if self._name(obj) in self.refused]
+
+    async def delete(self, objects: Iterable[Obj], namespace: str = "") -> list[ApplyFailure]:
+        given = [*objects]
+        self.deleted += [describe(obj) for obj in given if self._name(obj) not in self.refused]
+        return [ApplyFailure(obj, "forbidden") for obj in given if self._name(obj) in self.refused]
 
     async def delete_cluster(self, name: str, *, dry_run: bool = False) -> list[ApplyFailure]:
         namespace, _, plain = name.partition("/")
