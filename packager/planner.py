@@ -57,8 +57,8 @@ class ManagementState:
 
     `facts` are the clusters to render. Of the other existing clusters, those in `incomplete` get the bundles of their
     definition only, and those in `keep` stay as they are, whatever their definition says. `moved` are clusters that
-    were deleted while paused, `confirmed` those whose definition may be removed, `protected` those that Fleet keeps
-    even without their manifest. `why` explains a commit.
+    were deleted while paused, `deleted` those that Cluster API deleted with their machines, `confirmed` those whose
+    definition may be removed, `protected` those that Fleet keeps even without their manifest. `why` explains a commit.
 
     `uninstallable` are names of the Fleet bundles that Fleet would uninstall, None if that is unknown.
 
@@ -75,6 +75,7 @@ class ManagementState:
     uninstallable: frozenset[str] | None = None
     why: str = ""
     live: bool = True
+    deleted: frozenset[Key] = frozenset()
     pruning: Pruning | None = None
     pins: Pins = field(default_factory=dict)
     upgrade: rollout.Observed | None = None
@@ -179,7 +180,8 @@ class Planner:
         scope = {f"{files.MANIFESTS}/{name}" for name in defined} | self._bundles(snapshot)
         staying = {f"{CLUSTERS}/{key}" for key in state.keep | state.incomplete} | batch.kept
         staying |= {f"{CLUSTERS}/{name}" for name in defined if f"{files.MANIFESTS}/{name}" not in pruning.confirmed}
-        return replace(pruning, scope=scope, keep={*pruning.keep, *staying})
+        deleted = {f"{CLUSTERS}/{key}" for key in state.deleted}
+        return replace(pruning, scope=scope, keep={*pruning.keep, *staying}, deleted=deleted)
 
     def _bundles(self, snapshot: Snapshot) -> set[str]:
         """Return the bundle folders of all clusters in the planner's namespace."""

@@ -126,6 +126,7 @@ class SyncLoop:
             protected,
             uninstallable,
             condition.why(changed),
+            deleted=frozenset(self._clusters.deleted()),
             upgrade=self._upgrades.observed(self._clusters.present()),
         )
 

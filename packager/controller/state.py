@@ -72,6 +72,7 @@ class ClusterCache:
         self.options = options
         self._changed = changed
         self._moved: set[Key] = set()
+        self._deleted: set[Key] = set()
         self.kinds = OptionalKinds(client, settled)
         self.clusters = Informer(
             client,
@@ -131,6 +132,13 @@ class ClusterCache:
     def forget_moved(self, keys: Iterable[Key]) -> None:
         """Forget moved clusters: the repository records them now."""
         self._moved.difference_update(keys)
+
+    def deleted(self) -> set[Key]:
+        """Clusters whose deletion was seen from its request to its end, until they exist again.
+
+        One that is merely absent, for example after the restore of an older backup, may run on.
+        """
+        return set(self._deleted)
 
     def confirmed(self) -> set[Key]:
         """Clusters with the annotation that confirms the removal of their definition."""
@@ -215,8 +223,11 @@ class ClusterCache:
         if change.new is None and clusterapi.paused(change.obj, change.obj):
             # `clusterctl move` pauses a Cluster before it recreates it on another management cluster.
             self._moved.add(change.key)
+        elif change.new is None and being_deleted(change.obj):
+            self._deleted.add(change.key)
         elif change.new is not None:
             self._moved.discard(change.key)
+            self._deleted.discard(change.key)
         if differs(change):
             self._changed(change.key, _is_requested(change))
 

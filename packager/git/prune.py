@@ -39,7 +39,7 @@ class Pruning:
     `complete`: all clusters are known, so an unwanted folder belongs to none. `budget`: number of bundles and
     definitions that one commit may remove. `scope`: folders that may be removed; None for all. `keep`: unwanted folders
     that stay, because their cluster exists and cannot be rendered now. `confirmed`: folders of definitions whose
-    removal the user confirmed.
+    removal the user confirmed. `deleted`: folders of clusters that were seen to be deleted, which need no budget.
     """
 
     complete: bool
@@ -47,6 +47,7 @@ class Pruning:
     scope: Collection[str] | None = None
     keep: Collection[str] = ()
     confirmed: Collection[str] = ()
+    deleted: Collection[str] = ()
 
 
 @dataclass(frozen=True, order=True)
@@ -220,10 +221,13 @@ def _held(asked: Iterable[Removal], pruning: Pruning) -> dict[Removal, str]:
         for removal in asked
         if removal.definition and removal.folder not in pruning.confirmed
     }
-    rest = [removal for removal in asked if removal not in held]
+    rest = [removal for removal in asked if removal not in held and removal.folder not in pruning.deleted]
     weight = sum(removal.weight for removal in rest)
     if weight > pruning.budget:
-        why = f"{weight} removals at once exceed --max-prune {pruning.budget}; check them, then raise it"
+        why = (
+            f"{weight} removals at once exceed --max-prune {pruning.budget}; check them, then raise it, or remove the "
+            "folders of deleted clusters in Git"
+        )
         held |= dict.fromkeys(rest, why)
     return held
 

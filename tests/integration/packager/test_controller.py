@@ -128,7 +128,7 @@ async def test_a_remote_that_hangs_holds_up_nothing_else(case: Case) -> None:
 
 async def test_a_deleted_cluster_is_pruned_and_more_than_the_budget_is_not(case: Case) -> None:
     packager = await case.running("--max-prune=4", "--debounce=2")
-    names = ("one", "two", "three", "four")
+    names = ("one", "two", "three", "four", "five", "six")
     for name in names:
         await case.cluster(name, values=CALICO)
     for name in names:
@@ -140,6 +140,13 @@ async def test_a_deleted_cluster_is_pruned_and_more_than_the_budget_is_not(case:
     await case.delete("one")
     await case.until_event("AddonBundlesRemoved", "clusters/")
     assert (case.mine("one"), bool(case.mine("four"))) == (set(), True)
+    # Deletions that Cluster API completed need no budget.
+    for finalizers in (["cluster.cluster.x-k8s.io"], None):
+        for name in ("five", "six"):
+            await case.client.patch(CLUSTERS, name, case.namespace, {"metadata": {"finalizers": finalizers}})
+            if finalizers:
+                await case.delete(name)
+    await case.until_pruned("five", "six")
     await packager.until_value(None, "caphv_packager_cluster_ready", cluster=f"{case.namespace}/one")
     await case.delete("two")
     await case.delete("three")

@@ -234,14 +234,39 @@ def test_what_suspends_a_cluster() -> None:
     assert "remove it to resume" in view.suspension(annotated)
 
 
-def test_which_clusters_an_upgrade_awaits() -> None:
-    found = view.ClusterCache(
+def cache(watch_filter: str = "") -> view.ClusterCache:
+    return view.ClusterCache(
         cast(ApiClient, SimpleNamespace(name="management", budget=None)),
         "v1beta2",
-        view.ClusterFilter(watch_filter="blue"),
+        view.ClusterFilter(watch_filter=watch_filter),
         lambda *_: None,
         lambda: None,
     )
+
+
+async def test_which_clusters_were_seen_to_be_deleted() -> None:
+    found = cache()
+    found.connect()
+    deleting = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["cluster.cluster.x-k8s.io"]}
+
+    def observe(name: str, version: str, paused: bool = False, **more: Any) -> None:
+        metadata = {"name": name, "namespace": "team", "uid": name, "resourceVersion": version, **more}
+        found.clusters.observe({"metadata": metadata, "spec": {"paused": paused}})
+
+    for name in ("deleted", "absent", "moved"):
+        observe(name, "1")
+    observe("deleted", "2", **deleting)
+    observe("moved", "2", paused=True, **deleting)
+    for name in ("deleted", "absent", "moved"):
+        found.clusters.forget("team", name)
+    assert (found.deleted(), found.moved()) == ({Key("team", "deleted")}, {Key("team", "moved")})
+    observe("deleted", "3")
+    assert found.deleted() == set()
+    await found.kinds.close()
+
+
+def test_which_clusters_an_upgrade_awaits() -> None:
+    found = cache("blue")
     metadata: dict[str, Obj] = {
         "own": {},
         "suspended": {"annotations": {"addons.caphv.io/suspend": "true"}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,6 +138,16 @@ def test_too_many_removals_remove_nothing() -> None:
     assert len(held.held) == 5
     assert "10 removals" in held.held[0].why
     assert len(difference(current, {}, Pruning(complete=True, budget=10)).removed) == 5
+
+
+def test_clusters_that_were_seen_to_be_deleted_need_no_budget() -> None:
+    current = {f"clusters/a/{number}": there(BEFORE) for number in range(5)}
+    rules = Pruning(complete=True, budget=2, deleted={"clusters/a/0", "clusters/a/1", "clusters/a/2"})
+    planned = difference(current, {}, rules)
+    assert {str(removal) for removal in planned.removed} == rules.deleted
+    assert "4 removals" in planned.held[0].why
+    assert "in Git" in planned.held[0].why
+    assert not difference(current, {}, replace(rules, complete=False)).removed
 
 
 def test_nothing_is_deleted_before_all_is_known() -> None:
