@@ -1,14 +1,16 @@
-"""Keeps the webhook configurations on the API server: created when missing, and at once after a user deletes one.
+"""Keeps the webhook configurations on the API server: created when missing, and some seconds after a user deletes one.
 
 Only while the webhooks are served here, because a configuration without a server refuses every write. So replicas
 need no leader: the second replica finds it there. A server that stops leaves them, because others may serve, and does
-not recreate them: a user who deletes them once the last server has begun to stop expects them to stay deleted.
+not recreate them: a user who deletes them once the last server has begun to stop expects them to stay deleted. Helm
+deletes them before the Deployment, so a deletion is undone only if this process still serves some seconds later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
+# An uninstallation ends this process within these seconds after it has deleted the configurations.
+_RESTORE_SECONDS = 10.0
 _MANAGER = "caphv"
 
 
@@ -87,15 +91,23 @@ class _Kept:
         self._client, self._resource, self._name, self._wanted = client, resource, name, wanted
         self._last: Obj | None = None
         self._looked: tuple[str, bytes] | None = None
+        self._restore_at = 0.0
+        self.informer.add_handler(self._noticed)
 
     async def keep(self, authority: bytes) -> None:
         if not self.informer.synced:
             return
         seen = self.informer.get("", self._name)
         if seen is None:
-            await self._restore(authority)
+            if time.monotonic() >= self._restore_at:
+                await self._restore(authority)
         elif (seen["metadata"]["resourceVersion"], authority) != self._looked:
             await self._renew(authority)
+
+    def _noticed(self, change: Change) -> None:
+        if change.new is None:
+            self._restore_at = time.monotonic() + _RESTORE_SECONDS
+            log.info("%s was deleted and is recreated in %.0f s", self._name, _RESTORE_SECONDS)
 
     async def _restore(self, authority: bytes) -> None:
         new = restored(self._last, self._wanted, authority)

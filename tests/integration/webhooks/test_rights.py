@@ -18,6 +18,7 @@ from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer
 from tests.support.waiting import until
 from tests.support.webhooks import write_certificate
+from webhooks import registration as registration_module
 from webhooks.configuration import NAMES, RESOURCES
 from webhooks.registration import Registration
 
@@ -46,6 +47,12 @@ def _role(user: str, *rules: Obj) -> list[Obj]:
             "subjects": [{"kind": "User", "name": user, "apiGroup": RBAC}],
         },
     ]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deleted configurations are recreated within the seconds for which a test waits."""
+    monkeypatch.setattr(registration_module, "_RESTORE_SECONDS", 0.5)
 
 
 async def _exists(client: ApiClient) -> bool:
