@@ -42,7 +42,7 @@ class EventHandlers:
         self._caches.clusters.add_handler(self.cluster)
         self._caches.machines.add_handler(self.machine)
         self._caches.secrets.add_handler(self.secret)
-        self._context.sessions.connect(SessionEvents(self.harvester, self.health, self.caches))
+        self._context.sessions.connect(SessionEvents(self.harvester, self.health, self.caches, self.limited))
         self._context.workloads.connect(self.node, self.workload_reached)
         self._context.object_watches.connect(self._clusters.add)
         self._context.rancher.connect(self.rancher)
@@ -213,6 +213,11 @@ class EventHandlers:
     def caches(self, session: Session) -> None:
         """A cache of a Harvester became current, or failed for the first time."""
         self._context.topics.notify(triggers.caches(session.fingerprint))
+
+    def limited(self, session: Session) -> None:
+        """A Harvester has reached a limit."""
+        for key in self._context.sessions.users(session):
+            self._clusters.add(key)
 
     # Workload clusters
 

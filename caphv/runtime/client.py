@@ -7,6 +7,7 @@ see docs/adr/0002-kubernetes-client.md.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -111,8 +112,11 @@ class ApiClient:
 
     def reached(self, limit: str) -> None:
         """Record that a limit was reached that others keep; the text is one of a few."""
-        self._reached[limit] = time.monotonic()
-        self._limit_reached()
+        now = time.monotonic()
+        known = now - self._reached.get(limit, -math.inf) < _REPORTED_SECONDS
+        self._reached[limit] = now
+        if not known:
+            self._limit_reached()
 
     def _limit_reached(self) -> None:
         self.on_limit()

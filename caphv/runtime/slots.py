@@ -23,7 +23,7 @@ _LONG_WAIT, _REPORTED_SECONDS = 5.0, 600.0
 class RequestSlots:
     """Lets at most `limit` requests run. Connections are taken to be closed after `idle_seconds` without a request.
 
-    `on_limit` is called after each request that waited for long.
+    `on_limit` is called when a request has waited for long, unless that is reported already.
     """
 
     def __init__(self, limit: int, *, idle_seconds: float, on_limit: Callable[[], None] = lambda: None) -> None:
@@ -79,5 +79,6 @@ class RequestSlots:
         began = time.monotonic()
         await self._free.acquire()
         if time.monotonic() - began > _LONG_WAIT:
-            self._full_at = time.monotonic()
-            self._on_limit()
+            known, self._full_at = self.exhausted, time.monotonic()
+            if not known:
+                self._on_limit()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 import random
 import time
@@ -17,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.api.object import NAMESPACES, SELF_SUBJECT_ACCESS_REVIEWS, Obj, uid_of
+from caphv.api.object import NAMESPACES, Obj, uid_of
 from caphv.runtime.addresses import AddressCheck
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unauthorized, Unreachable, without_trace
@@ -39,6 +40,7 @@ from reconciler.harvester.harvester import (
     Harvesters,
     Probe,
 )
+from reconciler.harvester.rights import may
 from reconciler.harvester.sharedcache import Collection
 from reconciler.harvester.views import TargetNamespace, View, sync_error_of
 
@@ -54,12 +56,14 @@ class SessionEvents:
     """Callbacks of sessions.
 
     `changed`: an object changed that these sessions read. `health`: a Harvester became unreachable or reachable for
-    one. `caches`: all caches of a session became current, or one cannot be filled for a new reason.
+    one. `caches`: all caches of a session became current, or one cannot be filled for a new reason. `limited`: the
+    server has reached a limit.
     """
 
     changed: Callable[[Mapping[Session, None], Change], None]
     health: Callable[[Session], None]
     caches: Callable[[Session], None] = lambda _session: None
+    limited: Callable[[Session], None] = lambda _session: None
 
 
 class Session:
@@ -94,7 +98,7 @@ class Session:
         if self.client.budget and self.client.time:
             self.client.budget.machines = machines
             self.client.time.machines = self._all_machines
-        self.client.on_limit = self.report_caches
+        self.client.on_limit = functools.partial(events.limited, self)
         self._events = events
         self._harvesters = harvesters
         self._harvester: Harvester | None = None
@@ -105,7 +109,7 @@ class Session:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._health = ""
-        self._caches_state: tuple[bool, frozenset[int], str, bool] = (False, frozenset(), "", False)
+        self._caches_state: tuple[bool, frozenset[int], str] = (False, frozenset(), "")
         self._probe = Probe(self.report_health, self.own_informers, self.report_caches)
         self._views: dict[Collection, View] = {}
         for collection in CLUSTER_WIDE:
@@ -233,12 +237,12 @@ class Session:
             self._events.health(self)
 
     def report_caches(self) -> None:
-        """Report when all caches have become current, others fail or for a new reason, or a limit is reached."""
+        """Report when all caches have become current, or others fail or for a new reason."""
         informers = [view.informer for view in self._all_views()]
         # An informer forgets its error when the server accepts its watch, before it is current.
         failing = frozenset(number for number, informer in enumerate(informers) if informer.last_error)
         current = all(informer.current or informer.last_error for informer in informers)
-        state = current, failing, sync_error_of(informers), bool(self.client.limits)
+        state = current, failing, sync_error_of(informers)
         if state != self._caches_state:
             self._caches_state = state
             self._events.caches(self)
@@ -358,7 +362,7 @@ class Session:
     async def _open_view(self, view: View) -> None:
         assert self._harvester is not None  # noqa: S101 - set by _connect
         # The first account needs no review: its own list shows what it may.
-        allowed = not self._harvester.cache(view.collection).members or await self._may("list", view.collection)
+        allowed = not self._harvester.cache(view.collection).members or await may(self.client, "list", view.collection)
         if view.closed:
             return
         if allowed:
@@ -373,28 +377,7 @@ class Session:
     async def _share_turns(self, view: View) -> None:
         """Find out whether this account may write pools for the others, and they for it."""
         if view.collection == POOLS:
-            self.allocator.writes_for_others = view.shared and await self._may("patch", POOLS)
-
-    async def _may(self, verb: str, collection: Collection) -> bool:
-        attributes = {
-            "group": collection.resource.group,
-            "resource": collection.resource.plural,
-            "verb": verb,
-            "namespace": collection.namespace,
-        }
-        body = {
-            "apiVersion": SELF_SUBJECT_ACCESS_REVIEWS.api_version,
-            "kind": SELF_SUBJECT_ACCESS_REVIEWS.kind,
-            "spec": {"resourceAttributes": attributes},
-        }
-        try:
-            review = await self.client.request(
-                "POST", SELF_SUBJECT_ACCESS_REVIEWS.path(), resource=SELF_SUBJECT_ACCESS_REVIEWS, body=body
-            )
-        except (ApiError, Unreachable) as error:
-            log.debug("cannot review whether %s may %s %s: %s", self.identity, verb, collection.resource, error)
-            return False
-        return bool((review.get("status") or {}).get("allowed"))
+            self.allocator.writes_for_others = view.shared and await may(self.client, "patch", POOLS)
 
     async def _review(self) -> None:
         """Leave shared caches that the account may no longer list, and join those that it may now."""
@@ -405,7 +388,7 @@ class Session:
             await self._share_turns(view)
             if view.shared and cache.reads(self):
                 continue
-            allowed = await self._may("list", view.collection)
+            allowed = await may(self.client, "list", view.collection)
             if view.shared and not allowed:
                 await self._harvester.leave(self, view.collection)
                 self.refused(view.collection)

@@ -83,7 +83,7 @@ class Sessions:
         """
         session = self._sessions.get(access.fingerprint)
         if session is None:
-            events = SessionEvents(self._changed, self._health, self._caches)
+            events = SessionEvents(self._changed, self._health, self._caches, self._limited)
             session = Session(
                 access,
                 events,
@@ -145,6 +145,9 @@ class Sessions:
 
     def _caches(self, session: Session) -> None:
         self._events.caches(session)
+
+    def _limited(self, session: Session) -> None:
+        self._events.limited(session)
 
     def _machines(self, fingerprint: str) -> int:
         """Machines for which a session is used."""

@@ -42,7 +42,7 @@ class Fixture:
             harvester_cluster_of=lambda _: self.cluster,
         )
         queues = SimpleNamespace(clusters=self.clusters, machines=self.queue, templates=None, identities=None)
-        sessions = SimpleNamespace(uses=lambda *_: True)
+        sessions = SimpleNamespace(uses=lambda *_: True, users=lambda *_: [CLUSTER])
         self.handlers = EventHandlers(cast(Context, SimpleNamespace(caches=caches, queues=queues, sessions=sessions)))
 
     def node(self, old: Obj | None, new: Obj | None) -> bool:
@@ -59,6 +59,12 @@ class Fixture:
         machine = {"metadata": {"namespace": MACHINE.namespace, "name": MACHINE.name, "labels": labels}}
         self.handlers.harvester_machine(Change(resources.HARVESTER_MACHINES, machine, None))
         return len(self.clusters) > 0
+
+
+def test_limit_of_a_harvester_requeues_its_clusters() -> None:
+    fixture = Fixture()
+    fixture.handlers.limited(cast(Session, None))
+    assert len(fixture.clusters) == 1
 
 
 def node(uid: str = "1", **spec: Any) -> Obj:

@@ -15,8 +15,12 @@ class Server:
     """Counts how many of its requests run at the same time."""
 
     def __init__(self, limit: int = 64) -> None:
-        self.slots = RequestSlots(limit, idle_seconds=IDLE)
+        self.slots = RequestSlots(limit, idle_seconds=IDLE, on_limit=self._limited)
+        self.limited = 0
         self.running = self.most = 0
+
+    def _limited(self) -> None:
+        self.limited += 1
 
     async def request(self, seconds: float) -> None:
         async with self.slots:
@@ -82,7 +86,10 @@ async def test_requests_that_wait_long_for_others_are_reported_for_ten_minutes()
     server = Server(limit=2)
     await server.burst(2, 10)
     assert not server.slots.exhausted
-    await server.burst(3, 10)
+    await server.burst(8, 10)
+    assert server.limited == 1
     assert server.slots.exhausted == "2 requests were under way at once, and others waited"
     await asyncio.sleep(600)
     assert not server.slots.exhausted
+    await server.burst(3, 10)
+    assert server.limited == 2, "it is news again"

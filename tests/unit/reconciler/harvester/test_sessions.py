@@ -112,7 +112,8 @@ class Opened:
         self.changes: list[tuple[set[str], str]] = []
         self.reported: list[tuple[str, bool]] = []
         self.requeued: list[tuple[str, bool]] = []
-        self.sessions.connect(SessionEvents(self._changed, self._health, self._caches))
+        self.limited: list[str] = []
+        self.sessions.connect(SessionEvents(self._changed, self._health, self._caches, self._limited))
 
     def _changed(self, sessions: Mapping[Session, None], change: Change) -> None:
         self.changes.append(({session.identity for session in sessions}, change.resource.plural))
@@ -122,6 +123,9 @@ class Opened:
 
     def _caches(self, session: Session) -> None:
         self.reported.append((session.identity, is_current(session)))
+
+    def _limited(self, session: Session) -> None:
+        self.limited.append(session.identity)
 
     async def open(self, server: Server, token: str, namespace: str = "vms", **options: str | bool) -> Session:
         access = Kubeconfig(server=server.url, token=token, **options)  # type: ignore[arg-type]
@@ -162,6 +166,15 @@ async def test_accounts_on_one_harvester_read_each_collection_once() -> None:
             frozenset("b"),
             frozenset("c"),
         }
+
+
+async def test_each_limit_is_reported_once() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        session = await it.open(server, "a")
+        for limit in ("first", "first", "second", "first"):
+            session.client.reached(limit)
+        assert it.limited == ["a", "a"]
 
 
 async def test_account_that_may_not_list_a_collection_does_not_see_what_others_read() -> None:
