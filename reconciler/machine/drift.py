@@ -14,9 +14,9 @@ from typing import Any
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of
 from caphv.api.quantity import quantity
-from caphv.runtime.text import load_json
 from reconciler.machine.disks import qualified
 from reconciler.machine.placement import without_requirement
+from reconciler.machine.volumes import ClaimTemplate, claim_templates
 
 _STARTED = ("Always", "RerunOnFailure")
 
@@ -87,7 +87,7 @@ def _interface(entry: Obj) -> tuple[str, str]:
 
 
 def _disks(vm: Obj, spec: Obj, devices: Obj) -> list[dict[str, Any]]:
-    claims = {claim["metadata"]["name"]: claim for claim in _parsed(vm, names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or ()}
+    claims = {claim.name: claim for claim in claim_templates(vm)}
     disks = {disk["name"]: disk for disk in devices.get("disks") or ()}
     return [
         _disk(disks.get(volume["name"]) or {}, claims.get(_claim_of(volume).get("claimName", "")))
@@ -100,16 +100,13 @@ def _claim_of(volume: Obj) -> Obj:
     return volume.get("persistentVolumeClaim") or volume.get("dataVolume") or {}
 
 
-def _disk(disk: Obj, claim: Obj | None) -> dict[str, Any]:
+def _disk(disk: Obj, claim: ClaimTemplate | None) -> dict[str, Any]:
     found: dict[str, Any] = {
         "bus": next((disk[kind].get("bus") for kind in ("disk", "cdrom", "lun") if kind in disk), None),
         "bootOrder": disk.get("bootOrder"),
     }
     if claim:
-        spec = claim.get("spec") or {}
-        found["size"] = quantity(((spec.get("resources") or {}).get("requests") or {}).get("storage"))
-        found["storageClass"] = spec.get("storageClassName")
-        found["image"] = annotations_of(claim).get(names.IMAGE_ID_ANNOTATION)
+        found |= {"size": quantity(claim.size), "storageClass": claim.storage_class, "image": claim.image}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -135,14 +132,6 @@ def _covers(have: Any, want: Any) -> bool:
     if isinstance(want, list):
         return isinstance(have, list) and all(any(_covers(there, item) for there in have) for item in want)
     return bool(have == want)
-
-
-def _parsed(obj: Obj, annotation: str) -> Any:
-    """JSON of an annotation; None if it is missing or invalid."""
-    try:
-        return load_json((obj.get("metadata") or {}).get("annotations", {}).get(annotation) or "null")
-    except ValueError:
-        return None
 
 
 def _shown(value: Any) -> str:

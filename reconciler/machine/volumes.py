@@ -9,12 +9,50 @@ to it (harvester: `addVolume` in pkg/api/vm/handler.go), and the UI writes it ag
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of
 from caphv.runtime.text import load_json
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine.disks import is_machine_pvc
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTemplate:
+    """A claim in the VM's annotation. Users write the annotation, too: only its name is certain to be a text."""
+
+    name: str
+    size: object
+    storage_class: object
+    image: object
+
+
+def claim_templates(vm: Obj) -> list[ClaimTemplate]:
+    """The claims in the VM's annotation, in its order; empty if the annotation is invalid."""
+    try:
+        found = load_json(annotations_of(vm).get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or "[]")
+    except ValueError:
+        return []
+    templates = [_claim_template(each) for each in found] if isinstance(found, list) else []
+    return templates if all(each.name for each in templates) else []
+
+
+def _claim_template(template: object) -> ClaimTemplate:
+    name = _at(template, "metadata", "name")
+    return ClaimTemplate(
+        name if isinstance(name, str) else "",
+        _at(template, "spec", "resources", "requests", "storage"),
+        _at(template, "spec", "storageClassName"),
+        _at(template, "metadata", "annotations", names.IMAGE_ID_ANNOTATION),
+    )
+
+
+def _at(value: Any, *path: str) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> list[str]:
@@ -42,7 +80,7 @@ def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> 
 def boot_claims(vm: Obj) -> list[str]:
     """Names of the claims in the VM's annotation that are not hot-plugged; empty if the annotation is invalid."""
     hotplugged = {source["claimName"] for source in _sources(vm) if source.get("hotpluggable")}
-    return [name for name in _templates(vm) if name not in hotplugged]
+    return [template.name for template in claim_templates(vm) if template.name not in hotplugged]
 
 
 def claims_of(*vms: Obj) -> set[str]:
@@ -73,14 +111,6 @@ def without(vm: Obj, claims: Collection[str]) -> Obj:
 def _recorded(obj: Obj, expected: Mapping[str, str]) -> dict[str, str]:
     annotations = (obj.get("metadata") or {}).get("annotations") or {}
     return {name: annotations[name] for name in expected if name in annotations}
-
-
-def _templates(vm: Obj) -> list[str]:
-    try:
-        templates = load_json(annotations_of(vm).get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or "[]")
-        return [str(template["metadata"]["name"]) for template in templates]
-    except (ValueError, KeyError, TypeError):
-        return []
 
 
 def _sources(vm: Obj) -> Iterator[Obj]:

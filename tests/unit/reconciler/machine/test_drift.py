@@ -161,7 +161,6 @@ def resize(vm: Obj) -> None:
         (lambda vm: spec_of(vm)["domain"]["devices"]["interfaces"][0].update(model="e1000"), "interfaces is [e1000"),
         (lambda vm: spec_of(vm)["domain"]["devices"]["disks"][0].update(bootOrder=3), "disks is [{bus: virtio, bootO"),
         (resize, "size: 60Gi"),
-        (lambda vm: vm["metadata"]["annotations"].update({CLAIMS: "{"}), "disks is"),
         (lambda vm: spec_of(vm)["volumes"].pop(0), "disks is"),
         (
             lambda vm: spec_of(vm)["domain"].update(firmware={"bootloader": {"efi": {}}}),
@@ -184,6 +183,23 @@ def test_edit_is_named_with_both_values(change: Callable[[Obj], Any], message: s
     assert made != before
     (difference,) = drift(wanted, made)
     assert message in difference
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        *("{", "{}", '"x"', "1", "null", "[{}]", "[null]", "[1]", '{"a": 1}', '[{"metadata": {"name": ["x"]}}]'),
+        *(f'[{{"metadata": {{"name": "CLAIM"}}, "spec": {spec}}}]' for spec in ("1", '"x"', '{"resources": [1]}')),
+        '[{"metadata": {"name": "CLAIM", "annotations": [1]}, "spec": {"storageClassName": {"a": [1]}}}]',
+    ],
+)
+def test_annotation_of_another_form_is_an_edit_of_the_disks(annotation: str) -> None:
+    wanted = virtual_machine(inputs())
+    made = on_harvester(wanted)
+    name = spec_of(made)["volumes"][0]["persistentVolumeClaim"]["claimName"]
+    made["metadata"]["annotations"][CLAIMS] = annotation.replace("CLAIM", name)
+    (difference,) = drift(wanted, made)
+    assert difference.startswith("disks is")
 
 
 def test_changed_machine_is_drift_of_its_vm() -> None:

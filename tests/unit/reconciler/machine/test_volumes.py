@@ -87,7 +87,9 @@ def test_disk_that_does_not_exist_yet_is_listed_by_name() -> None:
     assert own(vm([DISK])) == [DISK]
 
 
-@pytest.mark.parametrize("annotation", ["", "[", "{}", "[{}]", "[1]", '[{"metadata": null}]', "1", "null"])
+@pytest.mark.parametrize(
+    "annotation", ["", "[", "{}", "[{}]", "[1]", '[{"metadata": null}]', '[{"metadata": {"name": ["x"]}}]', "1", "null"]
+)
 def test_invalid_annotation_lists_nothing(annotation: str) -> None:
     machine = {"metadata": {"name": "one", "annotations": {"harvesterhci.io/volumeClaimTemplates": annotation}}}
     assert own(machine, claim(DISK, OWN)) == []
