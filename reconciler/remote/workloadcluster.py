@@ -126,18 +126,14 @@ class WorkloadClusters:
             current = self._clusters.get(*cluster)
             if current is None or uid_of(current) != uid_of(owner):
                 return  # deleted meanwhile
+            self._open(cluster, full)
             self._versions[cluster] = version
-            await self._open(cluster, full)
 
     def forget(self, cluster: Key) -> None:
         """Close the connection to a deleted cluster, and forget its Nodes at once: its name may be used again."""
         self._versions.pop(cluster, None)
         self._locks.pop(cluster, None)
-        workload = self._workloads.pop(cluster, None)
-        if workload:
-            task = asyncio.create_task(workload.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        self._close(cluster)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -145,7 +141,15 @@ class WorkloadClusters:
             self.forget(cluster)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    async def _open(self, cluster: Key, secret: Obj) -> None:
+    def _close(self, cluster: Key) -> None:
+        """Close a connection without waiting: neither a cancellation nor `forget` comes before what replaces it."""
+        workload = self._workloads.pop(cluster, None)
+        if workload:
+            task = asyncio.create_task(workload.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _open(self, cluster: Key, secret: Obj) -> None:
         try:
             access = parse_kubeconfig(base64.b64decode((secret.get("data") or {}).get("value") or ""))
             known = self._workloads.get(cluster)
@@ -156,8 +160,7 @@ class WorkloadClusters:
             log.warning("invalid kubeconfig of workload cluster %s: %s", cluster, error)
             return
         client.on_limit = functools.partial(self._reached, cluster)
-        if known:
-            await known.close()
+        self._close(cluster)
         contacted = False
 
         def on_contact() -> None:

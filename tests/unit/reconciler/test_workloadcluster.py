@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,10 +28,11 @@ class Management:
         self.cluster: Obj | None = {"metadata": {"namespace": "team", "name": "demo", "uid": "first"}}
         self.owner = "first"
         self.reads = 0
+        self.version, self.token = "1", "t"
 
     async def get(self, *_where: object) -> Obj:
         self.reads += 1
-        config = pki.kubeconfig("https://127.0.0.1:1", b"", name="w", user="u", credentials={"token": "t"})
+        config = pki.kubeconfig("https://127.0.0.1:1", b"", name="w", user="u", credentials={"token": self.token})
         config["clusters"][0]["cluster"] = {"server": "https://127.0.0.1:1"}
         reference = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": "demo", "uid": self.owner}
         value = base64.b64encode(pki.to_yaml(config)).decode()
@@ -38,7 +40,7 @@ class Management:
 
     def workloads(self) -> WorkloadClusters:
         clusters = SimpleNamespace(get=lambda *_: self.cluster)
-        secrets = SimpleNamespace(get=lambda *_: {"metadata": {"resourceVersion": "1"}})
+        secrets = SimpleNamespace(get=lambda *_: {"metadata": {"resourceVersion": self.version}})
         return WorkloadClusters(cast(ApiClient, self), cast(Informer, clusters), cast(Informer, secrets))
 
 
@@ -68,4 +70,23 @@ async def test_kubeconfig_of_a_deleted_cluster_is_not_used_for_one_of_the_same_n
     management.owner = "second"
     await workloads.ensure(CLUSTER)
     assert workloads.client(CLUSTER) is not None
+    await workloads.close()
+
+
+async def test_new_credentials_do_not_wait_until_the_connection_with_the_old_ones_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reconcile that is cancelled meanwhile, or a deleted Cluster, would leave a connection that no one needs."""
+    management = Management()
+    workloads = management.workloads()
+    await workloads.ensure(CLUSTER)
+    first, closed = workloads.client(CLUSTER), asyncio.Event()
+    monkeypatch.setattr(first, "close", closed.wait)
+    management.version, management.token = "2", "new"
+    async with asyncio.timeout(5):
+        await workloads.ensure(CLUSTER)
+    assert workloads.client(CLUSTER) not in (None, first)
+    workloads.forget(CLUSTER)
+    assert workloads.client(CLUSTER) is None
+    closed.set()
     await workloads.close()
