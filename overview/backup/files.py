@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 
 from caphv.api.object import Key, Obj
+from caphv.api.objectid import ObjectId, id_of
 from caphv.runtime.text import Limits, TextError, load_json
-from overview.backup.graph import ObjectId, id_of
 from overview.backup.sealing import Opener, Sealer, SealError, is_sealed
 
 FORMAT = 1

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from caphv.api import clusterapi, resources
 from caphv.api.object import Key, Obj, key_of, labels_of, uid_of
+from caphv.api.objectid import ObjectId, group_of, id_of
 
 _SECRET, _CONFIG_MAP = "Secret", "ConfigMap"
 # By these suffixes Cluster API finds the Secrets of a cluster, whether or not they carry its label.
@@ -22,35 +23,12 @@ _ADDONS_GROUP = "addons.cluster.x-k8s.io"
 _NOT_COPIED = frozenset({"kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"})
 
 
-class ObjectId(NamedTuple):
-    """An object whatever its version: group, kind, namespace and name."""
-
-    group: str
-    kind: str
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} {Key(self.namespace, self.name)}"
-
-
 @dataclass(slots=True)
 class Belongings:
     """Objects of clusters, and what they refer to without its being there: the reference, and who refers to it."""
 
     objects: dict[ObjectId, Obj] = field(default_factory=dict)
     absent: dict[ObjectId, ObjectId] = field(default_factory=dict)
-
-
-def id_of(obj: Obj) -> ObjectId:
-    """Return what identifies an object in any management cluster."""
-    return ObjectId(group_of(obj.get("apiVersion")), str(obj["kind"]), *key_of(obj))
-
-
-def group_of(api_version: Any) -> str:
-    """API group of an `apiVersion`; empty for the core group."""
-    group, slash, _ = str(api_version or "").partition("/")
-    return group if slash else ""
 
 
 def is_cluster_api(group: str) -> bool:

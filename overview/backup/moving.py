@@ -16,10 +16,10 @@ from caphv.api import names, resources
 from caphv.api.clusterapi import externally_managed
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj, Resource, annotations_of, key_of, uid_of
+from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from overview.backup.files import Backup, Origin
-from overview.backup.graph import ObjectId
 from overview.backup.order import Action, Step, is_paused
 from overview.backup.writing import Restore
 from overview.objects import condition_of

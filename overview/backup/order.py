@@ -14,8 +14,9 @@ from typing import Any
 
 from caphv.api import names, resources
 from caphv.api.object import Obj, annotations_of, being_deleted, owner_reference, uid_of
+from caphv.api.objectid import ObjectId, group_of, id_of
 from overview.backup.files import Backup
-from overview.backup.graph import ObjectId, group_of, id_of, is_cluster_api, references
+from overview.backup.graph import is_cluster_api, references
 
 _SERVER_SIDE = (
     "creationTimestamp",

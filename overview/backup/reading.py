@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 
 from caphv.api import resources
 from caphv.api.object import CONFIG_MAPS, NAMESPACES, SECRETS, Key, Obj, Resource, key_of, uid_of
+from caphv.api.objectid import ObjectId, id_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import kinds_of
 from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
 from overview.backup.files import Backup, Origin
-from overview.backup.graph import Belongings, ObjectId, belongings, id_of, is_cluster_api, references
+from overview.backup.graph import Belongings, belongings, is_cluster_api, references
 from overview.backup.order import missing_of
 from overview.query import Query
 from overview.reader import NoClusterApiError, Step, list_all, unseen

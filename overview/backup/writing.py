@@ -9,10 +9,10 @@ from itertools import groupby
 
 from caphv.api import names
 from caphv.api.object import NAMESPACES, Obj, Resource, annotations_of, key_of, uid_of
+from caphv.api.objectid import ObjectId, id_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
 from overview.backup.files import Backup
-from overview.backup.graph import ObjectId, id_of
 from overview.backup.order import (
     Action,
     Source,

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 from caphv.api import resources
 from caphv.api.object import Key, Obj, key_of, labels_of
+from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from overview.assembly import overview_of
-from overview.backup.graph import ObjectId
 from overview.backup.reading import read_objects
 from overview.capacity import CapacityObjects
 from overview.capacityreader import read_capacity

@@ -8,9 +8,10 @@ from typing import Any
 
 from caphv.api import clusterapi, names, resources
 from caphv.api.object import Key, Obj, key_of, labels_of, owner_reference
-from overview.backup.graph import ObjectId, belongings, group_of, id_of, references
-from overview.plan.gotemplate import UnsupportedError
-from overview.plan.templates import Class, patched, template_refs, variables_of
+from caphv.api.objectid import ObjectId, group_of, id_of
+from caphv.clusterclass.gotemplate import UnsupportedError
+from caphv.clusterclass.templates import Class, patched, template_refs, variables_of
+from overview.backup.graph import belongings, references
 from overview.preflight import surge_of
 
 Objects = Mapping[ObjectId, Obj]

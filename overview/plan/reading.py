@@ -10,11 +10,12 @@ from typing import Any
 
 from caphv.api import names
 from caphv.api.object import Key, Obj, Resource, annotations_of, key_of
+from caphv.api.objectid import ObjectId, id_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.text import TextError, load_json
-from overview.backup.graph import ObjectId, id_of, is_cluster_api, references
+from overview.backup.graph import is_cluster_api, references
 from overview.backup.reading import read_objects
 from overview.plan.effects import Action, Field, fields
 from overview.plan.pools import Objects, clusters_of

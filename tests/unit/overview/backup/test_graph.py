@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj
-from overview.backup.graph import ObjectId, belongings, id_of, references
+from caphv.api.objectid import ObjectId, id_of
+from overview.backup.graph import belongings, references
 from tests.support.backup import ADDONS, CORE, INFRASTRUCTURE, made, whole_cluster
 
 pytestmark = pytest.mark.unit

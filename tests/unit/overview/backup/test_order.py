@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj, annotations_of, uid_of
+from caphv.api.objectid import ObjectId, id_of
 from overview.backup.files import Backup
-from overview.backup.graph import ObjectId, belongings, id_of
+from overview.backup.graph import belongings
 from overview.backup.order import (
     Action,
     Source,

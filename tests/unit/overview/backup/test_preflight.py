@@ -7,9 +7,10 @@ import copy
 import pytest
 
 from caphv.api.object import Key, Obj, key_of
+from caphv.api.objectid import id_of
 from overview.backup.adoption import VirtualMachines, VirtualMachineState
 from overview.backup.files import Backup, Origin
-from overview.backup.graph import belongings, id_of
+from overview.backup.graph import belongings
 from overview.backup.moving import as_moved, not_paused_yet
 from overview.backup.preflight import checks, stopping
 from overview.backup.writing import Restore

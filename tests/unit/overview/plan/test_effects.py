@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.names import AUTOSCALER_MAX_SIZE, AUTOSCALER_MIN_SIZE
 from caphv.api.object import Key, Obj
-from overview.backup.graph import ObjectId, id_of
+from caphv.api.objectid import ObjectId, id_of
 from overview.capacity import CapacityObjects
 from overview.objects import HarvesterObjects
 from overview.plan.effects import ClusterEffect, PoolEffect, effect_of, fields

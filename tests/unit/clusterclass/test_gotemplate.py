@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overview.plan.gotemplate import UnsupportedError, render
+from caphv.clusterclass.gotemplate import UnsupportedError, render
 
 pytestmark = pytest.mark.unit
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api.object import Obj, key_of
+from caphv.api.objectid import ObjectId, group_of, id_of
+from caphv.clusterclass.gotemplate import UnsupportedError, render
 from caphv.runtime.text import TextError, load_yaml
-from overview.backup.graph import ObjectId, group_of, id_of
-from overview.plan.gotemplate import UnsupportedError, render
 
 _TEMPLATE = ("spec", "template", "spec")
 
