@@ -14,7 +14,7 @@ from caphv.validation import schema
 from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean, in_order
 from caphv.validation.rule import Rule
 from webhooks.admission import KINDS, RULES, Review, validate
-from webhooks.crossobject import machines, networks, objects, references, topology
+from webhooks.crossobject import machines, networks, objects, references, rendered, topology
 from webhooks.crossobject.model import CONTROL_PLANE_GROUP, Inventory, locate
 
 CROSS_OBJECT_RULES: tuple[Rule, ...] = (
@@ -23,6 +23,7 @@ CROSS_OBJECT_RULES: tuple[Rule, ...] = (
     *networks.RULES,
     *machines.RULES,
     *topology.RULES,
+    *rendered.RULES,
 )
 
 

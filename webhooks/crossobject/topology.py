@@ -24,7 +24,7 @@ RULES = Rules()
 _TOPOLOGIES = ("machineDeployments", "machinePools")
 
 
-def _by_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
+def clusters_with_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
     """Clusters with their ClusterClass, where that creates them on Harvester."""
     classes = {owner.index for owner, _ in references(inventory) if owner.kind == "ClusterClass"}
     for cluster in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
@@ -54,7 +54,7 @@ def shipped_class(name: str) -> Entry | None:
     example="`workers.machineDeployments[0].class: worker` with a ClusterClass whose class is `default-worker`",
 )
 def _classes(inventory: Inventory) -> Iterator[Located]:
-    for cluster, found in _by_class(inventory):
+    for cluster, found in clusters_with_class(inventory):
         for part in _TOPOLOGIES:
             known = {one.at("class").text for one in found.field.at("spec", "workers", part).each()}
             for one in cluster.field.at("spec", "topology", "workers", part).each():
@@ -72,7 +72,7 @@ def _classes(inventory: Inventory) -> Iterator[Located]:
     example="`{name: vmCPU, value: four}` where the ClusterClass wants an integer",
 )
 def _variables(inventory: Inventory) -> Iterator[Located]:
-    for cluster, found in _by_class(inventory):
+    for cluster, found in clusters_with_class(inventory):
         schemas = {one.at("name").text: one for one in found.field.at("spec", "variables").each()}
         topology = cluster.field.at("spec", "topology")
         given = topology.at("variables")

@@ -246,6 +246,20 @@ WRONG: list[tuple[str, str, Obj, str]] = [
         "spec.topology.workers.machineDeployments[0].class",
     ),
     ("topology-variable", "topology", {"spec.topology.variables": []}, "spec.topology.variables"),
+    (
+        "topology-objects",
+        "topology",
+        {
+            "spec.topology.classRef.name": "harvester-k3s",
+            "spec.topology.variables": [
+                {"name": "vmNetworks", "value": ["default/net"]},
+                {"name": "sshKeyPair", "value": "default/admin"},
+                {"name": "image", "value": "default/image"},
+                {"name": "cpuCount", "value": 4000},
+            ],
+        },
+        "spec.topology.variables[3].value",
+    ),
     *[
         ("topology-variable", "topology", {"spec.topology.variables": [{"name": "cpu", "value": 4}, variable]}, where)
         for variable, where in [
