@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from caphv.api import names
@@ -16,6 +17,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import TooManyRequests, Unreachable
 from packager.addons.gather import ClusterFacts, labels_of_cluster
 from packager.controller.fleet import ExpectedBundles, Report, evaluate, slim_bundle
+from packager.git.errors import GitError
 from packager.rendering.bundles import BUNDLE_LABEL
 
 REST = "rest"
@@ -78,6 +80,31 @@ def split(waves: Sequence[str], clusters: Sequence[ClusterFacts]) -> list[Wave]:
         if taken:
             found.append(Wave(wave, tuple(taken)))
     return found
+
+
+class CommitOrder:
+    """Tells commits before an awaited one from that commit and later ones, which are all that it knows.
+
+    `heads` returns the newest commits of the remote; it is asked when Fleet is at an unknown one.
+    """
+
+    def __init__(
+        self,
+        awaited: Collection[str],
+        heads: Callable[[], Collection[str]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._known = set(awaited)
+        self._heads, self._clock = heads, clock
+        self._again = 0.0
+
+    def may_be_before(self, commit: str, _awaited: str) -> bool:
+        """Whether a commit is not known to be the awaited one or later."""
+        if commit not in self._known and self._clock() >= self._again:
+            self._again = self._clock() + _INTERVAL
+            with contextlib.suppress(GitError):
+                self._known.update(self._heads())
+        return commit not in self._known
 
 
 async def until_ready(

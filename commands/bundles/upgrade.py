@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -132,14 +132,13 @@ def _check(flags: dict[str, Any]) -> None:
 
 @dataclass
 class _Upgrade:
-    """What all waves share. `earlier` are the commits before the one that is awaited."""
+    """What all waves share."""
 
     flags: dict[str, Any]
     given: SelectedClusters
     bundler: Bundler
     store: Store
     target: Versions
-    earlier: set[str] = field(default_factory=set)
 
     def state(self, clusters: Iterable[ClusterFacts], pins: Mapping[Key, Versions]) -> Any:
         """Return what the planner needs to know to change these clusters alone."""
@@ -158,6 +157,11 @@ class _Upgrade:
 
         facts = {one.key: one for one in self.given.clusters}
         return rollout.outdated_in(self.store.sync(), facts, self.target)
+
+    def heads(self) -> set[str]:
+        """Return the newest commits of the branch and of the branches of groups. Raises GitErrors."""
+        self.store.sync()
+        return self.store.commits()
 
     def push(self, clusters: Collection[Key], pins: Mapping[Key, Versions], why: str) -> tuple[Planned, Result]:
         """Commit other versions of these clusters."""
@@ -223,10 +227,8 @@ def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any
     from packager.controller.fleet import Report
 
     upgrade = wave.rollout
-    work.store.sync()
-    work.earlier |= work.store.commits()
     # Before anything is committed: without the right to read Bundles, every wave would be reverted.
-    _await(work, {}, 0, step, upgrade.title)
+    _await(work, {}, (), step, upgrade)
     planned, result = work.push(upgrade.before, wave.pins, wave.why)
     outcome = {"wave": upgrade.name, "clusters": [str(key) for key in upgrade.before], "problems": {}}
     outcome |= {"commit": result.commit}
@@ -235,7 +237,8 @@ def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any
         failed.setdefault(Key(*skipped.what.split("/")[1:3]), []).append(f"{skipped.what}: {skipped.why}")
     reports = {}
     if not failed:
-        waiting = _await(work, _expected(work, planned, result), work.flags["gate"], step, upgrade.title)
+        awaited = (result.head, *result.groups.values())
+        waiting = _await(work, _expected(work, planned, result), awaited, step, upgrade)
         reports = {key: waiting.get(key, Report(())) for key in upgrade.before}
     # All are ready, or the gate's time is over.
     now = max(time.time(), upgrade.since + upgrade.gate)
@@ -243,7 +246,6 @@ def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any
     if following is None or following.rollout.state is not rollout.State.REVERTED:
         return outcome | {"state": "ready"}, following
     step(f"{upgrade.title} is not ready: reverting it")
-    work.earlier |= work.store.commits()
     _, reverted = work.push(upgrade.before, following.pins, following.why)
     problems = {str(key): [*found] for key, found in following.rollout.problems.items()}
     return outcome | {"state": "reverted", "revert": reverted.commit, "problems": problems}, following
@@ -262,12 +264,18 @@ def _expected(work: _Upgrade, planned: Planned, result: Result) -> dict[Key, Exp
 
 
 def _await(
-    work: _Upgrade, wanted: Mapping[Key, ExpectedBundles], seconds: float, step: Step, name: str
+    work: _Upgrade,
+    wanted: Mapping[Key, ExpectedBundles],
+    awaited: Collection[str],
+    step: Step,
+    upgrade: rollout.Rollout,
 ) -> dict[Key, Report]:
     """Wait for Fleet; with nothing to wait for, check that its Bundles can be read."""
     from caphv.api.resources import FLEET_BUNDLES
     from caphv.runtime.errors import ApiError
-    from packager.waves import until_ready
+    from packager.waves import CommitOrder, until_ready
+
+    order = CommitOrder(awaited, work.heads)
 
     async def wait() -> dict[Key, Report]:
         async with management_client(work.flags) as client:
@@ -277,9 +285,9 @@ def _await(
                 return await until_ready(
                     client,
                     wanted,
-                    lambda commit, _: commit in work.earlier,
-                    seconds,
-                    lambda ready: step(f"{name}: {ready} of {len(wanted)} clusters ready"),
+                    order.may_be_before,
+                    upgrade.gate,
+                    lambda ready: step(f"{upgrade.title}: {ready} of {len(wanted)} clusters ready"),
                 )
             except ApiError as error:
                 raise InputError(f"Bundles of Fleet cannot be read in the management cluster: {error}") from None

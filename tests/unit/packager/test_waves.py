@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packager.addons.gather import ClusterFacts
-from packager.waves import parse, split
+from packager.git.errors import GitError
+from packager.waves import CommitOrder, parse, split
 from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.unit
@@ -56,3 +57,26 @@ def test_every_cluster_is_in_one_wave(count: int, canaries: int, share: int, num
     by_name = {wave.name: len(wave.clusters) for wave in waves}
     assert by_name.get(f"{share}%", 0) <= math.ceil(count * share / 100)
     assert by_name.get(str(number), 0) <= number
+
+
+def test_only_the_awaited_commit_and_later_heads_are_not_before_it() -> None:
+    now, asked = 100.0, 0
+    heads = {"person's"}
+
+    def remote() -> set[str]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise GitError("no answer")
+        return heads
+
+    order = CommitOrder({"wave"}, remote, lambda: now)
+    assert not order.may_be_before("wave", "wave")
+    assert asked == 0
+    # Fleet may be far behind, at a commit that this process has not seen.
+    assert [order.may_be_before("lagging", "wave") for _ in range(5)] == [True] * 5
+    assert asked == 1
+    now += 10
+    assert order.may_be_before("lagging", "wave")
+    assert not order.may_be_before("person's", "wave")
+    assert asked == 2
