@@ -61,7 +61,7 @@ def not_pushed(error: Exception) -> Outcome:
 def outcomes(published: Published, known: dict[Key, str], path: str) -> dict[Key, Outcome]:
     """Return the outcome of each rendered cluster.
 
-    `known` maps clusters to the last commit that changed their files; `path` is the remote's.
+    `known` maps clusters to the commit that was awaited before this process; `path` is the remote's.
     """
     suspended = Outcome(Reason.ADDON_BUNDLES_SUSPENDED, "suspended by its manifest in the repository")
     return dict.fromkeys(published.batch.suspended, suspended) | {
@@ -81,8 +81,7 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     if key in published.unmerged:
         message = f"commit {result.head} waits on branch {result.branch} to be merged"
         return Outcome(Reason.ADDON_BUNDLES_IN_PROGRESS, message, result.head, changed=changed)
-    head = result.head_of(rendered.branch)
-    commit = head if changed else known.get(key, head)
+    commit = published.awaited.get(key) or known.get(key) or result.head_of(rendered.branch)
     places = (f"{folder}/", f"{MANIFESTS}/{key}/")
     staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(places)]
     staying += _foreign(published.result.plan, key)

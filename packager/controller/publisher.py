@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from caphv.api.object import Key
@@ -18,6 +18,7 @@ from packager.git.commit import Reason
 from packager.git.errors import GitError
 from packager.git.prune import Plan
 from packager.git.repository import Result
+from packager.git.snapshot import Snapshot
 from packager.planner import ManagementState, Planner, definitions_changed, publish
 from packager.rendering import branches
 from packager.rendering.gitrepo import GitRepoOptions
@@ -48,7 +49,9 @@ class Published:
     """The result of a publication. `unmerged` are the clusters whose change waits on the review branch.
 
     `built` is what the definitions build to, None until they were read once; `source_error` is why they cannot be read.
-    `upgrade` is the upgrade in waves that the repository holds, and `step` its commit if this one was.
+    `upgrade` is the upgrade in waves that the repository holds, and `step` its commit if this one was. `awaited` are
+    the commits that Fleet must reach, of clusters whose files have changed since this process began to read the
+    repository.
     """
 
     batch: Batch
@@ -58,6 +61,7 @@ class Published:
     source_error: Exception | None = None
     upgrade: rollout.Rollout | None = None
     step: rollout.Step | None = None
+    awaited: Mapping[Key, str] = field(default_factory=dict)
 
     @cached_property
     def changed(self) -> frozenset[Key]:
@@ -85,6 +89,8 @@ class Publisher:
         self._done = ""
         self._stopping = False
         self._order: OrderedDict[str, int] = OrderedDict()
+        self._folders: dict[Key, str] = {}
+        self._awaited: dict[Key, str] = {}
 
     def publish(self, state: ManagementState) -> Published:
         """Make the repository match definitions and live clusters in one commit, or none when it does already.
@@ -93,7 +99,7 @@ class Publisher:
         """
         repository = self._target.opened()
         if not self._order:
-            repository.sync()
+            self._folders = _folders(repository.sync())
             for commit in repository.commits():
                 self._note(commit)
         definitions, error = self._read_source()
@@ -104,9 +110,22 @@ class Publisher:
         for commit in (result.head, *result.groups.values()):
             self._note(commit)
         unmerged: frozenset[Key] = frozenset()
+        merged = repository.at(result.head)
         if self.is_reviewed:
-            unmerged = frozenset(touched(self._planner.plan(repository.sync(), state, source).plan))
-        return Published(planned.batch, result, unmerged, planned.built, error, planned.upgrade, planned.step)
+            merged = repository.sync()
+            self._note(merged.commit)
+            unmerged = frozenset(touched(self._planner.plan(merged, state, source).plan))
+        self._await(planned.batch, replace(result, head=merged.commit), _folders(merged), unmerged)
+        return Published(
+            planned.batch,
+            result,
+            unmerged,
+            planned.built,
+            error,
+            planned.upgrade,
+            planned.step,
+            dict(self._awaited),
+        )
 
     @property
     def is_reviewed(self) -> bool:
@@ -154,12 +173,40 @@ class Publisher:
             return Reason(state.why)
         return definitions_changed(definitions.origin, definitions.message)
 
+    def _await(self, batch: Batch, result: Result, folders: Mapping[Key, str], unmerged: Collection[Key]) -> None:
+        """Remember the commit that each cluster with other files than before waits for, also those of others.
+
+        An earlier call may have failed when a part was pushed already, so the files themselves are compared.
+        """
+        written = set(touched(result.plan)) if result.commit else set()
+        for rendered in batch.rendered:
+            key = rendered.cluster
+            if not rendered.ok or key in unmerged:
+                continue
+            folder = folders.get(key, "")
+            is_behind = key not in self._awaited and rendered.branch in result.moved
+            if key in written or is_behind or folder != self._folders.get(key, ""):
+                self._awaited[key] = result.head_of(rendered.branch)
+            self._folders[key] = folder
+        for remembered in (self._folders, self._awaited):
+            for key in remembered.keys() - folders.keys():
+                del remembered[key]
+
     def _note(self, commit: str) -> None:
         """Remember the order of commits that this process has seen."""
         if commit not in self._order:
             self._order[commit] = self._order[next(reversed(self._order))] + 1 if self._order else 0
         while len(self._order) > _REMEMBERED:
             self._order.popitem(last=False)
+
+
+def _folders(snapshot: Snapshot) -> dict[Key, str]:
+    """Return the id of each cluster's folder."""
+    return {
+        Key(namespace, name): entry.id
+        for namespace in snapshot.entries(CLUSTERS)
+        for name, entry in snapshot.entries(f"{CLUSTERS}/{namespace}").items()
+    }
 
 
 def touched(plan: Plan) -> Iterator[Key]:

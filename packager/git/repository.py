@@ -171,6 +171,10 @@ class Repository:
         heads = self._synced().heads
         return (self._branch_of(group), heads.groups.get(group, "")) if group else (self.remote.branch, heads.target)
 
+    def at(self, commit: str) -> Snapshot:
+        """Return a snapshot of a commit that the clone has, below the remote's path."""
+        return Snapshot(self._clone.objects, commit, self.remote.path)
+
     def sync(self) -> Snapshot:
         """Return a snapshot of the newest commit of the branch, below the remote's path."""
         return self._healed(self._synced).target
