@@ -11,10 +11,11 @@ and bundles in one commit, and the Cluster that follows later renders to the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from caphv.api import names
 from caphv.api.object import Key, Obj
 from packager import commit_summary, move_marker, rollout
 from packager.addons.gather import ClusterFacts
@@ -86,6 +87,7 @@ class Planned:
     """Rendered bundles of `ManagementState.facts`, what the definitions build to (if there are any), and the plan.
 
     `upgrade` is the upgrade in waves that the repository holds with this plan; `step` is its commit if the plan is one.
+    `problem` is why a requested one cannot start.
     """
 
     batch: Batch
@@ -93,6 +95,7 @@ class Planned:
     plan: Plan
     upgrade: rollout.Rollout | None = None
     step: rollout.Step | None = None
+    problem: str = ""
 
 
 class Planner:
@@ -118,14 +121,39 @@ class Planner:
         planned = self._plan(snapshot, state, source)
         if state.upgrade is None:
             return planned
+        if not planned.plan.is_empty:
+            decision = rollout.decide(snapshot, state.upgrade, state.facts, self._bundler.renderer.table)
+            return replace(planned, upgrade=decision.current, problem=decision.problem)
+        return self._upgrading(planned, snapshot, state, state.upgrade, source)
+
+    def _upgrading(
+        self,
+        planned: Planned,
+        snapshot: Snapshot,
+        state: ManagementState,
+        observed: rollout.Observed,
+        source: Source | None,
+    ) -> Planned:
+        """Return the commit of the upgrade in waves if there is one to make."""
         table = self._bundler.renderer.table
-        current, step = rollout.step(snapshot, state.upgrade, state.facts, table)
-        if step is None or not planned.plan.is_empty:
-            return replace(planned, upgrade=current)
-        planned = self._plan(snapshot, replace(state, pins=step.pins), source)
-        write = {**planned.plan.write, state.upgrade.file: rollout.write(step.rollout)}
-        plan = replace(planned.plan, write=write, why=step.why)
-        return replace(planned, plan=plan, upgrade=step.rollout, step=step)
+
+        def find(left_out: rollout.LeftOut) -> Planned:
+            found = rollout.decide(snapshot, observed, state.facts, table, left_out)
+            step = found.step
+            if step is None:
+                return replace(planned, upgrade=found.current, problem=found.problem)
+            own = self._plan(snapshot, replace(state, pins=step.pins), source)
+            if not step.rollout.is_active:
+                step = rollout.keeping(step, unfit(own, step.pins))
+            write = {**own.plan.write, observed.file: rollout.write(step.rollout)}
+            plan = replace(own.plan, write=write, why=step.why)
+            return replace(own, plan=plan, upgrade=step.rollout, step=step, problem=found.problem)
+
+        def unfit_of(found: Planned) -> rollout.LeftOut:
+            # A revert gives back as many versions as possible.
+            return unfit(found, found.step.pins) if found.step and found.step.rollout.is_active else {}
+
+        return rollout.fitting(find, unfit_of)
 
     def _plan(self, snapshot: Snapshot, state: ManagementState, source: Source | None) -> Planned:
         built = self._builder.build(source, snapshot) if self._builder and source else None
@@ -223,6 +251,17 @@ class Planner:
         for remembered in (self._manifests, self._expected):
             for key in remembered.keys() - live:
                 del remembered[key]
+
+
+def unfit(planned: Planned, keys: Collection[Key]) -> dict[Key, tuple[str, ...]]:
+    """Return those of the clusters whose bundles stay as they are, each with the reasons."""
+    found = {bad.cluster: tuple(str(one) for one in bad.findings if not one.advice) for bad in planned.batch.failed}
+    found |= dict.fromkeys(planned.batch.suspended, (f"suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}",))
+    for skipped in planned.plan.refused:
+        root, namespace, name = skipped.what.split("/")
+        if root == CLUSTERS:
+            found[Key(namespace, name)] = (f"{skipped.what}: {skipped.why}",)
+    return {key: why for key, why in found.items() if key in keys}
 
 
 def publish(

@@ -13,8 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
+from caphv.api import names
 from caphv.api.object import Key
 from caphv.runtime.text import Limits, TextError, load_yaml
 from packager import inventory
@@ -33,6 +35,12 @@ STOP = "stop"
 """The request that ends an upgrade where it is."""
 _LIMITS = Limits(size=4 * 1024 * 1024, nodes=200_000, seconds=10, aliases=False)
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+_MOST_NAMED = 5
+S = TypeVar("S")
+
+LeftOut = Mapping[Key, tuple[str, ...]]
+"""Clusters whose bundles cannot be upgraded, each with field, value and remedy of what is wrong."""
 
 Outdated = Callable[[Key], Versions | None]
 """Returns the versions of a cluster that can be upgraded now; None for any other."""
@@ -61,6 +69,8 @@ class Rollout:
     """An upgrade in waves. `wave` is the number of the one that was committed last, from 1; `since` is its time.
 
     `before` are the versions that the clusters of this wave had. `gate` is in seconds. `request` is the user's text.
+    `left_out` are the clusters of all waves so far whose bundles cannot be upgraded, each with the reasons. `blocked`
+    is why the upgrade cannot continue here; the file does not hold it.
     """
 
     release: str
@@ -72,6 +82,8 @@ class Rollout:
     since: float = 0.0
     before: Mapping[Key, Versions] = field(default_factory=dict)
     problems: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+    left_out: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+    blocked: str = ""
 
     @property
     def is_active(self) -> bool:
@@ -88,10 +100,13 @@ class Rollout:
         """The same wave, for people."""
         return f"wave {self.wave} of {len(self.waves)} ({self.name})" if self.wave else "no wave"
 
-    def notes(self, cluster: Key) -> list[str]:
-        """Return what users should know of a cluster: that the upgrade waits for it, or was reverted."""
+    def notes(self, cluster: Key, release: str = "") -> list[str]:
+        """Return what users should know of a cluster with this release: that it is awaited, left out, or reverted."""
+        if cluster in self.left_out and release != self.release:
+            return [f"left out of the upgrade to release {self.release}: {'; '.join(self.left_out[cluster])}"]
         if self.is_active and cluster in self.before:
-            return [f"{self.title} of the upgrade to release {self.release}"]
+            blocked = f", which cannot continue: {self.blocked}" if self.blocked else ""
+            return [f"{self.title} of the upgrade to release {self.release}{blocked}"]
         if self.state is State.REVERTED and cluster in self.problems:
             return [f"release {self.release} was reverted: {', '.join(self.problems[cluster])}"]
         return []
@@ -99,11 +114,24 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Step:
-    """The next commit of an upgrade: versions that clusters get, and why; `rollout` is what it is afterwards."""
+    """The next commit of an upgrade: versions that clusters get, and why; `rollout` is what it is afterwards.
+
+    `left_out` are the clusters that it would upgrade as well if that were possible.
+    """
 
     rollout: Rollout
     pins: Mapping[Key, Versions]
     why: str
+    left_out: LeftOut = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The upgrade that the repository holds, its next commit if there is one, and why a new one cannot start."""
+
+    current: Rollout | None = None
+    step: Step | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,22 +229,40 @@ def advance(
     return Step(reverted, pins, why)
 
 
-def step(
-    snapshot: Snapshot, observed: Observed, clusters: Iterable[ClusterFacts], table: Table
-) -> tuple[Rollout | None, Step | None]:
-    """Return the upgrade that the repository holds, and its next commit, None while there is none to make."""
+def decide(
+    snapshot: Snapshot,
+    observed: Observed,
+    clusters: Iterable[ClusterFacts],
+    table: Table,
+    left_out: LeftOut = MappingProxyType({}),
+) -> Decision:
+    """Return what follows for the upgrade that the repository holds, or for a new one.
+
+    `left_out` are clusters of the next commit that were found to be impossible to upgrade.
+    """
     current = read(snapshot.read(observed.file), observed.file)
     active = current if current and current.is_active else None
     facts = {one.key: one for one in clusters if not is_suspended(one.cluster)}
+    if observed.request == STOP:
+        return Decision(current, _stop(replace(active, request=STOP)) if active else None)
+    problem = ""
+    if observed.request and not (active and active.request == observed.request):
+        if not observed.can_start:
+            return Decision(current)
+        try:
+            return Decision(current, _start(snapshot, observed, facts, table, left_out))
+        except ValueError as error:
+            # An upgrade that is in progress continues.
+            problem = f"{observed.request!r} cannot start: {error}"
+    if active is None:
+        return Decision(current, None, problem)
     try:
-        if observed.request == STOP:
-            return current, _stop(replace(active, request=STOP)) if active else None
-        if observed.request and not (active and active.request == observed.request):
-            return current, _start(snapshot, observed, facts, table) if observed.can_start else None
-        return current, _continue(active, snapshot, observed, facts, table.release(active.release)) if active else None
+        target = table.release(active.release)
     except ValueError as error:
-        log.error("the upgrade in waves cannot continue: %s", error)
-        return current, None
+        remedy = f"run a packager that has it, or annotate the packager's Lease with {names.UPGRADE_ANNOTATION}={STOP}"
+        return Decision(replace(active, blocked=f"{error}; {remedy}"), None, problem)
+    outdated = without(outdated_in(snapshot, facts, target), left_out)
+    return Decision(current, noting(_continue(active, observed, facts, target, outdated), left_out), problem)
 
 
 def _stop(active: Rollout, why: str = "") -> Step:
@@ -225,22 +271,68 @@ def _stop(active: Rollout, why: str = "") -> Step:
     return Step(stopped, {}, f"The upgrade to release {active.release} is stopped after {active.title}{reason}.")
 
 
-def _start(snapshot: Snapshot, observed: Observed, facts: Mapping[Key, ClusterFacts], table: Table) -> Step | None:
+def _start(
+    snapshot: Snapshot, observed: Observed, facts: Mapping[Key, ClusterFacts], table: Table, left_out: LeftOut
+) -> Step | None:
+    """Return the first wave. Raises ValueError if it is not possible."""
     request = parse_request(observed.request)
     target = table.release(request.release) if request.release else table.newest
     waves = split(request.waves, inventory.wave(facts.values(), snapshot.tree, target, None).chosen)
     started = begin(waves, target.release, request.gate, observed.request)
-    return next_wave(started, outdated_in(snapshot, facts, target), target, observed.now)
+    outdated = without(outdated_in(snapshot, facts, target), left_out)
+    found = next_wave(started, outdated, target, observed.now)
+    if found and left_out and not found.pins:
+        raise ValueError(f"no cluster can be upgraded to release {target.release}; left out: {described(left_out)}")
+    return noting(found, left_out)
 
 
 def _continue(
-    active: Rollout, snapshot: Snapshot, observed: Observed, facts: Mapping[Key, ClusterFacts], target: Versions
+    active: Rollout, observed: Observed, facts: Mapping[Key, ClusterFacts], target: Versions, outdated: Outdated
 ) -> Step | None:
     # A cluster that was deleted, or is suspended, need not become ready. One that cannot be read now is awaited.
     left = replace(active, before={key: known for key, known in active.before.items() if key in observed.present})
     reports = {key: report for key, report in observed.reports.items() if key in facts}
     unknown = observed.present - facts.keys()
-    return advance(left, outdated_in(snapshot, facts, target), reports, target, now=observed.now, unknown=unknown)
+    return advance(left, outdated, reports, target, now=observed.now, unknown=unknown)
+
+
+def fitting(find: Callable[[LeftOut], S], unfit: Callable[[S], LeftOut]) -> S:
+    """Return what `find` finds once it leaves out all clusters that `unfit` finds in it.
+
+    So a wave has only clusters whose bundles can be upgraded, and one without any such cluster is skipped.
+    """
+    left_out: dict[Key, tuple[str, ...]] = {}
+    while more := unfit(found := find(left_out)):
+        left_out |= more
+    return found
+
+
+def keeping(reverted: Step, kept: LeftOut) -> Step:
+    """Note which clusters of a revert keep the new versions, because their bundles cannot be changed."""
+    problems = dict(reverted.rollout.problems)
+    for key, why in kept.items():
+        message = f"it keeps release {reverted.rollout.release}, which cannot be reverted: {'; '.join(why)}"
+        problems[key] = (*problems.get(key, ()), message)
+    return replace(reverted, rollout=replace(reverted.rollout, problems=problems))
+
+
+def without(outdated: Outdated, left_out: Collection[Key]) -> Outdated:
+    """Return the same as `outdated`, without these clusters."""
+    return lambda key: None if key in left_out else outdated(key)
+
+
+def described(left_out: LeftOut) -> str:
+    """Name clusters that are left out, and why, for people."""
+    rows = [f"{key}: {'; '.join(why)}" for key, why in sorted(left_out.items())]
+    return "; ".join(rows[:_MOST_NAMED]) + (f"; and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else "")
+
+
+def noting(found: Step | None, left_out: LeftOut) -> Step | None:
+    """Note what a step left out."""
+    if found is None or not left_out:
+        return found
+    rollout = replace(found.rollout, left_out={**found.rollout.left_out, **left_out})
+    return replace(found, rollout=rollout, why=f"{found.why} Left out: {described(left_out)}.", left_out=left_out)
 
 
 def outdated_in(snapshot: Snapshot, facts: Mapping[Key, ClusterFacts], target: Versions) -> Outdated:
@@ -273,9 +365,14 @@ def write(rollout: Rollout) -> bytes:
         "wave": rollout.wave,
         "since": datetime.fromtimestamp(int(rollout.since), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "before": [{"versions": found.as_data(), "clusters": keys} for found, keys in versions],
-        "problems": [{"cluster": str(key), "messages": [*found]} for key, found in sorted(rollout.problems.items())],
+        "problems": _messages(rollout.problems),
+        "leftOut": _messages(rollout.left_out),
     }
     return yaml.dump(content).encode()
+
+
+def _messages(found: Mapping[Key, tuple[str, ...]]) -> list[Any]:
+    return [{"cluster": str(key), "messages": [*messages]} for key, messages in sorted(found.items())]
 
 
 def read(content: bytes | None, file: str = FILE) -> Rollout | None:
@@ -305,6 +402,8 @@ def _rollout(value: Any) -> Rollout:
         since=datetime.fromisoformat(str(value["since"])).timestamp(),
         before={_key(name): pinned(one["versions"]) for one in value["before"] for name in one["clusters"]},
         problems={_key(one["cluster"]): tuple(map(str, one["messages"])) for one in value["problems"]},
+        # An earlier packager wrote no such list.
+        left_out={_key(one["cluster"]): tuple(map(str, one["messages"])) for one in value.get("leftOut", ())},
     )
 
 

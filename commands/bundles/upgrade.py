@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from packager.controller.fleet import ExpectedBundles, Report
     from packager.git.repository import Result
     from packager.planner import Planned, Store
-    from packager.rollout import Outdated
+    from packager.rollout import LeftOut, Outdated
 
 
 class Gate(click.ParamType[float]):
@@ -151,17 +151,26 @@ class _Upgrade:
         pruning = Pruning(complete=not self.given.input.unreadable, budget=self.flags["max_prune"], scope=scope)
         return ManagementState(chosen, live=False, pruning=pruning, pins=pins)
 
-    def outdated(self) -> Outdated:
-        """Return what tells which clusters the branch has with other versions than the target's."""
+    def outdated(self, left_out: LeftOut) -> Outdated:
+        """Return what tells which clusters the branch has with other versions than the target's; without those."""
         from packager import rollout
 
         facts = {one.key: one for one in self.given.clusters}
-        return rollout.outdated_in(self.store.sync(), facts, self.target)
+        return rollout.without(rollout.outdated_in(self.store.sync(), facts, self.target), left_out)
 
     def heads(self) -> set[str]:
         """Return the newest commits of the branch and of the branches of groups. Raises GitErrors."""
         self.store.sync()
         return self.store.commits()
+
+    def unfit(self, wave: rollout.Step | None) -> LeftOut:
+        """Return the clusters of a wave that cannot be upgraded now, each with the reasons."""
+        from packager.planner import Planner
+
+        if wave is None or not wave.rollout.is_active:
+            return {}
+        chosen = [facts for facts in self.given.clusters if facts.key in wave.pins]
+        return _problems(Planner(self.bundler).plan(self.store.sync(), self.state(chosen, wave.pins)), wave.pins)
 
     def push(self, clusters: Collection[Key], pins: Mapping[Key, Versions], why: str) -> tuple[Planned, Result]:
         """Commit other versions of these clusters."""
@@ -209,22 +218,38 @@ def _in_waves(work: _Upgrade, step: Step) -> int:
         return 0
     done = []
     upgrade = rollout.begin(waves, work.target.release, work.flags["gate"])
-    following: rollout.Step | None = rollout.next_wave(upgrade, work.outdated(), work.target, time.time())
+    following: rollout.Step | None = rollout.fitting(
+        lambda left_out: rollout.noting(
+            rollout.next_wave(upgrade, work.outdated(left_out), work.target, time.time()), left_out
+        ),
+        work.unfit,
+    )
+    _report(following)
     while following and following.rollout.is_active:
         outcome, following = _wave(work, following, step)
         done.append(outcome)
         if work.flags["output"] == "table":
             click.echo(out.wave_line(outcome))
+        _report(following)
     if work.flags["output"] != "table":
         click.echo(out.WAVES_DONE[work.flags["output"]](done), nl=False)
-    return 0 if done[-1]["state"] == "ready" else DIFFERENT
+    is_whole = following is not None and not following.rollout.left_out
+    return 0 if is_whole and done and done[-1]["state"] == "ready" else DIFFERENT
+
+
+def _report(following: rollout.Step | None) -> None:
+    """Tell which clusters are not upgraded."""
+    from caphv.api.plaintext import printable
+
+    for key, why in sorted(following.left_out.items()) if following else ():
+        click.echo(f"caphv bundles: {printable(f'cluster {key}: left out: ' + '; '.join(why))}", err=True)
 
 
 def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any], rollout.Step | None]:
     """Commit a wave, await Fleet, and revert the wave if it does not become ready. Return what happened and follows."""
-    from caphv.api.object import Key
     from packager import rollout
     from packager.controller.fleet import Report
+    from packager.planner import unfit
 
     upgrade = wave.rollout
     # Before anything is committed: without the right to read Bundles, every wave would be reverted.
@@ -232,9 +257,8 @@ def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any
     planned, result = work.push(upgrade.before, wave.pins, wave.why)
     outcome = {"wave": upgrade.name, "clusters": [str(key) for key in upgrade.before], "problems": {}}
     outcome |= {"commit": result.commit}
-    failed = {bad.cluster: [str(found) for found in bad.findings if not found.advice] for bad in planned.batch.failed}
-    for skipped in (*result.plan.held, *result.plan.refused):
-        failed.setdefault(Key(*skipped.what.split("/")[1:3]), []).append(f"{skipped.what}: {skipped.why}")
+    # Only what has changed since the wave was chosen.
+    failed = _problems(planned, upgrade.before)
     reports = {}
     if not failed:
         awaited = (result.head, *result.groups.values())
@@ -242,13 +266,31 @@ def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any
         reports = {key: waiting.get(key, Report(())) for key in upgrade.before}
     # All are ready, or the gate's time is over.
     now = max(time.time(), upgrade.since + upgrade.gate)
-    following = rollout.advance(upgrade, work.outdated(), reports, work.target, now=now, failed=failed)
+    following = rollout.fitting(
+        lambda left_out: rollout.noting(
+            rollout.advance(upgrade, work.outdated(left_out), reports, work.target, now=now, failed=failed), left_out
+        ),
+        work.unfit,
+    )
     if following is None or following.rollout.state is not rollout.State.REVERTED:
         return outcome | {"state": "ready"}, following
     step(f"{upgrade.title} is not ready: reverting it")
-    _, reverted = work.push(upgrade.before, following.pins, following.why)
+    planned, reverted = work.push(upgrade.before, following.pins, following.why)
+    following = rollout.keeping(following, unfit(planned, following.pins))
     problems = {str(key): [*found] for key, found in following.rollout.problems.items()}
     return outcome | {"state": "reverted", "revert": reverted.commit, "problems": problems}, following
+
+
+def _problems(planned: Planned, keys: Collection[Key]) -> dict[Key, tuple[str, ...]]:
+    """Return the clusters that a commit would not upgrade completely, each with the reasons."""
+    from caphv.api.object import Key
+    from packager.planner import unfit
+
+    found = unfit(planned, keys)
+    for held in planned.plan.held:
+        key = Key(*held.what.split("/")[1:3])
+        found[key] = (*found.get(key, ()), f"{held.what}: {held.why}")
+    return {key: why for key, why in found.items() if key in keys}
 
 
 def _expected(work: _Upgrade, planned: Planned, result: Result) -> dict[Key, ExpectedBundles]:

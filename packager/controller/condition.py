@@ -73,7 +73,10 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     key, result = rendered.cluster, published.result
     if not rendered.ok or rendered.settings is None:
         errors = "; ".join(str(finding) for finding in rendered.findings if not finding.advice)
-        return Outcome(Reason.ADDON_BUNDLES_INVALID, f"{errors}. Until this is fixed, the bundles remain unchanged")
+        message = f"{errors}. Until this is fixed, the bundles remain unchanged"
+        if published.upgrade and key in published.upgrade.left_out:
+            message += f"; the upgrade to release {published.upgrade.release} left them out"
+        return Outcome(Reason.ADDON_BUNDLES_INVALID, message)
     folder = cluster_folder(*key)
     if folder in published.skipped:
         return Outcome(Reason.ADDON_BUNDLES_NOT_PUSHED, f"{folder} in the repository: {published.skipped[folder]}")
@@ -85,7 +88,8 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     places = (f"{folder}/", f"{MANIFESTS}/{key}/")
     staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(places)]
     staying += _foreign(published.result.plan, key)
-    staying += published.upgrade.notes(key) if published.upgrade else []
+    release = rendered.versions.release if rendered.versions else ""
+    staying += published.upgrade.notes(key, release) if published.upgrade else []
     expected = expected_bundles(rendered, rendered.settings, commit, path)
     return Outcome(None, "; ".join(staying), commit, expected, changed)
 

@@ -49,9 +49,9 @@ class Published:
     """The result of a publication. `unmerged` are the clusters whose change waits on the review branch.
 
     `built` is what the definitions build to, None until they were read once; `source_error` is why they cannot be read.
-    `upgrade` is the upgrade in waves that the repository holds, and `step` its commit if this one was. `awaited` are
-    the commits that Fleet must reach, of clusters whose files have changed since this process began to read the
-    repository.
+    `upgrade` is the upgrade in waves that the repository holds, and `step` its commit if this one was; `problem` is why
+    a requested one cannot start. `awaited` are the commits that Fleet must reach, of clusters whose files have changed
+    since this process began to read the repository.
     """
 
     batch: Batch
@@ -61,6 +61,7 @@ class Published:
     source_error: Exception | None = None
     upgrade: rollout.Rollout | None = None
     step: rollout.Step | None = None
+    problem: str = ""
     awaited: Mapping[Key, str] = field(default_factory=dict)
 
     @cached_property
@@ -124,6 +125,7 @@ class Publisher:
             error,
             planned.upgrade,
             planned.step,
+            planned.problem,
             dict(self._awaited),
         )
 

@@ -45,6 +45,7 @@ class Upgrades:
         self._text = ""
         self._taken = ""
         self._known = False
+        self._problem = ""
         self._current: rollout.Rollout | None = None
         self._waiting: set[Key] = set()
         if election:
@@ -77,6 +78,7 @@ class Upgrades:
         is_taken = found and found.request == self._text and (is_active or published.step)
         if self._text and (is_taken or (self._text == rollout.STOP and not is_active)):
             self._take()
+        self._report_problem(published)
         if published.step and found:
             self._report(published)
         is_pending = self._text not in ("", self._taken)
@@ -121,7 +123,7 @@ class Upgrades:
         text = annotations.get(names.UPGRADE_ANNOTATION, "").strip()
         if text == self._text:
             return
-        self._text, self._taken = text, ""
+        self._text, self._taken, self._problem = text, "", ""
         if not text:
             return
         if why := self._why_not(text, visible=self._fleet.uninstallable() is not None):
@@ -148,11 +150,23 @@ class Upgrades:
         if self._election:
             self._election.remove_annotation(names.UPGRADE_ANNOTATION, self._text)
 
+    def _report_problem(self, published: Published) -> None:
+        """Report why an upgrade cannot start or continue, once for each request."""
+        found, problem = published.upgrade, published.problem
+        if found and found.blocked:
+            problem = f"the upgrade to release {found.release} cannot continue: {found.blocked}"
+        if problem and problem != self._problem:
+            self._problem = problem
+            self._event("Warning", "UpgradeNotPossible", problem)
+
     def _report(self, published: Published) -> None:
         found, step = published.upgrade, published.step
         if found is None or step is None:
             return
         commit = published.result.commit
+        for key, why in sorted(step.left_out.items()):
+            message = f"the upgrade to release {found.release} left the cluster out: {'; '.join(why)}"
+            self._reporter.warning_event(key, "AddonBundlesLeftOut", message)
         if found.state is not rollout.State.REVERTED:
             reason = "UpgradeProgressing" if found.is_active else f"Upgrade{found.state.value}"
             self._event("Normal", reason, f"{step.why} Commit {commit}")

@@ -144,6 +144,11 @@ async def test_waves_continue_when_ready_and_are_reverted_when_not(
         return {one["name"]: one["versions"]["release"] for one in (await caphv("list"))["clusters"]}
 
     async with server.client() as client:
+
+        async def annotate(name: str, values: str | None) -> None:
+            patch = {"metadata": {"annotations": {"addons.caphv.io/values": values}}}
+            await client.patch(CLUSTERS, name, "team", patch)
+
         await client.create(NAMESPACES, {"metadata": {"name": "team"}})
         labels = {"a": {"caphv.io/wave": "canary"}}
         facts = [cluster(name, namespace="team", labels=labels.get(name, {})) for name in NAMES]
@@ -181,10 +186,18 @@ async def test_waves_continue_when_ready_and_are_reverted_when_not(
                 path for path in after if path.startswith("clusters/team/a/")
             }
 
-            # The cause is fixed: the same command continues where it stopped.
+            # The cause is fixed: the same command continues where it stopped, without a cluster that is invalid now.
             fleet.stuck = set()
+            await annotate("c", "cni: {mtu: 1}")
+            done = await upgrade("canary,1,rest", "ready=60s", newest, expect=1)
+            assert [(wave["clusters"], wave["state"]) for wave in done["waves"]] == [(["team/b"], "ready")]
+            assert await releases() == {"team/a": newest, "team/b": newest, "team/c": OLDER}
+            count = origin.count()
+            assert await upgrade("rest", "ready=60s", newest, expect=1) == {"waves": []}
+            assert origin.count() == count
+            await annotate("c", None)
             done = await upgrade("canary,1,rest", "ready=60s", newest)
-            assert [wave["clusters"] for wave in done["waves"]] == [["team/b"], ["team/c"]]
+            assert [wave["clusters"] for wave in done["waves"]] == [["team/c"]]
             assert set((await releases()).values()) == {newest}
 
 
@@ -240,6 +253,28 @@ async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
             await request(case, text)
             found = await until_state(case, "Complete")
             assert [wave["clusters"] for wave in found["waves"]] == [[f"{case.namespace}/{name}"] for name in "bc"]
+            assert releases(case) == newest
+
+            # A cluster that cannot be rendered is left out, and costs the others nothing.
+            await case.set_values("c", {"cni": {"mtu": 1}})
+            await case.until_condition("c", "False", part="mtu")
+            await request(case, f"rest ready=60s release={OLDER}")
+            found = await until_state(case, "Complete", release=OLDER)
+            assert [one["cluster"] for one in found["leftOut"]] == [f"{case.namespace}/c"]
+            assert releases(case) == {"a": OLDER, "b": OLDER, "c": newest["c"]}
+            await case.until_event("AddonBundlesLeftOut", "mtu: Invalid value: 1")
+            await until_lease_event(case, "UpgradeProgressing", f"Left out: {case.namespace}/c: ")
+            await case.until_condition("c", "False", part=f"the upgrade to release {OLDER} left them out")
+
+            # If none is left, the upgrade waits; once one is corrected, it starts.
+            text = f"rest ready=61s release={OLDER}"
+            await request(case, text, taken=False)
+            await until_lease_event(case, "UpgradeNotPossible", "no cluster can be upgraded")
+            await case.set_values("c", {"cni": {"name": "calico", "mtu": 1300}})
+            await until_state(case, "Complete", request=text)
+            assert set(releases(case).values()) == {OLDER}
+            await request(case, "rest ready=60s")
+            await until_state(case, "Complete", release=newest["a"])
             assert releases(case) == newest
 
             # What cannot be followed is reported, and changes nothing.

@@ -11,13 +11,14 @@ import pytest
 
 from caphv.api.object import Key
 from packager import rollout
+from packager.addons.gather import ClusterFacts
 from packager.addons.versions import Versions, table
 from packager.bundler import Bundler
 from packager.controller.fleet import Report
 from packager.controller.state import ClusterFilter
 from packager.git.directory import Directory
 from packager.inventory import pinned
-from packager.planner import ManagementState, Planner, publish
+from packager.planner import ManagementState, Planned, Planner, publish
 from packager.rollout import Outdated, Rollout, State, advance, begin, next_wave, parse_request
 from packager.tree import CLUSTERS
 from packager.waves import split
@@ -108,9 +109,12 @@ class Site:
 
     def sync(self, *names: str, present: str = "abc", **observed: Any) -> Rollout | None:
         """Plan for the clusters that can be read, and commit."""
+        return self.planned(*map(cluster, names), present=present, **observed).upgrade
+
+    def planned(self, *facts: ClusterFacts, present: str = "abc", **observed: Any) -> Planned:
         now = rollout.Observed(frozenset(Key("clusters", name) for name in present), file=self.file, **observed)
-        state = ManagementState(tuple(map(cluster, names)), keep=frozenset((A, B, C)), upgrade=now)
-        return publish(self.store, self.planner, state)[0].upgrade
+        state = ManagementState(facts, keep=frozenset((A, B, C)), upgrade=now)
+        return publish(self.store, self.planner, state)[0]
 
     def upgraded(self) -> set[str]:
         """The clusters with the newest release."""
@@ -158,6 +162,78 @@ def test_a_deleted_or_suspended_cluster_leaves_its_wave(site: Site) -> None:
     assert found.state is State.STOPPED
 
 
+INVALID = {"cni": {"mtu": 1}}
+
+
+def test_clusters_that_cannot_be_rendered_are_left_out_of_their_wave(site: Site) -> None:
+    site.planned(request="stop", now=101.0)
+    facts = cluster("a"), cluster("b"), cluster("c", INVALID)
+    begun = site.planned(*facts, request="rest ready=60s", can_start=True, now=102.0)
+    assert begun.step
+    assert begun.upgrade
+    assert (begun.step.pins.keys(), begun.upgrade.before.keys()) == ({B}, {B})
+    (why,) = begun.upgrade.left_out[C]
+    assert "mtu: Invalid value: 1" in why
+    assert begun.step.why == f"Upgrade to release {begun.upgrade.release}: wave 1 of 1 (rest). Left out: {C}: {why}."
+    assert begun.upgrade.notes(C) == [f"left out of the upgrade to release {begun.upgrade.release}: {why}"]
+    assert begun.upgrade.notes(C, begun.upgrade.release) == []
+    assert site.upgraded() == {"a", "b"}
+    # It is not awaited, and costs the others nothing.
+    found = site.planned(*facts, now=103.0, reports={B: READY}).upgrade
+    assert found
+    assert (found.state, found.left_out) == (State.COMPLETE, {C: (why,)})
+    assert site.upgraded() == {"a", "b"}
+
+
+def test_a_wave_whose_clusters_are_all_left_out_is_skipped(site: Site) -> None:
+    facts = cluster("a"), cluster("b", INVALID, labels={"caphv.io/wave": "canary"}), cluster("c")
+    found = site.planned(*facts, request="canary,rest ready=60s", can_start=True, now=101.0).upgrade
+    assert found
+    assert (found.title, [*found.before], [*found.left_out]) == ("wave 2 of 2 (rest)", [C], [B])
+
+
+def test_an_upgrade_that_no_cluster_can_follow_does_not_start(site: Site) -> None:
+    facts = cluster("a"), cluster("b", INVALID), cluster("c", INVALID)
+    before = site.store.sync().read(site.file)
+    refused = site.planned(*facts, request="rest ready=60s", can_start=True, now=101.0)
+    assert refused.problem.startswith("'rest ready=60s' cannot start: no cluster can be upgraded to release")
+    assert "mtu: Invalid value: 1" in refused.problem
+    # The one in progress continues, and is reverted when its time is over.
+    assert refused.step is None
+    assert site.store.sync().read(site.file) == before
+    over = site.planned(*facts, request="rest ready=60s", can_start=True, now=1000.0, reports={A: NOT_READY})
+    assert over.upgrade
+    assert over.upgrade.state is State.REVERTED
+    assert over.problem == refused.problem
+    assert site.upgraded() == set()
+
+
+def test_a_cluster_that_cannot_be_rendered_keeps_its_versions_when_its_wave_is_reverted(site: Site) -> None:
+    found = site.planned(cluster("a", INVALID), cluster("b"), now=1000.0, reports={A: NOT_READY}).upgrade
+    assert found
+    assert found.state is State.REVERTED
+    first, second = found.problems[A]
+    assert first == NOT_READY.problems[0]
+    assert second.startswith(f"it keeps release {found.release}, which cannot be reverted: ")
+    assert site.upgraded() == {"a"}
+
+
+def test_an_upgrade_to_a_release_that_the_packager_does_not_have_says_so(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / site.file
+    begun = rollout.read(file.read_bytes())
+    assert begun
+    file.write_bytes(rollout.write(replace(begun, release="2099.01")))
+    planned = site.planned(*map(cluster, "abc"), now=101.0, reports={A: READY})
+    assert planned.step is None
+    assert planned.upgrade
+    (note,) = planned.upgrade.notes(A)
+    assert note.startswith("wave 1 of 2 (1) of the upgrade to release 2099.01, which cannot continue: there is no ")
+    assert note.endswith("annotate the packager's Lease with addons.caphv.io/upgrade=stop")
+    stopped = site.sync(*"abc", request="stop", now=102.0)
+    assert stopped
+    assert stopped.state is State.STOPPED
+
+
 def test_packagers_that_divide_the_clusters_do_not_continue_the_upgrades_of_each_other(site: Site) -> None:
     other = replace(site, file=rollout.file_of("other"))
     for now in (101.0, 1000.0):
@@ -180,10 +256,12 @@ def test_the_file_holds_everything() -> None:
     for found in (
         started(),
         replace(started(), state=State.REVERTED, problems={A: ("a: b", "c")}),
-        replace(started(), before={A: OLD, B: NEW, C: OLD}),
+        replace(started(), before={A: OLD, B: NEW, C: OLD}, left_out={B: ("c: d",)}),
     ):
         assert rollout.read(rollout.write(found)) == found
     assert rollout.read(None) is None
+    earlier = "\n".join(row for row in rollout.write(started()).decode().splitlines() if "leftOut" not in row)
+    assert rollout.read(earlier.encode()) == started()
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"a: [", b"{waves: [], wave: 3}", b"x" * 5_000_000])
