@@ -144,7 +144,8 @@ class SyncLoop:
     def _count(self, published: Published) -> None:
         result = published.result
         metrics.SYNCS.labels("pushed" if result.commit else "unchanged").inc()
-        metrics.LAST_SUCCESS.set_to_current_time()
+        if published.source_error is None:
+            metrics.LAST_SUCCESS.set_to_current_time()
         if result.commit:
             metrics.COMMITS.inc()
             metrics.PUSH_SECONDS.observe(result.push_seconds)

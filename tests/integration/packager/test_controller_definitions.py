@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import time
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,12 @@ async def test_a_push_of_definitions_becomes_manifests_and_bundles_at_once(case:
     # A source that is away stops no bundles.
     away = source.folder.with_name("away")
     source.folder.rename(away)
+    gone = time.time()
     await case.cluster("live", values=CALICO)
     await case.until_condition("live", "True")
     await packager.until_value(lambda value: value > 0, "caphv_packager_errors_total", kind="AccessDenied")
+    # But it is no success, so that an alert can tell.
+    await packager.until_value(lambda value: 0 < value <= gone, "caphv_packager_last_success_timestamp_seconds")
 
 
 async def test_a_push_event_that_reaches_a_standby_reaches_the_leader(case: Case, tmp_path: Path) -> None:
