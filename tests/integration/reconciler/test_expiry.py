@@ -35,7 +35,7 @@ async def test_token_that_ends_soon_is_reported_and_a_lasting_identity_recovers(
     assert is_false("IdentityUpToDate", "IdentityExpiring", f"identity Secret {case.name}/identity")(found)
     await case.until_event(case.name, "Warning", "IdentityExpiring")
     assert await series(case, EXPIRY, identity=f"{case.name}/identity") is not None
-    await case.identity(case.environment.harvester.kubeconfig("caphv", ["system:masters"]))
+    await case.identity(case.environment.harvester.kubeconfig("operator", ["system:masters"]))
     lasting = await case.until(HARVESTER_CLUSTERS, case.name, is_true("IdentityUpToDate"), timeout=AT_ONCE)
     assert "valid until" in condition_of(lasting, "IdentityUpToDate")["message"]
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
@@ -49,7 +49,7 @@ async def test_opaque_token_has_no_date_and_no_series(case: Case) -> None:
 
 
 async def test_series_go_with_their_cluster(case: Case) -> None:
-    await case.identity(case.environment.harvester.kubeconfig("caphv", ["system:masters"]))
+    await case.identity(case.environment.harvester.kubeconfig("operator", ["system:masters"]))
     await case.create_cluster()
     await case.ready()
     identity, cluster = {"identity": f"{case.name}/identity"}, {"cluster": f"{case.name}/{case.name}"}
