@@ -6,9 +6,10 @@ is still needed.
 
 A watch that resumes first delivers what happened in between, in one burst right behind the headers of the answer. The
 cache has caught up when that burst has ended, or with the first bookmark. Only time in which the reader waits for the
-server ends a burst: a reader that rests, because its connection is limited, leaves events unread. A connection that
-breaks without a sign is noticed within `caphv.runtime.client.DEAD_CONNECTION_SECONDS`; where that is too late, read the
-object itself.
+server ends a burst: a reader that rests, because its connection is limited, leaves events unread. So does a process
+that was busy: it waits a second time, but not a third one, so that a cache becomes current in the end. A connection
+that breaks without a sign is noticed within `caphv.runtime.client.DEAD_CONNECTION_SECONDS`; where that is too late,
+read the object itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 FreshnessHandler = Callable[[bool], None]
 _QUIET_SECONDS = 0.5
+# A timer that fires later than this says that the process was busy, and may not have read what has arrived.
+_LATE_SECONDS = 0.1
 
 
 class Freshness:
@@ -97,9 +100,17 @@ class Freshness:
             self._timer.cancel()
             self._timer = None
 
-    def _restart_timer(self) -> None:
+    def _restart_timer(self, *, again: bool = False) -> None:
         self._stop_timer()
-        self._timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._caught_up)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + _QUIET_SECONDS
+        self._timer = loop.call_at(due, self._quiet, due, again)
+
+    def _quiet(self, due: float, again: bool) -> None:
+        if not again and asyncio.get_running_loop().time() - due > _LATE_SECONDS:
+            self._restart_timer(again=True)
+        else:
+            self._caught_up()
 
     def _caught_up(self) -> None:
         self._stop_timer()

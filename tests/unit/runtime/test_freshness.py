@@ -1,13 +1,14 @@
 """A cache is current only while its watch is connected and has delivered what happened in between."""
 
 import asyncio
+from typing import cast
 
 import pytest
 
 from caphv.runtime.errors import Gone, Unreachable
 from caphv.runtime.freshness import Freshness
 from tests.support.fake_collection import Collection, Watched, watched
-from tests.support.virtualtime import settle
+from tests.support.virtualtime import VirtualLoop, settle
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
@@ -73,6 +74,16 @@ async def test_reader_that_is_limited_does_not_take_its_own_rest_for_the_end_of_
         server.rests = 2.0
         await it.informer.freshness.wait_current()
         assert it.versions() == server.versions()
+
+
+async def test_time_in_which_the_process_was_busy_ends_no_burst() -> None:
+    """What has arrived meanwhile is read after the timers that are due."""
+    loop, freshness = cast(VirtualLoop, asyncio.get_running_loop()), Freshness()
+    freshness.opened()
+    for current in (False, True):
+        loop.now += 1
+        await settle()
+        assert freshness.current is current, "it becomes current, however busy the process is"
 
 
 async def test_bookmark_ends_the_burst_at_once() -> None:
