@@ -386,10 +386,9 @@ def _entries(pool: Obj | None) -> ItemsView[str, str]:
 
 
 def _pool_fields(obj: Obj) -> list[Any]:
-    # Without the marks of addresses, which each allocation adds.
-    own = {
-        name: value for name, value in annotations_of(obj).items() if not name.startswith(names.ADDRESS_HOLDER_PREFIX)
-    }
+    # Without the marks of addresses, which each allocation adds, and that of the end of a write without an answer.
+    ours = (names.ADDRESS_HOLDER_PREFIX, names.SUPERSEDED_ANNOTATION)
+    own = {name: value for name, value in annotations_of(obj).items() if not name.startswith(ours)}
     return [obj.get("spec"), own, obj["metadata"].get("deletionTimestamp")]
 
 

@@ -15,7 +15,7 @@ from caphv.runtime.cache import Change
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.context import Context
-from reconciler.eventhandlers import EventHandlers
+from reconciler.eventhandlers import EventHandlers, _may_serve_more
 from reconciler.harvester.session import Session
 from reconciler.triggers import Topics
 
@@ -180,6 +180,16 @@ def test_address_that_a_load_balancer_no_longer_holds_wakes_who_waits_for_a_pool
     change = Change(kind, old and {**metadata, **old}, new and {**metadata, **new})
     EventHandlers(cast(Context, context)).harvester(cast(Mapping[Session, None], [session]), change)
     assert (len(queue) == 1) is freed
+
+
+@pytest.mark.parametrize(
+    ("annotation", "wakes"),
+    [("addresses.caphv.io/10.0.0.1", False), ("caphv.io/superseded-version", False), ("team.io/note", True)],
+)
+def test_own_annotation_of_a_pool_wakes_none_of_those_that_wait_for_it(annotation: str, wakes: bool) -> None:
+    old: Obj = {"metadata": {"name": "balancers"}}
+    new: Obj = {"metadata": {"name": "balancers", "annotations": {annotation: "7"}}}
+    assert _may_serve_more(Change(resources.IP_POOLS, old, new)) is wakes
 
 
 @pytest.mark.parametrize("new", [None, {"metadata": {"name": "balancers"}, "status": {}}])
