@@ -93,7 +93,7 @@ async def release_address(scope: ClusterScope) -> None:
     own = scope.reservation(candidates[0])
     ids = {scope.reservation(name) for name in candidates if not _is_foreign_service(scope, name)}
     endpoint = (scope.obj["spec"].get("controlPlaneEndpoint") or {}).get("host")
-    await session.allocator.settle()
+    await session.allocator.settle(ids)
     for pool in session.pools.store:
         for address, holder in ippool.allocated(pool).items():
             # Two clusters with long names may share the Go provider's name, but not the address.

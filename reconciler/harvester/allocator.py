@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -55,12 +55,29 @@ _Pending = TypeVar("_Pending", _Allocation, _Release)
 
 
 class AllocatorGroup:
-    """The allocators of one Harvester in this process: whose turn it is, and what waits for it."""
+    """The allocators of one Harvester in this process: whose turn it is, what waits for it, and what has no answer."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.allocations: list[_Allocation] = []
         self.releases: list[_Release] = []
+        self.turns: set[asyncio.Task[None]] = set()
+        # By pool and request id, the newest version that a write required which may still take effect. Here and not in
+        # the allocator, which ends with its credentials.
+        self.unanswered: dict[tuple[str, str], int] = {}
+
+    def expect(self, pool: str, ids: Iterable[str], version: int) -> dict[tuple[str, str], int]:
+        """A write is about to be sent for these ids; return what was known before."""
+        keys = [(pool, identity) for identity in ids]
+        before = {key: self.unanswered[key] for key in keys if key in self.unanswered}
+        self.unanswered.update({key: max(version, before.get(key, version)) for key in keys})
+        return before
+
+    def answered(self, pool: str, ids: Iterable[str], before: Mapping[tuple[str, str], int]) -> None:
+        """That write cannot take effect later; `before` is what still can."""
+        for key in [(pool, identity) for identity in ids]:
+            self.unanswered.pop(key, None)
+        self.unanswered.update(before)
 
 
 class AddressAllocator:
@@ -74,8 +91,8 @@ class AddressAllocator:
         self._client = client
         self._current_pools = pools
         self._in_use = in_use
-        # By pool, the version that a write for own requests required which has no answer, or none yet.
-        self._unanswered: dict[str, str] = {}
+        # Addresses in writes that have no answer yet.
+        self._writing: set[str] = set()
         self.group = AllocatorGroup()
 
     def join(self, group: AllocatorGroup) -> None:
@@ -90,16 +107,23 @@ class AddressAllocator:
         group = self.group
         pending = _Allocation(self, request, asyncio.get_running_loop().create_future())
         group.allocations.append(pending)
+        # A task of its own: the answer may come before the end of the turn, in which another pool hangs.
+        turn = asyncio.create_task(self._serve_allocations(pending))
+        group.turns.add(turn)
+        turn.add_done_callback(group.turns.discard)
         try:
-            # The first one to get the lock serves all requests that wait for it.
-            async with group.lock:
-                if not pending.future.done():
-                    batch = self._take(group.allocations, lambda _: True)
-                    await self._turn(self._allocate_batch(batch), batch, group.allocations)
             return await pending.future
         finally:
             # If the reconcile was cancelled: the machine may not exist when the next one serves this request.
             pending.future.cancel()
+
+    async def _serve_allocations(self, pending: _Allocation) -> None:
+        """Serve all requests that wait, unless another one's turn has served this one."""
+        group = self.group
+        async with group.lock:
+            if not pending.future.done():
+                batch = self._take(group.allocations, lambda _: True)
+                await self._turn(self._allocate_batch(batch), batch, group.allocations)
 
     async def release(self, pool: str, address: str, holder: str, cluster: str = "") -> bool:
         """Release an address if that holder has it, and return whether it had. A deleted pool holds nothing."""
@@ -116,22 +140,23 @@ class AddressAllocator:
             # If the reconcile was cancelled: a machine of that id may have been created when the next one serves this.
             pending.future.cancel()
 
-    async def settle(self) -> None:
-        """Make sure that the pools in the cache have all that was ever reserved here: a deletion relies on that.
+    async def settle(self, ids: Collection[str]) -> None:
+        """Make sure that the pools in the cache have all that was ever reserved for these ids: a deletion relies on it.
 
         A write whose answer was lost requires the version of the pool that it was planned with. If the pool still has
         it, another write ends that. Raises `ApiError`, `Unreachable`: retry.
         """
-        if not self._unanswered:
+        group = self.group
+        if not any(identity in ids for _, identity in group.unanswered):
             return
-        async with self.group.lock:  # after a turn that still waits for its answers
-            unanswered = dict(self._unanswered)
-        for pool, version in unanswered.items():
-            obj = self._pools.get("", pool)
-            if obj is not None and resource_version(obj) <= int(version):
-                await self._supersede(pool, version)
-            if self._unanswered.get(pool) == version:
-                del self._unanswered[pool]
+        async with group.lock:  # after a turn that still waits for its answers
+            unanswered = {key: version for key, version in group.unanswered.items() if key[1] in ids}
+        for key, version in unanswered.items():
+            obj = self._pools.get("", key[0])
+            if obj is not None and resource_version(obj) <= version:
+                await self._supersede(key[0], str(version))
+            if group.unanswered.get(key) == version:
+                del group.unanswered[key]
 
     async def _supersede(self, pool: str, version: str) -> None:
         try:
@@ -212,24 +237,15 @@ class AddressAllocator:
                 release.future.set_result(release.address in released)
         return True
 
-    async def _allocate_batch(self, batch: list[_Allocation]) -> None:
-        for attempt in range(_ATTEMPTS):
-            batch = await self._try_allocate(batch)
-            if not batch:
-                return
-            await _back_off(attempt)
-        raise Conflict(409, "Conflict", "IPPools: modified concurrently; retrying")
-
-    async def _try_allocate(self, batch: list[_Allocation]) -> list[_Allocation]:
-        """Plan and write once; return the requests that have to be planned again."""
+    async def _allocate_batch(self, batch: list[_Allocation], attempt: int = 0) -> None:
+        """Plan and write. Each pool has its own outcome: one that refuses writes, or hangs, holds up no other."""
         pools = {obj["metadata"]["name"]: obj for obj in self._pools.store}
         accounts = {pending.allocator for pending in batch}
         plan = ipam.plan_allocations(
             pools,
             [pending.request for pending in batch],
-            lambda address: any(account._in_use(address) for account in accounts),
+            lambda address: address in self._writing or any(account._in_use(address) for account in accounts),
         )
-        # One outcome for each pool: one that refuses writes, or hangs, fails no request that another pool can serve.
         by_pool: dict[str, list[_Allocation]] = {}
         for pending in batch:
             grant = plan.grants.get(pending.request.id)
@@ -237,27 +253,45 @@ class AddressAllocator:
                 by_pool.setdefault(grant.pool, []).append(pending)
             else:
                 _answer(pending, plan)
-        writes = (self._write_for(pool, plan, granted) for pool, granted in by_pool.items())
-        return [pending for again in await asyncio.gather(*writes) for pending in again]
+        await asyncio.gather(*(self._write_for(pool, plan, granted, attempt) for pool, granted in by_pool.items()))
 
-    async def _write_for(self, pool: str, plan: ipam.AllocationPlan, granted: list[_Allocation]) -> list[_Allocation]:
-        """Write one pool and answer these requests; return those that have to be planned again."""
-        patch, accounts = plan.patches[pool], {pending.allocator for pending in granted}
-        for account in accounts:
-            account._unanswered[pool] = patch["metadata"]["resourceVersion"]
+    async def _write_for(self, pool: str, plan: ipam.AllocationPlan, granted: list[_Allocation], attempt: int) -> None:
+        """Write one pool and answer these requests, or plan them again after a conflict."""
+        addresses = {plan.grants[pending.request.id].address for pending in granted}
+        self._writing |= addresses
         try:
-            written = await self._written(pool, patch)
+            written = await self._answered_write(pool, plan.patches[pool], [pending.request.id for pending in granted])
         except (ApiError, Unreachable) as error:
             self._fail(granted, error, self.group.allocations)
-            if not isinstance(error, (ServerFault, Unreachable)):
-                _answered(pool, accounts)
-            return []
-        _answered(pool, accounts)
-        if not written:
-            return [pending for pending in granted if not pending.future.done()]
-        for pending in granted:
-            _answer(pending, plan)
-        return []
+            return
+        finally:
+            self._writing -= addresses
+        granted = [pending for pending in granted if not pending.future.done()]
+        if written:
+            for pending in granted:
+                _answer(pending, plan)
+        elif granted and attempt + 1 < _ATTEMPTS:
+            await _back_off(attempt)
+            await self._allocate_batch(granted, attempt + 1)
+        else:
+            failure = Conflict(409, "Conflict", f"IPPool {pool}: modified concurrently; retrying")
+            self._fail(granted, failure, self.group.allocations)
+
+    async def _answered_write(self, pool: str, patch: Obj, ids: list[str]) -> bool:
+        """Like `_written`, and remember the write until it is certain that it does not take effect later.
+
+        A refusal says nothing about an earlier write that requires the same version, and may still be on its way.
+        """
+        version = int(patch["metadata"]["resourceVersion"])
+        before = self.group.expect(pool, ids, version)
+        try:
+            written = await self._written(pool, patch)
+        except ApiError as error:
+            if not isinstance(error, ServerFault):
+                self.group.answered(pool, ids, before)
+            raise
+        self.group.answered(pool, ids, {key: newer for key, newer in before.items() if newer > version})
+        return written
 
     async def _written(self, pool: str, patch: Obj) -> bool:
         """Whether a pool was still as the plan assumed; if not, it was read again."""
@@ -280,11 +314,6 @@ class AddressAllocator:
     @property
     def _pools(self) -> Informer:
         return self._current_pools()
-
-
-def _answered(pool: str, accounts: Iterable[AddressAllocator]) -> None:
-    for account in accounts:
-        account._unanswered.pop(pool, None)
 
 
 def _answer(pending: _Allocation, plan: ipam.AllocationPlan) -> None:

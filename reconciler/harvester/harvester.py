@@ -121,11 +121,15 @@ class Harvester:
     """One Harvester and the sessions of all accounts on it."""
 
     def __init__(
-        self, key: ServerKey, server: str, on_change: Callable[[Mapping[Session, None], Change], None]
+        self,
+        key: ServerKey,
+        server: str,
+        on_change: Callable[[Mapping[Session, None], Change], None],
+        allocators: AllocatorGroup | None = None,
     ) -> None:
         self.key = key
         self.sessions: dict[Session, None] = {}
-        self.allocators = AllocatorGroup()
+        self.allocators = allocators or AllocatorGroup()
         self._on_change = on_change
         self._budget = MemoryBudget(SHARED_CACHE_BYTES, server)
         self._budget.machines = self.machines
@@ -177,11 +181,16 @@ class Harvesters:
     def __init__(self, on_change: Callable[[Mapping[Session, None], Change], None]) -> None:
         self._on_change = on_change
         self._harvesters: dict[ServerKey, Harvester] = {}
+        # Of Harvesters without a session, as while the credentials of the only one are replaced.
+        self._unanswered: dict[ServerKey, AllocatorGroup] = {}
 
     def enter(self, session: Session, access: Kubeconfig, uid: str) -> Harvester:
         """Return the Harvester that a session leads to, whose `kube-system` has this uid."""
         key = server_key(access, uid)
-        harvester = self._harvesters.setdefault(key, Harvester(key, access.server, self._on_change))
+        harvester = self._harvesters.get(key)
+        if harvester is None:
+            before = self._unanswered.pop(key, None)
+            harvester = self._harvesters[key] = Harvester(key, access.server, self._on_change, before)
         harvester.sessions[session] = None
         return harvester
 
@@ -190,6 +199,8 @@ class Harvesters:
         harvester.sessions.pop(session, None)
         if not harvester.sessions:
             self._harvesters.pop(harvester.key, None)
+            if harvester.allocators.unanswered:
+                self._unanswered[harvester.key] = harvester.allocators
 
 
 def server_key(access: Kubeconfig, uid: str) -> ServerKey:

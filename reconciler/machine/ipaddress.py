@@ -156,7 +156,7 @@ async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
 
     Pools are read instead of the status: a crash after the reservation leaves the address only in the pool.
     """
-    await scope.session().allocator.settle()
+    await scope.session().allocator.settle({scope.reservation})
     for pool, address in _marked(scope) if foreign_vm else await _held(scope):
         if await scope.session().allocator.release(pool, address, scope.reservation, _cluster(scope)):
             metrics.IPPOOL_RELEASES.inc()

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj
-from caphv.runtime.errors import Conflict, Forbidden, Invalid, ServerFault, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, Invalid, ServerFault, TooManyRequests, Unreachable
 from reconciler.harvester import ipam
 from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
 
 pytestmark = pytest.mark.unit
+
+ID = "ns/machine-1"
 
 
 def pool(size: int, name: str = "pool") -> Obj:
@@ -172,6 +174,9 @@ class Harvester:
     def reached(self, _limit: str) -> None:
         pass
 
+    async def get(self, *where: str) -> Obj:
+        return await self.good.get(*where)
+
     async def patch(self, resource: object, name: str, namespace: str, patch: Obj) -> Obj:
         if name == "good":
             return await self.good.patch(resource, name, namespace, patch)
@@ -200,9 +205,30 @@ async def test_pool_that_cannot_be_written_fails_only_requests_for_it(failure: E
         *(tenants[n % 2].allocate(ipam.AddressRequest(f"ns/{name}-{n}", (name,))) for n, name in wanted),
         return_exceptions=True,
     )
+    for one in tenants:
+        await one.settle({"ns/good-0", "ns/without-a-pool"})  # writes nothing, whatever pool `bad` answers
     expected = type(failure) if failure else Unreachable
     assert [type(answer) for answer in answers] == [expected if name == "bad" else ipam.Grant for _, name in wanted]
     assert group.allocations == []
+
+
+@pytest.mark.virtual_time
+async def test_conflict_about_one_pool_is_settled_while_another_hangs() -> None:
+    it = Harvester(None)
+    one = AddressAllocator(it, lambda: it, lambda _: False)  # type: ignore[arg-type, return-value]
+    it.good.obj = {**it.good.obj, "metadata": {"name": "good", "resourceVersion": "7"}}
+    wanted = [ipam.AddressRequest("ns/bad", ("bad",)), ipam.AddressRequest("ns/good", ("good",))]
+    async with one.group.lock:
+        hanging, asked = (asyncio.create_task(one.allocate(each)) for each in wanted)
+        await asyncio.sleep(0)
+    started = asyncio.get_running_loop().time()
+    assert await asked == ipam.Grant("good", "10.0.1.2"), (
+        "the pools overlap, and the other request may get the first one"
+    )
+    assert asyncio.get_running_loop().time() - started < 1
+    assert it.good.conflicts == 1
+    with pytest.raises(Unreachable):
+        await hanging
 
 
 class RefusingServer(Server):
@@ -246,17 +272,23 @@ async def test_request_that_was_cancelled_while_it_waited_gets_no_address() -> N
 
 
 class LosingServer(Server):
-    """Loses its answer to the first write, which takes effect after `delay` seconds, also without a client."""
+    """Loses its answer to the first write, which takes effect after `delay` seconds, also without a client.
 
-    def __init__(self, delay: float, answer: Exception) -> None:
+    Then it answers `refusals`, in turn.
+    """
+
+    def __init__(self, delay: float, answer: Exception, *refusals: Exception) -> None:
         super().__init__(pool(5))
         self.delay, self.answer = delay, answer
+        self.refusals = list(refusals)
         self.lost: asyncio.Task[Obj] | None = None
 
     def reached(self, _limit: str) -> None:
         pass
 
     async def patch(self, *arguments: Any) -> Obj:
+        if self.lost and self.refusals:
+            raise self.refusals.pop(0)
         if self.lost:
             return await super().patch(*arguments)
         self.lost = asyncio.create_task(self._late(*arguments))
@@ -282,15 +314,47 @@ async def test_write_without_an_answer_is_settled(delay: float, answer: Exceptio
         asked.cancel()
     with pytest.raises((Unreachable, ServerFault, asyncio.CancelledError)):
         await asked
-    await one.settle()
+    await one.settle({ID})
     known = cache.get("", "pool")["status"]["allocated"]
     assert server.lost
     await asyncio.gather(server.lost, return_exceptions=True)
     assert server.obj["status"]["allocated"] == known, "nothing is reserved later of which the cache does not know"
     assert bool(known) == (delay == 0)
     settled = server.writes
-    await one.settle()
+    await one.settle({ID})
     assert server.writes == settled
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("status", [401, 403, 422, 429])
+async def test_refusal_does_not_end_an_earlier_write_without_an_answer(status: int) -> None:
+    kind = {403: Forbidden, 422: Invalid, 429: TooManyRequests}.get(status, ApiError)
+    server = LosingServer(60, Unreachable("connection reset"), kind(status, "", "no"))
+    one = allocator(server)
+    for error in (Unreachable, kind):
+        with pytest.raises(error):
+            await one.allocate(request(1))
+    await one.settle({ID})
+    assert server.lost
+    with pytest.raises(Conflict):
+        await server.lost
+    assert server.obj["status"]["allocated"] == {}
+    assert one.group.unanswered == {}
+
+
+@pytest.mark.virtual_time
+async def test_write_without_an_answer_is_settled_with_the_credentials_that_come_next() -> None:
+    server, group = LosingServer(60, Unreachable("connection reset")), AllocatorGroup()
+    old, new = allocator(server), allocator(server)
+    for each in (old, new):
+        each.join(group)
+    with pytest.raises(Unreachable):
+        await old.allocate(request(1))
+    await new.settle({"ns/machine-2"})
+    assert server.writes == 0
+    await new.settle({ID})
+    assert server.writes == 1
+    assert group.unanswered == {}
 
 
 @pytest.mark.virtual_time
@@ -306,7 +370,7 @@ async def test_request_that_is_cancelled_during_the_turn_of_another_is_settled_w
         await asyncio.sleep(0)
     await asyncio.sleep(0.0005)  # the first one is writing for both
     asked[1].cancel()
-    await other.settle()
+    await other.settle({ID})
     assert set(cache.get("", "pool")["status"]["allocated"].values()) == {"ns/machine-0", "ns/machine-1"}
     assert server.writes == 1
 
@@ -317,7 +381,7 @@ async def test_what_was_answered_needs_no_other_write(refusal: Exception | None)
     one = allocator(server)
     await asyncio.gather(one.allocate(request(1)), return_exceptions=True)
     before = server.writes
-    await one.settle()
+    await one.settle({ID})
     assert server.writes == before == (0 if refusal else 1)
 
 

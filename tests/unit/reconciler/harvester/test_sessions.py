@@ -380,6 +380,21 @@ async def test_server_that_claims_the_uid_of_another_decides_nothing_there() -> 
         assert attacker.allocator.group is not victim.allocator.group, "nor does it hold the victim's lock"
 
 
+async def test_other_credentials_know_which_writes_have_no_answer() -> None:
+    server, cluster = Server(), Key("ns", "c")
+    async with serving(server), opened() as it:
+        sessions = []
+        for token in ("a", "b"):
+            access = Kubeconfig(server=server.url, token=token)
+            session = await it.sessions.assign(cluster, access, "vms", identity="a", harvester_uid="uid-1")
+            await until(lambda session=session: filled(session))  # type: ignore[misc]
+            session.allocator.group.unanswered[("pool", "vms/one")] = 5
+            sessions.append(session)
+            await it.sessions.release(cluster)
+        first, second = sessions
+        assert first.allocator.group is second.allocator.group
+
+
 async def test_address_of_a_machine_is_in_use_on_its_harvester_only() -> None:
     server, other = Server(), Server()
     machines = {"10.0.0.5": [Key("ns", "a"), Key("ns", "without a session")]}

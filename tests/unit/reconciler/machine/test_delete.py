@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -37,7 +38,8 @@ class Allocator:
         self.store = store
         self.late: list[Obj] = []
 
-    async def settle(self) -> None:
+    async def settle(self, ids: Collection[str]) -> None:
+        assert ids == {"team/one"}
         self.store.extend(self.late)
 
     async def release(self, _pool: str, address: str, *_holder: str) -> bool:
