@@ -16,6 +16,8 @@ GRACE_SECONDS = 15.0
 
 # Seconds between writes of transient states.
 _NEXT_TRANSIENT = 2.0
+# Seconds until something that fails, and that nothing waits for, is tried again.
+_FIRST_RETRY, _LAST_RETRY = 60.0, 600.0
 
 
 class Grace:
@@ -33,6 +35,25 @@ class Grace:
         """The states behind these conditions are known, or those behind all."""
         for condition in conditions or tuple(self._since):
             self._since.pop(condition, None)
+
+
+class Repeated:
+    """Since when attempts fail in the same way. Without it: the next one comes sooner."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._since = 0.0
+
+    def retry_after(self, kind: str) -> float:
+        """Seconds until the next attempt, after one that has failed in this way: as long as it lasts already."""
+        now = time.monotonic()
+        if kind != self._kind:
+            self._kind, self._since = kind, now
+        return min(max(now - self._since, _FIRST_RETRY), _LAST_RETRY)
+
+    def ended(self) -> None:
+        """It fails no more."""
+        self._kind = ""
 
 
 @dataclass(slots=True)
@@ -58,6 +79,8 @@ class MachineMemory:
     """Versions of machine and VM that were compared, and the result. Without it: they are compared again."""
     logged: set[str] = field(default_factory=set)
     """What the log has reported about the VM. Without it: its host and address are logged again."""
+    reservation: Repeated = field(default_factory=Repeated)
+    """Attempts to reserve the address of its running VM again."""
     metric_labels: tuple[str, str] | None = None
     """Labels of its series of `caphv_machine_status`, to be removed with it."""
 
@@ -104,6 +127,8 @@ class ClusterMemory:
     """When (monotonic) the guests' account was last seen on Harvester. Without it: it is read again."""
     expiry_reported: str = ""
     """What was reported of the guests' credentials, once. Without it: an Event is repeated for a paused cluster."""
+    reservation: Repeated = field(default_factory=Repeated)
+    """Attempts to reserve the address of the control plane again."""
     cloud_config_written_at: float | None = None
     """When (monotonic) the Secret in the workload cluster was written. Without it: a rewrite does not wait."""
 

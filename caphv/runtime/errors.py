@@ -77,6 +77,11 @@ class TooLarge(Unreachable):
     """A response was larger than allowed and has been discarded; smaller pages may help."""
 
 
+def kind_of(error: ApiError | Unreachable) -> str:
+    """What kind of failure this is, in words that stay the same while it lasts: for a condition that is repeated."""
+    return f"HTTP {error.status}" if isinstance(error, ApiError) else "no answer"
+
+
 _Error = TypeVar("_Error", bound=BaseException)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from caphv.api import clusterapi, ippool, names, resources
@@ -9,7 +10,7 @@ from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, being_deleted, key_of, labels_of, owner_reference
 from caphv.api.plaintext import LONGEST_EVENT, plain
-from caphv.runtime.errors import AlreadyExists, ApiError, Unreachable
+from caphv.runtime.errors import AlreadyExists, ApiError, Unauthorized, Unreachable, kind_of
 from reconciler import triggers
 from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, unused, used_source, wanted_source
@@ -20,9 +21,9 @@ from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_p
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
+log = logging.getLogger(__name__)
+
 _READY = ConditionType.LOAD_BALANCER_READY
-# Seconds until a reservation is tried again after an error, which no change of the pool ends.
-_RETRY_SECONDS = 60.0
 _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")
 
 
@@ -222,16 +223,26 @@ async def _keep_reservation(scope: ClusterScope) -> str:
         # Not as a context manager: the cluster does not need it now, and it may be created again.
         scope.subscribe(triggers.pool(session.fingerprint, source.pool))
         return ""
+    retries = scope.memory.reservation
     has_it = ippool.allocated(pool).get(host) == scope.reservation(scope.load_balancer_name)
     if has_it or not ippool.contains(pool, host):
+        retries.ended()
         return ""
     try:
         await reserve_address(scope, source.pool, host)
     except Blocked as blocked:
+        retries.ended()
         return blocked.message  # a change of the pool requeues the cluster
+    except Unauthorized:
+        raise  # not the pool's fault: nothing else works either
     except (ApiError, Unreachable) as error:
-        scope.requeue_within(_RETRY_SECONDS)
-        return f"cannot reserve control plane address {host} again in {source}: {error}"
+        log.info("cannot reserve control plane address %s again: %s", host, error)
+        kind = kind_of(error)
+        scope.requeue_within(retries.retry_after(kind))  # no change of the pool may end it
+        return (
+            f"cannot reserve control plane address {host} again in {source}: {kind}; the log of the provider says more"
+        )
+    retries.ended()
     scope.event(
         "AddressReservedAgain", f"{source} did not have control plane address {host} any more; reserved it again"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from caphv.api import ippool, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, key_of
-from caphv.runtime.errors import ApiError, Forbidden, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, Unauthorized, Unreachable, kind_of
 from reconciler import metrics, triggers
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import former_owner, record
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 # Characters of a management cluster's uid that mark its addresses: random, and short for pools of thousands.
 _SHORT = 8
-# Seconds until the reservation for a running VM is tried again after an error, which no change of the pool ends.
-_RETRY_SECONDS = 60.0
 # Pool, address, and whether the machine certainly holds it.
 _Entry = tuple[str, str, bool]
 
@@ -100,7 +98,9 @@ async def restore_address(scope: MachineScope) -> None:
     pools = _lacking(scope, configured, address) if address else ()
     if pools:
         await _reserve_again(scope, pools, address)
-    elif not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
+        return
+    scope.memory.reservation.ended()
+    if not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
         # It waited for an address when its VM was adopted, and does not any more.
         scope.draft.drop(ConditionType.VM_IP_ALLOCATED)
 
@@ -130,11 +130,18 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
     request = ipam.AddressRequest(scope.reservation, pools, address, _cluster(scope))
     try:
         answer = await session.allocator.allocate(request)
+    except Unauthorized:
+        raise  # not the pool's fault: nothing else works either
     except (ApiError, Unreachable) as error:
         # The machine works, so that the rest of its reconcile does not wait for a pool that cannot be written now.
-        failure = f"cannot reserve address {address} again in IPPool {', '.join(pools)}: {error}"
-        scope.requeue_after = _RETRY_SECONDS
+        kind = kind_of(error)
+        why = f"{kind}; the log of the provider says more"
+        failure = f"cannot reserve address {address} again in IPPool {', '.join(pools)}: {why}"
+        log.info("cannot reserve address %s again: %s", address, error)
+        # No change of the pool may end it.
+        scope.requeue_after = scope.memory.reservation.retry_after(kind)
     else:
+        scope.memory.reservation.ended()
         if isinstance(answer, ipam.Grant):
             changed.cancel()
             _reserved(scope, answer.pool, address)

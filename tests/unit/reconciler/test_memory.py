@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.memory import MachineMemory
+from reconciler.memory import MachineMemory, Repeated
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
@@ -46,3 +46,15 @@ async def test_a_reconcile_at_the_end_of_the_delay_may_write(pauses: list[float]
         if left:
             await asyncio.sleep(left + 1e-6)
             assert not memory.debounce(1.0)
+
+
+async def test_failure_that_lasts_is_tried_again_less_often_until_it_ends_or_changes() -> None:
+    failing, delays = Repeated(), []
+    for _ in range(6):
+        delays.append(failing.retry_after("HTTP 500"))
+        await asyncio.sleep(delays[-1])
+    assert delays == [60, 60, 120, 240, 480, 600]
+    assert failing.retry_after("HTTP 403") == 60
+    await asyncio.sleep(300)
+    failing.ended()
+    assert failing.retry_after("HTTP 403") == 60

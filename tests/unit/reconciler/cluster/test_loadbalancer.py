@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType
 from caphv.api.object import Obj
-from caphv.runtime.errors import Forbidden, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, Unauthorized, Unreachable
 from reconciler import triggers
 from reconciler.cluster import loadbalancer
 from reconciler.cluster.addresssource import Source
 from reconciler.cluster.loadbalancer import address_failure, drift, load_balancer_spec
+from reconciler.memory import ClusterMemory
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Watched
 from tests.support.ippools import pool
@@ -140,6 +141,7 @@ class Scope:
         self.obj = {"spec": {**cluster_spec(), "controlPlaneEndpoint": {"host": "10.0.0.5", "port": 6443}}}
         self.target_namespace, self.load_balancer_name = "ns", "lb"
         self.draft = StatusDraft({"metadata": {}})
+        self.memory = ClusterMemory("u")
         self.reserved: list[tuple[str, str]] = []
         self.events: list[tuple[str, str]] = []
         self.subscribed: list[object] = []
@@ -232,27 +234,33 @@ TAKEN = Blocked(ConditionType.LOAD_BALANCER_READY, "Any", "held by ns/other", Wa
 
 
 @pytest.mark.parametrize(
-    ("error", "event", "requeued"),
+    ("error", "event", "why"),
     [
-        (None, ("Normal", "AddressReservedAgain"), False),
-        (TAKEN, ("Warning", "AddressNotReserved"), False),
-        (Unreachable("Harvester does not answer in time"), ("Warning", "AddressNotReserved"), True),
-        (Forbidden(403, "Forbidden", "cannot patch ippools"), ("Warning", "AddressNotReserved"), True),
+        (None, ("Normal", "AddressReservedAgain"), ""),
+        (TAKEN, ("Warning", "AddressNotReserved"), "held by ns/other"),
+        (Unreachable("does not answer in time"), ("Warning", "AddressNotReserved"), ": no answer; "),
+        (Forbidden(403, "Forbidden", "cannot patch ippools"), ("Warning", "AddressNotReserved"), ": HTTP 403; "),
     ],
 )
 def test_address_that_its_pool_has_lost_is_reserved_again(
-    ensure: Callable[[Scope], None], error: Exception | None, event: tuple[str, str], requeued: bool
+    ensure: Callable[[Scope], None], error: Exception | None, event: tuple[str, str], why: str
 ) -> None:
     scope = Scope(WITH_ADDRESS, pool("balancers", RANGES, allocated={"10.0.0.5": "ns/other"}), error=error)
     ensure(scope)
     assert scope.reserved == [("balancers", "10.0.0.5")]
     assert scope.events == [event]
-    assert bool(scope.requeued) == requeued
+    assert bool(scope.requeued) == isinstance(error, (ApiError, Unreachable))
     assert scope.draft.is_true(ConditionType.LOAD_BALANCER_READY), "the control plane has its address anyway"
     ready = get_condition(scope.draft.fields["conditions"], "LoadBalancerReady") or {}
-    assert ready.get("message", "").endswith(str(error or ""))
+    assert why in ready.get("message", "")
     scope.draft = StatusDraft({"metadata": {}, "status": scope.draft.fields})
     scope.events.clear()
     if error:
         ensure(scope)
         assert scope.events == [], "each message has one Event"
+
+
+def test_rejected_credentials_are_no_failure_of_the_pool(ensure: Callable[[Scope], None]) -> None:
+    error = Unauthorized(401, "Unauthorized", "expired")
+    with pytest.raises(Unauthorized):
+        ensure(Scope(WITH_ADDRESS, pool("balancers", RANGES), error=error))

@@ -12,13 +12,14 @@ import pytest
 from caphv.api.ippool import mark_name
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
-from caphv.runtime.errors import Conflict, Forbidden, ServerFault, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, ServerFault, Unauthorized, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import Owner
 from reconciler.machine.ipaddress import restore_address
 from reconciler.machine.scope import MachineScope
+from reconciler.memory import MachineMemory
 from reconciler.status import StatusDraft
 from reconciler.triggers import Topics
 from tests.support.ippools import pool
@@ -39,6 +40,7 @@ class Machine:
         self.requeue_after: float | None = None
         self.requests: list[ipam.AddressRequest] = []
         self.events: list[tuple[str, str]] = []
+        self.memory = MachineMemory("u")
         self.queue: WorkQueue[Key] = WorkQueue("test")
         self.topics = Topics()
         condition = {"type": "VMIPAllocated", "status": "True"}
@@ -64,6 +66,7 @@ class Machine:
         scope = SimpleNamespace(
             obj=self.obj,
             requeue_after=None,
+            memory=self.memory,
             spec={},
             cluster_spec={"vmNetworkConfig": {"ipPoolRefs": list(self.configured)}},
             draft=draft,
@@ -122,10 +125,17 @@ def test_what_cannot_be_reserved_is_reported_once_until_the_pool_changes(lost: O
     assert draft.fields["allocatedIPAddress"] == ADDRESS
     assert machine.requeued_by(triggers.pool("harvester", "p"))
     assert bool(machine.requeue_after) == bool(error), "an error may end without a change of the pool"
+    if isinstance(error, ApiError):
+        machine.error = type(error)(error.status, error.reason, "the same in other words")
     machine.reconcile()
     assert machine.events == [("Warning", "VMIPAllocationFailed")]
     machine.pools["p"] = pool(allocated={ADDRESS: ID})
     assert machine.reconcile().is_true(ALLOCATED)
+
+
+def test_rejected_credentials_are_no_failure_of_the_pool() -> None:
+    with pytest.raises(Unauthorized):
+        Machine(pool(), error=Unauthorized(401, "Unauthorized", "expired")).reconcile()
 
 
 def test_address_outside_of_all_ranges_stays_as_it_is() -> None:
