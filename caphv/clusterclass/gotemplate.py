@@ -35,6 +35,11 @@ def is_true(value: Any) -> bool:
     return bool(value)
 
 
+def is_known_builtin(value: Any) -> bool:
+    """Whether the value of a builtin can be relied on. Of a group of builtins, only some are known."""
+    return value is not None and not isinstance(value, dict)
+
+
 class _Renderer:
     def __init__(self, root: dict[str, Any]) -> None:
         self._variables: dict[str, Any] = {"$": root}
@@ -113,9 +118,12 @@ class _Renderer:
         head, _, path = word.partition(".")
         if head and head not in self._variables:
             raise UnsupportedError(f"{word} is not known")
-        value = self._variables[head] if head else dot
+        root = value = self._variables[head] if head else dot
         for name in filter(None, path.split(".")):
             value = value.get(name) if isinstance(value, dict) else None
+        # Cluster API knows more builtins than are known here: one that is absent here may have a value there.
+        if root is self._variables["$"] and path.split(".", maxsplit=1)[0] == "builtin" and not is_known_builtin(value):
+            raise UnsupportedError(f"{word} is not known")
         return value, rest
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api.object import Obj, key_of
 from caphv.api.objectid import ObjectId, group_of, id_of
-from caphv.clusterclass.gotemplate import UnsupportedError, render
+from caphv.clusterclass.gotemplate import UnsupportedError, is_known_builtin, render
 from caphv.runtime.text import TextError, load_yaml
 
+_STEP = re.compile(r"([^.\[\]]+)(?:\[([0-9]+)\])?")
 _TEMPLATE = ("spec", "template", "spec")
 
 
@@ -169,10 +171,24 @@ def _value(operation: Obj, variables: dict[str, Any]) -> Any:
             return load_yaml(render(str(source["template"]), variables))
         except TextError as error:
             raise UnsupportedError(f"a template of a patch {error}") from None
+    return copy.deepcopy(_variable(str(source.get("variable")), variables))
+
+
+def _variable(path: str, variables: dict[str, Any]) -> Any:
+    """The value at a path such as `disks[0].size`. Cluster API, too, fails if there is none."""
     value: Any = variables
-    for name in str(source.get("variable")).split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return copy.deepcopy(value)
+    for each in path.split("."):
+        step = _STEP.fullmatch(each)
+        if not step:
+            raise UnsupportedError(f"variable {path} is not understood")
+        try:
+            value = value[step[1]]
+            value = value if step[2] is None else value[int(step[2])]
+        except (KeyError, IndexError, TypeError):
+            raise UnsupportedError(f"variable {path} has no value") from None
+    if path.split(".", maxsplit=1)[0] == "builtin" and not is_known_builtin(value):
+        raise UnsupportedError(f"variable {path} is not known")
+    return value
 
 
 def _defaulted(value: Any, schema: Obj) -> Any:
@@ -183,4 +199,10 @@ def _defaulted(value: Any, schema: Obj) -> Any:
             inner = _defaulted(value.get(name), each)
             if inner is not None:
                 value = {**value, name: inner}
+        others = schema.get("additionalProperties")
+        if isinstance(others, dict):
+            named = schema.get("properties") or {}
+            value = {name: each if name in named else _defaulted(each, others) for name, each in value.items()}
+    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
+        value = [_defaulted(each, schema["items"]) for each in value]
     return value

@@ -102,11 +102,18 @@ def _topology_pool(found: Class, cluster: Obj, entry: Obj) -> Pool:
     worker = found.worker(name)
     worker = {**worker, **(worker.get("template") or {})}  # v1beta1 has the templates one level deeper
     own = variables_of(found.obj, cluster, (entry.get("variables") or {}).get("overrides") or ())
-    own["builtin"] |= {"machineDeployment": {"class": name, "topologyName": entry.get("name")}}
+    version = cluster["spec"]["topology"].get("version")
+    own["builtin"].pop("controlPlane")
+    own["builtin"]["machineDeployment"] = {
+        "class": name,
+        "topologyName": entry.get("name"),
+        "version": version,
+        "replicas": entry.get("replicas"),
+    }
     machine = patched(found.obj, found.part("machine", worker.get("infrastructure"), name), own)
     bootstrap = patched(found.obj, found.part("bootstrap", worker.get("bootstrap"), name), own)
     wanted = {
-        "version": cluster["spec"]["topology"].get("version"),
+        "version": version,
         "machine": machine,
         "bootstrap": bootstrap,
         "failureDomain": entry.get("failureDomain") or worker.get("failureDomain"),

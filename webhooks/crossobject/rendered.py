@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from caphv import data
@@ -25,25 +25,35 @@ RULES = Rules()
 _UNKNOWN = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 # Of a Cluster whose name the API server generates.
 _ANY_NAME = "cluster"
+_CONTROL_PLANE = f"the {MACHINE_TEMPLATE} of the control plane"
 
 
 @RULES.rule(
     "topology-objects",
     ("Cluster",),
     "The HarvesterCluster and the HarvesterMachineTemplates that the ClusterClass makes of a Cluster must follow their "
-    "rules. The finding is at the variable whose value breaks one, if one can be named.",
+    "rules. The finding is at the variable whose value breaks one; at `variables` if a missing one may be why. Objects "
+    "whose patches need what only Cluster API knows, such as the UID of the Cluster, are not checked.",
     example="variable `ipPoolRef` without `gateway`: machines with addresses of a pool need both",
 )
 def _objects(inventory: Inventory) -> Iterator[Located]:
-    refused = {found.place.index for rule in topology.RULES if rule.check for found in rule.check(inventory)}
-    for cluster, found in topology.clusters_with_class(inventory):
-        if cluster.index not in refused:
-            try:
-                templates = _templates(inventory, found)
-            except _UNKNOWN:
-                continue
-            for finding in _findings(cluster, found, templates):
-                yield LocatedFinding(cluster, finding, found)
+    located = [
+        LocatedFinding(cluster, finding, found)
+        for cluster, found in topology.clusters_with_class(inventory)
+        for finding in _findings_of(inventory, cluster, found)
+    ]
+    if located:
+        # Other rules say already what is wrong with these Clusters.
+        refused = {found.place.index for rule in topology.RULES if rule.check for found in rule.check(inventory)}
+        yield from (each for each in located if each.place.index not in refused)
+
+
+def _findings_of(inventory: Inventory, cluster: Entry, found: Entry) -> Iterator[Finding]:
+    try:
+        templates = _templates(inventory, found)
+    except _UNKNOWN:
+        return
+    yield from _findings(cluster, found, templates)
 
 
 def _templates(inventory: Inventory, cluster_class: Entry) -> dict[ObjectId, Obj]:
@@ -74,11 +84,19 @@ class _Made:
 
     def findings(self, *, without: Field | None = None) -> Sequence[Finding]:
         """What is wrong with it, also if a variable were not given."""
-        given = [{"name": one.at("name").text, "value": one.at("value").value} for one in self.given if one != without]
-        variables = variables_of(self.cluster_class.obj, self.cluster, given)
-        variables["builtin"] |= self.builtin
+        # Null, unless there is another value: a patch that copies a variable without any cannot be applied.
+        none = [{**without.mapping, "value": None}] if without else []
+        given = none + [one.mapping for one in self.given if one != without]
         part = self.part()
-        return self._of(part, patched(self.cluster_class.obj, part, variables))
+        return self._of(part, patched(self.cluster_class.obj, part, self._variables(given)))
+
+    def _variables(self, given: Sequence[Obj]) -> Obj:
+        variables = variables_of(self.cluster_class.obj, self.cluster, given)
+        if self.title != _CONTROL_PLANE:
+            # Cluster API gives these to the templates of the control plane only.
+            variables["builtin"].pop("controlPlane")
+        variables["builtin"] |= self.builtin
+        return variables
 
     def unpatched(self) -> Sequence[Finding]:
         """What is wrong with the template itself, which other rules report."""
@@ -100,9 +118,18 @@ class _Made:
 
     def cause(self, finding: Finding) -> Field | None:
         """The value of the variable without which there would not be this finding; of several, the one that has it."""
-        causes = [one.at("value") for one in self.given if finding not in self._without(one)]
+        causes = [one.at("value") for one, findings in self._without_each if finding not in findings]
         places = (place for one in causes if finding.value is not None and (place := _place(one, finding.value)))
         return next(places, None) or next((_missing(one, finding.path) for one in causes), None)
+
+    def may_lack(self, finding: Finding) -> bool:
+        """Whether a variable that has no value may be why a field has none."""
+        names = {each.get("name") for each in self.cluster_class.obj["spec"].get("variables") or ()}
+        return finding.value is None and bool(names - set(self._variables([one.mapping for one in self.given])))
+
+    @cached_property
+    def _without_each(self) -> Sequence[tuple[Field, Sequence[Finding]]]:
+        return [(one, self._without(one)) for one in self.given]
 
     def _without(self, variable: Field) -> Sequence[Finding]:
         try:
@@ -146,7 +173,8 @@ def _findings(cluster: Entry, found: Entry, templates: dict[ObjectId, Obj]) -> I
             continue
         for finding in findings:
             cause = made.cause(finding)
-            if cause is None and finding in before:
+            # Otherwise it is a fault of the class, or of what is predicted here.
+            if cause is None and (finding in before or not made.may_lack(finding)):
                 continue
             path = cause.path if cause else ("spec", "topology", "variables")
             # Machines share variables: the first of them is enough.
@@ -172,14 +200,19 @@ def _made(cluster: Entry, found: Entry, cluster_class: Class) -> Iterator[_Made]
         )
 
     yield made("the HarvesterCluster", CLUSTER, spec.at("infrastructure"), common)
-    title = f"the {MACHINE_TEMPLATE} of the control plane"
     place = spec.at("controlPlane", "machineInfrastructure")
-    yield made(title, MACHINE_TEMPLATE, place, [*common, *_overrides(control_plane)])
+    yield made(_CONTROL_PLANE, MACHINE_TEMPLATE, place, [*common, *_overrides(control_plane)])
     places = {one.at("class").text: one for one in spec.at("workers", "machineDeployments").each()}
     for entry in wanted.at("workers", "machineDeployments").each():
         worker, name = entry.at("class").text, entry.at("name").text
         title = f"the {MACHINE_TEMPLATE} of MachineDeployment {name}"
-        given, builtin = [*common, *_overrides(entry)], {"class": worker, "topologyName": name}
+        given = [*common, *_overrides(entry)]
+        builtin = {
+            "class": worker,
+            "topologyName": name,
+            "version": wanted.at("version").text,
+            "replicas": entry.at("replicas").number,
+        }
         place = places.get(worker, Field(None, ()))
         # v1beta1 has the templates one level deeper.
         place = (

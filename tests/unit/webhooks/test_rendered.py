@@ -114,6 +114,55 @@ def test_fault_of_a_template_is_not_repeated() -> None:
     assert findings(own, *templates, cluster(VARIABLES, "own")) == []
 
 
+DISKS: Obj = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"volumeType": {"type": "string", "default": "image"}, "imageName": {"type": "string"}},
+        "additionalProperties": {"x-kubernetes-preserve-unknown-fields": True},
+    },
+}
+KINDS: Obj = {"type": "object", "additionalProperties": {"type": "object", "properties": {"cpu": {"default": 2}}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("networks/0", {"variable": "nets[0]"}),
+        ("networks/0", {"variable": "nets[7]"}),
+        ("networks/0", {"variable": "net"}),
+        ("volumes", {"variable": "disks"}),
+        ("cpu", {"variable": "kinds.small.cpu"}),
+        ("sshUser", {"variable": "builtin.machineDeployment.name"}),
+        ("sshUser", {"variable": "builtin.cluster.uid"}),
+        ("sshUser", {"variable": "builtin.machineDeployment"}),
+        ("sshUser", {"template": "u{{ .builtin.machineDeployment.name }}"}),
+        ("sshUser", {"template": "{{ $b := .builtin }}u{{ $b.cluster.topology.class }}"}),
+        ("sshUser", {"template": "{{ if .builtin.controlPlane }}not valid{{ else }}u{{ end }}"}),
+        ("cpu", {"variable": "builtin.machineDeployment.replicas"}),
+    ],
+)
+def test_valid_clusters_of_other_classes_are_no_finding(path: str, source: Obj) -> None:
+    own, templates = of_user()
+    schemas = {"nets": {"type": "array", "items": {"type": "string"}}, "disks": DISKS, "kinds": KINDS}
+    selector = {
+        "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1",
+        "kind": "HarvesterMachineTemplate",
+        "matchResources": {"machineDeploymentClass": {"names": ["default-worker"]}},
+    }
+    operation = {"op": "replace", "path": f"/spec/template/spec/{path}", "valueFrom": source}
+    definitions = [{"selector": selector, "jsonPatches": [operation]}]
+    variables = [{"name": name, "schema": {"openAPIV3Schema": schema}} for name, schema in schemas.items()]
+    own["spec"] = {
+        **own["spec"],
+        "variables": [*own["spec"]["variables"], *variables],
+        "patches": [*own["spec"]["patches"], {"name": "own", "definitions": definitions}],
+    }
+    disk = {"imageName": "default/sles", "volumeSize": "40Gi", "bootOrder": 1}
+    values = VARIABLES | {"nets": ["default/a"], "disks": [disk], "kinds": {"small": {}}}
+    assert findings(own, *templates, cluster(values, "own", first={})) == []
+
+
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text("a{} .", max_size=6),
     lambda below: st.lists(below, max_size=2) | st.dictionaries(st.sampled_from(["name", "spec"]), below, max_size=2),
