@@ -46,7 +46,10 @@ def _differences(wanted: Obj, actual: Obj, domain: Obj | None) -> Iterator[str]:
 
 
 def _view(vm: Obj) -> Obj:
-    """What is compared, by a readable name of the field, normalised so that equivalent values are equal."""
+    """What is compared, by a readable name of the field, normalised so that equivalent values are equal.
+
+    Rule `machine-immutable` finds these names in the message of the condition.
+    """
     template = vm["spec"]["template"]
     spec = template.get("spec") or {}
     domain = spec.get("domain") or {}

@@ -35,6 +35,19 @@ _LIVE_FIELDS = (
     "sshKeyPair",
     "guestConfig",
 )
+# How the message of condition VMUpToDate names the fields; what it cannot name has no entry.
+_DRIFT = {
+    "cpu": ("cores is ", "CPU limit is "),
+    "memory": ("memory limit is ",),
+    "volumes": ("disks is ",),
+    "networks": ("networks is ", "interfaces is "),
+    "firmware": ("firmware is ",),
+    "tpm": ("TPM is ",),
+    "failureDomain": ("nodeAffinity lacks the failure domain",),
+    "nodeAffinity": ("nodeAffinity lacks rules",),
+    "workloadAffinity": ("podAffinity lacks rules",),
+}
+_INVALID_SPEC = "the machine's spec is not valid"
 _QUANTITIES = frozenset({"memory", "volumeSize"})
 
 
@@ -136,8 +149,8 @@ def _provider_id_immutable(subject: Subject) -> Iterator[Finding]:
     "machine-immutable",
     (MACHINE,),
     "Fields of a machine whose VM exists must not change: nothing would apply the change. Annotation "
-    "`caphv.io/adopt`, which assigns another VM to a machine, allows it. While condition `VMUpToDate` is False, a "
-    "change is a warning, so that the spec can be made equal to the VM again.",
+    "`caphv.io/adopt`, which assigns another VM to a machine, allows it. A change of a field that "
+    "condition `VMUpToDate` names as different is a warning, so that the spec can be made equal to the VM again.",
     *_LIVE_FIELDS,
     before="{cpu: 2, status: {ready: true}}",
     example="cpu: 4",
@@ -148,18 +161,25 @@ def _machine_immutable(subject: Subject) -> Iterator[Finding]:
         return
     if not (old.spec.at("providerID").text or _provisioned(old) or _has_vm(old)):
         return
-    differs = _condition(old, names.ConditionType.VM_UP_TO_DATE) == "False"
     for name in _LIVE_FIELDS:
         now, before = subject.spec.at(name), old.spec.at(name)
         if not (now.present or before.present) or _same(now.value, before.value, name):
             continue
-        if differs:
+        if _differs(old, name):
             detail = (
                 "is not applied to the VM: set what the VM has, as condition VMUpToDate says, or make a new machine"
             )
             yield as_advice(now.forbidden(detail))
         else:
             yield now.forbidden("cannot be changed on a VM that exists: make a new machine, by a new template")
+
+
+def _differs(subject: Subject, name: str) -> bool:
+    """Whether condition VMUpToDate says that the VM has another value of a field, or that the spec is not valid."""
+    if _condition(subject, names.ConditionType.VM_UP_TO_DATE) != "False":
+        return False
+    message = _condition(subject, names.ConditionType.VM_UP_TO_DATE, "message")
+    return message.startswith(_INVALID_SPEC) or any(each in message for each in _DRIFT.get(name, ()))
 
 
 def _endpoint(field: Field) -> dict[str, Any]:
@@ -188,10 +208,10 @@ def _has_vm(subject: Subject) -> bool:
     return created or bool(subject.obj.at("status", "virtualMachine", "uid").text)
 
 
-def _condition(subject: Subject, wanted: str) -> str:
-    """The status of a condition, empty for none."""
+def _condition(subject: Subject, wanted: str, member: str = "status") -> str:
+    """The status of a condition, or another member, empty for none."""
     conditions = subject.obj.at("status", "conditions").each()
-    return next((each.at("status").text for each in conditions if each.at("type").text == wanted), "")
+    return next((each.at(member).text for each in conditions if each.at("type").text == wanted), "")
 
 
 def _provisioned(subject: Subject) -> bool:
