@@ -99,7 +99,9 @@ class SyncLoop:
         state = self._state(states, changed)
         started = time.monotonic()
         try:
-            published = await asyncio.get_running_loop().run_in_executor(self._thread, self._publisher.publish, state)
+            published = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._publisher.publish, state, self._reporter.commits()
+            )
         except Exception as error:
             self._failed(error, changed, states)
             return False

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 
 from caphv.api.object import Key
 from packager import rollout
@@ -15,15 +16,15 @@ from packager.controller.definition_source import DefinitionCommit, DefinitionSo
 from packager.controller.open_repository import RepositoryConfig, RepositoryHandle
 from packager.definitions.builder import Builder, BuildResult
 from packager.git.commit import Reason
-from packager.git.errors import GitError
+from packager.git.errors import CorruptClone, GitError
 from packager.git.prune import Plan
-from packager.git.repository import Result
+from packager.git.repository import Repository, Result
 from packager.git.snapshot import Snapshot
 from packager.planner import ManagementState, Planner, definitions_changed, publish
 from packager.rendering import branches
 from packager.rendering.gitrepo import GitRepoOptions
 from packager.rendering.renderer import RenderOptions
-from packager.tree import CLUSTERS
+from packager.tree import CLUSTERS, cluster_folder
 
 _REMEMBERED = 1000
 
@@ -92,17 +93,17 @@ class Publisher:
         self._order: OrderedDict[str, int] = OrderedDict()
         self._folders: dict[Key, str] = {}
         self._awaited: dict[Key, str] = {}
+        self._stale: frozenset[Key] = frozenset()
 
-    def publish(self, state: ManagementState) -> Published:
+    def publish(self, state: ManagementState, known: Mapping[Key, str] = MappingProxyType({})) -> Published:
         """Make the repository match definitions and live clusters in one commit, or none when it does already.
 
-        Raises GitErrors. A source that cannot be read is reported in the result; its last content stays in use.
+        `known` maps clusters to the commit that was awaited before this process. Raises GitErrors. A source that cannot
+        be read is reported in the result; its last content stays in use.
         """
         repository = self._target.opened()
         if not self._order:
-            self._folders = _folders(repository.sync())
-            for commit in repository.commits():
-                self._note(commit)
+            self._begin(repository, known)
         definitions, error = self._read_source()
         source = definitions.source if definitions else None
         reason = self._reason(state, definitions)
@@ -159,6 +160,22 @@ class Publisher:
         if self._source:
             self._source.close()
 
+    def _begin(self, repository: Repository, known: Mapping[Key, str]) -> None:
+        """Note the heads, and which clusters may have changed after the commit that their condition names.
+
+        An earlier process may have pushed a commit and ended before it wrote the conditions.
+        """
+        self._folders = _folders(repository.sync())
+        heads = repository.commits()
+        earlier = {key: commit for key, commit in known.items() if commit not in heads}
+        self._stale = frozenset(
+            key for key, commit in earlier.items() if _folder_at(repository, commit, key) != self._folders.get(key, "")
+        )
+        # All are older than the heads; nothing tells their own order.
+        self._order.update(dict.fromkeys((earlier[key] for key in self._stale), 0))
+        for commit in heads:
+            self._note(commit)
+
     def _read_source(self) -> tuple[DefinitionCommit | None, Exception | None]:
         """Return the newest definitions that could be read, and why they cannot be read now."""
         if self._source is None:
@@ -187,9 +204,10 @@ class Publisher:
                 continue
             folder = folders.get(key, "")
             is_behind = key not in self._awaited and rendered.branch in result.moved
-            if key in written or is_behind or folder != self._folders.get(key, ""):
+            if key in written or is_behind or key in self._stale or folder != self._folders.get(key, ""):
                 self._awaited[key] = result.head_of(rendered.branch)
             self._folders[key] = folder
+            self._stale -= {key}
         for remembered in (self._folders, self._awaited):
             for key in remembered.keys() - folders.keys():
                 del remembered[key]
@@ -209,6 +227,15 @@ def _folders(snapshot: Snapshot) -> dict[Key, str]:
         for namespace in snapshot.entries(CLUSTERS)
         for name, entry in snapshot.entries(f"{CLUSTERS}/{namespace}").items()
     }
+
+
+def _folder_at(repository: Repository, commit: str, key: Key) -> str | None:
+    """Return the id of a cluster's folder at a commit, None if the clone does not have that."""
+    try:
+        entry = repository.at(commit).entry(cluster_folder(*key))
+    except CorruptClone:
+        return None
+    return entry.id if entry else ""
 
 
 def touched(plan: Plan) -> Iterator[Key]:

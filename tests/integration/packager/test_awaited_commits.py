@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Waves:
 
     def publish(self, **work: Any) -> dict[str, str]:
         """Publish, and return the commit that each cluster waits for."""
-        published = self.publisher.publish(ManagementState(tuple(map(cluster, "ab")), **work))
+        published = self.publisher.publish(ManagementState(tuple(map(cluster, "ab")), **work), self.known)
         outcomes = condition.outcomes(published, self.known, "")
         self.known = {key: outcome.commit for key, outcome in outcomes.items()}
         return {key.name: outcome.wanted.commit for key, outcome in outcomes.items() if outcome.wanted}
@@ -58,6 +59,27 @@ class Waves:
         hook.chmod(0o755)
         yield
         hook.unlink()
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_cluster_waits_for_a_commit_that_its_condition_does_not_name_yet(tmp_path: Path, is_cached: bool) -> None:
+    waves = Waves(tmp_path)
+    older = waves.publisher.table.releases[1]
+    first = waves.publish(pins={Key("clusters", name): older for name in "ab"})
+    before = waves.known
+    waves.publish(pins={Key("clusters", "a"): waves.publisher.table.newest})
+    # The process ends before it writes the conditions.
+    waves.known = before
+    waves.publisher.close()
+    if not is_cached:
+        shutil.rmtree(tmp_path / "cache")
+    waves.restart()
+    found = waves.publish()
+    # Without the former commit, nothing shows that the files of b are unchanged.
+    assert found == {"a": waves.group(), "b": first["b"] if is_cached else waves.group()}
+    assert waves.publisher.is_before(first["a"], found["a"])
+    assert waves.publish() == found
+    waves.publisher.close()
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
