@@ -69,8 +69,8 @@ class Rollout:
     """An upgrade in waves. `wave` is the number of the one that was committed last, from 1; `since` is its time.
 
     `before` are the versions that the clusters of this wave had. `gate` is in seconds. `request` is the user's text.
-    `left_out` are the clusters of all waves so far whose bundles cannot be upgraded, each with the reasons. `blocked`
-    is why the upgrade cannot continue here; the file does not hold it.
+    `left_out` are the clusters of all waves so far whose bundles cannot be upgraded, each with the reasons, and `kept`
+    are their releases. `blocked` is why the upgrade cannot continue here; the file does not hold it.
     """
 
     release: str
@@ -83,6 +83,7 @@ class Rollout:
     before: Mapping[Key, Versions] = field(default_factory=dict)
     problems: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
     left_out: Mapping[Key, tuple[str, ...]] = field(default_factory=dict)
+    kept: Mapping[Key, str] = field(default_factory=dict)
     blocked: str = ""
 
     @property
@@ -100,9 +101,13 @@ class Rollout:
         """The same wave, for people."""
         return f"wave {self.wave} of {len(self.waves)} ({self.name})" if self.wave else "no wave"
 
+    def leaves_out(self, cluster: Key, release: str = "") -> bool:
+        """Whether a cluster was left out and, as far as its release is known, still has the one that it had then."""
+        return cluster in self.left_out and release in ("", self.kept.get(cluster))
+
     def notes(self, cluster: Key, release: str = "") -> list[str]:
         """Return what users should know of a cluster with this release: that it is awaited, left out, or reverted."""
-        if cluster in self.left_out and release != self.release:
+        if self.leaves_out(cluster, release):
             return [f"left out of the upgrade to release {self.release}: {'; '.join(self.left_out[cluster])}"]
         if self.is_active and cluster in self.before:
             blocked = f", which cannot continue: {self.blocked}" if self.blocked else ""
@@ -261,8 +266,9 @@ def decide(
     except ValueError as error:
         remedy = f"run a packager that has it, or annotate the packager's Lease with {names.UPGRADE_ANNOTATION}={STOP}"
         return Decision(replace(active, blocked=f"{error}; {remedy}"), None, problem)
-    outdated = without(outdated_in(snapshot, facts, target), left_out)
-    return Decision(current, noting(_continue(active, observed, facts, target, outdated), left_out), problem)
+    outdated = outdated_in(snapshot, facts, target)
+    following = _continue(active, observed, facts, target, without(outdated, left_out))
+    return Decision(current, noting(following, left_out, outdated), problem)
 
 
 def _stop(active: Rollout, why: str = "") -> Step:
@@ -279,11 +285,11 @@ def _start(
     target = table.release(request.release) if request.release else table.newest
     waves = split(request.waves, inventory.wave(facts.values(), snapshot.tree, target, None).chosen)
     started = begin(waves, target.release, request.gate, observed.request)
-    outdated = without(outdated_in(snapshot, facts, target), left_out)
-    found = next_wave(started, outdated, target, observed.now)
+    outdated = outdated_in(snapshot, facts, target)
+    found = next_wave(started, without(outdated, left_out), target, observed.now)
     if found and left_out and not found.pins:
         raise ValueError(f"no cluster can be upgraded to release {target.release}; left out: {described(left_out)}")
-    return noting(found, left_out)
+    return noting(found, left_out, outdated)
 
 
 def _continue(
@@ -327,11 +333,14 @@ def described(left_out: LeftOut) -> str:
     return "; ".join(rows[:_MOST_NAMED]) + (f"; and {len(rows) - _MOST_NAMED} more" if len(rows) > _MOST_NAMED else "")
 
 
-def noting(found: Step | None, left_out: LeftOut) -> Step | None:
-    """Note what a step left out."""
+def noting(found: Step | None, left_out: LeftOut, outdated: Outdated) -> Step | None:
+    """Note what a step left out, and the releases that those clusters have."""
     if found is None or not left_out:
         return found
-    rollout = replace(found.rollout, left_out={**found.rollout.left_out, **left_out})
+    kept = {key: versions.release for key in left_out if (versions := outdated(key))}
+    rollout = replace(
+        found.rollout, left_out={**found.rollout.left_out, **left_out}, kept={**found.rollout.kept, **kept}
+    )
     return replace(found, rollout=rollout, why=f"{found.why} Left out: {described(left_out)}.", left_out=left_out)
 
 
@@ -365,13 +374,16 @@ def write(rollout: Rollout) -> bytes:
         "wave": rollout.wave,
         "since": datetime.fromtimestamp(int(rollout.since), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "before": [{"versions": found.as_data(), "clusters": keys} for found, keys in versions],
-        "problems": _messages(rollout.problems),
-        "leftOut": _messages(rollout.left_out),
+        "problems": messages(rollout.problems),
+        "leftOut": [
+            {**row, "release": rollout.kept.get(_key(row["cluster"]), "")} for row in messages(rollout.left_out)
+        ],
     }
     return yaml.dump(content).encode()
 
 
-def _messages(found: Mapping[Key, tuple[str, ...]]) -> list[Any]:
+def messages(found: LeftOut) -> list[Any]:
+    """Return messages of clusters as data."""
     return [{"cluster": str(key), "messages": [*messages]} for key, messages in sorted(found.items())]
 
 
@@ -404,6 +416,7 @@ def _rollout(value: Any) -> Rollout:
         problems={_key(one["cluster"]): tuple(map(str, one["messages"])) for one in value["problems"]},
         # An earlier packager wrote no such list.
         left_out={_key(one["cluster"]): tuple(map(str, one["messages"])) for one in value.get("leftOut", ())},
+        kept={_key(one["cluster"]): str(one["release"]) for one in value.get("leftOut", ()) if one.get("release")},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -151,12 +151,17 @@ class _Upgrade:
         pruning = Pruning(complete=not self.given.input.unreadable, budget=self.flags["max_prune"], scope=scope)
         return ManagementState(chosen, live=False, pruning=pruning, pins=pins)
 
-    def outdated(self, left_out: LeftOut) -> Outdated:
-        """Return what tells which clusters the branch has with other versions than the target's; without those."""
+    def step(self, find: Callable[[Outdated], rollout.Step | None]) -> rollout.Step | None:
+        """Return what `find` finds, given what tells which clusters can be upgraded; the others are left out."""
         from packager import rollout
 
         facts = {one.key: one for one in self.given.clusters}
-        return rollout.without(rollout.outdated_in(self.store.sync(), facts, self.target), left_out)
+
+        def fit(left_out: LeftOut) -> rollout.Step | None:
+            outdated = rollout.outdated_in(self.store.sync(), facts, self.target)
+            return rollout.noting(find(rollout.without(outdated, left_out)), left_out, outdated)
+
+        return rollout.fitting(fit, self.unfit)
 
     def heads(self) -> set[str]:
         """Return the newest commits of the branch and of the branches of groups. Raises GitErrors."""
@@ -218,12 +223,7 @@ def _in_waves(work: _Upgrade, step: Step) -> int:
         return 0
     done = []
     upgrade = rollout.begin(waves, work.target.release, work.flags["gate"])
-    following: rollout.Step | None = rollout.fitting(
-        lambda left_out: rollout.noting(
-            rollout.next_wave(upgrade, work.outdated(left_out), work.target, time.time()), left_out
-        ),
-        work.unfit,
-    )
+    following = work.step(lambda outdated: rollout.next_wave(upgrade, outdated, work.target, time.time()))
     _report(following)
     while following and following.rollout.is_active:
         outcome, following = _wave(work, following, step)
@@ -266,11 +266,8 @@ def _wave(work: _Upgrade, wave: rollout.Step, step: Step) -> tuple[dict[str, Any
         reports = {key: waiting.get(key, Report(())) for key in upgrade.before}
     # All are ready, or the gate's time is over.
     now = max(time.time(), upgrade.since + upgrade.gate)
-    following = rollout.fitting(
-        lambda left_out: rollout.noting(
-            rollout.advance(upgrade, work.outdated(left_out), reports, work.target, now=now, failed=failed), left_out
-        ),
-        work.unfit,
+    following = work.step(
+        lambda outdated: rollout.advance(upgrade, outdated, reports, work.target, now=now, failed=failed)
     )
     if following is None or following.rollout.state is not rollout.State.REVERTED:
         return outcome | {"state": "ready"}, following

@@ -74,7 +74,8 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     if not rendered.ok or rendered.settings is None:
         errors = "; ".join(str(finding) for finding in rendered.findings if not finding.advice)
         message = f"{errors}. Until this is fixed, the bundles remain unchanged"
-        if published.upgrade and key in published.upgrade.left_out:
+        release = rendered.versions.release if rendered.versions else ""
+        if published.upgrade and published.upgrade.leaves_out(key, release):
             message += f"; the upgrade to release {published.upgrade.release} left them out"
         return Outcome(Reason.ADDON_BUNDLES_INVALID, message)
     folder = cluster_folder(*key)
