@@ -30,8 +30,8 @@ PANELS: list[Obj] = [panel for panel in DASHBOARD["panels"] if panel["type"] != 
 TARGETS: list[Obj] = [target for panel in PANELS for target in panel["targets"]]
 VARIABLES: list[Obj] = DASHBOARD["templating"]["list"]
 MODULES = (provider_metrics, runtime_metrics, packager_metrics)
-# Prometheus adds it to whatever it scrapes.
-SCRAPED = {"instance"}
+# Prometheus adds them to whatever it scrapes.
+SCRAPED = {"instance", "job", "namespace"}
 WORDS = {
     "absent",
     "and",
@@ -72,7 +72,7 @@ def series() -> dict[str, set[str]]:
             found |= {f"{name}_bucket": {*labels, "le"}, f"{name}_sum": labels, f"{name}_count": labels}
         else:
             found[name] = labels
-    for registry in (prometheus_client.PROCESS_COLLECTOR, webhook_metrics.REGISTRY):
+    for registry in (prometheus_client.PROCESS_COLLECTOR, packager_metrics.REGISTRY, webhook_metrics.REGISTRY):
         for family in registry.collect():
             found |= {sample.name: set() for sample in family.samples if "_process_" in f"_{sample.name}"}
     return found
