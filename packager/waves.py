@@ -85,7 +85,8 @@ def split(waves: Sequence[str], clusters: Sequence[ClusterFacts]) -> list[Wave]:
 class CommitOrder:
     """Tells commits before an awaited one from that commit and later ones, which are all that it knows.
 
-    `heads` returns the newest commits of the remote; it is asked when Fleet is at an unknown one.
+    `heads` returns the newest commits of the remote; it is asked in each round, since Fleet may reach a head only after
+    others have followed it.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class CommitOrder:
 
     def may_be_before(self, commit: str, _awaited: str) -> bool:
         """Whether a commit is not known to be the awaited one or later."""
-        if commit not in self._known and self._clock() >= self._again:
+        if self._clock() >= self._again:
             self._again = self._clock() + _INTERVAL
             with contextlib.suppress(GitError):
                 self._known.update(self._heads())
