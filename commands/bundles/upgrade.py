@@ -232,9 +232,11 @@ def _in_waves(work: _Upgrade, step: Step) -> int:
             click.echo(out.wave_line(outcome))
         _report(following)
     if work.flags["output"] != "table":
-        click.echo(out.WAVES_DONE[work.flags["output"]](done), nl=False)
+        left_out = rollout.messages(following.rollout.left_out) if following else []
+        click.echo(out.WAVES_DONE[work.flags["output"]](done, left_out), nl=False)
     is_whole = following is not None and not following.rollout.left_out
-    return 0 if is_whole and done and done[-1]["state"] == "ready" else DIFFERENT
+    # Without a wave, another client has upgraded all clusters meanwhile.
+    return 0 if is_whole and (not done or done[-1]["state"] == "ready") else DIFFERENT
 
 
 def _report(following: rollout.Step | None) -> None:

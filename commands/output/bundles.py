@@ -349,8 +349,8 @@ VERIFIED = formats(_verdicts, _proof)
 PUSHED = formats(_pushed, _result)
 WAVES = formats(_waves, _waves_content)
 # For scripts; people read the line of each wave when it ends.
-WAVES_DONE: dict[str, Callable[[Sequence[Obj]], str]] = {
-    "json": lambda done: _as_json({"waves": done}),
-    "yaml": lambda done: yaml.dump({"waves": list(done)}),
+WAVES_DONE: dict[str, Callable[[Sequence[Obj], Sequence[Obj]], str]] = {
+    "json": lambda done, left_out: _as_json({"waves": done, "leftOut": left_out}),
+    "yaml": lambda done, left_out: yaml.dump({"waves": list(done), "leftOut": list(left_out)}),
 }
 LISTED = formats(_listed, _inventory)

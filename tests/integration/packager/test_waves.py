@@ -191,13 +191,17 @@ async def test_waves_continue_when_ready_and_are_reverted_when_not(
             await annotate("c", "cni: {mtu: 1}")
             done = await upgrade("canary,1,rest", "ready=60s", newest, expect=1)
             assert [(wave["clusters"], wave["state"]) for wave in done["waves"]] == [(["team/b"], "ready")]
+            (left,) = done["leftOut"]
+            assert left["cluster"] == "team/c"
+            assert "mtu: Invalid value: 1" in left["messages"][0]
             assert await releases() == {"team/a": newest, "team/b": newest, "team/c": OLDER}
             count = origin.count()
-            assert await upgrade("rest", "ready=60s", newest, expect=1) == {"waves": []}
+            nothing = await upgrade("rest", "ready=60s", newest, expect=1)
+            assert nothing == {"waves": [], "leftOut": done["leftOut"]}
             assert origin.count() == count
             await annotate("c", None)
             done = await upgrade("canary,1,rest", "ready=60s", newest)
-            assert [wave["clusters"] for wave in done["waves"]] == [["team/c"]]
+            assert ([wave["clusters"] for wave in done["waves"]], done["leftOut"]) == ([["team/c"]], [])
             assert set((await releases()).values()) == {newest}
 
 
