@@ -46,8 +46,8 @@ Examples:
 def support_bundle(clusters: tuple[str, ...], **flags: Any) -> None:
     """Collect clusters, checks, objects of management cluster and Harvesters, Events and the provider's logs.
 
-    Secrets are not read into it. Fields that hold credentials or cloud-config, and whatever looks like a key, token or
-    password, are removed. Review it before you send it.
+    Secrets are not read into it. Fields that hold credentials, cloud-config, or files and commands of nodes, and
+    whatever looks like a key, token or password, are removed. Review it before you send it.
     """
     name = f"caphv-support-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     file: Path = flags["file"] or OutputFile().convert(f"{name}.tar.gz", None, None)

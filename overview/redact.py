@@ -35,27 +35,40 @@ _FIELDS = frozenset(
 )
 # Of kubeadm, RKE2, K3s and others that name them alike.
 _COMMANDS = re.compile(r"(?i)^(?:pre|post)\w*commands$")
+_REFERENCES = frozenset({"secretName", "secretRef", "secretKeyRef", "remoteRef"})
 _DROPPED_ANNOTATIONS = ("last-applied-configuration", "-server-configuration", "-cluster-configuration")
+# What a key is called, in fields, variables, arguments and texts.
+_KEYS = (
+    r"(?:token|password|passwd|passphrase|(?<![a-z])pass|basic[-_]?auth|client[-_]?secret|_secret"
+    r"|(?:api|access|private|certificate|encryption|secret|client)[-_]?key(?:[-_]?data)?)"
+)
 _TEXTS = tuple(
     map(
         re.compile,
         (
-            r"(?s)-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?-----END [A-Z0-9 ]*PRIVATE KEY-----",
-            r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*",  # a JSON Web Token
-            r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
-            r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,})",
-            r"\b(?:kubeconfig-[a-z0-9-]+|token-[a-z0-9]{5}):[a-z0-9]{40,}",  # Rancher's
-            r"\bK10[0-9a-f]{64}::\S+",  # of RKE2 and K3s, to join
-            r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)",
-            r"(?i)(?<=bearer )[A-Za-z0-9._~+/=:-]{8,}",
-            r"(?i)(?:(?<=token=)|(?<=token: )|(?<=password=)|(?<=password: )|(?<=client-key-data: ))[^\s&\"',]{6,}",
+            r"(?s)()-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?-----END [A-Z0-9 ]*PRIVATE KEY-----",
+            r"()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*",  # a JSON Web Token
+            r"()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+            r"()\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,})",
+            r"()\b(?:kubeconfig-[a-z0-9-]+|token-[a-z0-9]{5}):[a-z0-9]{40,}",  # Rancher's
+            r"()\bK10[0-9a-f]{64}::\S+",  # of RKE2 and K3s, to join
+            r"()(?<![\w.-])[a-z0-9]{6}\.[a-z0-9]{16}(?![\w-]|\.\w)",  # of kubeadm, to join
+            # A password with a slash is no valid URL, but written. A port is none, nor is the user of SSH.
+            r"(://)[^\s/:@\"']{0,256}:(?!\d{1,5}/)[^\s@\"']{1,512}(?=@)",
+            r"(://)(?!git@)[^\s/:@\"']{1,512}(?=@)",
+            r"(?i)(bearer )[A-Za-z0-9._~+/=:-]{8,}",
+            r"(?i)(\bauthorization\\*[\"']?\s*[:=]\s*(?:\[|\\*[\"'])?basic )[A-Za-z0-9+/=_-]+",
+            # In quotes, of YAML, JSON, or JSON in a string of JSON, up to their end.
+            rf"(?i)((?:{_KEYS}|(?<![a-z])auth)\\*[\"']?\s*[:=]\s*(\\*[\"']))(?:(?!\2)(?:\\.|[^\\\n]))+",
+            rf"(?i)({_KEYS}\\*[\"']? ?[:=][ \t]*)[^\s&\"',\\}}]{{6,}}",
+            rf"(?i)(--[\w-]{{0,64}}{_KEYS}[ =])[^\s&\"',\\]{{6,}}",
         ),
     )
 )
-_KEYS = r"token|password|passwd|credentials?|(?:api|access|private|certificate|encryption)_?key"
 # Of a variable, and of a field with text: a field `secret` may name one.
-_NAMES = re.compile(rf"(?i)(?:{_KEYS}|secret)$")
-_TEXT_FIELDS = re.compile(rf"(?i)(?:{_KEYS}|_secret)$")
+_USER_DATA = r"userdata(?:[-_]?base64)?|cloud[-_]?init|cloud[-_]?config"
+_NAMES = re.compile(rf"(?i)(?:{_KEYS}|credentials?|secret|{_USER_DATA})$")
+_TEXT_FIELDS = re.compile(rf"(?i)(?:{_KEYS}|credentials?|{_USER_DATA})$")
 
 
 def redacted(value: Any) -> Any:
@@ -70,7 +83,7 @@ def redacted(value: Any) -> Any:
 def redacted_text(text: str) -> str:
     """Return text, such as a log, without what looks like a key, a token or a password."""
     for pattern in _TEXTS:
-        text = pattern.sub(REMOVED, text)
+        text = pattern.sub(rf"\g<1>{REMOVED}", text)
     return text
 
 
@@ -78,15 +91,21 @@ def _field(name: str, value: Any, parent: dict[str, Any]) -> Any:
     if name == "annotations" and isinstance(value, dict):
         kept = {key: each for key, each in value.items() if not key.endswith(_DROPPED_ANNOTATIONS)}
         return redacted(kept)
-    # References to Secrets have names, not content.
-    if _is_secret(name) and value and not (isinstance(value, dict) and set(value) <= {"name", "namespace", "key"}):
-        return REMOVED
-    if value and isinstance(value, str) and _TEXT_FIELDS.search(name):
+    if not value or _is_reference(name, value, parent):
+        return redacted(value)
+    if _is_secret(name) or (isinstance(value, str) and _TEXT_FIELDS.search(name)):
         return REMOVED
     variable = parent.get("name") if name == "value" else None
     if isinstance(variable, str) and (_NAMES.search(variable) or _is_secret(variable)):
         return REMOVED
     return redacted(value)
+
+
+def _is_reference(name: str, value: Any, parent: dict[str, Any]) -> bool:
+    """Whether a field refers to a Secret: that has names, not content."""
+    if isinstance(value, dict):
+        return ("name" in value and set(value) <= {"name", "namespace", "key"}) or set(value) <= _REFERENCES
+    return name == "secretKey" and not _REFERENCES.isdisjoint(parent)
 
 
 def _is_secret(name: str) -> bool:

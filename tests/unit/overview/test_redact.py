@@ -24,6 +24,23 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----"
         ("token kubeconfig-u-abc12:" + "x1" * 25, "x1" * 25),
         (f"join K10{'a' * 64}::server:s3cret", "s3cret"),
         ("remote https://glpat-abcdefghijklmnopqrst", "glpat-abcdefghijklmnopqrst"),
+        ('{"auths":{"r":{"password":"hunter2hunter"}}}', "hunter2hunter"),
+        ('{"auths":{"r":{"auth":"dXNlcjpwYXNz"}}}', "dXNlcjpwYXNz"),
+        (r'"{\"password\": \"hunter 22\"}"', "22"),
+        ("--etcd-s3-secret-key=wJalrXUtnFEMI", "wJalrXUtnFEMI"),
+        ('password: "hunter2 hunter"', "hunter"),
+        ("password: 'pw'", "pw"),
+        (r'{"password":"hunter\"s hare"}', "hare"),
+        ('"token": "abcdef123456"', "abcdef123456"),
+        ('token="abcdefghi"', "abcdefghi"),
+        ("kubeadm join --token abcdefghijkl", "abcdefghijkl"),
+        ("set secret-key=abcdefgh", "abcdefgh"),
+        ("apiKey=abcdefgh", "abcdefgh"),
+        ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ("""{'Authorization': 'Basic dXNlcjpwYXNz'}""", "dXNlcjpwYXNz"),
+        ("joined with abcdef.0123456789abcdef.", "0123456789abcdef"),
+        ("clone https://ABCDEFTOKEN@example.com/x", "ABCDEFTOKEN"),
+        ("clone https://user:pa/ss@example.com/x", "pa/ss"),
     ],
 )
 def test_texts_lose_what_looks_like_a_credential(text: str, secret: str) -> None:
@@ -47,6 +64,41 @@ def test_texts_lose_what_looks_like_a_credential(text: str, secret: str) -> None
 )
 def test_fields_that_hold_credentials_are_removed(value: Any) -> None:
     assert "secret-1" not in str(redacted(value))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("access-key", "secret-key", "api-key", "encryption-key", "secretKey", "clientSecret", "passphrase"),
+        *("basicAuth", "client-key-data", "etcd-s3-secret-key", "SECRET_KEY", "PASSPHRASE", "MY_PASS"),
+        *("vmUserData", "nodeCloudInit", "extraCloudConfig"),
+    ],
+)
+def test_a_name_that_ends_like_a_key_hides_its_value(name: str) -> None:
+    assert redacted({name: "secret-1"}) == {name: REMOVED}
+    assert redacted({"name": name, "value": "secret-1"}) == {"name": name, "value": REMOVED}
+    reference = {name: {"name": "a", "key": "b"}, "variables": [{"name": name, "value": {"name": "a"}}]}
+    assert redacted(reference) == reference
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Secret team/identity: not found; create it",
+        "pull oci://registry:5000/charts/x@sha256:abcdef0123456789 from https://10.0.0.1:6443/api",
+        "cannot clone ssh://git@example.com/team/repo",
+        "bypass: disabled; compass=northern",
+        "spec.secretName: reference-a, tokenSecretRef: reference-b",
+    ],
+)
+def test_texts_without_credentials_stay(text: str) -> None:
+    assert redacted_text(text) == text
+
+
+def test_a_credential_is_replaced_once_and_its_name_stays() -> None:
+    once = redacted_text('url https://a:b@h token=abcdefgh "password": "x y", Authorization: Basic dXNlcjpwYXNz')
+    assert once == ('url https://(removed)@h token=(removed) "password": "(removed)", Authorization: Basic (removed)')
+    assert redacted_text(once) == once
 
 
 KUBEADM = {
@@ -100,6 +152,9 @@ def test_what_helps_stays() -> None:
             "variables": [{"name": "identitySecretName", "value": "identity"}, {"name": "sshKeyPair", "value": "a/b"}],
             "cloudInitNoCloud": {"secretRef": {"name": "m-cloud-init"}},
             "content": {"name": "reference"},
+            "auth": {"secretRef": {"name": "registry"}},
+            "cloudConfig": {"secretName": "c", "secretKey": "config"},
+            "env": [{"name": "SECRET_KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}}],
             "files": [{"path": "/etc/x", "contentFrom": {"secret": {"name": "file", "key": "content"}}}],
             "users": [{"name": "admin", "lockPassword": True, "passwdFrom": {"secret": {"name": "u", "key": "p"}}}],
             "agentConfig": {"nodeLabels": ["a=b"]},
