@@ -452,6 +452,8 @@ def _reason(error: Exception | None) -> str:
         return "closed"
     if isinstance(error, Gone):
         return "expired"
+    if isinstance(error, TooLarge):
+        return "broken"  # it answers, though
     return "refused" if isinstance(error, ApiError) else "unreachable" if isinstance(error, Unreachable) else "broken"
 
 

@@ -22,7 +22,7 @@ from caphv.runtime import metrics
 from caphv.runtime.cache import Informer
 from caphv.runtime.controller import Controller
 from caphv.runtime.election import LeaderElection
-from caphv.runtime.errors import ApiError, Unreachable
+from caphv.runtime.errors import ApiError, TooLarge, Unreachable
 from caphv.runtime.health import HealthServer
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable, listening_address
@@ -232,7 +232,12 @@ def _cause(error: Exception | None) -> str:
         return ""
     if isinstance(error, ApiError):
         return f": HTTP {error.status} {responses.get(error.status, '')}".rstrip()
-    return f": {'no answer' if isinstance(error, Unreachable) else 'invalid answer'} of the API server"
+    what = "invalid answer"
+    if isinstance(error, TooLarge):
+        what = "answer too large"
+    elif isinstance(error, Unreachable):
+        what = "no answer"
+    return f": {what} from the API server"
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:

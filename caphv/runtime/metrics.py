@@ -25,7 +25,7 @@ WATCH_STARTS = Counter(
 WATCH_RESTARTS = Counter(
     "caphv_watch_restarts_total",
     "Lists and watches restarted after a failure, by reason: `expired` (HTTP 410), `refused`, `unreachable`, "
-    "`closed` (at once, without an error), `broken` (an invalid response).",
+    "`closed` (at once, without an error), `broken` (a response that is invalid or too large).",
     ["server", "resource", "reason"],
 )
 WATCH_EVENTS = Counter("caphv_watch_events_total", "Watch events received.", ["server", "resource"])

@@ -159,7 +159,7 @@ async def test_process_that_cannot_fill_its_caches_is_alive_and_not_ready(
         running = process.start()
         await until(lambda: process.informer.last_error is not None)
         assert await process.ask(process.health, "/healthz") == (200, "ok")
-        reason = "cache of configmaps is not in sync: no answer of the API server"
+        reason = "cache of configmaps is not in sync: no answer from the API server"
         assert await process.ask(process.health, "/readyz") == (500, reason)
         process.stop.set()
         await asyncio.wait_for(running, 5)

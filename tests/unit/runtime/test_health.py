@@ -8,7 +8,7 @@ import pytest
 
 from caphv.runtime import openfiles
 from caphv.runtime.cache import Informer
-from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, TooLarge, Unreachable
 from caphv.runtime.health import HealthServer
 from caphv.runtime.manager import BindAddresses, Manager
 from sandbox.processes.children import free_ports
@@ -39,8 +39,9 @@ async def test_health_is_answered_before_anything_else_works() -> None:
         (Forbidden(403, "Forbidden", 'User "system:serviceaccount:a:b" cannot list things'), ": HTTP 403 Forbidden"),
         (NotFound(404, "", "404 page not found"), ": HTTP 404 Not Found"),
         (ApiError(599, "", ""), ": HTTP 599"),
-        (Unreachable("https://10.0.0.1:6443: timed out"), ": no answer of the API server"),
-        (KeyError("metadata"), ": invalid answer of the API server"),
+        (Unreachable("https://10.0.0.1:6443: timed out"), ": no answer from the API server"),
+        (TooLarge("https://10.0.0.1:6443: response is larger than 1 bytes"), ": answer too large from the API server"),
+        (KeyError("metadata"), ": invalid answer from the API server"),
     ],
 )
 def test_readiness_names_the_cause_without_the_text_of_a_server(error: Exception | None, reason: str) -> None:

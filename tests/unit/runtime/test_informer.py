@@ -135,11 +135,13 @@ async def test_restarts_before_their_time_are_counted_by_reason() -> None:
         server.end_watches(Gone(410, "Expired", ""))
         server.failures.extend([Unreachable("away"), Unreachable("away"), Forbidden(403, "", ""), TypeError("odd")])
         await asyncio.sleep(30)
+        server.end_watches(TooLarge("more than allowed"))
+        await asyncio.sleep(5)
         server.end_watches()
         await asyncio.sleep(0.1)
         server.end_watches()
         await asyncio.sleep(5)
-    assert counted() == {"expired": 1, "unreachable": 2, "refused": 1, "broken": 1, "closed": 1}
+    assert counted() == {"expired": 1, "unreachable": 2, "refused": 1, "broken": 2, "closed": 1}
 
 
 async def test_attempts_come_at_growing_intervals_up_to_the_maximum_and_everybody_hears_why() -> None:
