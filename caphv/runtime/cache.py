@@ -248,7 +248,10 @@ class Informer:
                 failures = 0
                 continue
             failures = 1 if lasted else failures + 1
-            metrics.WATCH_RESTARTS.labels(self._client.name, str(self.resource), _reason(error)).inc()
+            reason = _reason(error)
+            metrics.WATCH_RESTARTS.labels(self._client.name, str(self.resource), reason).inc()
+            if reason in ("closed", "expired"):  # no failure; the line has the server, which the metric has not
+                log.debug("watch of %s on %s restarts: %s", self.resource, self._client.name, reason)
             if isinstance(error, Gone):
                 self._version = ""
                 if failures == 1:

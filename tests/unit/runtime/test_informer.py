@@ -116,7 +116,9 @@ async def test_watches_that_end_at_once_are_not_opened_in_a_circle() -> None:
         assert len(server.watched_from) < 40
 
 
-async def test_restarts_before_their_time_are_counted_by_reason() -> None:
+async def test_restarts_before_their_time_are_counted_by_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "caphv.runtime.cache")
+
     def counted() -> dict[str, float]:
         reasons = ("expired", "refused", "unreachable", "broken", "closed")
         labels = {"server": "fake", "resource": str(THINGS)}
@@ -142,6 +144,8 @@ async def test_restarts_before_their_time_are_counted_by_reason() -> None:
         server.end_watches()
         await asyncio.sleep(5)
     assert counted() == {"expired": 1, "unreachable": 2, "refused": 1, "broken": 2, "closed": 1}
+    restarts = [text for text in caplog.messages if " restarts: " in text]
+    assert restarts == [f"watch of things.example.io on fake restarts: {reason}" for reason in ("expired", "closed")]
 
 
 async def test_attempts_come_at_growing_intervals_up_to_the_maximum_and_everybody_hears_why() -> None:
