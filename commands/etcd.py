@@ -12,6 +12,7 @@ import click
 
 from commands.options.changes import change_options, confirm
 from commands.options.clusters import CommandError, InputError
+from commands.options.harvesters import insecure_option
 from commands.options.management import (
     management_client,
     management_options,
@@ -57,6 +58,7 @@ Exit status: 0 all members are healthy, 1 one is not, 2 etcd or the machines can
 @click.argument("cluster")
 @_NAMESPACE
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@insecure_option
 @management_options
 def members(cluster: str, **flags: Any) -> None:
     """List the members of a cluster's etcd: `stale` ones have no machine, count for the quorum, and never answer.
@@ -93,6 +95,7 @@ Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the
 @_NAMESPACE
 @click.option("--force", is_flag=True, help="Remove them although a check failed.")
 @change_options
+@insecure_option
 @management_options
 def remove(cluster: str, names: tuple[str, ...], **flags: Any) -> None:
     """Remove members from a cluster's etcd: by name or id, by default all that have no machine.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -154,14 +153,14 @@ async def read_access(client: ApiClient, secret: Key, field_name: str = "kubecon
     if not content:
         raise KubeconfigError(f"Secret {secret} has no key {field_name}")
     try:
-        access = parse_kubeconfig(base64.b64decode(content), allow_insecure=True)
-    except binascii.Error:
+        decoded = base64.b64decode(content)
+    except (ValueError, TypeError):
         raise KubeconfigError(f"Secret {secret}: key {field_name} is not base64") from None
+    access = parse_kubeconfig(decoded, allow_insecure=True)
     if access.insecure and not _insecure_allowed.get():
         raise KubeconfigError(
-            f"insecure-skip-tls-verify: the kubeconfig does not verify its server {access.server}, so its credentials "
-            "are not sent there; give certificate-authority-data instead, or allow it with --allow-insecure-identities "
-            "of commands that read Harvesters"
+            f"insecure-skip-tls-verify: credentials are not sent to {access.server}, which this kubeconfig does not "
+            "verify. Add certificate-authority-data, or, where the command has it, use --allow-insecure-identities"
         )
     return access
 

@@ -7,17 +7,20 @@ import base64
 from typing import Any
 
 import click
+import pytest
 import yaml
 from click.testing import CliRunner
 
 from caphv.api.object import Key, Obj, Resource
 from commands.options.harvesters import insecure_option
-from overview.harvester import Harvesters, read_harvesters
+from overview.harvester import Harvesters, read_harvesters, read_nodes
+from overview.objects import Unseen
 
 # It parses: that its body is no certificate shows only when it is used.
 BROKEN = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 # A port where nothing listens.
 SERVER = "https://127.0.0.1:9"
+NOT_BASE64 = "Secret team/broken: key kubeconfig is not base64"
 
 
 def secret(**cluster: Any) -> Obj:
@@ -59,6 +62,18 @@ def test_a_certificate_that_cannot_be_used_hides_no_other_harvester() -> None:
     assert f"Harvester {SERVER} by identity team/other" in why
 
 
+@pytest.mark.parametrize("content", ["ä", "a", 7])
+def test_a_secret_that_is_not_base64_hides_no_other(content: Any) -> None:
+    found = read(broken={"data": {"kubeconfig": content}}, other=secret())
+    assert [each.why for each in found.unseen if each.what == "identity Secret team/broken"] == [NOT_BASE64]
+    assert list(found.accounts) == [Key("team", "other")]
+    client: Any = Management(**{"a-kubeconfig": {"data": {"value": content}}})
+    nodes = asyncio.run(read_nodes(client, [Key("team", "a")]))
+    assert nodes == {
+        Key("team", "a"): Unseen("Nodes of cluster team/a", "Secret team/a-kubeconfig: key value is not base64")
+    }
+
+
 def test_credentials_are_not_sent_to_a_server_that_is_not_verified_unless_the_user_allows_it() -> None:
     found: list[Harvesters] = []
 
@@ -71,7 +86,7 @@ def test_credentials_are_not_sent_to_a_server_that_is_not_verified_unless_the_us
         assert CliRunner().invoke(command, arguments).exit_code == 0
     refused, allowed, again = ({each.what: each.why for each in one.unseen} for one in found)
     assert list(refused) == ["identity Secret team/identity"]
-    for part in (f"does not verify its server {SERVER}", "certificate-authority-data", "--allow-insecure-identities"):
+    for part in (f"not sent to {SERVER}", "certificate-authority-data", "--allow-insecure-identities"):
         assert part in refused["identity Secret team/identity"]
     assert list(allowed) == [f"Harvester {SERVER} by identity team/identity"]
     assert again == refused
