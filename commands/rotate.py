@@ -100,6 +100,8 @@ class _Identity:
     clusters: list[Obj] = field(default_factory=list)
     sharing: list[str] = field(default_factory=list)
     """Other identity Secrets with the same token."""
+    unread: list[str] = field(default_factory=list)
+    """Other identity Secrets that cannot be read: they may have the same token."""
 
     @property
     def previous(self) -> str:
@@ -127,7 +129,7 @@ async def _read(flags: dict[str, Any], key: Key) -> _Identity:
     from caphv.api.tokens import token_of
     from caphv.runtime.errors import Forbidden
     from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig, token_claims
-    from overview.harvester import identity_of, insecure_allowed, read_accounts
+    from overview.harvester import identity_of, sharing_token
     from overview.reader import list_all
 
     async with management_client(flags) as client:
@@ -148,11 +150,10 @@ async def _read(flags: dict[str, Any], key: Key) -> _Identity:
             clusters = await list_all(client, resources.HARVESTER_CLUSTERS)
         except Forbidden:
             clusters = await list_all(client, resources.HARVESTER_CLUSTERS, key.namespace)
-        with insecure_allowed():  # no Harvester is asked; they may have the same token
-            others, _ = await read_accounts(client, clusters)
-    sharing = [str(each.identity) for each in others if each.access.token == access.token and each.identity != key]
+        others = {identity_of(obj) for obj in clusters} - {key}
+        sharing, unread = await sharing_token(client, others, access.token)
     using = [obj for obj in clusters if identity_of(obj) == key]
-    return _Identity(key, secret, content, access, token, using, sharing)
+    return _Identity(key, secret, content, access, token, using, sharing, unread)
 
 
 def _plan(found: _Identity, flags: dict[str, Any]) -> _Plan:
@@ -161,6 +162,8 @@ def _plan(found: _Identity, flags: dict[str, Any]) -> _Plan:
         kept = "--keep-old was given"
     elif found.sharing:
         kept = f"Secret {', '.join(found.sharing)} has the same token: rotate it, too"
+    elif found.unread:
+        kept = f"Secret {', '.join(found.unread)} cannot be read, and may have the same token"
     seconds = (flags["expires_in"] or 0) * _DAY or (0 if found.token.secret else found.token.seconds)
     clusters = tuple(sorted(f"{obj['metadata']['namespace']}/{obj['metadata']['name']}" for obj in found.clusters))
     deletes = "" if kept else found.previous or found.token.secret

@@ -115,6 +115,26 @@ async def read_accounts(client: ApiClient, harvester_clusters: Iterable[Obj]) ->
     return accounts, [each for each in read if isinstance(each, Unseen)]
 
 
+async def sharing_token(client: ApiClient, secrets: Iterable[Key], token: str) -> tuple[list[str], list[str]]:
+    """Return which identity Secrets hold a token, and which cannot be read. No Harvester is asked.
+
+    A kubeconfig counts whose certificates or server cannot be used: it may be corrected, and its token is valid.
+    """
+    sharing, unread = [], []
+    for secret in sorted(secrets):
+        try:
+            with insecure_allowed():
+                access = await read_access(client, secret)
+        except (NotFound, ValueError):
+            continue  # no token that could be used; ValueError: of a kubeconfig, or of a name that is empty
+        except (ApiError, Unreachable):
+            unread.append(str(secret))
+            continue
+        if access.token == token:
+            sharing.append(str(secret))
+    return sharing, unread
+
+
 async def read_nodes(client: ApiClient, clusters: Iterable[Key]) -> dict[Key, list[Obj] | Unseen]:
     """Read the Nodes of workload clusters; of each, why they could not be read."""
     limit = asyncio.Semaphore(_SERVERS_AT_ONCE)

@@ -12,8 +12,9 @@ import yaml
 from click.testing import CliRunner
 
 from caphv.api.object import Key, Obj, Resource
+from caphv.runtime.errors import Forbidden, NotFound
 from commands.options.harvesters import insecure_option
-from overview.harvester import Harvesters, read_harvesters, read_nodes
+from overview.harvester import Harvesters, read_harvesters, read_nodes, sharing_token
 from overview.objects import Unseen
 
 # It parses: that its body is no certificate shows only when it is used.
@@ -41,6 +42,10 @@ class Management:
         self._secrets = secrets
 
     async def get(self, _resource: Resource, name: str, _namespace: str) -> Obj:
+        if name == "forbidden":
+            raise Forbidden(403, "Forbidden", "")
+        if name not in self._secrets:
+            raise NotFound(404, "NotFound", "")
         return self._secrets[name]
 
 
@@ -60,6 +65,14 @@ def test_a_certificate_that_cannot_be_used_hides_no_other_harvester() -> None:
     why = {each.what: each.why for each in found.unseen}
     assert why["identity Secret team/broken"].startswith(f"certificate data of {SERVER} cannot be used")
     assert f"Harvester {SERVER} by identity team/other" in why
+
+
+def test_a_token_counts_as_shared_also_where_it_cannot_be_used_now() -> None:
+    broken = secret(**{"certificate-authority-data": base64.b64encode(BROKEN.encode()).decode()})
+    client: Any = Management(broken=broken, insecure=INSECURE, text={"data": {"kubeconfig": "ä"}})
+    found = [Key("team", name) for name in ("broken", "insecure", "text", "forbidden", "absent")]
+    assert asyncio.run(sharing_token(client, found, "t")) == (["team/broken", "team/insecure"], ["team/forbidden"])
+    assert asyncio.run(sharing_token(client, found, "u")) == ([], ["team/forbidden"])
 
 
 @pytest.mark.parametrize("content", ["ä", "a", 7])
