@@ -48,10 +48,10 @@ def pools() -> None:
 def _options(command: Any) -> Any:
     for add in (
         harvester_option,
-        insecure_option,
         click.option(
             "-n", "--namespace", default="", help="Only Harvesters of clusters in this namespace.  [default: of all]"
         ),
+        insecure_option,
         management_options,
         click.argument("names", metavar="[POOL]...", nargs=-1),
     ):

@@ -35,7 +35,7 @@ def insecure_option(command: _Command) -> _Command:
         is_flag=True,
         expose_value=False,
         callback=_allow_insecure,
-        help="Also use kubeconfigs in Secrets with insecure-skip-tls-verify; exposes their credentials to "
+        help="Also use kubeconfigs that set insecure-skip-tls-verify; this exposes their credentials to "
         "man-in-the-middle attacks.",
     )(command)
 
