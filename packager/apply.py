@@ -15,6 +15,7 @@ from caphv.runtime.discovery import Discovery, find_resource
 from caphv.runtime.errors import ApiError, NotFound
 
 MANAGER = "caphv-generate"
+_WRONG_SERVER = "check --kubeconfig and --context: the management cluster must serve Cluster API"
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ class Applier:
             # A server that does not serve the kind cannot tell whether the Cluster exists.
             resource = await find_resource(self._client, CLUSTER_API_GROUP, "Cluster")
         except ApiError as error:
-            why = f"{error}; check --kubeconfig and --context: the management cluster must serve Cluster API"
-            return [ApplyFailure(cluster, why)]
+            return [ApplyFailure(cluster, f"{error}; {_WRONG_SERVER}")]
         try:
             await self._client.delete(resource, plain, namespace, dry_run=dry_run)
         except NotFound:
@@ -78,21 +78,32 @@ class Applier:
 
         `namespace` is that of objects that name none. A MachineDeployment is deleted only while it has no replicas.
         """
-        refused = []
-        for obj in objects:
-            try:
-                resource = await self._resource(obj)
-                key = key_of(_in(namespace, resource, obj))
-                live = await self._client.get(resource, key.name, key.namespace)
-                if why := _obstacle(live):
-                    refused.append(ApplyFailure(obj, why))
-                else:
-                    await self._client.delete(resource, key.name, key.namespace, uid=live["metadata"]["uid"])
-            except NotFound:
-                continue
-            except ApiError as error:
-                refused.append(ApplyFailure(obj, str(error)))
-        return refused
+        return [ApplyFailure(obj, why) for obj in objects if (why := await self._deleted(obj, namespace))]
+
+    async def _deleted(self, obj: Obj, namespace: str) -> str:
+        """Delete an object if it exists; return why that failed."""
+        try:
+            resource = await self._served(obj)
+        except ApiError as error:
+            return f"{error}; {_WRONG_SERVER}"
+        key = key_of(_in(namespace, resource, obj))
+        try:
+            live = await self._client.get(resource, key.name, key.namespace)
+            if why := _obstacle(live):
+                return why
+            await self._client.delete(resource, key.name, key.namespace, uid=live["metadata"]["uid"])
+        except NotFound:
+            return ""
+        except ApiError as error:
+            return str(error)
+        return ""
+
+    async def _served(self, obj: Obj) -> Resource:
+        """Return the resource of a kind in a version that is served, perhaps not in that of the object."""
+        group, slash, _ = str(obj["apiVersion"]).partition("/")
+        if not slash:
+            return await self._resource(obj)
+        return await find_resource(self._client, group, obj["kind"])
 
     async def read(self, obj: Obj) -> Obj | None:
         """Return the existing object of this kind and name; None when there is none."""
