@@ -23,7 +23,8 @@ from packager.addons.versions import Versions
 from packager.bundler import Batch, Bundler
 from packager.definitions import files, protection, statusfile
 from packager.definitions.applied import applied
-from packager.definitions.builder import MANIFEST_ROOT, Builder, BuildResult, existing, manifest_path
+from packager.definitions.builder import MANIFEST_ROOT, Builder, BuildResult, existing, manifest_path, pool_path
+from packager.definitions.dropped import is_pool
 from packager.definitions.source import Source
 from packager.git.commit import Reason
 from packager.git.folder import Folder, Root
@@ -164,6 +165,8 @@ class Planner:
         wanted = self._wanted(built, batch, state)
         pruning = self._pruning(built, batch, state, source, snapshot)
         waiting = [*built.kept] if built else []
+        if built:
+            waiting += _release_pools(wanted, built, state, snapshot)
         if built and source and source.complete:
             waiting += _release(wanted, built, state, snapshot)
         moved: list[str] = []
@@ -365,6 +368,27 @@ def _release(
             if state.live:
                 why = "its protection is lifted; it is removed once Fleet has applied that"
             released.append(Skipped(f"{files.MANIFESTS}/{name}", why))
+    return released
+
+
+def _release_pools(
+    wanted: Mapping[Root, dict[str, Folder]], built: BuildResult, state: ManagementState, snapshot: Snapshot
+) -> list[Skipped]:
+    """Release MachineDeployments without machines that are no longer defined, while what Fleet reads protects them."""
+    why = "its protection is lifted; sync again once that is applied"
+    if state.live:
+        why = "its protection is lifted; the next commit removes it"
+    released = []
+    for key, emptied in sorted(built.emptied.items()):
+        guarded = {
+            obj["metadata"]["name"]
+            for obj in filter(is_pool, existing(snapshot.merged, key))
+            if protection.is_protected(obj)
+        }
+        waiting = [pool for pool in emptied.pools if pool["metadata"]["name"] in guarded]
+        if waiting:
+            wanted[MANIFEST_ROOT][str(key)] = emptied.release
+            released += [Skipped(pool_path(key, pool), why) for pool in waiting]
     return released
 
 

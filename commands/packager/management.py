@@ -81,15 +81,22 @@ async def _delete(applier: Applier, dropped: Mapping[Key, Sequence[Obj]]) -> dic
 
 
 def _dropped(plan: Plan, snapshot: Snapshot) -> dict[Key, list[Obj]]:
-    """Return by cluster the disposable objects that its new manifest lacks, and no other manifest of the plan has."""
+    """Return by cluster what may be deleted of all that its new manifest lacks, and no other manifest of the plan has.
+
+    A MachineDeployment leaves the manifest only after its protection was lifted.
+    """
     from caphv.api.object import Key
     from packager.definitions.builder import existing, manifest_path, parsed
-    from packager.definitions.dropped import disposable, dropped
+    from packager.definitions.dropped import disposable, dropped, is_pool
 
     keys = [Key(*folder.split("/")[1:]) for folder in plan.changed]
     new = {key: parsed(plan.write[path]) for key in keys if (path := manifest_path(key)) in plan.write}
     every = [*chain.from_iterable(new.values())]
-    found = {key: dropped(disposable(existing(snapshot, key)), every, key.namespace) for key in new}
+    found = {}
+    for key in new:
+        before = existing(snapshot, key)
+        candidates = [*disposable(before), *filter(is_pool, before)]
+        found[key] = dropped(candidates, every, key.namespace)
     return {key: objects for key, objects in found.items() if objects}
 
 

@@ -45,11 +45,20 @@ _MANIFEST = f"{files.CLUSTER}/{files.CLUSTER}.yaml"
 _LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
 
 
+@dataclass(frozen=True)
+class Emptied:
+    """MachineDeployments without machines that a cluster no longer defines, and its manifest that unprotects them."""
+
+    pools: tuple[Obj, ...]
+    release: Folder
+
+
 @dataclass
 class BuildResult:
     """What a source builds to: folders by root, objects by cluster, and problems.
 
-    `kept` are objects that are no longer defined and stay in the manifest of their cluster.
+    `kept` are objects that are no longer defined and stay in the manifest of their cluster. `emptied` are those of a
+    cluster that leave it, and must lose their protection first.
     """
 
     wanted: dict[Root, dict[str, Folder]] = field(
@@ -62,6 +71,7 @@ class BuildResult:
     suspended: set[Key] = field(default_factory=set)
     uninstall: dict[Key, UninstallPolicy] = field(default_factory=dict)
     kept: list[Skipped] = field(default_factory=list)
+    emptied: dict[Key, Emptied] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[SourceProblem]:
@@ -82,6 +92,7 @@ class _ClusterBuild:
     shared: Mapping[str, Sequence[Obj]] = field(default_factory=dict)
     manifest: Folder | None = None
     kept: tuple[Skipped, ...] = ()
+    emptied: Emptied | None = None
     bundles: Folder | None = None
     suspended: bool = False
     workspace: str = ""
@@ -205,12 +216,9 @@ class Builder:
     ) -> _ClusterBuild:
         staying = dropped.staying(before, objects, key.namespace)
         manifest = Folder(files.cluster_files([*objects, *staying], key.namespace))
-        kept = tuple(
-            Skipped(f"{files.MANIFESTS}/{key}/{obj['kind']}/{obj['metadata']['name']}", dropped.WHY)
-            for obj in staying
-            if obj["kind"] == "MachineDeployment"
-        )
-        found = _ClusterBuild(objects=objects, manifest=manifest, kept=kept)
+        kept = tuple(Skipped(pool_path(key, obj), dropped.WHY) for obj in staying if dropped.is_pool(obj))
+        emptied = _emptied(key, objects, before, staying)
+        found = _ClusterBuild(objects=objects, manifest=manifest, kept=kept, emptied=emptied)
         if rendered is None or rendered.settings is None or not self._bundles:
             return found
         if is_suspended(objects[0]):
@@ -236,6 +244,8 @@ class Builder:
                 self._replace_class(built, snapshot, path_of(key.namespace, name), objects)
         built.objects[key] = found.objects
         built.kept += found.kept
+        if found.emptied:
+            built.emptied[key] = found.emptied
         built.wanted[MANIFEST_ROOT][str(key)] = found.manifest
         if found.suspended:
             built.suspended.add(key)
@@ -289,6 +299,21 @@ def parsed(content: bytes | None) -> list[Obj]:
     except TextError:
         return []
     return [obj for obj in found if isinstance(obj, dict)]
+
+
+def pool_path(key: Key, pool: Obj) -> str:
+    """Return what messages call an object of a cluster's manifest."""
+    return f"{files.MANIFESTS}/{key}/{pool['kind']}/{pool['metadata']['name']}"
+
+
+def _emptied(key: Key, objects: Sequence[Obj], before: Sequence[Obj], staying: Sequence[Obj]) -> Emptied | None:
+    found = dropped.emptied(before, objects, key.namespace)
+    pools = tuple(obj for obj in found if dropped.is_pool(obj))
+    if not pools:
+        return None
+    # Pools may share a template.
+    others = {id(obj): obj for obj in (*staying, *found) if obj not in pools}
+    return Emptied(pools, Folder(files.cluster_files([*objects, *others.values()], key.namespace, pools)))
 
 
 def manifest_path(key: Key) -> str:

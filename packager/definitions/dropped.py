@@ -1,11 +1,12 @@
 """What happens to objects that a cluster no longer defines.
 
 Some can be deleted at any time, because nothing runs on them and the next deployment creates them again: a
-MachineHealthCheck, the ClusterResourceSets of a definition with their ConfigMaps, and a MachineDeployment without
-machines. They are not protected, so Fleet deletes them once the manifest drops them.
+MachineHealthCheck, and the ClusterResourceSets of a definition with their ConfigMaps. They are not protected, so Fleet
+deletes them once the manifest drops them.
 
-Deleting any other MachineDeployment deletes its VMs. It stays in the manifest, with its templates, until it has been
-defined with `replicas: 0`.
+Deleting a MachineDeployment deletes its VMs. It stays in the manifest, with its templates, until it has been defined
+with `replicas: 0`. Even then it is protected while it is defined: the manifest does not tell whether it was scaled up
+in the cluster. Once it is dropped, one commit lifts its protection, and the next one removes it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from packager.addons.merge import at
 from packager.definitions.rules import ADDONS_LABEL
 
 WHY = (
-    "it is no longer defined, but its machines run on; to delete them with their VMs, define it with replicas: 0, and "
-    "remove it once that is applied"
+    "it is no longer defined, but its machines run on; to delete them with their VMs, define it with replicas: 0 and "
+    "without limits of the autoscaler, and remove it once that is applied; deleting it by hand does not end this"
 )
 _AUTOSCALER = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-"
 _Identity = tuple[str, str, str, str]
@@ -32,10 +33,8 @@ def disposable(objects: Sequence[Obj]) -> list[Obj]:
     found = [*sets]
     for obj in objects:
         is_own = str(at(obj, "spec", "clusterName")) in clusters
-        if (
-            (obj.get("kind") == "MachineHealthCheck" and is_own)
-            or (obj.get("kind") == "MachineDeployment" and is_own and _is_empty(obj))
-            or (obj.get("kind") == "ConfigMap" and (_namespace(obj), _name(obj)) in content)
+        if (obj.get("kind") == "MachineHealthCheck" and is_own) or (
+            obj.get("kind") == "ConfigMap" and (_namespace(obj), _name(obj)) in content
         ):
             found.append(obj)
     return found
@@ -49,11 +48,24 @@ def dropped(before: Sequence[Obj], after: Sequence[Obj], namespace: str) -> list
 
 def staying(before: Sequence[Obj], after: Sequence[Obj], namespace: str) -> list[Obj]:
     """Return the dropped MachineDeployments that may have machines, each after its templates."""
-    empty = {id(obj) for obj in disposable(before)}
+    return _dropped_pools(before, after, namespace, empty=False)
+
+
+def emptied(before: Sequence[Obj], after: Sequence[Obj], namespace: str) -> list[Obj]:
+    """Return the dropped MachineDeployments that were defined without machines, each after its templates."""
+    return _dropped_pools(before, after, namespace, empty=True)
+
+
+def is_pool(obj: Obj) -> bool:
+    """Whether machines run on an object."""
+    return obj.get("kind") == "MachineDeployment"
+
+
+def _dropped_pools(before: Sequence[Obj], after: Sequence[Obj], namespace: str, *, empty: bool) -> list[Obj]:
     gone = dropped(before, after, namespace)
     found: list[Obj] = []
     for obj in gone:
-        if obj.get("kind") == "MachineDeployment" and id(obj) not in empty:
+        if is_pool(obj) and _is_empty(obj) == empty:
             templates = {*_templates(obj)}
             found += [one for one in gone if (str(one.get("kind")), _name(one)) in templates]
             found.append(obj)
@@ -67,7 +79,7 @@ def _templates(deployment: Obj) -> Iterator[tuple[str, str]]:
 
 
 def _is_empty(deployment: Obj) -> bool:
-    """Whether a MachineDeployment has no machines, and no autoscaler that adds some."""
+    """Whether a MachineDeployment is defined without machines, and without an autoscaler that adds some."""
     annotations = at(deployment, "metadata", "annotations") or {}
     return at(deployment, "spec", "replicas") == 0 and not any(str(key).startswith(_AUTOSCALER) for key in annotations)
 

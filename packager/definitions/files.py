@@ -46,15 +46,16 @@ def files_of(found: Built) -> dict[str, bytes]:
     return {f"{folder}/{path}": content for folder, files in folders.items() for path, content in files.items()}
 
 
-def cluster_files(objects: Sequence[Obj], namespace: str) -> dict[str, bytes]:
+def cluster_files(objects: Sequence[Obj], namespace: str, released: Sequence[Obj] = ()) -> dict[str, bytes]:
     """Return the files of one cluster by path in its folder; `namespace` is for objects that name none.
 
-    All objects are protected from the removal of the folder unless their Cluster is confirmed for removal.
+    Objects are protected from the removal of the folder unless their Cluster is confirmed for removal; those in
+    `released` are not.
     """
     settings = {"defaultNamespace": namespace, **_TAKE_OVER, **_diff(objects, namespace)}
     return {
         f"{CLUSTER}/{FLEET_YAML}": yaml.dump(settings).encode(),
-        f"{CLUSTER}/{CLUSTER}.yaml": yaml.dump_all(protected(objects)).encode(),
+        f"{CLUSTER}/{CLUSTER}.yaml": yaml.dump_all([*protected(objects), *unprotected(released)]).encode(),
     }
 
 

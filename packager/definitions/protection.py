@@ -8,7 +8,8 @@ So removing a cluster takes two commits: one without the annotation, and, after 
 folder. The first one is made when the Cluster carries the annotation that confirms its removal.
 
 What a definition drops is deleted by the same rule: only if Fleet finds it without the annotation. So objects on which
-nothing runs never carry it, see `packager.definitions.dropped`.
+nothing runs never carry it, and a MachineDeployment loses it in the commit before the one that removes it, see
+`packager.definitions.dropped`.
 """
 
 from __future__ import annotations

@@ -92,14 +92,17 @@ async def test_clusters_outlive_their_gitrepo_path_and_branch_and_are_removed_in
         await fleet.sync(files(origin), REPO)
         assert await names(client, "ClusterResourceSet") == set()
         assert await names(client, "MachineDeployment") == {"other-workers", "other-gpu"}
+        await fleet.sync(files(origin), None)
+        assert await names(client, "MachineDeployment") == {"other-workers", "other-gpu"}
         put(source, definition("other", individualObjects=True, workers=[], healthCheck={"enabled": False}))
-        assert sync(source, origin) == 1
-        await fleet.sync(files(origin), REPO)
+        for _ in range(2):
+            assert sync(source, origin) == 1
+            await fleet.sync(files(origin), REPO)
         assert await names(client, "MachineHealthCheck") == {"prod-mhc"}
         assert await names(client, "MachineDeployment") == {"other-gpu"}
-        for pools in ([{**more[1], "replicas": 0}], []):
+        for pools, status in (([{**more[1], "replicas": 0}], 0), ([], 1), ([], 0)):
             put(source, definition("other", individualObjects=True, workers=pools))
-            assert sync(source, origin) == 0
+            assert sync(source, origin) == status
             await fleet.sync(files(origin), REPO)
         assert await names(client, "MachineDeployment") == set()
 

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
+from packager.definitions.protection import is_protected
 from tests.support.packager.definitions import definition
 from tests.support.packager.repositories import Origin, git
 from tests.support.packager.sync import Management, changed, done, put, status, sync
@@ -137,8 +138,16 @@ def test_a_confirmed_deletion_is_repeated_until_the_cluster_is_deleted(
 WORKERS: Obj = {"name": "workers", "replicas": 2, "cpu": 8, "memory": "16Gi"}
 
 
-def manifest(origin: Origin, name: str = "a") -> set[tuple[str, str]]:
-    found = yaml.safe_load_all(origin.files()[f"manifests/team-a/{name}/cluster/cluster.yaml"])
+def objects(origin: Origin, branch: str = "main") -> list[Obj]:
+    return [*yaml.safe_load_all(origin.files(branch)["manifests/team-a/a/cluster/cluster.yaml"])]
+
+
+def manifest(origin: Origin) -> set[tuple[str, str]]:
+    return {(obj["kind"], obj["metadata"]["name"]) for obj in objects(origin)}
+
+
+def unprotected(origin: Origin, branch: str = "main") -> set[tuple[str, str]]:
+    found = [obj for obj in objects(origin, branch) if not is_protected(obj)]
     return {(obj["kind"], obj["metadata"]["name"]) for obj in found}
 
 
@@ -157,9 +166,19 @@ def test_a_pool_with_machines_stays_until_it_was_empty(source: Path, origin: Ori
         assert deployment in manifest(origin)
     put_pools(WORKERS, {**gpu, "replicas": 0})
     done(sync(source, origin))
+    assert deployment not in unprotected(origin), "it may be scaled up in the cluster"
     put_pools(WORKERS)
+    # Its protection is lifted on the branch that Fleet reads, before a commit removes it.
+    for _ in range(2):
+        lifted = sync(source, origin, "--review", "caphv/x")
+        assert lifted.exit_code == 1
+        assert "left manifests/team-a/a/MachineDeployment/a-gpu: its protection is lifted" in lifted.stdout
+        assert deployment in unprotected(origin, "caphv/x")
+    assert sync(source, origin).exit_code == 1
+    assert deployment in unprotected(origin)
     done(sync(source, origin))
     assert deployment not in manifest(origin)
+    done(sync(source, origin))
 
 
 def test_what_a_definition_drops_is_deleted_before_its_manifest_forgets_it(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from caphv.api.object import Obj
-from packager.definitions.dropped import dropped, staying
+from packager.definitions.dropped import dropped, emptied, staying
+from packager.definitions.files import cluster_files
 from packager.definitions.protection import is_protected, protected
 from tests.support.packager.definitions import built, definition, one
 
@@ -31,7 +33,8 @@ def bare(objects: list[Obj]) -> set[str]:
 
 def test_objects_on_which_nothing_runs_are_not_protected() -> None:
     assert bare(pools(POOL)) == {"MachineHealthCheck"}
-    assert bare(pools({**POOL, "replicas": 0})) == {"MachineHealthCheck", "MachineDeployment"}
+    # It may have been scaled up in the cluster.
+    assert bare(pools({**POOL, "replicas": 0})) == {"MachineHealthCheck"}
     sets = [*built(definition("a", addonDelivery="ClusterResourceSet")).objects]
     assert bare(sets) == {"MachineHealthCheck", "ClusterResourceSet", "ConfigMap"}
     assert [obj["kind"] for obj in protected(sets) if is_protected(obj)] == ["Cluster"]
@@ -41,7 +44,7 @@ def changed(obj: Obj, **spec: Any) -> Obj:
     return {**obj, "spec": {**obj["spec"], **spec}}
 
 
-def test_objects_of_others_and_of_an_autoscaler_are_protected() -> None:
+def test_objects_of_others_are_protected() -> None:
     found = built(definition("a", addonDelivery="ClusterResourceSet"))
     of_another = changed(one(found, "MachineHealthCheck"), clusterName="b")
     sets = [
@@ -51,9 +54,6 @@ def test_objects_of_others_and_of_an_autoscaler_are_protected() -> None:
     ]
     contents = [obj for obj in found.objects if obj["kind"] == "ConfigMap"]
     assert bare([one(found, "Cluster"), of_another, *sets, *contents]) == set()
-    *others, scaled = [obj for obj in pools({**POOL, "replicas": 0}) if obj["kind"] != "MachineHealthCheck"]
-    limits = {"cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size": "0"}
-    assert bare([*others, {**scaled, "metadata": {**scaled["metadata"], "annotations": limits}}]) == set()
 
 
 def test_a_pool_with_machines_stays_with_its_templates_until_it_is_empty() -> None:
@@ -68,9 +68,19 @@ def test_a_pool_with_machines_stays_with_its_templates_until_it_is_empty() -> No
     # The next sync finds them in the manifest.
     assert staying([*after, *kept], after, "team-a") == kept
     assert staying([*after, *kept], pools(POOL, GPU), "team-a") == []
+    assert emptied(before, after, "team-a") == []
     empty = protected(pools(POOL, {**GPU, "replicas": 0}))
     assert staying(empty, after, "team-a") == []
-    assert ("MachineDeployment", "a-gpu") in names(dropped(empty, after, "team-a"))
+    leaving = emptied(empty, after, "team-a")
+    assert sorted(names(leaving)) == sorted(names(kept))
+    manifest = yaml.safe_load_all(cluster_files(after, "team-a", leaving[-1:])["cluster/cluster.yaml"])
+    assert names([obj for obj in manifest if not is_protected(obj)])[1:] == [("MachineDeployment", "a-gpu")]
+    limits = {"cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size": "0"}
+    scaled = [{**obj, "metadata": {**obj["metadata"], "annotations": limits}} for obj in empty]
+    assert (emptied(scaled, after, "team-a"), sorted(names(staying(scaled, after, "team-a")))) == (
+        [],
+        sorted(names(leaving)),
+    )
     # A namespace that is not written is that of the cluster.
     unnamed = [{**obj, "metadata": {**obj["metadata"], "namespace": ""}} for obj in after]
     assert dropped(unnamed, after, "team-a") == []
