@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from packager.definitions.builder import BuildResult
     from packager.git.prune import Plan
     from packager.git.snapshot import Snapshot
+    from packager.planner import Store
 
 T = TypeVar("T")
 
@@ -60,8 +61,48 @@ def delete(flags: dict[str, Any], names: Sequence[str], *, dry_run: bool = False
     return on_cluster(flags, work) if names else []
 
 
+def after_failure(flags: dict[str, Any], store: Store, names: list[str]) -> list[str]:
+    """Delete those of some clusters whose removal was pushed all the same; return lines that tell what became of them.
+
+    The branch may have been pushed, and only those of groups be rejected, or only the answer of the host be lost.
+    """
+    from packager.git.errors import GitError
+
+    try:
+        lost = _lost(store, names)
+    except GitError:
+        return [
+            f"Clusters {', '.join(names)}: whether their removal was pushed is unknown; if the repository no longer "
+            "holds one, delete it with kubectl delete cluster"
+        ]
+    try:
+        failures = delete_lost(flags, lost)
+    except InputError as error:
+        return [error.message]
+    refused = {f"{one.obj['metadata']['namespace']}/{one.obj['metadata']['name']}" for one in failures}
+    asked = [name for name in lost if name not in refused]
+    return [*([f"asked for the deletion of Clusters {', '.join(asked)}"] if asked else []), *map(str, failures)]
+
+
+def _lost(store: Store, names: list[str]) -> list[str]:
+    """Return those of some clusters whose manifests the repository no longer holds."""
+    from packager.definitions.files import MANIFESTS
+
+    snapshot = store.sync() if names else None
+    return [name for name in names if snapshot and snapshot.entry(f"{MANIFESTS}/{name}") is None]
+
+
+def delete_lost(flags: dict[str, Any], names: list[str]) -> list[ApplyFailure]:
+    """Delete Clusters that the repository no longer holds. Raises InputError, which names them."""
+    remedy = "the repository no longer holds it: delete the Cluster with kubectl delete cluster"
+    try:
+        return [replace(one, why=f"{one.why}; {remedy}") for one in delete(flags, names)]
+    except InputError as error:
+        raise InputError(f"{error.message}; Clusters {', '.join(names)}: {remedy}") from None
+
+
 def drop(flags: dict[str, Any], plan: Plan, snapshot: Snapshot) -> tuple[Plan, list[ApplyFailure]]:
-    """Delete disposable objects that a plan drops from manifests; return those that stay, and the plan without these.
+    """Delete objects that a plan drops from manifests; return those that stay, and the plan without these manifests.
 
     What has left the repository is forgotten: so a manifest stays as it is while something that it drops is there.
     """

@@ -336,27 +336,8 @@ def _synced(
     try:
         result = log_result(store.commit(plan, reason))
     except GitError as error:
-        # The branch may have been pushed, and only those of groups be rejected.
-        failures = _deleted(flags, _lost(store, gone()))
-        raise InputError(*str(error).split("\n"), *map(str, failures)) from None
-    return made[-1], result, failures + _deleted(flags, gone())
-
-
-def _lost(store: Store, names: list[str]) -> list[str]:
-    """Return those of some clusters whose manifests the repository no longer holds."""
-    from packager.definitions.files import MANIFESTS
-
-    snapshot = store.sync() if names else None
-    return [name for name in names if snapshot and snapshot.entry(f"{MANIFESTS}/{name}") is None]
-
-
-def _deleted(flags: dict[str, Any], names: list[str]) -> list[ApplyFailure]:
-    """Delete Clusters that the repository no longer holds. Raises InputError, which names them."""
-    remedy = "the repository no longer holds it: delete the Cluster with kubectl delete cluster"
-    try:
-        return [replace(one, why=f"{one.why}; {remedy}") for one in management.delete(flags, names)]
-    except InputError as error:
-        raise InputError(f"{error.message}; Clusters {', '.join(names)}: {remedy}") from None
+        raise InputError(*str(error).split("\n"), *management.after_failure(flags, store, gone())) from None
+    return made[-1], result, failures + management.delete_lost(flags, gone())
 
 
 def _removed_clusters(plan: Plan) -> list[str]:

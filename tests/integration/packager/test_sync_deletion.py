@@ -279,3 +279,4 @@ def test_a_cluster_is_deleted_once_its_removal_is_pushed(
     else:
         assert "hook declined" in result.stderr
         assert (holds, management.deleted) == ((True, []) if rejected == "branch" else (False, ["team-a/old"]))
+        assert ("asked for the deletion of Clusters team-a/old" in result.stderr) == (rejected != "branch")

@@ -1,0 +1,51 @@
+"""`caphv packager sync --apply` tells what it did and what it could not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commands.options.clusters import InputError
+from commands.packager import management
+from commands.packager import sync as command
+from packager.bundler import Batch
+from packager.definitions.source import Source
+from packager.git.commit import Reason
+from packager.git.errors import GitError
+from packager.git.prune import Plan, Removal
+from packager.planner import Planned
+
+pytestmark = pytest.mark.unit
+
+
+class Planner:
+    def plan(self, *_: object) -> Planned:
+        return Planned(Batch(), None, Plan(removed=(Removal("manifests/team-a/old", "", ("x",), definition=True),)))
+
+
+class Store:
+    """Its host accepts a push, and the connection ends."""
+
+    def commit(self, plan: Any, _reason: Reason) -> None:
+        plan(None)
+        raise GitError("pushing: connection reset")
+
+    def sync(self) -> None:
+        raise GitError("reading branches: no route")
+
+
+def test_clusters_are_named_while_it_is_unknown_whether_their_removal_was_pushed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(management, "delete", lambda _flags, _names, *, dry_run=False: asked.append(dry_run) or [])
+    monkeypatch.setattr(management, "drop", lambda _flags, plan, _snapshot: (plan, []))
+    flags = {"confirmed": (), "message": "", "dry_run": False, "applied": True}
+    store, planner = Store(), Planner()
+    with pytest.raises(InputError) as failed:
+        command._synced(Source(), Reason("x"), store, planner, flags)  # type: ignore[arg-type]
+    first, second = failed.value.message.split("\n")
+    assert first == "pushing: connection reset"
+    assert second.startswith("Clusters team-a/old: whether their removal was pushed is unknown")
+    assert asked == [True], "no Cluster is deleted that the repository may hold"
