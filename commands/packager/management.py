@@ -106,6 +106,8 @@ def drop(flags: dict[str, Any], plan: Plan, snapshot: Snapshot) -> tuple[Plan, l
 
     What has left the repository is forgotten: so a manifest stays as it is while something that it drops is there.
     """
+    from packager.commit_summary import summarized
+
     objects = _dropped(plan, snapshot)
     if not objects:
         return plan, []
@@ -113,7 +115,8 @@ def drop(flags: dict[str, Any], plan: Plan, snapshot: Snapshot) -> tuple[Plan, l
     folders = tuple(f"{_folder(key)}/" for key in refused)
     write = {path: content for path, content in plan.write.items() if not path.startswith(folders)}
     changed = tuple(folder for folder in plan.changed if f"{folder}/" not in folders)
-    return replace(plan, write=write, changed=changed), [*chain.from_iterable(refused.values())]
+    left = summarized(replace(plan, write=write, changed=changed, subject="", details={}), snapshot)
+    return left, [*chain.from_iterable(refused.values())]
 
 
 async def _delete(applier: Applier, dropped: Mapping[Key, Sequence[Obj]]) -> dict[Key, list[ApplyFailure]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from caphv.api.object import Key
 from commands.options.clusters import InputError
 from commands.packager import management
 from commands.packager import sync as command
+from packager.apply import ApplyFailure
 from packager.bundler import Batch
 from packager.definitions.source import Source
 from packager.git.commit import Reason
@@ -49,3 +52,15 @@ def test_clusters_are_named_while_it_is_unknown_whether_their_removal_was_pushed
     assert first == "pushing: connection reset"
     assert second.startswith("Clusters team-a/old: whether their removal was pushed is unknown")
     assert asked == [True], "no Cluster is deleted that the repository may hold"
+
+
+def test_a_commit_names_no_change_that_was_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = b"{kind: MachineHealthCheck, metadata: {name: a-mhc}, spec: {clusterName: a}}"
+    cluster = b"{kind: Cluster, metadata: {name: a}}"
+    path = "manifests/team-a/a/cluster/cluster.yaml"
+    details = {"team-a/a": ("MachineHealthCheck a-mhc removed",)}
+    plan = Plan({path: cluster}, changed=("manifests/team-a/a",), subject="Update a", details=details)
+    refused = {Key("team-a", "a"): [ApplyFailure({"kind": "MachineHealthCheck", "metadata": {}}, "forbidden")]}
+    monkeypatch.setattr(management, "on_cluster", lambda *_: refused)
+    snapshot: Any = SimpleNamespace(read={path: b"---\n".join([cluster + b"\n", check])}.get)
+    assert management.drop({}, plan, snapshot) == (Plan(), refused[Key("team-a", "a")])
