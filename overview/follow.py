@@ -85,7 +85,8 @@ class Follower:
             await self._follow_control_planes()
             yield self.snapshot()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _LONGEST_SECONDS)
+                async with asyncio.timeout(_LONGEST_SECONDS):
+                    await self._changed.wait()
                 await asyncio.sleep(_QUIET)
 
     def _start(self, resource: Resource, field_selector: str = "") -> Informer:

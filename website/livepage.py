@@ -54,7 +54,8 @@ async def _clusters(box: Sandbox) -> None:
     staging = Scenario(box.folder, in_network(replace(_STAGING, version=LATER_VERSION), network))
     async with staging.watching():
         with contextlib.suppress(TimeoutError):  # the page shows it under way
-            await asyncio.wait_for(staging.upgrade(LATER_VERSION), 1)
+            async with asyncio.timeout(1):
+                await staging.upgrade(LATER_VERSION)
 
 
 async def _pictures(shown: Browser, url: str, folder: Path) -> None:

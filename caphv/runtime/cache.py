@@ -446,7 +446,8 @@ class Informer:
         limit = self._max_backoff if self._probe_fails else min(0.2 * 2.0 ** min(failures, 20), self._max_backoff)
         # Not cleared before the wait: `retry_now` may have been called while the attempt that failed was hanging.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), max(at_least, random.uniform(limit / 4, limit)))
+            async with asyncio.timeout(max(at_least, random.uniform(limit / 4, limit))):
+                await self._wake.wait()
         self._wake.clear()
 
 

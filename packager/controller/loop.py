@@ -89,7 +89,8 @@ class SyncLoop:
         self._publisher.stop()
         closing = asyncio.get_running_loop().run_in_executor(self._thread, self._publisher.close)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(closing), _CLOSE_SECONDS)
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await asyncio.shield(closing)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def sync(self) -> bool:

@@ -101,7 +101,8 @@ class ClusterCache:
         for cluster in self.clusters.store:
             self._want_control_plane(cluster)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.kinds.wait_settled(), seconds)
+            async with asyncio.timeout(seconds):
+                await self.kinds.wait_settled()
 
     def states(self) -> dict[Key, ClusterState]:
         """Return the state of all selected Clusters on Harvester."""

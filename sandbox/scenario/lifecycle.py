@@ -303,7 +303,8 @@ class Scenario:
         while not condition():
             self._notified.clear()
             try:
-                await asyncio.wait_for(self._notified.wait(), deadline - time.monotonic())
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._notified.wait()
             except TimeoutError:
                 raise ScenarioError(f"not within {self.timeout:.0f} s: {what}; {self.view.problems()}") from None
 
