@@ -72,4 +72,6 @@ async def _pictures(shown: Browser, url: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    pictures = Path(sys.argv[1])
+    pictures.mkdir(parents=True, exist_ok=True)
+    asyncio.run(main(pictures))
